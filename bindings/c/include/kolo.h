@@ -39,7 +39,8 @@
  *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
  *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommRevoke, koloCommEpoch,
  *                   koloCommRanksBefore, koloCommOwnShards, koloCommGetAsyncError (which writes what it has found), koloCommMemFree,
- *                   koloCommDeregister, koloCommDestroy, koloCommWaiting, koloCommSlots and koloState... but koloStateShare.
+ *                   koloCommDeregister, koloCommDestroy, koloCommWaiting, koloCommSlots, koloState... but koloStateShare, and
+ *                   koloSurvivors... but Admit, Run and AllReduce.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
@@ -51,6 +52,8 @@
  * koloCommAgree, koloCommShrink, koloCommGrow, koloCommReplace: KOLO_FENCED, KOLO_MINORITY, KOLO_TIMEOUT, KOLO_UNSUPPORTED;
  *                   all but koloCommAgree also those of koloCommInit. They work after the errors of calls that block.
  *                   koloCommShrinkWithin also KOLO_ABORTED.
+ * koloSurvivorsRun, koloSurvivorsAllReduce: those of koloCommAgree and koloCommShrink, KOLO_REVOKED, KOLO_ABORTED, and the step's
+ *                   own; koloSurvivorsAdmit KOLO_FENCED and KOLO_MINORITY. Their errors leave a group that can be used.
  * koloCommAccept    KOLO_UNSUPPORTED, KOLO_JOIN, KOLO_SYSTEM.
  * Calls with Start  KOLO_UNSUPPORTED; and the error of an earlier call: where something has failed nothing is started.
  * koloExplain       KOLO_UNSUPPORTED.
@@ -368,31 +371,6 @@ koloResult_t koloStateAdvance(koloState_t state);
  */
 koloResult_t koloStateShare(koloState_t state, koloComm_t comm, const koloPart_t *parts, size_t count, uint64_t *received);
 
-/**
- * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not
- * inside a call and want to hear of a failure elsewhere. The message is then that of koloGetLastError(comm). Returns at
- * once while all is well.
- */
-koloResult_t koloCommGetAsyncError(koloComm_t comm, koloResult_t *result);
-
-/** Number of this rank, from 0. */
-koloResult_t koloCommRank(koloComm_t comm, int *rank);
-
-/** Number of ranks. */
-koloResult_t koloCommSize(koloComm_t comm, int *size);
-
-/** Number of this rank among those of its host, from 0. */
-koloResult_t koloCommLocalRank(koloComm_t comm, int *local_rank);
-
-/**
- * One line: how the other ranks are reached, and why so. Writes at most `bytes` bytes with the final 0, and into
- * *needed (may be NULL) how many the whole text takes. Likewise koloCommSettings and koloExplain.
- */
-koloResult_t koloCommSummary(koloComm_t comm, char *text, size_t bytes, size_t *needed);
-
-/** The settings in force, one "KOLO_NAME=value" per line. */
-koloResult_t koloCommSettings(koloComm_t comm, char *text, size_t bytes, size_t *needed);
-
 /* ----------------------------------------------------------------------------------------------- Collectives -- */
 
 /** Type of an element. */
@@ -536,6 +514,111 @@ koloResult_t koloScatterV(koloComm_t comm, const void *input, const size_t *coun
 /** Sends send_counts[s] elements to each rank s and receives recv_counts[r] from each rank r. */
 koloResult_t koloAllToAllV(koloComm_t comm, const void *input, const size_t *send_counts, void *output,
                            const size_t *recv_counts, koloDataType_t type);
+
+/* ------------------------------------------------------------------------------------------------- Survivors -- */
+
+/**
+ * A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live. Its steps
+ * succeed on all ranks that live, or on none; after a loss those that live repeat them. All ranks make one, and make the same calls
+ * on it in the same order, one at a time. A call from a step or a watcher, or beside another, is KOLO_USAGE.
+ */
+typedef struct koloSurvivors *koloSurvivors_t;
+
+/** How the members of a group have changed. Lives until the watcher has returned. */
+typedef struct {
+    /** How many times they have, this time too. */
+    uint64_t epoch;
+    /** Who has left: ranks in the communicator before. None on a newcomer, which does not know. */
+    const int *left;
+    size_t left_count;
+    /** Who has come: ranks now. */
+    const int *came;
+    size_t came_count;
+    /** This rank now, and how many there are. */
+    int rank;
+    int size;
+} koloChange_t;
+
+/**
+ * A step: calls on comm, which has the members of the moment. Returns KOLO_SUCCESS, or the result of the first call that failed, or a
+ * number of its own. It may run several times, so it must not change what it starts from: its calls are out of place, or on copies.
+ * Messages and started operations are over when it returns. Nothing is thrown from it, and no longjmp leaves it.
+ */
+typedef koloResult_t (*koloStep_t)(koloComm_t comm, void *context);
+
+/** Hears of a change, before the step begins (again), on the thread that calls koloSurvivorsRun. As of a step, nothing is thrown. */
+typedef void (*koloWatcher_t)(const koloChange_t *change, void *context);
+
+/**
+ * Takes *comm over, which becomes NULL if it succeeds. A newcomer gives the communicator that it has joined. `kolo run --elastic
+ * MIN:MAX` sets how few and how many ranks there may be, unless the calls below do.
+ */
+koloResult_t koloSurvivorsCreate(koloComm_t *comm, koloSurvivors_t *group);
+
+/** Destroys it with its communicator; *group becomes NULL. Nothing happens if it is NULL. */
+koloResult_t koloSurvivorsDestroy(koloSurvivors_t *group);
+
+/** Gives up, with KOLO_MINORITY, when fewer than so many ranks are left (1). The same on all ranks. */
+koloResult_t koloSurvivorsAtLeast(koloSurvivors_t group, int ranks);
+
+/** How many ranks there may be: koloSurvivorsAdmit takes newcomers in until then (0). The same on all ranks, newcomers too. */
+koloResult_t koloSurvivorsUpTo(koloSurvivors_t group, int ranks);
+
+/** Calls `watcher` with `context` when the members have changed; on a newcomer before its first step. NULL: nobody is told. */
+koloResult_t koloSurvivorsOnChange(koloSurvivors_t group, koloWatcher_t watcher, void *context);
+
+/**
+ * The members of the last step, until the next call on the group, which owns the communicator. Calls on it are on their own: they may
+ * fail on some ranks and succeed on others.
+ */
+koloResult_t koloSurvivorsComm(koloSurvivors_t group, koloComm_t *comm);
+
+/**
+ * Runs `step` until it has succeeded on all members; the others have died. Blocks as its calls do, and until all members have come to
+ * its end. With limit_ms (else KOLO_UNSET), the step is over on all ranks after so many milliseconds: its calls fail, and who has
+ * not come to its end is waited for no longer.
+ *
+ * All ranks that live get an error, or none does. An error after which the communicator can be used, such as KOLO_USAGE, and a failure
+ * after which no rank is missing are not repeated: the rank where it happened gets the result of its step, the others KOLO_REVOKED.
+ * After the limit ranks get KOLO_TIMEOUT or KOLO_ABORTED. The group can go on in these cases. KOLO_FENCED if the others have left
+ * this rank behind; KOLO_MINORITY if too few are left, or answer.
+ */
+koloResult_t koloSurvivorsRun(koloSurvivors_t group, int64_t limit_ms, koloStep_t step, void *context);
+
+/** koloAllReduce as such a step: the sum over the members that are left. Out of place only. */
+koloResult_t koloSurvivorsAllReduce(koloSurvivors_t group, int64_t limit_ms, const void *input, void *output, size_t count,
+                                    koloDataType_t type, koloRedOp_t op);
+
+/**
+ * The point between two steps where newcomers come in, if some wait and there are fewer ranks than koloSurvivorsUpTo says. Costs
+ * nothing if nobody waits. All members call it at the same point; a newcomer begins there. A failure leaves the members as they are.
+ */
+koloResult_t koloSurvivorsAdmit(koloSurvivors_t group);
+
+/**
+ * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not
+ * inside a call and want to hear of a failure elsewhere. The message is then that of koloGetLastError(comm). Returns at
+ * once while all is well.
+ */
+koloResult_t koloCommGetAsyncError(koloComm_t comm, koloResult_t *result);
+
+/** Number of this rank, from 0. */
+koloResult_t koloCommRank(koloComm_t comm, int *rank);
+
+/** Number of ranks. */
+koloResult_t koloCommSize(koloComm_t comm, int *size);
+
+/** Number of this rank among those of its host, from 0. */
+koloResult_t koloCommLocalRank(koloComm_t comm, int *local_rank);
+
+/**
+ * One line: how the other ranks are reached, and why so. Writes at most `bytes` bytes with the final 0, and into
+ * *needed (may be NULL) how many the whole text takes. Likewise koloCommSettings and koloExplain.
+ */
+koloResult_t koloCommSummary(koloComm_t comm, char *text, size_t bytes, size_t *needed);
+
+/** The settings in force, one "KOLO_NAME=value" per line. */
+koloResult_t koloCommSettings(koloComm_t comm, char *text, size_t bytes, size_t *needed);
 
 /* ----------------------------------------------------------------------------------------- Asynchronous calls -- */
 

@@ -91,6 +91,19 @@ pub(crate) struct Part {
     pub(crate) bytes: usize,
 }
 
+/// `koloChange_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    pub(crate) epoch: u64,
+    pub(crate) left: *const c_int,
+    pub(crate) left_count: usize,
+    pub(crate) came: *const c_int,
+    pub(crate) came_count: usize,
+    pub(crate) rank: c_int,
+    pub(crate) size: c_int,
+}
+
 /// `KOLO_UNIQUE_ID_BYTES`
 pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 

@@ -1,7 +1,9 @@
 //! Communicators as handles: split, abort, destroy, and questions.
 
 use std::ffi::{c_char, c_int};
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use kolo_rs::{Agreement, Communicator};
@@ -16,18 +18,47 @@ use crate::text::give_text;
 /// What a `koloComm_t` points to.
 #[derive(Debug)]
 pub(crate) struct Comm {
-    pub(crate) communicator: Communicator,
+    pub(crate) communicator: Whose,
     /// Shared with the requests of this communicator.
     pub(crate) last_error: Arc<LastError>,
     /// Goes with the communicator.
     pub(crate) lent: Lent,
 }
 
+/// The communicator of a handle.
+#[derive(Debug)]
+pub(crate) enum Whose {
+    Own(Communicator),
+    /// The present one of a group of survivors, which puts it here whenever C may use the handle.
+    OfGroup(AtomicPtr<Communicator>),
+}
+
+impl Deref for Whose {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        match self {
+            Self::Own(communicator) => communicator,
+            // SAFETY: the group has put it here, and it stays there until a later call on the group, which by the header's promise
+            // runs beside no other on this handle. `tests/c/survivors.c` uses it in steps and between them.
+            Self::OfGroup(at) => unsafe { &*at.load(Ordering::Acquire) },
+        }
+    }
+}
+
 impl Comm {
     /// A new handle.
     pub(crate) fn handle(communicator: Communicator) -> *mut Self {
         kolo_rs::internal::cancel::hold_off_by(cancel::BY_RUNTIME);
+        let communicator = Whose::Own(communicator);
         Box::into_raw(Box::new(Self { communicator, last_error: Arc::default(), lent: Lent::default() }))
+    }
+}
+
+impl Comm {
+    /// Whether a group of survivors owns it.
+    pub(crate) const fn is_of_group(&self) -> bool {
+        matches!(self.communicator, Whose::OfGroup(_))
     }
 }
 
@@ -101,10 +132,23 @@ unsafe extern "C" fn koloCommGroup(
     }
 }
 
+/// The handle in C's variable, if there is one.
+///
+/// # Safety
+/// `variable` is null or points to null or to a live handle.
+pub(crate) unsafe fn known<'a>(variable: *const *mut Comm) -> Option<&'a Comm> {
+    // SAFETY: the caller's promise, for both. Tested by `tests/c/survivors.c`.
+    unsafe { variable.as_ref().and_then(|handle| handle.as_ref()) }
+}
+
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommDestroy(comm: *mut *mut Comm) -> c_int {
     guard("koloCommDestroy", None, || {
+        // SAFETY: the header's promise: an initialized variable, with NULL or a handle.
+        if unsafe { known(comm) }.is_some_and(Comm::is_of_group) {
+            return Err(usage("this communicator is that of a group; koloSurvivorsDestroy ends both"));
+        }
         // SAFETY: the header's promise: from `Comm::handle`, and nobody else uses it any more.
         drop(unsafe { take("comm", comm) }?);
         Ok(())

@@ -31,6 +31,12 @@ impl Failure {
         self
     }
 
+    /// The same with another `koloResult_t`.
+    pub(crate) const fn with_code(mut self, code: c_int) -> Self {
+        self.code = code;
+        self
+    }
+
     /// The `koloResult_t`.
     pub(crate) const fn code(&self) -> c_int {
         self.code
@@ -83,7 +89,12 @@ impl LastError {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
     }
 
-    fn copy(&self) -> Option<Failure> {
+    /// Its message; empty if there was none.
+    pub(crate) fn message(&self) -> String {
+        self.copy().map(|failure| failure.message).unwrap_or_default()
+    }
+
+    pub(crate) fn copy(&self) -> Option<Failure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -23,6 +23,7 @@ mod irregular;
 mod memory;
 mod newcomers;
 mod request;
+mod survivors;
 mod text;
 mod transfers;
 mod unique_id;

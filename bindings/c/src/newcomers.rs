@@ -1,16 +1,18 @@
-//! Newcomers: invitations, joining by one, taking in, and state for those that have come.
+//! Groups that change: invitations, joining by one, taking in, state for those that have come, and survivors (`survivors.rs`).
 
-use std::ffi::{c_char, c_int};
-use std::sync::{Mutex, PoisonError};
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use kolo_rs::state::{Part, State};
-use kolo_rs::{Communicator, Invitation};
+use kolo_rs::{Change, Collective, Communicator, Invitation, RawCall};
 
 use crate::abi::{self, UNSET};
 use crate::checked;
-use crate::comm::{Comm, limit};
+use crate::comm::{Comm, known as known_comm, limit};
 use crate::config;
 use crate::guard::{Failure, Outcome, guard, place, take, usage, with_comm};
+use crate::survivors::Group;
 use crate::text::give_text;
 
 /// See `kolo.h`.
@@ -42,7 +44,7 @@ unsafe extern "C" fn koloCommInitInvitation(
         // SAFETY: the header's promise, for all pointers.
         let (comm, text, config) = unsafe {
             let comm = place("comm", comm)?;
-            comm.write(std::ptr::null_mut());
+            comm.write(null_mut());
             (comm, checked::text("invitation", invitation)?, config::resolve(config)?)
         };
         let text = text.ok_or_else(|| usage("invitation is NULL"))?;
@@ -94,7 +96,7 @@ unsafe extern "C" fn koloCommReplace(comm: *const Comm, result: *mut *mut Comm) 
 unsafe fn take_in(result: *mut *mut Comm, make: impl FnOnce() -> kolo_rs::Result<Communicator>) -> Outcome {
     // SAFETY: the caller's promise.
     let result = unsafe { place("result", result) }?;
-    result.write(std::ptr::null_mut());
+    result.write(null_mut());
     result.write(Comm::handle(make()?));
     Ok(())
 }
@@ -271,4 +273,202 @@ unsafe fn with_state(
 
 fn no_state() -> Failure {
     usage("the state is NULL; was it made, and not yet destroyed?")
+}
+
+/// What a `koloSurvivors_t` points to.
+type Members = Mutex<Group>;
+
+/// `koloStep_t`
+type Step = unsafe extern "C" fn(comm: *const Comm, context: *mut c_void) -> c_int;
+
+/// `koloWatcher_t`
+type Watcher = unsafe extern "C" fn(change: *const abi::Change, context: *mut c_void);
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsCreate(comm: *mut *mut Comm, group: *mut *mut Members) -> c_int {
+    guard("koloSurvivorsCreate", None, || {
+        // SAFETY: the header's promise, for both pointers and for the handle, which nobody else uses any more.
+        unsafe {
+            let group = place("group", group)?;
+            group.write(null_mut());
+            match known_comm(comm) {
+                None => return Err(usage("the communicator is NULL; was it made, and not yet destroyed?")),
+                Some(comm) if comm.is_of_group() => {
+                    return Err(usage("the communicator is that of a group already"));
+                }
+                Some(comm) => comm.communicator.check_process()?,
+            }
+            if let Some(comm) = take("comm", comm)? {
+                group.write(Box::into_raw(Box::new(Mutex::new(Group::new(*comm)?))));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsDestroy(group: *mut *mut Members) -> c_int {
+    guard("koloSurvivorsDestroy", None, || {
+        // SAFETY: the header's promise: from `koloSurvivorsCreate`, and nobody else uses it any more.
+        drop(unsafe { take("group", group) }?);
+        Ok(())
+    })
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsAtLeast(group: *const Members, ranks: c_int) -> c_int {
+    // SAFETY: the header's promise.
+    unsafe {
+        with_group("koloSurvivorsAtLeast", group, |group| {
+            let ranks = checked::number("ranks", ranks)?;
+            group.set_up(|survivors| survivors.at_least(ranks))
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsUpTo(group: *const Members, ranks: c_int) -> c_int {
+    // SAFETY: the header's promise.
+    unsafe {
+        with_group("koloSurvivorsUpTo", group, |group| {
+            let ranks = checked::number("ranks", ranks)?;
+            group.set_up(|survivors| survivors.up_to(ranks))
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsOnChange(
+    group: *const Members,
+    watcher: Option<Watcher>,
+    context: *mut c_void,
+) -> c_int {
+    // As a number, so that it may go to the thread that runs the step.
+    let context = context.expose_provenance();
+    let tell = move |change: &Change| {
+        let Some(watcher) = watcher else { return };
+        let numbers = |ranks: &[u32]| ranks.iter().map(|rank| *rank as c_int).collect::<Vec<_>>();
+        let (left, came) = (numbers(&change.left), numbers(&change.came));
+        let told = abi::Change {
+            epoch: change.epoch,
+            left: left.as_ptr(),
+            left_count: left.len(),
+            came: came.as_ptr(),
+            came_count: came.len(),
+            rank: change.rank as c_int,
+            size: change.world_size as c_int,
+        };
+        // SAFETY: the header's promise, for the function and its context; all else lives until it has returned. Tested by
+        // `tests/c/survivors.c`.
+        unsafe { watcher(&raw const told, std::ptr::with_exposed_provenance_mut(context)) }
+    };
+    // SAFETY: the header's promise.
+    unsafe {
+        with_group("koloSurvivorsOnChange", group, |group| {
+            group.set_up(|survivors| survivors.on_change(tell))
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsComm(group: *const Members, comm: *mut *const Comm) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_group("koloSurvivorsComm", group, |group| {
+            place("comm", comm)?.write(group.comm()?);
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsAdmit(group: *const Members) -> c_int {
+    // SAFETY: the header's promise.
+    unsafe { with_group("koloSurvivorsAdmit", group, Group::admit) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsRun(
+    group: *const Members,
+    limit_ms: i64,
+    step: Option<Step>,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers and the function.
+    unsafe {
+        with_group("koloSurvivorsRun", group, |group| {
+            let step = step.ok_or_else(|| usage("step is NULL"))?;
+            group.run(step_limit(limit_ms)?, |comm| step(comm, context))
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSurvivorsAllReduce(
+    group: *const Members,
+    limit_ms: i64,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    op: c_int,
+) -> c_int {
+    let call = || {
+        if input == output.cast_const() && count > 0 {
+            return Err(usage(
+                "input and output are the same, but a step that is repeated must find its input",
+            ));
+        }
+        let (data_type, op) = (checked::data_type(data_type)?, checked::op(op, None)?);
+        let (input, output) = (input.cast(), output.cast());
+        Ok(RawCall { collective: Collective::AllReduce, input, output, count, data_type, op, root: 0 })
+    };
+    // SAFETY: the header's promise, for the group and for the buffers until the call is over.
+    unsafe {
+        with_group("koloSurvivorsAllReduce", group, |group| {
+            // The others hear of wrong arguments as of any step that fails.
+            group.run(step_limit(limit_ms)?, |comm| {
+                with_comm("koloAllReduce", comm, |comm| Ok(comm.communicator.call_raw(&call()?)?))
+            })
+        })
+    }
+}
+
+fn step_limit(limit_ms: i64) -> Outcome<Option<std::time::Duration>> {
+    (limit_ms != UNSET).then(|| limit("limit_ms", limit_ms)).transpose()
+}
+
+/// # Safety
+/// `group` is null or from [`koloSurvivorsCreate`].
+unsafe fn with_group(
+    function: &str,
+    group: *const Members,
+    body: impl FnOnce(&mut Group) -> Outcome,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(group) = (unsafe { group.as_ref() }) else {
+        return guard(function, None, || {
+            Err(usage("the group is NULL; was it made, and not yet destroyed?"))
+        });
+    };
+    let mut group = match group.try_lock() {
+        Ok(group) => group,
+        Err(TryLockError::Poisoned(group)) => group.into_inner(),
+        Err(TryLockError::WouldBlock) => {
+            let problem =
+                "another call on the group is in progress; its steps and watchers must not make one";
+            return guard(function, None, || Err(usage(problem)));
+        }
+    };
+    let last_error = group.last_error();
+    guard(function, Some(&last_error), || body(&mut group))
 }

@@ -128,6 +128,7 @@ fn structs_and_numbers_agree() {
     agree!("koloMessage_t", abi::Message,; source, tag, bytes, data_type = "type");
     agree!("koloUniqueId", abi::UniqueId,; bytes);
     agree!("koloPart_t", abi::Part,; name, memory, bytes);
+    agree!("koloChange_t", abi::Change,; epoch, left, left_count, came, came_count, rank, size);
     let numbers = [
         ("KOLO_CONFIG_MAGIC", abi::Config::HEAD.magic as usize),
         ("KOLO_CONFIG_VERSION", abi::Config::HEAD.version as usize),

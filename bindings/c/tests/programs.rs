@@ -66,6 +66,19 @@ fn newcomers_and_their_state() {
 }
 
 #[test]
+fn survivors() {
+    let Some(cc) = cc() else { return };
+    for link in [Link::Shared, Link::Static] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program(&cc, "survivors", link, folder.path());
+        for case in [&["lost"][..], &["lost", "tcp"], &["limit"]] {
+            run_ranks(&program, 3, case);
+        }
+        run_ranks(&program, 3, &["admit", folder.path().join("invitation").to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn after_fork() {
     let cases: Vec<[&str; 2]> = ["call", "new", "destroy", "exit"]
         .into_iter()
@@ -95,6 +108,8 @@ fn under_the_sanitizer() {
     let invitation = folder.path().join("invitation");
     let program = program(&cc, "newcomers", Link::Sanitized, folder.path());
     run_ranks(&program, 3, &["given", invitation.to_str().unwrap()]);
+    let program = common::program(&cc, "survivors", Link::Sanitized, folder.path());
+    run_ranks(&program, 3, &["lost"]);
 }
 
 /// Whether a program can be compiled with the sanitizer and runs here; it does not under some tracers.

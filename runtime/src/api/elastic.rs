@@ -250,9 +250,13 @@ impl Communicator {
                 aborted(by, AbortReason::Fenced, reason.to_owned())
             }
             Disagreement::Minority { silent } => {
+                let whose = match silent.len() as u32 + 1 == self.world_size() {
+                    true => "no other rank answers, so this one is alone: ",
+                    false => "",
+                };
                 let reason = format!(
-                    "too few ranks answer to go on: {silent:?} are silent and not known to have ended, so they may go on \
-                     where this rank cannot see them"
+                    "{whose}too few ranks answer to go on: {silent:?} are silent and not known to have ended, so they may \
+                     go on where this rank cannot see them"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }

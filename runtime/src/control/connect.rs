@@ -205,10 +205,10 @@ impl Search {
             (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
                 Some(reunion) => reunion.knock(spec).await.map_err(|no| match no {
                     no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
-                    NoAnswer::Gone(problem) => Setback::Fatal(Error::Join {
+                    no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_)) => Setback::Fatal(Error::Join {
                         rank: Some(spec.rank),
                         kind: JoinFailure::Survivors,
-                        problem: format!("the lowest rank that is left has given up: {problem}"),
+                        problem: format!("the lowest rank that is left has given up: {}", no.text()),
                         remedy: "Call shrink again".into(),
                     }),
                 })?,

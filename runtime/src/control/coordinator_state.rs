@@ -70,6 +70,8 @@ pub(crate) struct CoordinatorState {
     /// Connections turned away that were no rank's, as the driver counts them.
     rejected: u64,
     next_tick: Instant,
+    /// Before this nobody has been silent for too long. Beats come between ticks, and silence is to be noticed when it is one.
+    next_judgement: Instant,
     actions: Vec<Action>,
 }
 
@@ -88,6 +90,7 @@ impl CoordinatorState {
             turned_away: Vec::new(),
             rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
+            next_judgement: now + settings.liveness.dead_after,
             actions: Vec::new(),
             settings,
         }
@@ -109,10 +112,11 @@ impl CoordinatorState {
 
     /// When [`CoordinatorState::tick`] must be called.
     pub(crate) fn next_wakeup(&self) -> Instant {
+        let tick = self.next_tick.min(self.next_judgement);
         match self.phase {
-            Phase::Gathering { deadline } => deadline.min(self.next_tick),
-            Phase::Running => self.next_tick,
-            Phase::Lingering { until } | Phase::Closing { until } => until.min(self.next_tick),
+            Phase::Gathering { deadline } => deadline.min(tick),
+            Phase::Running => tick,
+            Phase::Lingering { until } | Phase::Closing { until } => until.min(tick),
         }
     }
 
@@ -275,11 +279,11 @@ impl CoordinatorState {
             Phase::Closing { until } if now >= until => self.ranks.clear(),
             _ => {}
         }
-        if now < self.next_tick {
+        let due = self.next_tick.min(self.next_judgement);
+        if now < due {
             return;
         }
-        let late = now - self.next_tick;
-        self.next_tick = now + self.settings.liveness.heartbeat;
+        let late = now - due;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped; what the others sent meanwhile is still unread.
             for state in &mut self.states {
@@ -289,6 +293,10 @@ impl CoordinatorState {
             }
         }
         self.judge(now);
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + self.settings.liveness.heartbeat;
         self.look_after_underway();
         if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
@@ -310,7 +318,7 @@ impl CoordinatorState {
 
     fn judge(&mut self, now: Instant) {
         let liveness = self.settings.liveness;
-        let mut dead = Vec::new();
+        let (mut dead, mut oldest) = (Vec::new(), now);
         for (rank, state) in self.states.iter_mut().enumerate() {
             let RankState::Present(present) = state else { continue };
             let silent = now.saturating_duration_since(present.heard);
@@ -319,7 +327,10 @@ impl CoordinatorState {
             }
             if silent >= liveness.dead_after {
                 dead.push((rank as u32, present.connection, silent));
-            } else if silent >= liveness.suspect_after && !present.suspected {
+                continue;
+            }
+            oldest = oldest.min(present.heard);
+            if silent >= liveness.suspect_after && !present.suspected {
                 present.suspected = true;
                 tracing::warn!(
                     rank,
@@ -330,6 +341,7 @@ impl CoordinatorState {
                 );
             }
         }
+        self.next_judgement = oldest + liveness.dead_after;
         for (rank, connection, silent) in dead {
             self.ranks.remove(&connection);
             let text = format!("silent for {:.1} s", silent.as_secs_f64());

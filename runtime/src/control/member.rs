@@ -316,6 +316,16 @@ impl Shared {
         state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
+    /// The communicators that this rank is in with another, and the other's place.
+    pub(crate) fn communicators_with(&self, rank: u32) -> Vec<(u64, u32)> {
+        let state = self.lock();
+        state
+            .communicators
+            .iter()
+            .filter_map(|(id, registered)| Some((*id, registered.index(rank)?)))
+            .collect()
+    }
+
     /// Ranks that count as lost because nothing has come from them for long: they are not known to have ended.
     pub(crate) fn silent(&self) -> Vec<u32> {
         let state = self.lock();
@@ -464,15 +474,22 @@ async fn run(
         let mut due = Instant::now() + liveness.heartbeat;
         let mut suspected = false;
         loop {
-            tokio::time::sleep_until(due.into()).await;
+            // Silence is to be noticed when it is one, and not with the next beat.
+            let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
+            let wakeup = if judged { due.min(silent_at) } else { due };
+            tokio::time::sleep_until(wakeup.into()).await;
             let now = Instant::now();
-            shared.observe_boards(now);
-            let late = now.saturating_duration_since(due);
-            due = now + liveness.heartbeat;
+            let late = now.saturating_duration_since(wakeup);
+            if now >= due {
+                shared.observe_boards(now);
+                due = now + liveness.heartbeat;
+                if judged {
+                    let _ = shared.queue.send(beat.clone());
+                }
+            }
             if !judged {
                 continue;
             }
-            let _ = shared.queue.send(beat.clone());
             let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
             if late > liveness.heartbeat {
                 *last = now; // this process was itself stopped; what rank 0 sent meanwhile is still unread

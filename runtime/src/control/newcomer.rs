@@ -164,7 +164,7 @@ impl Applicant {
             let knocked = door.knock(&at.door, near, credentials, &opening, CONNECT_TIMEOUT).await;
             let offered = match knocked {
                 Ok(stream) => wait_inside(stream, newcomer, silent_after, &tell, until).await,
-                Err(NoAnswer::Gone(cause)) => Err(Setback::Closed(cause)),
+                Err(no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_))) => Err(Setback::Closed(no.text())),
                 Err(NoAnswer::Silent(cause)) => Err(Setback::Silent(cause)),
                 Err(NoAnswer::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
             };

@@ -225,6 +225,7 @@ impl Membership {
             }
             Agreed::Decided(decision) if decision.kinds != purpose as u8 => Err(Disagreement::Mismatch),
             Agreed::Decided(decision) => Ok(decision),
+            Agreed::LeftBehind { by } => Err(Disagreement::Fenced { by }),
             Agreed::Stranded { silent } => Err(Disagreement::Minority { silent }),
             Agreed::Late { late, silent } => Err(Disagreement::Timeout { late, silent }),
         }

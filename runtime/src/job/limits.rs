@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 6;
 
 /// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
@@ -16,6 +16,9 @@ pub const MAX_BLOB_BYTES: usize = 64 << 10;
 /// All blobs of one exchange together: 4 KiB for each of the most ranks, 64 KiB each up to 256 ranks. The coordinator sends
 /// this much to every member, so it bounds the coordinator's work as well as a member's memory.
 pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
+
+/// Communicators that a door names to one who was left behind: 10 bytes each, of a first frame.
+pub(crate) const MAX_LEFT_BEHIND: usize = 256;
 
 /// Longest text (reason, host name, operation) in a message; longer ones are cut by the sender.
 pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
@@ -119,6 +122,7 @@ pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_DOOR_BYTES + 256 < MAX_HELLO_FRAME);
+const _: () = assert!(10 * MAX_LEFT_BEHIND + 16 < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);

@@ -1,8 +1,9 @@
 //! Jobs of `kolo perf` on the hosts of a laboratory.
 
-use std::io::{BufRead, BufReader, Read};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,9 @@ use kolo_netlab::{Lab, ranks};
 /// A rank's process.
 pub(crate) struct Rank {
     child: Child,
-    lines: Receiver<String>,
+    input: Option<ChildStdin>,
+    /// With the moments at which they came.
+    lines: Receiver<(Instant, String)>,
     /// All lines of both its outputs, so far as they were looked at.
     pub(crate) said: String,
 }
@@ -29,12 +32,17 @@ pub(crate) struct End {
 
 /// The program `kolo`, if it has been built in the same folder as this program.
 pub(crate) fn kolo() -> Option<PathBuf> {
+    built("kolo", "kolo-cli")
+}
+
+/// A program of some package, if it has been built in the same folder as this program.
+pub(crate) fn built(name: &str, package: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
-    let kolo = own.parent()?.parent()?.join("kolo");
-    if kolo.exists() {
-        return Some(kolo);
+    let program = own.parent()?.parent()?.join(name);
+    if program.exists() {
+        return Some(program);
     }
-    println!("skipped: {} is not there; cargo build -p kolo-cli makes it", kolo.display());
+    println!("skipped: {} is not there; cargo build -p {package} makes it", program.display());
     None
 }
 
@@ -58,7 +66,17 @@ pub(crate) fn command(
 ) -> Option<Vec<Command>> {
     let mut line = vec![kolo()?.into_os_string(), name.into()];
     line.extend(words.split_whitespace().map(Into::into));
-    let mut commands = ranks::commands(lab, per_host, &line);
+    Some(commands(lab, per_host, &line, settings))
+}
+
+/// Commands for all ranks with these settings of Kolo, and no others.
+pub(crate) fn commands(
+    lab: &Lab,
+    per_host: usize,
+    line: &[OsString],
+    settings: &[(&str, &str)],
+) -> Vec<Command> {
+    let mut commands = ranks::commands(lab, per_host, line);
     for command in &mut commands {
         for (name, _) in
             std::env::vars().filter(|(name, _)| name.starts_with("KOLO_") && !name.contains("NETLAB"))
@@ -67,13 +85,13 @@ pub(crate) fn command(
         }
         command.env("KOLO_JOB_SECRET", "a secret for tests on networks").envs(settings.iter().copied());
     }
-    Some(commands)
+    commands
 }
 
 impl Rank {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -85,30 +103,42 @@ impl Rank {
             let sender = sender.clone();
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    let _ = sender.send(line);
+                    let _ = sender.send((Instant::now(), line));
                 }
             });
         }
-        Self { child, lines, said: String::new() }
+        let input = child.stdin.take();
+        Self { child, input, lines, said: String::new() }
     }
 
-    /// Waits for a line with this text.
-    pub(crate) fn expect(&mut self, text: &str, patience: Duration) {
+    /// Waits for a line with this text; returns when it came, and the line.
+    pub(crate) fn expect(&mut self, text: &str, patience: Duration) -> (Instant, String) {
+        let (_, at, line) = self.expect_any(&[text], patience);
+        (at, line)
+    }
+
+    /// Waits for a line with one of these texts; returns which one, when it came, and the line.
+    pub(crate) fn expect_any(&mut self, texts: &[&str], patience: Duration) -> (usize, Instant, String) {
         let until = Instant::now() + patience;
-        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        while let Ok((at, line)) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.said += &format!("{line}\n");
-            if line.contains(text) {
-                return;
+            if let Some(which) = texts.iter().position(|text| line.contains(text)) {
+                return (which, at, line);
             }
         }
-        panic!("no line with {text:?}; it said:\n{}", self.said);
+        panic!("no line with one of {texts:?}; it said:\n{}", self.said);
+    }
+
+    /// Sends it a line.
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().expect("piped"), "{line}").expect("it reads");
     }
 
     /// Waits for its end. If it does not come in time, the rank is killed.
     pub(crate) fn end(mut self, began: Instant, patience: Duration) -> End {
         let until = Instant::now() + patience;
         // Both outputs end with it.
-        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        while let Ok((_, line)) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.said += &format!("{line}\n");
         }
         if Instant::now() >= until {

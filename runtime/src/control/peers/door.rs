@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
-use super::porter::{self, Answer, Opening, Registry};
+use super::porter::{self, Answer, LeftBehind, Opening, Registry};
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
@@ -57,6 +57,8 @@ impl std::fmt::Debug for DoorAddress {
 pub(crate) enum NoAnswer {
     /// The process has ended, or its place in the job has.
     Gone(String),
+    /// The same; and it has gone on without this rank before.
+    LeftBehind(LeftBehind),
     /// Nothing answers, which may change.
     Silent(String),
     /// It is Kolo, of another version or with other keys.
@@ -68,6 +70,7 @@ impl NoAnswer {
     pub(in crate::control) fn text(self) -> String {
         match self {
             Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
+            Self::LeftBehind(_) => "it has gone on without this rank".to_owned(),
         }
     }
 }
@@ -124,6 +127,13 @@ impl Door {
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.residents.send_modify(|residents| {
             residents.worlds.insert(cookie, events.downgrade());
+        });
+    }
+
+    /// The members of a communicator have gone on without these ranks of the job; they will be told. `everywhere`: it has all ranks of it.
+    pub(super) fn leave_behind(&self, cookie: Cookie, ranks: &[u32], communicator: u64, everywhere: bool) {
+        self.residents.send_modify(|residents| {
+            ranks.iter().for_each(|rank| residents.leave_behind(cookie, *rank, communicator, everywhere));
         });
     }
 
@@ -202,6 +212,7 @@ impl DoorAddress {
         };
         match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
             Ok(Ok(Answer::Taken)) => Ok(stream),
+            Ok(Ok(Answer::LeftBehind(told))) => Err(NoAnswer::LeftBehind(told)),
             Ok(Ok(Answer::Unknown)) => Err(NoAnswer::Gone("it has left the job".into())),
             Ok(Err(error)) => Err(NoAnswer::Silent(format!("its door: {error}"))),
             Err(_) => Err(NoAnswer::Silent("its door does not answer".into())),

@@ -8,6 +8,7 @@ pub(super) mod door;
 mod halls;
 pub(super) mod lobby;
 pub(super) mod porter;
+mod relays;
 pub(super) mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +31,8 @@ use crate::job::limits::{AGREEMENT_BEAT, MAX_FRAME_BETWEEN_MEMBERS};
 use crate::join::JoinSpec;
 use door::{Door, DoorAddress, NoAnswer};
 use porter::Opening;
-use rounds::{RoundKey, Rounds};
+use relays::relays;
+use rounds::{Heard, RoundKey, Rounds};
 
 /// Frames that wait for a line to a member; what is lost beyond them is said again.
 const UNSENT_MAX: usize = 64;
@@ -46,6 +48,10 @@ pub(super) enum Said {
     Closed {
         key: RoundKey,
     },
+    /// The members of the communicator have gone on without the one that is told.
+    LeftBehind {
+        communicator: u64,
+    },
     Abort {
         communicator: u64,
         cause: AbortCause,
@@ -59,6 +65,8 @@ pub(super) enum Said {
 pub(crate) enum Agreed {
     /// Members by rank in the communicator.
     Decided(Decision),
+    /// The others have gone on without this member; one of them.
+    LeftBehind { by: u32 },
     /// No quorum is in reach.
     Stranded { silent: Vec<u32> },
     /// This member's time is over.
@@ -225,17 +233,6 @@ impl Peers {
     }
 }
 
-/// Whom a member tells of what all are to know; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
-/// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
-fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
-    let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
-    let count = members.len();
-    let distances = std::iter::successors(Some(1), |distance| Some(distance * 2))
-        .take_while(|distance| *distance < count);
-    let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
-    places.map(|place| members[place % count]).filter(|rank| *rank != own).collect()
-}
-
 /// Which ranks are on this one's host.
 fn near(shared: &Shared) -> Vec<bool> {
     let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
@@ -323,13 +320,11 @@ impl Task {
                     self.knocking.remove(&rank);
                     self.adopt(rank, stream);
                 }
-                Err(NoAnswer::Gone(text)) => {
-                    self.knocking.remove(&rank);
-                    self.unsent.remove(&rank);
-                    self.untold.remove(&rank);
-                    tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
-                    self.gone.insert(rank, text);
-                    self.rounds.gone(rank);
+                Err(NoAnswer::Gone(text)) => self.gone(rank, text),
+                Err(NoAnswer::LeftBehind(told)) => {
+                    // First: as one of those that are gone it would count for a quorum.
+                    self.left_behind(rank, |communicator| told.is_of(communicator));
+                    self.gone(rank, NoAnswer::LeftBehind(told).text());
                 }
                 Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
                     let text = no.text();
@@ -373,13 +368,39 @@ impl Task {
         }
     }
 
+    fn gone(&mut self, rank: u32, text: String) {
+        self.knocking.remove(&rank);
+        self.unsent.remove(&rank);
+        self.untold.remove(&rank);
+        tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
+        self.gone.insert(rank, text);
+        self.rounds.gone(rank);
+    }
+
+    /// The members of these communicators, `by` among them, have gone on without this one.
+    fn left_behind(&mut self, by: u32, is_of: impl Fn(u64) -> bool) {
+        for (communicator, by) in self.shared.communicators_with(by).into_iter().filter(|(id, _)| is_of(*id))
+        {
+            self.fence(communicator, by);
+        }
+    }
+
+    fn fence(&mut self, communicator: u64, by: u32) {
+        self.rounds.fence(communicator, by);
+        self.shared.fence(communicator, by);
+    }
+
     fn spread(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
         let said = encode(&Said::Abort { communicator, cause });
+        let silent = self.shared.silent();
         for rank in relays(members, self.shared.rank) {
             if self.gone.contains_key(&rank) {
                 continue;
             }
             self.send(rank, said.clone());
+            if silent.contains(&rank) {
+                continue; // Nobody waits for an answer that is not to be expected.
+            }
             // Its answer says that it has heard what was said before.
             self.send(rank, encode(&Said::Ping));
             self.untold.insert(rank);
@@ -392,10 +413,15 @@ impl Task {
                 self.note_given_up(rank, key);
                 let members = self.shared.members_of(key.communicator);
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
-                if !self.rounds.hear(rank, key, message, members, &known_gone) {
-                    self.send(rank, encode(&Said::Closed { key }));
+                match self.rounds.hear(rank, key, message, members, &known_gone) {
+                    Heard::Taken => {}
+                    Heard::Closed => self.send(rank, encode(&Said::Closed { key })),
+                    Heard::LeftBehind => {
+                        self.send(rank, encode(&Said::LeftBehind { communicator: key.communicator }));
+                    }
                 }
             }
+            Said::LeftBehind { communicator } => self.left_behind(rank, |id| id == communicator),
             Said::Closed { key } => self.rounds.closed(rank, key),
             Said::Abort { communicator, cause } => {
                 if let Some(members) = self.shared.aborted_by_member(communicator, cause.clone()) {
@@ -429,12 +455,18 @@ impl Task {
         for (rank, key, message) in self.rounds.take_messages() {
             self.send(rank, encode(&Said::Round { key, message }));
         }
+        for (communicator, ranks) in self.rounds.take_left_behind() {
+            let members = self.shared.members_of(communicator);
+            let everywhere = members.is_some_and(|members| members.len() == self.doors.len());
+            self.door.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
+            self.untold.retain(|rank| !ranks.contains(rank));
+        }
         for (key, stand) in self.rounds.take_ends() {
             if let Stand::Decided(decision) = stand
                 && let Some(by) = decision.members.iter().next()
             {
                 // Decided without this rank: it was taken for silent.
-                self.shared.fence(key.communicator, by);
+                self.fence(key.communicator, by);
             }
         }
         let due: Vec<u32> = self
@@ -540,32 +572,5 @@ async fn read_line(rank: u32, line: u64, read: ReadHalf<BoxedStream>, events: mp
     }
     if let Some(events) = events.upgrade() {
         let _ = events.send(Event::Ended { rank, line });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_passed_on_reaches_all_in_few_steps_and_nobody_calls_many() {
-        for count in 1..=130_u32 {
-            let members: Vec<u32> = (0..count).map(|place| 3 * place + 1).collect();
-            let digits = count.next_power_of_two().trailing_zeros() as usize;
-            for first in [members[0], members[members.len() / 2], members[members.len() - 1]] {
-                let (mut heard, mut news) = (BTreeSet::from([first]), vec![first]);
-                let mut steps = 0;
-                while heard.len() < members.len() {
-                    steps += 1;
-                    assert!(steps <= digits, "{count} members, from {first}");
-                    let told: Vec<_> = news.iter().flat_map(|rank| relays(&members, *rank)).collect();
-                    news = told.into_iter().filter(|rank| heard.insert(*rank)).collect();
-                }
-                assert!(
-                    relays(&members, first).len() <= 2 * digits && !relays(&members, first).contains(&first)
-                );
-            }
-        }
-        assert!(relays(&[1, 2, 3], 9).is_empty(), "who is no member tells nobody");
     }
 }

@@ -21,8 +21,8 @@ use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
-    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, PASS_TIMEOUT,
-    SPARE_HANDSHAKES,
+    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, MAX_LEFT_BEHIND,
+    MAX_REMEMBERED, PASS_TIMEOUT, SPARE_HANDSHAKES,
 };
 
 /// First frame of whoever knocks.
@@ -44,6 +44,30 @@ pub(in crate::control) enum Answer {
     Taken,
     /// Nobody here belongs to that any more.
     Unknown,
+    /// The same; and before, this member has gone on without the one that knocks.
+    LeftBehind(LeftBehind),
+}
+
+/// Where members have gone on without another, who may not know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) struct LeftBehind {
+    /// In a communicator of all ranks, so in every one.
+    everywhere: bool,
+    communicators: Vec<u64>,
+}
+
+impl LeftBehind {
+    /// Whether they have in this communicator.
+    pub(super) fn is_of(&self, communicator: u64) -> bool {
+        self.everywhere || self.communicators.contains(&communicator)
+    }
+
+    fn add(&mut self, communicator: u64, everywhere: bool) {
+        self.everywhere |= everywhere;
+        if !self.communicators.contains(&communicator) && self.communicators.len() < MAX_LEFT_BEHIND {
+            self.communicators.push(communicator);
+        }
+    }
 }
 
 /// Who lives behind a door.
@@ -53,9 +77,30 @@ pub(super) struct Residents {
     pub(super) coordinators: HashMap<Tag, Coordinator>,
     /// Meetings that are over: who comes late to one is told so.
     pub(super) over: VecDeque<Tag>,
+    /// Who was left behind, by jobs and ranks: told after this process's place in the job has ended too. Who knocks at a door that does not
+    /// remember takes its owner for one that has left, and all of them gone for a quorum of one.
+    pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
     /// Who takes what is passed on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
+}
+
+impl Residents {
+    fn left_behind(&self, cookie: Cookie, rank: u32) -> Option<&LeftBehind> {
+        self.left_behind.iter().find(|(who, _)| *who == (cookie, rank)).map(|(_, told)| told)
+    }
+
+    /// The members of a communicator have gone on without this rank.
+    pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, everywhere: bool) {
+        let place = self.left_behind.iter().position(|(who, _)| *who == (cookie, rank));
+        let mut entry = place.and_then(|place| self.left_behind.remove(place));
+        let (_, told) = entry.get_or_insert_with(|| ((cookie, rank), LeftBehind::default()));
+        told.add(communicator, everywhere);
+        self.left_behind.extend(entry);
+        while self.left_behind.len() > MAX_REMEMBERED {
+            self.left_behind.pop_front();
+        }
+    }
 }
 
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
@@ -117,7 +162,10 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
     match opening {
         Opening::Line { cookie, from } => {
             let host = residents.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
-            let Some(host) = host else { return answer(&mut stream, &Answer::Unknown).await };
+            let Some(host) = host else {
+                let told = residents.borrow().left_behind(cookie, from).cloned();
+                return answer(&mut stream, &told.map_or(Answer::Unknown, Answer::LeftBehind)).await;
+            };
             answer(&mut stream, &Answer::Taken).await?;
             let _ = host.send(Event::Called { rank: from, stream });
         }

@@ -41,7 +41,23 @@ pub(super) struct Rounds {
     /// That may have something to say.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, Stand)>,
+    /// Ranks that agreements of a communicator were decided without.
+    left_behind: BTreeMap<u64, BTreeSet<u32>>,
+    /// Communicators whose members have gone on without this one, and the place of one of these.
+    fenced: BTreeMap<u64, u32>,
+    /// Ranks that were left behind and are to be remembered after the communicator.
+    news: Vec<(u64, Vec<u32>)>,
     longest_silence: Duration,
+}
+
+/// What a message meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    Taken,
+    /// This member is in no such communicator any more.
+    Closed,
+    /// The members have gone on without the one that sent it.
+    LeftBehind,
 }
 
 impl Round {
@@ -59,6 +75,9 @@ impl Rounds {
             rounds: BTreeMap::new(),
             touched: BTreeSet::new(),
             ends: Vec::new(),
+            left_behind: BTreeMap::new(),
+            fenced: BTreeMap::new(),
+            news: Vec::new(),
             longest_silence: USUAL_SILENCE,
         }
     }
@@ -124,10 +143,17 @@ impl Rounds {
     ) {
         self.longest_silence = self.longest_silence.max(silent_after);
         let now = self.clock();
+        if let Some(by) = self.fenced.get(&key.communicator) {
+            let _ = reply.send(Agreed::LeftBehind { by: *by });
+            return;
+        }
+        // They could not come back.
+        let left_behind = self.left_behind.get(&key.communicator).cloned();
         if let Some(round) = self.open(key, members, silent_after, known_gone) {
             round.reply = Some(reply);
             round.agreement.set_silence(silent_after, silent_after * STRANDED_SILENCES);
-            for suspect in suspects.iter().filter_map(|rank| place(&round.members, *rank)) {
+            let suspects = suspects.iter().chain(left_behind.iter().flatten());
+            for suspect in suspects.filter_map(|rank| place(&round.members, *rank)) {
                 round.agreement.suspect(suspect, now);
             }
             round.agreement.bring(part, now);
@@ -156,7 +182,7 @@ impl Rounds {
         }
     }
 
-    /// False if this member is in no such communicator any more. `members`: of the communicator, if it is registered.
+    /// `members`: of the communicator, if it is registered.
     pub(super) fn hear(
         &mut self,
         from: u32,
@@ -164,18 +190,38 @@ impl Rounds {
         message: Message,
         members: Option<Arc<[u32]>>,
         known_gone: &BTreeSet<u32>,
-    ) -> bool {
+    ) -> Heard {
         let now = self.clock();
+        let is_out = self.left_behind.get(&key.communicator).is_some_and(|ranks| ranks.contains(&from));
         let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
         let known = self.rounds.get(&key).map(|round| round.members.clone());
-        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return false };
-        let Some(place) = place(&members, from) else { return false };
+        if is_out && !is_over {
+            // In a later agreement than that which was decided without it.
+            return Heard::LeftBehind;
+        }
+        let members = members.filter(|_| is_over || !self.fenced.contains_key(&key.communicator));
+        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Heard::Closed };
+        let Some(place) = place(&members, from) else { return Heard::Closed };
         if message.is_within(members.len() as u32)
             && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
         {
             round.agreement.hear(place, message, now);
         }
-        true
+        Heard::Taken
+    }
+
+    /// The members of a communicator, of which one is in place `by`, have gone on without this one. It takes part in no agreement of
+    /// theirs any more, and the program that waits for one is told so.
+    pub(super) fn fence(&mut self, communicator: u64, by: u32) {
+        self.fenced.insert(communicator, by);
+        self.rounds.retain(|key, round| {
+            if key.communicator == communicator
+                && let Some(reply) = round.reply.take()
+            {
+                let _ = reply.send(Agreed::LeftBehind { by });
+            }
+            key.communicator != communicator || round.is_over
+        });
     }
 
     /// A member is gone.
@@ -241,16 +287,27 @@ impl Rounds {
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },
                 });
             }
-            let is_out = match (&stand, place(&round.members, self.me)) {
-                (Stand::Decided(decision), Some(me)) => !decision.members.contains(me),
-                _ => false,
-            };
-            if is_out && !round.is_over {
-                self.ends.push((key, stand.clone()));
+            if let (Stand::Decided(decision), Some(me), false) =
+                (&stand, place(&round.members, self.me), round.is_over)
+            {
+                let out =
+                    (0..).zip(round.members.iter()).filter(|(place, _)| !decision.members.contains(*place));
+                let out: Vec<u32> = out.map(|(_, rank)| *rank).collect();
+                if !decision.members.contains(me) {
+                    self.ends.push((key, stand.clone()));
+                } else if !out.is_empty() {
+                    self.left_behind.entry(key.communicator).or_default().extend(&out);
+                    self.news.push((key.communicator, out));
+                }
             }
             round.is_over |= matches!(stand, Stand::Decided(_));
         }
         messages
+    }
+
+    /// Ranks that agreements of communicators were decided without, since the last time.
+    pub(super) fn take_left_behind(&mut self) -> Vec<(u64, Vec<u32>)> {
+        std::mem::take(&mut self.news)
     }
 
     /// Agreements that were decided without this member.

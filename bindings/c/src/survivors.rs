@@ -1,0 +1,105 @@
+//! A group of survivors behind a handle: what its entries in `newcomers.rs` do.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+use kolo_rs::{Communicator, Error, ErrorContext, Survivors};
+
+use crate::abi::result::SUCCESS;
+use crate::comm::{Comm, Whose};
+use crate::guard::{Failure, LastError, Outcome, usage};
+
+/// What a `koloSurvivors_t` points to, behind a lock.
+pub(crate) struct Group {
+    /// Taken out for a moment while it is set up.
+    survivors: Option<Survivors>,
+    /// What C has for the members of the moment.
+    comm: Arc<Comm>,
+}
+
+impl Group {
+    /// Takes a communicator over, with the requests and memory of its handle.
+    pub(crate) fn new(comm: Comm) -> Outcome<Self> {
+        let Comm { communicator: Whose::Own(communicator), last_error, lent } = comm else {
+            return Err(usage("the communicator is that of a group already"));
+        };
+        let communicator = Survivors::new(communicator);
+        let handle = Comm { communicator: Whose::OfGroup(AtomicPtr::default()), last_error, lent };
+        let group = Self { survivors: Some(communicator), comm: Arc::new(handle) };
+        Ok(group)
+    }
+
+    /// The handle for its members, which is good until the next call on the group.
+    pub(crate) fn comm(&self) -> Outcome<*const Comm> {
+        show(&self.comm, self.survivors.as_ref().ok_or_else(broken)?.comm());
+        Ok(Arc::as_ptr(&self.comm))
+    }
+
+    pub(crate) fn last_error(&self) -> Arc<LastError> {
+        Arc::clone(&self.comm.last_error)
+    }
+
+    pub(crate) fn set_up(&mut self, how: impl FnOnce(Survivors) -> Survivors) -> Outcome {
+        self.survivors = Some(how(self.survivors.take().ok_or_else(broken)?));
+        Ok(())
+    }
+
+    pub(crate) fn admit(&mut self) -> Outcome {
+        Ok(self.survivors.as_mut().ok_or_else(broken)?.admit()?)
+    }
+
+    /// Runs a step, which returns a `koloResult_t`.
+    pub(crate) fn run(
+        &mut self,
+        limit: Option<Duration>,
+        mut step: impl FnMut(*const Comm) -> c_int,
+    ) -> Outcome {
+        let (survivors, handle) = (self.survivors.as_mut().ok_or_else(broken)?, &self.comm);
+        // What the step returned last, and the error that stands for it.
+        let (last, mut meant) = (Cell::new(SUCCESS), String::new());
+        let step = |comm: &Communicator| {
+            show(handle, comm);
+            last.set(step(Arc::as_ptr(handle)));
+            if last.get() == SUCCESS {
+                return Ok(());
+            }
+            let error = comm.error();
+            let error = error.unwrap_or_else(|| failed(comm, last.get(), &handle.last_error.message()));
+            meant = error.to_string();
+            Err(error)
+        };
+        let done = match limit {
+            None => survivors.run(step),
+            Some(limit) => survivors.run_within(limit, step),
+        };
+        done.map_err(|error| match last.get() {
+            // What its caller knows best is the result of its own step.
+            code if code != SUCCESS && error.to_string() == meant => {
+                let own = handle.last_error.copy().filter(|failure| failure.code() == code);
+                own.unwrap_or_else(|| Failure::from(error).with_code(code))
+            }
+            _ => error.into(),
+        })
+    }
+}
+
+fn show(handle: &Comm, members: &Communicator) {
+    if let Whose::OfGroup(at) = &handle.communicator {
+        at.store(std::ptr::from_ref(members).cast_mut(), Ordering::Release);
+    }
+}
+
+/// The error of a step that failed while its communicator is well: it is not repeated.
+fn failed(comm: &Communicator, code: c_int, message: &str) -> Error {
+    let mut context = ErrorContext::default();
+    (context.rank, context.operation) = (comm.rank(), "step".to_owned());
+    let problem = format!("it returned {code}; the last error of its communicator: '{message}'");
+    Error::Usage { context, problem }
+}
+
+fn broken() -> Failure {
+    usage("the group was broken by a defect in an earlier call")
+}

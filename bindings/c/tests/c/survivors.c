@@ -1,0 +1,169 @@
+/* Steps that outlive losses. Three processes; arguments: "lost" (and "tcp"), "limit", or "admit" and the file for an invitation. */
+#include "test.h"
+
+#include <unistd.h>
+
+#define COUNT 1000
+
+static float input[COUNT], output[COUNT];
+
+/* What a step is told. */
+struct plan {
+    koloSurvivors_t group;
+    int first;
+    int runs;
+    int dies;
+    int fails;
+};
+
+static int changes, left, came, size_now;
+
+static void watch(const koloChange_t *change, void *context) {
+    CHECK(context == (void *)&changes && change->epoch > 0);
+    changes++;
+    left = change->left_count > 0 ? change->left[0] : -1;
+    came = change->came_count > 0 ? change->came[0] : -1;
+    size_now = change->size;
+    CHECK(change->rank >= 0 && change->rank < change->size);
+}
+
+/* One rank dies in the middle, or fails by itself. */
+static koloResult_t sum(koloComm_t comm, void *context) {
+    struct plan *plan = context;
+    int rank = -1;
+    plan->runs++;
+    OK(koloCommRank(comm, &rank));
+    CHECK(koloSurvivorsAdmit(plan->group) == KOLO_USAGE);
+    if (plan->first == plan->dies) _exit(0);
+    if (plan->first == plan->fails) {
+        FAILS(koloAllReduce(comm, input, NULL, COUNT, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "");
+        return KOLO_USAGE;
+    }
+    return koloAllReduce(comm, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM);
+}
+
+static void wrong_arguments(koloSurvivors_t group, koloComm_t *comm) {
+    koloSurvivors_t other = NULL;
+    koloComm_t members = NULL;
+    FAILS(koloSurvivorsCreate(comm, &other), KOLO_USAGE, "the communicator is NULL");
+    FAILS(koloSurvivorsCreate(comm, NULL), KOLO_USAGE, "group is NULL");
+    FAILS(koloSurvivorsAtLeast(group, -2), KOLO_USAGE, "ranks is -2");
+    FAILS(koloSurvivorsUpTo(NULL, 2), KOLO_USAGE, "the group is NULL");
+    FAILS(koloSurvivorsRun(group, KOLO_UNSET, NULL, NULL), KOLO_USAGE, "step is NULL");
+    FAILS(koloSurvivorsRun(group, -2, sum, NULL), KOLO_USAGE, "limit_ms is -2");
+    FAILS(koloSurvivorsComm(group, NULL), KOLO_USAGE, "comm is NULL");
+    OK(koloSurvivorsComm(group, &members));
+    FAILS(koloCommDestroy(&members), KOLO_USAGE, "koloSurvivorsDestroy ends both");
+    FAILS(koloSurvivorsCreate(&members, &other), KOLO_USAGE, "that of a group already");
+    CHECK(members != NULL && other == NULL);
+}
+
+static void lost(koloSurvivors_t group, int rank, koloComm_t *comm) {
+    struct plan plan = {group, rank, 0, -1, -1};
+    koloComm_t members = NULL;
+    koloResult_t same;
+    uint64_t flags = 5;
+    int size = 0;
+    wrong_arguments(group, comm);
+    OK(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan));
+    CHECK(output[COUNT - 1] == 7 && plan.runs == 1 && changes == 0);
+    /* The first rank, which runs the control plane. */
+    plan.dies = 0;
+    OK(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan));
+    CHECK(output[COUNT - 1] == 6 && plan.runs == 3 && changes == 1 && left == 0 && came == -1 && size_now == 2);
+    OK(koloSurvivorsComm(group, &members));
+    OK(koloCommSize(members, &size));
+    OK(koloCommAgree(members, &flags, NULL));
+    CHECK(size == 2 && flags == 5);
+    /* One rank's own mistake is an error on all, and is not repeated. */
+    plan.fails = 1;
+    if (rank == 1) {
+        FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_USAGE, "null pointer");
+    } else {
+        FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_REVOKED, "");
+    }
+    CHECK(plan.runs == 4);
+    /* The first to see it may have ended the step for the other. */
+    same = koloSurvivorsAllReduce(group, KOLO_UNSET, input, input, COUNT, KOLO_FLOAT32, KOLO_SUM);
+    CHECK(same == KOLO_REVOKED || (same == KOLO_USAGE && strstr(koloGetLastError(NULL), "input and output are the same")));
+    OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+    CHECK(output[0] == 6);
+    /* Both are told that they are too few. */
+    OK(koloSurvivorsAtLeast(group, 2));
+    plan.fails = -1;
+    plan.dies = 1;
+    FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_MINORITY, "2 are the least that go on");
+}
+
+/* Waits for ranks that do not come. */
+static koloResult_t half(koloComm_t comm, void *context) {
+    struct plan *plan = context;
+    return plan->first == 0 ? koloBarrier(comm) : KOLO_SUCCESS;
+}
+
+static void limited(koloSurvivors_t group, int rank) {
+    struct plan plan = {group, rank, 0, -1, -1};
+    koloResult_t done = koloSurvivorsRun(group, 300, half, &plan);
+    /* The first to see it may have told the other. */
+    CHECK(done == KOLO_TIMEOUT || done == KOLO_ABORTED || done == KOLO_REVOKED);
+    CHECK(rank != 0 || done == KOLO_TIMEOUT);
+    OK(koloSurvivorsAllReduce(group, 60000, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+    CHECK(output[COUNT - 1] == 7);
+}
+
+static void admit(koloSurvivors_t group) {
+    do {
+        OK(koloSurvivorsAdmit(group));
+        OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+    } while (output[0] != 7);
+    CHECK(changes == 1 && came == 2 && left == -1 && size_now == 3);
+}
+
+/* The first two meet, and the third joins them by an invitation. */
+static koloComm_t join(int started_as, const char *path) {
+    koloComm_t comm = NULL;
+    char text[4096] = {0};
+    FILE *file = NULL;
+    if (started_as == 2) {
+        for (int turn = 0; turn < 3000 && (file = fopen(path, "r")) == NULL; turn++) sleep_ms(10);
+        CHECK(file != NULL && fread(text, 1, sizeof text - 1, file) > 0 && fclose(file) == 0);
+        OK(koloCommInitInvitation(&comm, text, KOLO_UNSET, 60000, NULL));
+        return comm;
+    }
+    OK(koloCommInitUrl(&comm, getenv("KOLO_RENDEZVOUS"), 2, started_as, NULL));
+    if (started_as == 0) {
+        char beside[4200];
+        size_t needed = 0;
+        OK(koloCommAccept(comm, text, sizeof text, &needed));
+        snprintf(beside, sizeof beside, "%s.new", path);
+        file = fopen(beside, "w");
+        CHECK(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0 && rename(beside, path) == 0);
+    }
+    return comm;
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "", *number = getenv("RANK");
+    koloConfig_t config = KOLO_CONFIG_INITIALIZER;
+    koloSurvivors_t group = NULL;
+    koloComm_t comm = NULL;
+    int rank = number == NULL ? 0 : atoi(number);
+    for (int i = 0; i < COUNT; i++) input[i] = (float)(1 << rank);
+    if (strcmp(what, "admit") == 0 && argc > 2) {
+        comm = join(rank, argv[2]);
+    } else {
+        if (argc > 2) config.transport = argv[2];
+        OK(koloCommInitEnv(&comm, &config));
+    }
+    OK(koloSurvivorsCreate(&comm, &group));
+    CHECK(comm == NULL && group != NULL);
+    OK(koloSurvivorsUpTo(group, 3));
+    OK(koloSurvivorsOnChange(group, watch, &changes));
+    if (strcmp(what, "lost") == 0) lost(group, rank, &comm);
+    if (strcmp(what, "limit") == 0) limited(group, rank);
+    if (strcmp(what, "admit") == 0) admit(group);
+    OK(koloSurvivorsDestroy(&group));
+    OK(koloSurvivorsDestroy(&group));
+    CHECK(group == NULL);
+    return 0;
+}

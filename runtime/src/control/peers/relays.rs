@@ -1,0 +1,41 @@
+//! How what all members are to know spreads among them without a coordinator.
+
+use std::collections::BTreeSet;
+
+/// Whom a member tells of what all are to know; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
+/// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
+pub(super) fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
+    let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
+    let count = members.len();
+    let distances = std::iter::successors(Some(1), |distance| Some(distance * 2))
+        .take_while(|distance| *distance < count);
+    let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
+    places.map(|place| members[place % count]).filter(|rank| *rank != own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_passed_on_reaches_all_in_few_steps_and_nobody_calls_many() {
+        for count in 1..=130_u32 {
+            let members: Vec<u32> = (0..count).map(|place| 3 * place + 1).collect();
+            let digits = count.next_power_of_two().trailing_zeros() as usize;
+            for first in [members[0], members[members.len() / 2], members[members.len() - 1]] {
+                let (mut heard, mut news) = (BTreeSet::from([first]), vec![first]);
+                let mut steps = 0;
+                while heard.len() < members.len() {
+                    steps += 1;
+                    assert!(steps <= digits, "{count} members, from {first}");
+                    let told: Vec<_> = news.iter().flat_map(|rank| relays(&members, *rank)).collect();
+                    news = told.into_iter().filter(|rank| heard.insert(*rank)).collect();
+                }
+                assert!(
+                    relays(&members, first).len() <= 2 * digits && !relays(&members, first).contains(&first)
+                );
+            }
+        }
+        assert!(relays(&[1, 2, 3], 9).is_empty(), "who is no member tells nobody");
+    }
+}

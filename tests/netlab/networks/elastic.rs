@@ -1,0 +1,226 @@
+//! Groups that go on without a host whose cable is cut, in both directions or in one.
+//!
+//! The ranks run `kolo_elastic` (tests/src/bin), one on each of four hosts: each sum tells whose it is.
+
+use std::time::{Duration, Instant};
+
+use kolo_netlab::Lab;
+use kolo_netlab::fabric::{Rule, What};
+
+use crate::Test;
+use crate::job::{Rank, built, commands};
+use crate::joins::network;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long the_others_sum_again_within_1300_ms_of_a_silent_cut,
+    Long of_a_parted_network_one_side_goes_on,
+    Long whoever_is_left_behind_is_told,
+];
+
+const HOSTS: usize = 4;
+/// For a busy machine.
+const LONG: Duration = Duration::from_secs(40);
+
+/// Silence that counts: outside of agreements, and in them.
+const SOON: &[(&str, &str)] = &[("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.25")];
+
+/// From a silent cut to the next sum of the others, with a limit of 1 s.
+const MOST: Duration = Duration::from_millis(1300);
+
+/// Ranks in the middle of their calls, on a network of their own.
+struct Group {
+    lab: Lab,
+    ranks: Vec<Rank>,
+    what: String,
+}
+
+impl Group {
+    /// `None` if there is no program for it.
+    fn new(what: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Self> {
+        let lab = Lab::new(&network(HOSTS)).expect("a network");
+        let mut line = vec![built("kolo_elastic", "kolo-tests")?.into_os_string(), "1000".into()];
+        line.extend(words.iter().map(Into::into));
+        let settings = [&[("KOLO_JOIN_TIMEOUT", "30"), ("KOLO_TIMEOUT", "30")], settings].concat();
+        let mut ranks: Vec<Rank> = commands(&lab, 1, &line, &settings).into_iter().map(Rank::start).collect();
+        for rank in &mut ranks {
+            rank.expect("@running", LONG);
+        }
+        Some(Self { lab, ranks, what: format!("{what}, {words:?}") })
+    }
+
+    /// Drops all that these hosts send to those.
+    fn part(&self, from: &[usize], to: &[usize]) {
+        for (from, to) in from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))) {
+            self.lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
+        }
+    }
+
+    /// All of these sum without the others, and with nobody else before. How long after `since`.
+    fn sums_again(&mut self, left: &[usize], since: Instant) -> Duration {
+        let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
+        let mut worst = Duration::ZERO;
+        for (place, rank) in left.iter().enumerate() {
+            let (at, line) = self.ranks[*rank].expect("@again ", LONG);
+            let group: Vec<u32> =
+                line.split(' ').skip(2).map(|word| word.parse().expect("a number")).collect();
+            let expected = [bits, left.len() as u32, group[2], place as u32];
+            assert_eq!(group, expected, "{}: rank {rank}", self.what);
+            worst = worst.max(at.saturating_duration_since(since));
+        }
+        println!("{}: {left:?} sum again after {:.0} ms", self.what, worst.as_secs_f64() * 1e3);
+        worst
+    }
+
+    /// What a rank says that may not go on.
+    fn stops(&mut self, rank: usize, how: &str) -> String {
+        let (_, text) = self.ranks[rank].expect(how, LONG);
+        assert!(!self.ranks[rank].said.contains("@again"), "{}: rank {rank} went on: {text}", self.what);
+        println!("{}: {text}", self.what);
+        text
+    }
+
+    /// Ends the job; nobody has seen a wrong sum.
+    fn stop(mut self, left: &[usize]) {
+        for rank in left {
+            self.ranks[*rank].tell("stop");
+        }
+        for rank in left {
+            self.ranks[*rank].expect("@gone", LONG);
+        }
+        for (rank, process) in self.ranks.iter().enumerate() {
+            assert!(!process.said.contains("@wrong"), "{}: rank {rank}: {}", self.what, process.said);
+        }
+    }
+}
+
+fn without(host: usize) -> Vec<usize> {
+    (0..HOSTS).filter(|other| *other != host).collect()
+}
+
+/// Runs jobs in networks of their own at the same time: they wait most of it.
+fn at_once(jobs: &[&(dyn Fn() -> Option<()> + Sync)]) {
+    std::thread::scope(|scope| {
+        for job in jobs {
+            scope.spawn(job);
+        }
+    });
+}
+
+/// One after another, since the time counts.
+fn the_others_sum_again_within_1300_ms_of_a_silent_cut() {
+    for host in [3, 0] {
+        let Some(mut group) = Group::new(&format!("host {host} cut"), &["run"], SOON) else { return };
+        let since = Instant::now();
+        group.lab.cut(host);
+        let took = group.sums_again(&without(host), since);
+        assert!(took <= MOST, "{}: {took:?}", group.what);
+        group.stop(&without(host));
+    }
+}
+
+/// Of two halves the one with rank 0 goes on, else the greater part; a host is apart also where its cable carries one way only.
+fn of_a_parted_network_one_side_goes_on() {
+    at_once(&[
+        &|| parted(&[0, 3], &[1, 2]),
+        &|| parted(&[1, 2, 3], &[0]),
+        &|| one_way("hears nothing", 0, false),
+        &|| one_way("is not heard", 3, true),
+    ]);
+}
+
+fn parted(goes_on: &[usize], stop: &[usize]) -> Option<()> {
+    let mut group = Group::new(&format!("{goes_on:?} and {stop:?}"), &["run"], SOON)?;
+    let since = Instant::now();
+    group.part(goes_on, stop);
+    group.part(stop, goes_on);
+    group.sums_again(goes_on, since);
+    for rank in stop {
+        let text = group.stops(*rank, "@minority");
+        let is_alone = text.contains("no other rank answers, so this one is alone");
+        assert_eq!(is_alone, stop.len() == 1, "{text}");
+    }
+    group.stop(goes_on);
+    Some(())
+}
+
+/// Of the host nobody hears, or it hears nobody: no connection to it works.
+fn one_way(what: &str, host: usize, hears: bool) -> Option<()> {
+    let mut group = Group::new(&format!("host {host} {what}"), &["run"], SOON)?;
+    let since = Instant::now();
+    let others = without(host);
+    if hears {
+        group.part(&[host], &others)
+    } else {
+        group.part(&others, &[host])
+    }
+    group.sums_again(&others, since);
+    let (which, _, text) = group.ranks[host].expect_any(&["@minority", "@fenced", "@again"], LONG);
+    println!("{}: {text}", group.what);
+    assert!(which < 2, "{}: it goes on: {text}", group.what);
+    group.stop(&others);
+    Some(())
+}
+
+/// At its first attempt, or when it has given up several times, so that it asks for agreements to which the others have never come.
+fn whoever_is_left_behind_is_told() {
+    at_once(&[
+        &|| back("run", 0, 0),
+        &|| back("shrink", 2, 2),
+        &|| one_pair(1, 2),
+        &|| one_pair(0, 3),
+        &|| cut_within_a_limit(),
+    ]);
+}
+
+/// A host whose cable is mended when the others have gone on.
+fn back(way: &str, host: usize, attempts: usize) -> Option<()> {
+    let mut group = Group::new(&format!("host {host} cut, {attempts} attempts"), &[way, "anew"], SOON)?;
+    let since = Instant::now();
+    group.lab.cut(host);
+    group.sums_again(&without(host), since);
+    for _ in 0..attempts {
+        group.stops(host, "@minority");
+    }
+    group.lab.restore(host);
+    group.stops(host, "@fenced");
+    group.stop(&without(host));
+    Some(())
+}
+
+/// Both ends are heard by the others. Those who go on do so in one group, and the rest is told that it is out. Where rank 0 hears all
+/// heartbeats, only the time-out of a call ends it: that is no loss, so the step fails on all.
+fn one_pair(from: usize, to: usize) -> Option<()> {
+    let settings = [SOON, &[("KOLO_TIMEOUT", "2")]].concat();
+    let mut group = Group::new(&format!("{from} to {to} cut"), &["run"], &settings)?;
+    group.part(&[from], &[to]);
+    let ends = ["@again ", "@minority", "@fenced", "@error"];
+    let told: Vec<(usize, String)> = group
+        .ranks
+        .iter_mut()
+        .map(|rank| rank.expect_any(&ends, LONG))
+        .map(|(which, _, line)| (which, line))
+        .collect();
+    let go_on: Vec<usize> = (0..HOSTS).filter(|rank| told[*rank].0 == 0).collect();
+    let bits: u32 = go_on.iter().map(|rank| 1 << rank).sum();
+    for rank in &go_on {
+        let of: Vec<&str> = told[*rank].1.split(' ').skip(2).take(2).collect();
+        assert_eq!(of, [bits.to_string(), go_on.len().to_string()], "{}: {told:#?}", group.what);
+    }
+    let failed = told.iter().filter(|(which, _)| *which == 3).count();
+    let is_one_group = if [from, to].contains(&0) { go_on.len() == HOSTS - 1 } else { failed == HOSTS };
+    assert!(is_one_group, "{}: {told:#?}", group.what);
+    group.stop(&go_on);
+    Some(())
+}
+
+/// `KOLO_DEAD_AFTER` is a minute here.
+fn cut_within_a_limit() -> Option<()> {
+    let settings = [("KOLO_SILENT_AFTER", "0.25")];
+    let mut group = Group::new("host 2 cut", &["within=300"], &settings)?;
+    let since = Instant::now();
+    group.lab.cut(2);
+    let took = group.sums_again(&without(2), since);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    group.stop(&without(2));
+    Some(())
+}
