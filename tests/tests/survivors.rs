@@ -69,13 +69,15 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
     };
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 8));
     let alone = within(LIMIT, "undisturbed", undisturbed);
+    let mut faults = 0;
     for seed in first..first + rounds {
         let mut state = seed;
         let arrangement = Arrangement::ALL[(seed % 4) as usize];
-        let ranks = 3 + draw(&mut state, 4) as usize;
+        let ranks = [3, 4, 4, 5, 8, 8][draw(&mut state, 6) as usize];
         let last = 1 + draw(&mut state, 3).min(ranks as u64 - 2) as usize;
         let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {last} left");
         let alone = alone.clone();
+        faults += ranks - last;
         within(LIMIT, &what.clone(), move || {
             let mut job = start(arrangement, ranks as u32);
             let mut left: Vec<usize> = (0..ranks).collect();
@@ -87,6 +89,7 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
             assert_eq!(end(&mut job, &left, &what), alone, "{what}");
         });
     }
+    println!("{faults} ranks killed in {rounds} jobs from seed {first}: all others ended with the same bits");
 }
 
 #[test]
