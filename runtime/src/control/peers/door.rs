@@ -21,6 +21,7 @@ use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
 use super::porter::{self, Answer, Opening, Registry};
+use super::snapshots::Desk;
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
@@ -146,6 +147,21 @@ impl Door {
             found = Some(lobby);
         });
         found.expect("it was set above")
+    }
+
+    /// Where newcomers fetch the state of this group: the desk that there is, or a new one.
+    pub(in crate::control) fn open_desk(&self, group: GroupId) -> Arc<Desk> {
+        let desk = self.desk(group).unwrap_or_default();
+        self.residents.send_modify(|residents| {
+            residents.desks.retain(|_, desk| desk.strong_count() > 0);
+            residents.desks.insert(group, Arc::downgrade(&desk));
+        });
+        desk
+    }
+
+    /// The same, if there is one.
+    pub(in crate::control) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
+        self.residents.borrow().desks.get(&group).and_then(std::sync::Weak::upgrade)
     }
 
     /// Survivors with this tag are for `coordinator`, until the result is dropped.

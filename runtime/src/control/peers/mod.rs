@@ -9,6 +9,7 @@ mod halls;
 pub(super) mod lobby;
 pub(super) mod porter;
 pub(super) mod rounds;
+pub(super) mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
