@@ -1,15 +1,18 @@
 //! What a loss costs: from `kill -9` of a process until the others have summed again. `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for
-//! example `recovery shm 4 100`. A number of hosts deals the ranks out to as many hosts of one machine.
+//! example `recovery shm 4 100`. A number of hosts deals the ranks out to as many hosts of one machine. `recovery threads [shm|tcp]
+//! [ranks] [rounds]` is the same with thread ranks, of which every other one panics, rank 0 too.
 //!
 //! Each round is a job of its own, whose ranks sum in steps of `Survivors` until one of them is killed, each in turn. A figure is the time
 //! from the kill to the moment at which the last survivor has come so far.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, ReduceOp, Survivors};
+use kolo::{Cluster, Communicator, Config, ReduceOp, Survivors, TransportKind, Transports};
 use rustix::process::{Pid, Signal, kill_process};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -33,6 +36,9 @@ fn main() -> Outcome<()> {
     let word = |at: usize, default: &str| arguments.get(at).map_or_else(|| default.to_owned(), Clone::clone);
     if word(0, "") == "--rank" {
         return rank();
+    }
+    if word(0, "") == "threads" {
+        return threads(&word(1, "shm"), word(2, "256").parse()?, word(3, "5").parse()?);
     }
     let (way, ranks, rounds): (_, u32, u32) = (word(0, "shm"), word(1, "4").parse()?, word(2, "50").parse()?);
     let mut all: [Vec<f64>; MARKS.len()] = Default::default();
@@ -150,6 +156,49 @@ fn rank() -> Outcome<()> {
             println!("{}", marks.join(" "));
             return Ok(());
         }
+    }
+    Ok(())
+}
+
+/// Half of many thread ranks die at once, again and again in a new cluster.
+fn threads(way: &str, ranks: u32, rounds: u32) -> Outcome<()> {
+    let kind = if way == "tcp" { TransportKind::Tcp } else { TransportKind::Shm };
+    let mut config = Config::from_env()?;
+    config.transports = Transports::Only(vec![kind]);
+    println!(
+        "{way}, {ranks} thread ranks, every other one dies; ms until the last survivor has summed again"
+    );
+    for _ in 0..rounds {
+        let all = Barrier::new(ranks as usize);
+        let died_at = OnceLock::new();
+        let times = Cluster::with_configs(
+            ranks,
+            |_| config.clone(),
+            |comm| {
+                let dies = comm.rank().is_multiple_of(2);
+                comm.all_reduce(&mut [1_u64], ReduceOp::Sum)?;
+                all.wait();
+                let died_at = *died_at.get_or_init(Instant::now);
+                if dies {
+                    // A panic whose thread drops its communicator on the way, without a word on the terminal.
+                    let panics = AssertUnwindSafe(|| {
+                        let _of_this_rank = comm;
+                        resume_unwind(Box::new("it was to die"));
+                    });
+                    return catch_unwind(panics).map_or(Ok(None), |()| Ok(None));
+                }
+                let mut group = Survivors::new(comm);
+                let mut sum = [0_u64];
+                while sum != [u64::from(ranks / 2)] {
+                    group.all_reduce(&[1], &mut sum, ReduceOp::Sum)?;
+                }
+                Ok(Some((died_at.elapsed(), group.comm().epoch())))
+            },
+        )?;
+        let times: Vec<_> =
+            times.into_iter().collect::<kolo::Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let last = times.iter().max().ok_or("somebody is left")?;
+        println!("{:.0} ms, after {} shrinks", last.0.as_secs_f64() * 1e3, last.1);
     }
     Ok(())
 }
