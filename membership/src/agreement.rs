@@ -216,7 +216,10 @@ impl Agreement {
         self.next_beat = now + self.settings.beat;
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
-            let missing: Vec<u32> = self.others().filter(|other| !self.parts.contains_key(other)).collect();
+            // Who has brought its part and is not heard any more may bring it to another by now, whom it takes for the proposer.
+            let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * WORRY_BEATS;
+            let is_missing = |other: &u32| !self.parts.contains_key(other) || quiet(other);
+            let missing: Vec<u32> = self.others().filter(is_missing).collect();
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
             for other in missing {
                 self.ask(other, question.clone(), now);

@@ -150,3 +150,28 @@ fn the_dead_are_not_heard() {
     let (four, three) = news_of_the_dead(Some(Flaw::HearsTheDead));
     assert!(matches!((&four, &three), (Stand::Decided(a), Stand::Decided(b)) if a != b), "the flaw shows");
 }
+
+/// Member 0 of four is gone, so all others are needed. Member 1 proposes and waits for 3, which lives and is late. Member 2 has brought its part
+/// and then takes another for the proposer, so it only answers.
+#[test]
+fn who_brings_its_part_to_another_is_not_taken_for_silent() {
+    let beat = Duration::from_millis(100);
+    let silent_after = Duration::from_secs(1);
+    let settings = Settings { members: 4, me: 1, beat, silent_after, stranded_after: 4 * silent_after };
+    let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
+    let mut proposer = Agreement::new(settings, Duration::ZERO);
+    proposer.bring(part, Duration::ZERO);
+    proposer.gone(0, Duration::ZERO);
+    proposer.hear(2, Message::Part(part), Duration::ZERO);
+    for beats in 1..=100 {
+        let now = beat * beats;
+        proposer.tick(now);
+        for (to, message) in proposer.take_messages() {
+            let answer = if to == 2 { Message::Part(part) } else { Message::Here };
+            if message == Message::Asked {
+                proposer.hear(to, answer, now);
+            }
+        }
+        assert_eq!(proposer.stand(now), Stand::Open { late: vec![3], silent: vec![] }, "after {beats} beats");
+    }
+}
