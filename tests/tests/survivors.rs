@@ -206,3 +206,37 @@ fn half_of_64_ranks_leave_and_the_others_go_on() {
         assert!(sums.into_iter().flatten().all(|ranks| ranks == 32));
     });
 }
+
+/// Thread ranks die of panics, which their control planes tell; `target/release/recovery threads` shows the time.
+#[test]
+fn half_of_256_ranks_die_at_once_and_the_others_go_on() {
+    within(LIMIT, "256 ranks", || {
+        let all = std::sync::Barrier::new(256);
+        let begun = std::sync::OnceLock::new();
+        let times = Arrangement::Exchange.run(256, |comm| {
+            let dies = comm.rank() % 2 == 0;
+            comm.barrier().expect("all are there");
+            all.wait();
+            let begun = *begun.get_or_init(std::time::Instant::now);
+            if dies {
+                let panics = std::panic::AssertUnwindSafe(|| {
+                    let _of_this_rank = comm;
+                    std::panic::resume_unwind(Box::new("it was to die"));
+                });
+                assert!(std::panic::catch_unwind(panics).is_err());
+                return None;
+            }
+            let mut group = Survivors::new(comm);
+            let mut sum = [0.0_f32];
+            // The ranks die one after another, so some steps may still have some of them.
+            while sum != [128.0] {
+                group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
+                assert!(sum[0] >= 128.0, "{sum:?}");
+            }
+            Some(begun.elapsed())
+        });
+        let times: Vec<Duration> = times.into_iter().flatten().collect();
+        assert_eq!(times.len(), 128);
+        println!("256 ranks, 128 die at once: the others have summed again after {:?}", times.iter().max());
+    });
+}

@@ -175,3 +175,31 @@ fn who_brings_its_part_to_another_is_not_taken_for_silent() {
         assert_eq!(proposer.stand(now), Stand::Open { late: vec![3], silent: vec![] }, "after {beats} beats");
     }
 }
+
+/// A member of a large group that has brought its part to a proposer that says nothing, and ticks so often.
+fn waits_in_vain(ticks: u32, every: Duration) -> (Agreement, Vec<usize>) {
+    let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
+    let settings = Settings { members: 256, me: 255, beat, silent_after, stranded_after: 4 * silent_after };
+    let mut member = Agreement::new(settings, Duration::ZERO);
+    member.bring(Part { kinds: 1, flags: 1, seed: [0; 32] }, Duration::ZERO);
+    let mut asked = |tick: u32| {
+        member.tick(every * tick);
+        member.take_messages().iter().filter(|(_, message)| *message == Message::Asked).count()
+    };
+    let counts = (0..=ticks).map(&mut asked).collect();
+    (member, counts)
+}
+
+#[test]
+fn few_are_asked_at_first_when_the_proposer_says_nothing() {
+    let (_, asked) = waits_in_vain(9, Duration::from_millis(100));
+    assert_eq!(asked, [0, 0, 1, 2, 4, 8, 16, 32, 64, 128]);
+}
+
+#[test]
+fn time_in_which_a_member_was_itself_held_up_is_no_silence_of_others() {
+    let (member, _) = waits_in_vain(4, Duration::from_millis(500));
+    assert_eq!(member.silent(Duration::from_secs(2)), [], "they had 100 ms of each 500");
+    let (member, _) = waits_in_vain(20, Duration::from_millis(100));
+    assert!(member.silent(Duration::from_secs(2)).contains(&0));
+}
