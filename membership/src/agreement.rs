@@ -208,31 +208,34 @@ impl Agreement {
         if self.next_wakeup().is_none_or(|due| now < due) {
             return;
         }
+        // This process was itself stopped, or busy: what the others sent meanwhile is still unread, so that time is not theirs.
         let late = now.saturating_sub(self.next_beat);
-        if late > self.settings.silent_after / 2 {
-            // This process was itself stopped: what the others sent meanwhile is still unread.
-            self.asked.values_mut().for_each(|since| *since = now);
+        let excused = if late > self.settings.silent_after / 2 { now } else { late };
+        for (other, since) in &mut self.asked {
+            let last = self.heard.get(other).map_or(*since, |heard| (*since).max(*heard));
+            *since = now.min(last + excused);
         }
         self.next_beat = now + self.settings.beat;
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
-            let missing: Vec<u32> = self.others().filter(|other| !self.parts.contains_key(other)).collect();
+            // Who has brought its part and is not heard any more may bring it to another by now, whom it takes for the proposer.
+            let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * WORRY_BEATS;
+            let is_missing = |other: &u32| !self.parts.contains_key(other) || quiet(other);
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
-            for other in missing {
+            for other in self.others().filter(is_missing).collect::<Vec<_>>() {
                 self.ask(other, question.clone(), now);
             }
             self.repeat(now);
             self.judge(now);
         } else {
             self.bring_to(proposer, now);
-            if let Some(kinds) = self.overdue {
-                self.out.push((proposer, Message::Overdue { kinds }));
-            }
+            self.out.extend(self.overdue.map(|kinds| (proposer, Message::Overdue { kinds })));
             let waited = self.unanswered(proposer, now);
             if waited >= self.settings.beat * WORRY_BEATS {
-                let lower: Vec<u32> =
-                    self.others().filter(|other| *other < self.settings.me && *other != proposer).collect();
-                for other in lower {
+                // Few at first: if all members of a large group asked all others, no answer would come through in time.
+                let beats = waited.div_duration_f64(self.settings.beat) as u32;
+                let lower = self.others().filter(|other| *other < self.settings.me && *other != proposer);
+                for other in lower.take(1 << beats.saturating_sub(WORRY_BEATS).min(16)).collect::<Vec<_>>() {
                     self.ask(other, Message::Asked, now);
                 }
             }

@@ -95,7 +95,12 @@ impl Group {
 
     /// Starts one that joins by the invitation of this member.
     fn join(&mut self, host: usize) {
-        self.process(&[("KOLO_JOIN", format!("file://{}/{host}", self.folder.path().display()))]);
+        self.join_with(host, &[]);
+    }
+
+    fn join_with(&mut self, host: usize, settings: &[(&str, String)]) {
+        let invitation = ("KOLO_JOIN", format!("file://{}/{host}", self.folder.path().display()));
+        self.process(&[&[invitation], settings].concat());
     }
 
     /// Waits until these sum among themselves, whatever was in between.
@@ -232,7 +237,9 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
                 // Others may have no invitation yet.
                 let hosts: Vec<usize> = left.iter().copied().filter(|number| *number < ranks).collect();
                 let host = hosts[draw(&mut draws, hosts.len() as u64) as usize];
-                group.join(host);
+                // Some fetch a copy of the state before they join.
+                let fetches = [("KOLO_TEST_FETCH", "1".to_owned())];
+                group.join_with(host, if turn % 2 == 0 { &fetches } else { &[] });
                 left.push(ranks + turn);
                 std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
                 let place = draw(&mut draws, left.len() as u64) as usize;
@@ -260,9 +267,11 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
                 assert!(!group.all[number].has_said("@wrong"), "{what}: process {number}");
             }
             assert!(ended > 0, "{what}");
-            let received = group.all[ranks..].iter().filter(|process| process.has_said("@received ")).count();
+            let have = |said| group.all[ranks..].iter().filter(|process| process.has_said(said)).count();
+            let (fetched, received) = (have("@fetched "), have("@received "));
             println!(
-                "{what}: {received} newcomers have received the state, {ended} processes have come to the end"
+                "{what}: {fetched} newcomers have fetched a copy, {received} have received what they lacked, {ended} processes \
+                 have come to the end"
             );
         });
     }

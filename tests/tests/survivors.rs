@@ -69,13 +69,15 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
     };
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 8));
     let alone = within(LIMIT, "undisturbed", undisturbed);
+    let mut faults = 0;
     for seed in first..first + rounds {
         let mut state = seed;
         let arrangement = Arrangement::ALL[(seed % 4) as usize];
-        let ranks = 3 + draw(&mut state, 4) as usize;
+        let ranks = [3, 4, 4, 5, 8, 8][draw(&mut state, 6) as usize];
         let last = 1 + draw(&mut state, 3).min(ranks as u64 - 2) as usize;
         let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {last} left");
         let alone = alone.clone();
+        faults += ranks - last;
         within(LIMIT, &what.clone(), move || {
             let mut job = start(arrangement, ranks as u32);
             let mut left: Vec<usize> = (0..ranks).collect();
@@ -87,6 +89,7 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
             assert_eq!(end(&mut job, &left, &what), alone, "{what}");
         });
     }
+    println!("{faults} ranks killed in {rounds} jobs from seed {first}: all others ended with the same bits");
 }
 
 #[test]
@@ -201,5 +204,39 @@ fn half_of_64_ranks_leave_and_the_others_go_on() {
         });
         assert_eq!(sums.iter().flatten().count(), 32);
         assert!(sums.into_iter().flatten().all(|ranks| ranks == 32));
+    });
+}
+
+/// Thread ranks die of panics, which their control planes tell; `target/release/recovery threads` shows the time.
+#[test]
+fn half_of_256_ranks_die_at_once_and_the_others_go_on() {
+    within(LIMIT, "256 ranks", || {
+        let all = std::sync::Barrier::new(256);
+        let begun = std::sync::OnceLock::new();
+        let times = Arrangement::Exchange.run(256, |comm| {
+            let dies = comm.rank() % 2 == 0;
+            comm.barrier().expect("all are there");
+            all.wait();
+            let begun = *begun.get_or_init(std::time::Instant::now);
+            if dies {
+                let panics = std::panic::AssertUnwindSafe(|| {
+                    let _of_this_rank = comm;
+                    std::panic::resume_unwind(Box::new("it was to die"));
+                });
+                assert!(std::panic::catch_unwind(panics).is_err());
+                return None;
+            }
+            let mut group = Survivors::new(comm);
+            let mut sum = [0.0_f32];
+            // The ranks die one after another, so some steps may still have some of them.
+            while sum != [128.0] {
+                group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
+                assert!(sum[0] >= 128.0, "{sum:?}");
+            }
+            Some(begun.elapsed())
+        });
+        let times: Vec<Duration> = times.into_iter().flatten().collect();
+        assert_eq!(times.len(), 128);
+        println!("256 ranks, 128 die at once: the others have summed again after {:?}", times.iter().max());
     });
 }

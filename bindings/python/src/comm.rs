@@ -201,10 +201,10 @@ impl Comm {
         self.with(py, |comm| comm.accept().map(|invitation| invitation.to_string()))
     }
 
-    /// How many newcomers wait at this rank's door, and whether one of them can be given a slot.
-    fn waiting(&self) -> PyResult<(u32, bool)> {
+    /// How many newcomers wait at this rank's door, whether one of them can be given a slot, and whether one asks for the state.
+    fn waiting(&self) -> PyResult<(u32, bool, bool)> {
         let communicator = self.communicator()?;
-        Ok((communicator.waiting(), communicator.has_candidates()))
+        Ok((communicator.waiting(), communicator.has_candidates(), communicator.is_asked_for_state()))
     }
 
     /// The ranks that live and newcomers: behind all others, or in free slots first.

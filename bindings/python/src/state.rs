@@ -1,11 +1,13 @@
 //! State for newcomers: see `kolo.state`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kolo_rs::state::{Part, State as Inner};
 use pyo3::prelude::*;
 
 use crate::comm::Comm;
+use crate::errors::exception;
 
 /// Which step a rank's state is of.
 #[pyclass(frozen, module = "kolo._kolo")]
@@ -26,28 +28,73 @@ impl State {
     }
 
     fn version(&self) -> Option<u64> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).version()
+        self.lock().version()
     }
 
     fn set_version(&self, version: u64) {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).set_version(version);
+        self.lock().set_version(version);
     }
 
     /// Bytes received and sent, and the ranks whose chunks failed their hash.
     #[pyo3(signature = (comm, parts, /))]
-    fn share(&self, py: Python<'_>, comm: &Comm, parts: Vec<Address>) -> PyResult<(u64, u64, Vec<u32>)> {
+    fn share(&self, py: Python<'_>, comm: &Comm, mut parts: Vec<Address>) -> PyResult<(u64, u64, Vec<u32>)> {
         comm.with(py, move |comm| {
-            let part = |(name, address, bytes): &Address| {
-                let at =
-                    if *bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { *address as *mut u8 };
-                // SAFETY: Python's promise: writable memory of so many bytes, no two parts overlap, and nobody else uses it until
-                // this returns. `kolo.state` checks the overlap.
-                (name.clone(), unsafe { std::slice::from_raw_parts_mut(at, *bytes) })
-            };
-            let mut named: Vec<_> = parts.iter().map(part).collect();
-            let mut parts: Vec<_> = named.iter_mut().map(|(name, bytes)| Part::new(name, bytes)).collect();
-            let shared = self.inner.lock().unwrap_or_else(PoisonError::into_inner).share(comm, &mut parts)?;
+            let mut named = memory(&mut parts);
+            let shared = self.lock().share(comm, &mut as_parts(&mut named))?;
             Ok((shared.received, shared.sent, shared.refetched))
         })
     }
+
+    /// Whether a copy was taken.
+    #[pyo3(signature = (comm, is_asked, parts, /))]
+    fn offer(&self, py: Python<'_>, comm: &Comm, is_asked: bool, mut parts: Vec<Address>) -> PyResult<bool> {
+        comm.with(py, move |comm| {
+            let mut named = memory(&mut parts);
+            Ok(self.lock().offer_if(comm, is_asked, &as_parts(&mut named)))
+        })
+    }
+
+    /// Whether a copy is kept.
+    fn is_offering(&self) -> bool {
+        self.lock().is_offering()
+    }
+
+    /// Bytes received.
+    #[pyo3(signature = (invitation, parts, seconds, /))]
+    fn fetch(
+        &self,
+        py: Python<'_>,
+        invitation: &str,
+        mut parts: Vec<Address>,
+        seconds: f64,
+    ) -> PyResult<u64> {
+        let limit = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let fetched = py.detach(|| {
+            let invitation = invitation.parse()?;
+            let mut named = memory(&mut parts);
+            self.lock().fetch(&invitation, &mut as_parts(&mut named), limit)
+        });
+        fetched.map(|fetched| fetched.received).map_err(|error| exception(py, &error))
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory of parts, with their names.
+fn memory<'a>(parts: &'a mut [Address]) -> Vec<(&'a str, &'a mut [u8])> {
+    let part = |(name, address, bytes): &'a mut Address| {
+        let at = if *bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { *address as *mut u8 };
+        // SAFETY: Python's promise: writable memory of so many bytes, no two parts overlap, and nobody else uses it until
+        // the call returns, which drops the slices. `kolo.state` checks the overlap.
+        (name.as_str(), unsafe { std::slice::from_raw_parts_mut(at, *bytes) })
+    };
+    parts.iter_mut().map(part).collect()
+}
+
+fn as_parts<'a>(named: &'a mut [(&'a str, &mut [u8])]) -> Vec<Part<'a>> {
+    named.iter_mut().map(|(name, bytes)| Part::new(name, bytes)).collect()
 }

@@ -150,3 +150,56 @@ fn the_dead_are_not_heard() {
     let (four, three) = news_of_the_dead(Some(Flaw::HearsTheDead));
     assert!(matches!((&four, &three), (Stand::Decided(a), Stand::Decided(b)) if a != b), "the flaw shows");
 }
+
+/// Member 0 of four is gone, so all others are needed. Member 1 proposes and waits for 3, which lives and is late. Member 2 has brought its part
+/// and then takes another for the proposer, so it only answers.
+#[test]
+fn who_brings_its_part_to_another_is_not_taken_for_silent() {
+    let beat = Duration::from_millis(100);
+    let silent_after = Duration::from_secs(1);
+    let settings = Settings { members: 4, me: 1, beat, silent_after, stranded_after: 4 * silent_after };
+    let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
+    let mut proposer = Agreement::new(settings, Duration::ZERO);
+    proposer.bring(part, Duration::ZERO);
+    proposer.gone(0, Duration::ZERO);
+    proposer.hear(2, Message::Part(part), Duration::ZERO);
+    for beats in 1..=100 {
+        let now = beat * beats;
+        proposer.tick(now);
+        for (to, message) in proposer.take_messages() {
+            let answer = if to == 2 { Message::Part(part) } else { Message::Here };
+            if message == Message::Asked {
+                proposer.hear(to, answer, now);
+            }
+        }
+        assert_eq!(proposer.stand(now), Stand::Open { late: vec![3], silent: vec![] }, "after {beats} beats");
+    }
+}
+
+/// A member of a large group that has brought its part to a proposer that says nothing, and ticks so often.
+fn waits_in_vain(ticks: u32, every: Duration) -> (Agreement, Vec<usize>) {
+    let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
+    let settings = Settings { members: 256, me: 255, beat, silent_after, stranded_after: 4 * silent_after };
+    let mut member = Agreement::new(settings, Duration::ZERO);
+    member.bring(Part { kinds: 1, flags: 1, seed: [0; 32] }, Duration::ZERO);
+    let mut asked = |tick: u32| {
+        member.tick(every * tick);
+        member.take_messages().iter().filter(|(_, message)| *message == Message::Asked).count()
+    };
+    let counts = (0..=ticks).map(&mut asked).collect();
+    (member, counts)
+}
+
+#[test]
+fn few_are_asked_at_first_when_the_proposer_says_nothing() {
+    let (_, asked) = waits_in_vain(9, Duration::from_millis(100));
+    assert_eq!(asked, [0, 0, 1, 2, 4, 8, 16, 32, 64, 128]);
+}
+
+#[test]
+fn time_in_which_a_member_was_itself_held_up_is_no_silence_of_others() {
+    let (member, _) = waits_in_vain(4, Duration::from_millis(500));
+    assert_eq!(member.silent(Duration::from_secs(2)), [], "they had 100 ms of each 500");
+    let (member, _) = waits_in_vain(20, Duration::from_millis(100));
+    assert!(member.silent(Duration::from_secs(2)).contains(&0));
+}

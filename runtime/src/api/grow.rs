@@ -87,6 +87,14 @@ impl Communicator {
         self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
     }
 
+    /// Whether a newcomer waits at this rank's door for a copy of its state. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_asked_for_state(&self) -> bool {
+        let desk = || self.shared.world.control.desk(self.shared.group_id());
+        self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
+    }
+
     /// A communicator of the ranks that live and of the newcomers that wait at their doors, as long as there are at most `most` ranks in
     /// all; the others wait on. Ranks keep their order and newcomers come behind them, in the order of the ranks at whose doors they wait. If
     /// nobody waits, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.

@@ -22,6 +22,9 @@ const NOBODY_WAITS: u64 = 4;
 /// This rank has come to the end of the step, which not all have whose time was over.
 const IS_HERE: u64 = 8;
 
+/// Nobody waits at this rank's door for a copy of its state.
+const NOBODY_ASKS: u64 = 16;
+
 /// How the members of a group have changed: see [`Survivors::on_change`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -74,6 +77,8 @@ pub struct Survivors {
     up_to: u32,
     /// Newcomers wait, as all have agreed after the last step.
     is_due: bool,
+    /// Newcomers wait for a copy of the state, as all have agreed after the last step.
+    is_asked: bool,
     watcher: Option<Watcher>,
     /// A change that the watcher has not been told.
     news: Option<Change>,
@@ -95,7 +100,7 @@ impl Survivors {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
         let news = is_newcomer.then(|| change(0, &comm));
         let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
-        Self { comm, at_least, up_to, is_due: false, watcher: None, news, is_spent: false }
+        Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }
 
     /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
@@ -248,6 +253,11 @@ impl Survivors {
         }
     }
 
+    /// Whether newcomers wait for a copy of the members' state, as all members have agreed after the last step.
+    pub(super) const fn is_asked_for_state(&self) -> bool {
+        self.is_asked
+    }
+
     /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
     ///
     /// # Errors
@@ -269,12 +279,14 @@ impl Survivors {
         }
         let is_full = self.comm.world_size() >= self.up_to;
         let nobody_waits = if is_full || !self.comm.has_candidates() { NOBODY_WAITS } else { 0 };
-        let vote = vote | nobody_waits | IS_HERE;
+        let nobody_asks = if self.comm.is_asked_for_state() { 0 } else { NOBODY_ASKS };
+        let vote = vote | nobody_waits | nobody_asks | IS_HERE;
         let agreed = match limit {
             Some(limit) => self.comm.agree_until(vote, Until::Deciding(limit))?,
             None => self.comm.agree(vote)?,
         };
         self.is_due = agreed.flags & (NOBODY_WAITS | IS_HERE) == IS_HERE;
+        self.is_asked = agreed.flags & (NOBODY_ASKS | IS_HERE) == IS_HERE;
         Ok(agreed)
     }
 

@@ -38,6 +38,7 @@ mod coordinator_state;
 mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
+mod fetcher;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handshake;
@@ -71,9 +72,11 @@ pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
 pub(crate) use coordinator::Coordinator;
+pub(crate) use fetcher::{Fetcher, Job, News};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::door::DoorAddress;
 pub(crate) use peers::lobby::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
+pub(crate) use peers::snapshots::{Desk, Hash, Snapshot};
 pub(crate) use reunion::{Disagreement, Meeting, Purpose, Until};
 pub(crate) use wire::foreign;
 

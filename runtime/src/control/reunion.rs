@@ -13,6 +13,7 @@ use super::peers::Agreed;
 use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
 use super::peers::lobby::{Entrance, GroupId, Lobby};
 use super::peers::rounds::RoundKey;
+use super::peers::snapshots::Desk;
 use super::{Control, Membership};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
@@ -98,6 +99,16 @@ impl Control {
     /// Where newcomers wait for this group, or a new one. None without a door.
     pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
         self.inner.door.get().map(|door| door.lobby(group, make))
+    }
+
+    /// Where newcomers fetch the state of this group. None without a door.
+    pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
+        self.inner.door.get().map(|door| door.open_desk(group))
+    }
+
+    /// The same, if it was opened.
+    pub(crate) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
+        self.inner.door.get()?.desk(group)
     }
 
     /// The doors of some ranks, as far as they are known, and what newcomers must know beside them.

@@ -1,6 +1,6 @@
 //! One rank of a job whose steps outlive losses. Does as many steps as the first argument says and then tells what came of them, in lines
 //! that begin with "@". Further arguments say its number, the most ranks, and a folder for its invitation; then newcomers join, and get the
-//! state.
+//! state. One that has KOLO_TEST_FETCH in its environment fetches a copy before it joins, while the members go on.
 //!
 //! Each step reduces 24 shards into a state, so the state at the end is the same bits whoever died; and adds the bit of the rank that it
 //! was at first, so that the sum tells whose it is.
@@ -43,24 +43,59 @@ fn invite(comm: &Communicator, folder: &str, number: u32) -> Result<()> {
     std::fs::rename(format!("{folder}/.{number}"), format!("{folder}/{number}")).map_err(system)
 }
 
+/// Of a newcomer, before it joins.
+fn fetch(parts: &mut [Part<'_>]) -> Result<Option<State>> {
+    let (Ok(join), Ok(_)) = (std::env::var("KOLO_JOIN"), std::env::var("KOLO_TEST_FETCH")) else {
+        return Ok(None);
+    };
+    let join = match join.strip_prefix("file://") {
+        Some(path) => {
+            std::fs::read_to_string(path).map_err(|e| Error::system("reading the invitation", e))?
+        }
+        None => join,
+    };
+    let mut state = State::new();
+    match state.fetch(&join.parse()?, parts, Duration::from_secs(2)) {
+        Ok(fetched) => report(&format!("@fetched {} of {:?}", fetched.received, state.version())),
+        // The members that it knows may all have died.
+        Err(error @ Error::Join { .. }) => report(&format!("@unfetched {error}")),
+        Err(error) => return Err(error),
+    }
+    Ok(Some(state))
+}
+
 fn run(steps: u64, more: &[String]) -> Result<()> {
+    let (mut state, mut mean) = (vec![0.5_f32; LEN], vec![0.0_f32; LEN]);
+    let mut ballast = vec![0_u32; BALLAST];
+    let mut history = [0xcbf2_9ce4_8422_2325_u64];
+    let mut parts = [
+        Part::new("state", &mut state),
+        Part::new("ballast", &mut ballast),
+        Part::new("history", &mut history),
+    ];
+    let fetched = fetch(&mut parts)?;
     let comm = Communicator::from_env()?;
     let number = |at: usize, usual| more.get(at).and_then(|text| text.parse().ok()).unwrap_or(usual);
     let first: u32 = number(0, comm.rank());
     if let Some(folder) = more.get(2) {
         invite(&comm, folder, first)?;
     }
-    let mut position = State::of(&comm);
+    let mut position = fetched.unwrap_or_else(|| State::of(&comm));
     let mut group = Survivors::new(comm).up_to(number(1, 0)).on_change(|change| {
         report(&format!("@change {} {:?} {:?}", change.epoch, change.left, change.came));
     });
-    let (mut state, mut mean) = (vec![0.5_f32; LEN], vec![0.0_f32; LEN]);
-    let mut ballast = vec![0_u32; BALLAST];
-    let mut history = [0xcbf2_9ce4_8422_2325_u64];
     let mut done = 0;
     while position.version() < Some(steps) {
         group.admit()?;
         let mut runs = 0;
+        let parts = [
+            Part::new("state", &mut state),
+            Part::new("ballast", &mut ballast),
+            Part::new("history", &mut history),
+        ];
+        if position.offer(&group, &parts) {
+            report(&format!("@offered {:?}", position.version()));
+        }
         group.run(|comm| {
             runs += 1;
             let mut parts = [

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from . import _kolo, memory
 from .communicator import Communicator
-from .errors import Usage
+from .errors import Join, Usage
+from .survivors import Survivors
+
+#: As DLPack numbers them: memory of the host, plain and pinned.
+_HOST_DEVICES = (1, 3)
 
 
 class State:
@@ -55,18 +61,74 @@ class State:
         Chunks of 1 MiB come from several ranks at a time, nearest first, and are checked against hashes; a chunk that is wrong is
         fetched from another rank. Raises :class:`kolo.Usage` on all ranks if the parts differ or no rank has the state.
         """
-        found = []
-        for name, obj in parts.items():
-            if not isinstance(name, str):
-                raise Usage(f"parts are named by text, not by {name!r}")
-            part = memory.find(f"part {name!r}", obj, True, comm._comm)
-            if part.back is not None:
-                raise Usage(f"part {name!r} is not contiguous")
-            found.append((name, part.address, part.count * memory.SIZES[part.type], part))
-        spans = sorted((address, address + length) for _, address, length, _ in found if length)
-        if any(before[1] > after[0] for before, after in zip(spans, spans[1:])):
-            raise Usage("two parts share memory")
-        if any(length and comm._comm.is_gpu_memory(address) for _, address, length, _ in found):
-            raise Usage("parts in the memory of a GPU are not supported: share copies in the memory of the host")
-        received, _, _ = self._state.share(comm._comm, [of[:3] for of in found])
+        received, _, _ = self._state.share(comm._comm, [of[:3] for of in _found(parts, comm._comm)])
         return received
+
+    def offer(self, group: Survivors, parts: Mapping[str, object]) -> bool:
+        """Takes a copy of this rank's state if newcomers ask for one (:meth:`fetched`), and serves it to them while the program goes on.
+
+        All members call it between two steps, with the memory of this version; returns whether a copy was taken. Costs next to nothing
+        while nobody asks; else the time to copy the memory, and as much memory again until the newcomers have it. Never waits.
+        """
+        comm = group.comm._comm
+        # The first call opens the desk at which newcomers ask.
+        asked = group._is_asked
+        return self._state.offer(comm, asked, [of[:3] for of in _found(parts, comm)] if asked else [])
+
+    @property
+    def is_offering(self) -> bool:
+        """Whether a copy is kept that newcomers fetch."""
+        return self._state.is_offering()
+
+    @classmethod
+    def fetched(cls, invitation: str, parts: Mapping[str, object], *, timeout: float = 60.0) -> State:
+        """For a newcomer, before it joins by the same invitation: the state of the members, which go on meanwhile. ::
+
+            state = kolo.State.fetched(invitation, {"weights": weights})
+            group = kolo.Survivors(kolo.init(join=invitation), up_to=8)
+
+        ``invitation`` is text, or ``file:///path``. Members that call :meth:`offer` take a copy at the end of a step, and ``parts`` are
+        filled from several of them at a time, each chunk checked by a hash of another. The first :meth:`share` then brings no more than the chunks
+        that have changed since. Blocks for ``timeout`` seconds at most. Raises :class:`kolo.Join` if no member has offered its state
+        by then; the newcomer may join all the same, with a ``State`` of its communicator. Raises :class:`kolo.Usage` if the parts differ.
+        """
+        for name, obj in parts.items():
+            device = getattr(obj, "__dlpack_device__", None)
+            if hasattr(obj, "__cuda_array_interface__") or (device is not None and device()[0] not in _HOST_DEVICES):
+                raise Usage(f"part {name!r} is in the memory of a GPU, which is not supported: fetch into the memory of the host")
+        end = time.monotonic() + timeout
+        state = cls.__new__(cls)
+        state._state = _kolo.State(None)
+        found = [of[:3] for of in _found(parts, None)]
+        state._state.fetch(_text(invitation, end), found, max(0.0, end - time.monotonic()))
+        return state
+
+
+def _found(parts: Mapping[str, object], comm: _kolo.Comm | None) -> list[tuple[str, int, int, memory.Memory]]:
+    """Names, addresses and lengths, with what keeps them."""
+    found = []
+    for name, obj in parts.items():
+        if not isinstance(name, str):
+            raise Usage(f"parts are named by text, not by {name!r}")
+        part = memory.find(f"part {name!r}", obj, True, comm)
+        if part.back is not None:
+            raise Usage(f"part {name!r} is not contiguous")
+        found.append((name, part.address, part.count * memory.SIZES[part.type], part))
+    spans = sorted((address, address + length) for _, address, length, _ in found if length)
+    if any(before[1] > after[0] for before, after in zip(spans, spans[1:])):
+        raise Usage("two parts share memory")
+    if comm is not None and any(length and comm.is_gpu_memory(address) for _, address, length, _ in found):
+        raise Usage("parts in the memory of a GPU are not supported: share copies in the memory of the host")
+    return found
+
+
+def _text(invitation: str, end: float) -> str:
+    """The invitation, which a file may not have yet."""
+    if not invitation.startswith("file://"):
+        return invitation
+    path = Path(invitation.removeprefix("file://"))
+    while not path.exists():
+        if time.monotonic() >= end:
+            raise Join(f"there is no invitation in {path}; see whether a member has written one")
+        time.sleep(0.05)
+    return path.read_text()

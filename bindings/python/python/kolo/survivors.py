@@ -24,6 +24,9 @@ _NOBODY_WAITS = 4
 #: This rank has come to the end of the step, which not all have whose time was over.
 _IS_HERE = 8
 
+#: Nobody waits at this rank's door for a copy of its state.
+_NOBODY_ASKS = 16
+
 
 class Change(NamedTuple):
     """How the members of a group have changed."""
@@ -66,7 +69,7 @@ class Survivors:
     changed, before the step begins (again); on a newcomer before its first step.
     """
 
-    __slots__ = ("_at_least", "_comm", "_is_due", "_is_spent", "_news", "_on_change", "_up_to")
+    __slots__ = ("_at_least", "_comm", "_is_asked", "_is_due", "_is_spent", "_news", "_on_change", "_up_to")
 
     def __init__(
         self,
@@ -88,6 +91,8 @@ class Survivors:
         self._on_change = on_change
         # Newcomers wait, as all have agreed after the last step.
         self._is_due = False
+        # They wait for a copy of the state, the same.
+        self._is_asked = False
         # A step was given up at its time limit: the members make another communicator before the next.
         self._is_spent = False
         self._news = _change(0, comm) if comm.ranks_before[comm.rank] is None else None
@@ -131,10 +136,14 @@ class Survivors:
             if problem is not None:
                 # Others may wait for ranks that have come here.
                 self._comm.revoke()
-            if self._comm.world_size >= self._up_to or not self._comm._comm.waiting()[1]:
+            _, any_fits, is_asked = self._comm._comm.waiting()
+            if self._comm.world_size >= self._up_to or not any_fits:
                 vote |= _NOBODY_WAITS
+            if not is_asked:
+                vote |= _NOBODY_ASKS
             flags, there = self._comm.agree(vote | _IS_HERE, timeout=_left(end))
             self._is_due = flags & (_NOBODY_WAITS | _IS_HERE) == _IS_HERE
+            self._is_asked = flags & (_NOBODY_ASKS | _IS_HERE) == _IS_HERE
             if flags & _DONE:
                 return result
             before = self._comm.world_size

@@ -57,6 +57,42 @@ def test_newcomers_come_in_between_steps_and_get_the_state():
     harness.forked(4, body)
 
 
+def test_a_newcomer_fetches_the_state_while_the_members_go_on():
+    def body(rank, _, folder):
+        is_newcomer = rank == 2
+        table, weights = np.full(600_000, 0.0 if is_newcomer else 3.5), np.zeros(1000)
+        parts = {"table": table, "weights": weights}
+        if is_newcomer:
+            with pytest.raises(kolo.Join, match="no invitation"):
+                kolo.State.fetched(f"file://{folder}/nowhere", parts, timeout=0)
+            state = kolo.State.fetched(f"file://{folder}/invitation", parts)
+            version = state.version
+            assert np.all(weights == version) and np.all(table == 3.5)
+        comm = joined(rank, 2, folder)
+        state = state if is_newcomer else kolo.State(comm)
+        group = kolo.Survivors(comm, up_to=3)
+        received, offered, full = [], False, 0
+        while full < 5:
+            group.admit()
+            offered |= state.offer(group, parts)
+
+            def step(comm):
+                received.append(state.share(comm, parts))
+                return comm.all_reduce(np.ones(1))
+
+            full += group.run(step)[0] == 3
+            weights += 1
+            state.advance()
+        assert np.all(weights == state.version) and np.all(table == 3.5)
+        assert offered != is_newcomer and not state.is_offering
+        if is_newcomer:
+            assert received[0] == weights.nbytes and not any(received[1:]), received
+            assert state.version > version + 5, "the others have gone on meanwhile"
+        group.close()
+
+    harness.forked(3, body)
+
+
 def test_members_grow_and_replace_by_themselves():
     def body(rank, _, folder):
         comm = joined(rank, 2, folder)

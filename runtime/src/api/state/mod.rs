@@ -28,12 +28,17 @@
 //! # for weights in kolo::Cluster::local(2, train).unwrap() { assert!(weights.unwrap()[0] < 0.2) }
 //! ```
 
+mod beside;
+mod orders;
 mod schedule;
+
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
 use super::Communicator;
 use crate::communicator::NEWCOMER;
+use crate::control::{Desk, Hash};
 use crate::error::{Error, ErrorContext, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
@@ -51,9 +56,7 @@ const TAG: u32 = 0x4b53_7461;
 /// Attempts at a chunk of which the only rank that has it sends something else than it has hashed.
 const ATTEMPTS_LEAST: usize = 3;
 
-const HASH_BYTES: usize = 32;
-
-type Hash = [u8; HASH_BYTES];
+const HASH_BYTES: usize = size_of::<Hash>();
 
 /// Memory that is part of a program's state.
 #[derive(Debug)]
@@ -89,19 +92,21 @@ pub struct State {
     settled: Option<(Cookie, u64)>,
     /// Some chunks may be right already: an earlier attempt has failed.
     is_begun: bool,
+    /// Where newcomers fetch copies, by the communicator for which it was opened.
+    desk: Option<((Cookie, u64), Arc<Desk>)>,
 }
 
 impl State {
     /// Of a rank that has nothing yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { version: None, settled: None, is_begun: false }
+        Self { version: None, settled: None, is_begun: false, desk: None }
     }
 
     /// Of a rank whose memory is that of this step.
     #[must_use]
     pub const fn at(version: u64) -> Self {
-        Self { version: Some(version), settled: None, is_begun: false }
+        Self { version: Some(version), settled: None, is_begun: false, desk: None }
     }
 
     /// Of a program that begins: of step 0, or of nothing on a newcomer.

@@ -21,13 +21,14 @@ use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
 use super::porter::{self, Answer, LeftBehind, Opening, Registry};
+use super::snapshots::Desk;
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
 use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
-use crate::job::limits::{HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME};
+use crate::job::limits::{AGREEMENT_BEAT, HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME};
 use crate::job::{Cookie, RendezvousKey};
 use crate::join::{JoinSpec, Locator, open_port};
 
@@ -36,6 +37,9 @@ pub(crate) type Tag = [u8; 32];
 
 /// Between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
+
+/// Before the second knock at a door that has not answered; the next ones wait twice as long each.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// What others need to knock.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,6 +159,21 @@ impl Door {
         found.expect("it was set above")
     }
 
+    /// Where newcomers fetch the state of this group: the desk that there is, or a new one.
+    pub(in crate::control) fn open_desk(&self, group: GroupId) -> Arc<Desk> {
+        let desk = self.desk(group).unwrap_or_default();
+        self.residents.send_modify(|residents| {
+            residents.desks.retain(|_, desk| desk.strong_count() > 0);
+            residents.desks.insert(group, Arc::downgrade(&desk));
+        });
+        desk
+    }
+
+    /// The same, if there is one.
+    pub(in crate::control) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
+        self.residents.borrow().desks.get(&group).and_then(std::sync::Weak::upgrade)
+    }
+
     /// Survivors with this tag are for `coordinator`, until the result is dropped.
     pub(crate) fn receive(&self, tag: Tag, coordinator: &Coordinator) -> Box<dyn Send> {
         self.residents.send_modify(|residents| {
@@ -266,6 +285,12 @@ impl Drop for Door {
     }
 }
 
+/// Before the next knock at a door that has not answered so many in a row. Short at first: the sockets of a process that ends close one after
+/// another, so its door may still take a connection and drop it when the line to it has ended, and refuses the next one.
+pub(super) fn pause_after(setbacks: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << (setbacks - 1).min(16)).min(AGREEMENT_BEAT)
+}
+
 struct Received {
     tag: Tag,
     residents: Registry,
@@ -344,5 +369,17 @@ async fn attempt(
         }
         Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
         Err(_) => Err(silent("it takes connections and says nothing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_that_drops_a_connection_is_knocked_at_again_at_once_and_a_silent_one_at_every_beat() {
+        let pauses: Vec<Duration> = (1..=40).map(pause_after).collect();
+        assert_eq!(pauses[..3], [1, 2, 4].map(Duration::from_millis));
+        assert!(pauses.is_sorted() && pauses[7..].iter().all(|pause| *pause == AGREEMENT_BEAT));
     }
 }

@@ -10,6 +10,7 @@ pub(super) mod lobby;
 pub(super) mod porter;
 mod relays;
 pub(super) mod rounds;
+pub(super) mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -166,6 +167,7 @@ impl Peers {
             lines: BTreeMap::new(),
             next_line: 0,
             knocking: BTreeMap::new(),
+            setbacks: BTreeMap::new(),
             unsent: BTreeMap::new(),
             heard: BTreeMap::new(),
             gone: BTreeMap::new(),
@@ -267,6 +269,8 @@ struct Task {
     next_line: u64,
     /// Whose door is knocked at, or not before when it is again.
     knocking: BTreeMap<u32, Option<Instant>>,
+    /// Knocks in a row that nobody has answered.
+    setbacks: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
     heard: BTreeMap<u32, Instant>,
     gone: BTreeMap<u32, String>,
@@ -318,6 +322,7 @@ impl Task {
             Event::Knocked { rank, outcome } => match outcome {
                 Ok(stream) => {
                     self.knocking.remove(&rank);
+                    self.setbacks.remove(&rank);
                     self.adopt(rank, stream);
                 }
                 Err(NoAnswer::Gone(text)) => self.gone(rank, text),
@@ -329,9 +334,14 @@ impl Task {
                 Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
                     let text = no.text();
                     tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
-                    self.unsent.remove(&rank);
                     self.untold.remove(&rank);
-                    self.knocking.insert(rank, Some(Instant::now() + AGREEMENT_BEAT));
+                    let setbacks = self.setbacks.entry(rank).or_default();
+                    *setbacks += 1;
+                    let pause = door::pause_after(*setbacks);
+                    if pause == AGREEMENT_BEAT {
+                        self.unsent.remove(&rank);
+                    }
+                    self.knocking.insert(rank, Some(Instant::now() + pause));
                 }
             },
             Event::Said { rank, said } => {
@@ -370,6 +380,7 @@ impl Task {
 
     fn gone(&mut self, rank: u32, text: String) {
         self.knocking.remove(&rank);
+        self.setbacks.remove(&rank);
         self.unsent.remove(&rank);
         self.untold.remove(&rank);
         tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use super::Event;
 use super::door::Tag;
 use super::lobby::{GroupId, Lobby};
+use super::snapshots::Desk;
 use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, greet_rank};
@@ -36,6 +37,8 @@ pub(in crate::control) enum Opening {
     Wait { group: GroupId },
     /// A member of the job that passes on a message of the coordinator.
     Pass,
+    /// A newcomer that fetches the state of this group.
+    State { group: GroupId },
 }
 
 /// The answer.
@@ -81,6 +84,7 @@ pub(super) struct Residents {
     /// remember takes its owner for one that has left, and all of them gone for a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
+    pub(super) desks: HashMap<GroupId, Weak<Desk>>,
     /// Who takes what is passed on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
 }
@@ -186,6 +190,15 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
             };
             answer(&mut stream, &Answer::Taken).await?;
             lobby.receive(stream).await?;
+        }
+        Opening::State { group } => {
+            let desk = residents.borrow().desks.get(&group).and_then(Weak::upgrade);
+            let Some(desk) = desk.filter(|desk| desk.has_room()) else {
+                return answer(&mut stream, &Answer::Unknown).await;
+            };
+            answer(&mut stream, &Answer::Taken).await?;
+            // For as long as it takes: the newcomer goes, or the desk does.
+            tokio::spawn(desk.receive(stream));
         }
         Opening::Pass => {
             let Some(passed) = residents.borrow().passed.clone() else {

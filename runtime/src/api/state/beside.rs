@@ -1,0 +1,179 @@
+//! State beside training: members keep a copy of one step and serve it at their doors, and a newcomer fetches it before it joins.
+
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use super::orders::{Found, Orders};
+use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
+use crate::api::{Communicator, Survivors};
+use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::join::{JoinSpec, process_environment};
+
+/// What a member is asked for at a time: while it answers the one, the other is on its way.
+const JOBS_AT_ONCE: usize = 2;
+
+impl State {
+    /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while the program goes on. Returns
+    /// whether it has taken one. All members call it between two steps, with the memory of this version; the members agree after
+    /// each step whether somebody asks, so all copies are of the same version.
+    ///
+    /// Costs nothing while nobody asks. A copy takes as long as copying the memory, and as much memory again until the newcomers that fetch it
+    /// have gone. They take what network and processor time they need from the program meanwhile. Local, and never waits for others.
+    pub fn offer(&mut self, group: &Survivors, parts: &[Part<'_>]) -> bool {
+        self.offer_if(group.comm(), group.is_asked_for_state(), parts)
+    }
+
+    /// The same, where all members have agreed in another way whether somebody asks. For Kolo's own bindings.
+    #[doc(hidden)]
+    pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
+        if self.desk.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
+            let desk = comm.shared.world.control.open_desk(comm.shared.group_id());
+            self.desk = desk.map(|desk| (comm.identity(), desk));
+        }
+        let (Some((_, desk)), Some(version)) = (&self.desk, self.version) else { return false };
+        if !is_asked || desk.version() == Some(version) {
+            return false;
+        }
+        let chunks = parts.iter().flat_map(|part| part.bytes.chunks(CHUNK_BYTES).map(Box::from)).collect();
+        desk.serve(Snapshot { version, digest: digest(parts, CHUNK_BYTES), chunks });
+        true
+    }
+
+    /// Whether a copy is kept that newcomers fetch: see [`State::offer`].
+    #[must_use]
+    pub fn is_offering(&self) -> bool {
+        self.desk.as_ref().is_some_and(|(_, desk)| desk.version().is_some())
+    }
+
+    /// For a newcomer, before it joins by the same invitation: fetches a copy of the members' state while they go on. Afterwards the memory
+    /// is of [`State::version`], and the first [`State::share`] brings no more than the chunks that have changed since. So what changes
+    /// in every step comes twice, and what does not (frozen layers, tables, data) costs the members no stop.
+    ///
+    /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a time, those of this host
+    /// first, and each is checked against a hash that another member has made. What a member that dies has not sent comes
+    /// from the others. Blocks for `limit` at most. After a failure, chunks that have come are kept, for a second attempt and for `share`.
+    ///
+    /// # Errors
+    /// [`Error::Join`] with [`JoinFailure::Invitation`] if no member has offered its state in time, or all of it; [`Error::Usage`] if the parts
+    /// are others than the members', or the members' bytes differ. Then the version is `None`. The newcomer may join all the same.
+    pub fn fetch(
+        &mut self,
+        invitation: &Invitation,
+        parts: &mut [Part<'_>],
+        limit: Duration,
+    ) -> Result<Shared> {
+        let mut spec = JoinSpec::newcomer(&process_environment)?;
+        spec.timeout = limit;
+        let fetcher = Fetcher::new(invitation, &spec)?;
+        let names = describe(parts, CHUNK_BYTES);
+        let own = digest(parts, CHUNK_BYTES);
+        let chunks = parts.iter_mut().flat_map(|part| part.bytes.chunks_mut(CHUNK_BYTES)).collect();
+        let may_have_some = self.is_begun || self.version.is_some();
+        (self.version, self.is_begun, self.settled) = (None, true, None);
+        let orders = Orders::new(names.len(), fetcher.near(), may_have_some);
+        let until = Instant::now() + limit.min(crate::job::MOST_PATIENCE);
+        let mut fetch = Fetch { fetcher, orders, chunks, names, digest: own, shared: Shared::default() };
+        let version = fetch.run(until)?;
+        (self.version, self.is_begun) = (Some(version), false);
+        Ok(fetch.shared)
+    }
+}
+
+struct Fetch<'b> {
+    fetcher: Fetcher,
+    orders: Orders,
+    chunks: Vec<&'b mut [u8]>,
+    names: Vec<String>,
+    digest: Hash,
+    shared: Shared,
+}
+
+impl Fetch<'_> {
+    /// Until all chunks are there and right; of which version.
+    fn run(&mut self, until: Instant) -> Result<u64> {
+        let mut last = None;
+        loop {
+            for index in self.orders.unhashed() {
+                self.orders.hashed(index, Sha256::digest(&*self.chunks[index]).into(), None);
+            }
+            if let Some(version) = self.orders.done() {
+                return Ok(version);
+            }
+            for source in 0..self.fetcher.near().len() {
+                while self.orders.under_way(source) < JOBS_AT_ONCE
+                    && let Some(job) = self.orders.next(source, |index| self.chunks[index].len())
+                {
+                    self.fetcher.ask(source, job);
+                }
+            }
+            match self.fetcher.hear(until) {
+                Some(News::Gone { source, why }) => {
+                    self.orders.gone(source);
+                    last = Some(why);
+                }
+                Some(news) => self.take(news)?,
+                None => return Err(self.out_of_time(last)),
+            }
+        }
+    }
+
+    fn take(&mut self, news: News) -> Result<()> {
+        match news {
+            News::Offered { digest, .. } if digest != self.digest => {
+                let problem = "the members have registered other parts than this newcomer".to_owned();
+                return Err(usage(problem));
+            }
+            News::Offered { source, version, .. } => self.orders.offered(source, version),
+            News::Chunk { source, index, bytes } => {
+                self.orders.answered(source, Job::Chunk { index, bytes: bytes.len() });
+                self.shared.received += bytes.len() as u64;
+                self.chunks[index].copy_from_slice(&bytes);
+                self.orders.hashed(index, Sha256::digest(&bytes).into(), Some(source));
+            }
+            News::Hash { source, index, hash } => {
+                self.orders.answered(source, Job::Hash { index });
+                match self.orders.compared(index, &hash) {
+                    Found::Right => {}
+                    Found::Wrong { from: None } => {}
+                    Found::Wrong { from: Some(from) } => {
+                        let what = &self.names[index];
+                        tracing::error!(from, "{what} fail their hash, and are fetched from another member");
+                        self.shared.refetched.push(from as u32);
+                    }
+                    Found::Hopeless => {
+                        let problem = format!(
+                            "{} fail their hash, whoever sends them: the members' bytes differ",
+                            self.names[index]
+                        );
+                        return Err(usage(problem));
+                    }
+                }
+            }
+            News::Gone { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn out_of_time(&self, last: Option<String>) -> Error {
+        let why = last.map_or_else(String::new, |why| format!("; the last that was heard: {why}"));
+        let problem = match self.orders.left() {
+            Some(left) => {
+                let all = self.names.len();
+                format!("{left} of {all} chunks of the members' state have not come in time{why}")
+            }
+            None => format!("no member has offered its state in time{why}"),
+        };
+        let remedy =
+            "See whether the members call offer between their steps, and give more time; or join without: \
+                      share brings what is missing"
+                .to_owned();
+        Error::Join { rank: None, kind: JoinFailure::Invitation, problem, remedy }
+    }
+}
+
+fn usage(problem: String) -> Error {
+    let context = ErrorContext { rank: 0, operation: "fetch".to_owned(), sequence: 0 };
+    Error::Usage { context, problem }
+}

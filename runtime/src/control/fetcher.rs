@@ -1,0 +1,181 @@
+//! A newcomer's end of copies of the members' state: one connection to each door of an invitation.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc as queue;
+
+use super::coordinator::BoxedStream;
+use super::handshake::Credentials;
+use super::invitation::Invitation;
+use super::peers::door::NoAnswer;
+use super::peers::lobby::{Entrance, GroupId};
+use super::peers::porter::Opening;
+use super::peers::snapshots::{FromFetcher, Hash, ToFetcher, hear};
+use super::runtime::ControlRuntime;
+use super::wire::{encode, invalid};
+use crate::error::Result;
+use crate::job::JobSecret;
+use crate::job::limits::{CONNECT_TIMEOUT, RETRY_MOST};
+use crate::join::{JoinSpec, host_key};
+
+/// A member that takes longer for one chunk is given up for now: it is stopped, or cut off.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is asked of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// A chunk of so many bytes.
+    Chunk {
+        index: usize,
+        bytes: usize,
+    },
+    Hash {
+        index: usize,
+    },
+}
+
+/// What a member has answered, by its place in the invitation.
+#[derive(Debug)]
+pub(crate) enum News {
+    Offered {
+        source: usize,
+        version: u64,
+        digest: Hash,
+    },
+    Chunk {
+        source: usize,
+        index: usize,
+        bytes: Vec<u8>,
+    },
+    Hash {
+        source: usize,
+        index: usize,
+        hash: Hash,
+    },
+    /// What it was asked is not answered any more. It is called again.
+    Gone {
+        source: usize,
+        why: String,
+    },
+}
+
+/// See the module.
+pub(crate) struct Fetcher {
+    /// By place in the invitation: whether it is on this host, and what it is asked.
+    sources: Vec<(bool, queue::UnboundedSender<Job>)>,
+    news: Receiver<News>,
+    _runtime: ControlRuntime,
+}
+
+impl Fetcher {
+    /// Calls all members of an invitation, again and again while this lives. `spec` has the job's secret, if there is one.
+    pub(crate) fn new(invitation: &Invitation, spec: &JoinSpec) -> Result<Self> {
+        let runtime = ControlRuntime::new()?;
+        let mut spec = spec.clone();
+        if let Some(drawn) = &invitation.secret {
+            let drawn = JobSecret::drawn(drawn);
+            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
+        }
+        let (report, news) = mpsc::channel();
+        let sources = invitation.entrances.iter().cloned().enumerate().map(|(source, at)| {
+            let (ask, mut jobs) = queue::unbounded_channel();
+            let near = at.host_key == host_key();
+            let way =
+                Way { source, near, credentials: at.door.credentials(&spec), at, group: invitation.group };
+            let report = report.clone();
+            runtime.spawn(async move {
+                while !jobs.is_closed() {
+                    let why = attend(&way, &mut jobs, &report).await;
+                    // What is asked from now on is asked of the next connection.
+                    while jobs.try_recv().is_ok() {}
+                    if report.send(News::Gone { source: way.source, why }).is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(RETRY_MOST).await;
+                }
+            });
+            (near, ask)
+        });
+        Ok(Self { sources: sources.collect(), news, _runtime: runtime })
+    }
+
+    /// Whether each member is on this host, by place in the invitation.
+    pub(crate) fn near(&self) -> Vec<bool> {
+        self.sources.iter().map(|(near, _)| *near).collect()
+    }
+
+    pub(crate) fn ask(&self, source: usize, job: Job) {
+        // One that is gone says so.
+        let _ = self.sources[source].1.send(job);
+    }
+
+    /// Blocks until there are news, at most until then.
+    pub(crate) fn hear(&self, until: Instant) -> Option<News> {
+        self.news.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    }
+}
+
+/// To one member.
+struct Way {
+    source: usize,
+    at: Entrance,
+    near: bool,
+    credentials: Credentials,
+    group: GroupId,
+}
+
+/// One connection to a member, until its end; why it has ended.
+async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
+    let door = &way.at.door;
+    let opening = Opening::State { group: way.group };
+    let is_local = !door.has_port();
+    match door.knock(is_local, way.near, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
+        Ok(stream) => match fetch(way.source, stream, jobs, report).await {
+            Ok(()) => "nothing more is asked".to_owned(),
+            Err(error) => error.to_string(),
+        },
+        Err(NoAnswer::Gone(why)) => format!("no member that offers its state: {why}"),
+        Err(no) => no.text(),
+    }
+}
+
+async fn fetch(
+    source: usize,
+    stream: BoxedStream,
+    jobs: &mut queue::UnboundedReceiver<Job>,
+    report: &Sender<News>,
+) -> io::Result<()> {
+    let (mut read, mut write) = tokio::io::split(stream);
+    // Nothing is asked before; whoever asks may give up meanwhile.
+    let offered = tokio::select! {
+        offered = hear(&mut read, 0) => offered?.0,
+        _ = jobs.recv() => return Ok(()),
+    };
+    let ToFetcher::Offered { version, digest, .. } = offered else {
+        return Err(invalid("it has not said what it offers".to_owned()));
+    };
+    let _ = report.send(News::Offered { source, version, digest });
+    while let Some(job) = jobs.recv().await {
+        let (request, expected) = match job {
+            Job::Chunk { index, bytes } => (FromFetcher::Chunk { index: index as u32 }, bytes),
+            Job::Hash { index } => (FromFetcher::Hash { index: index as u32 }, 0),
+        };
+        write.write_all(&encode(&request)).await?;
+        write.flush().await?;
+        let heard = tokio::time::timeout(CHUNK_TIMEOUT, hear(&mut read, expected)).await;
+        let news = match (job, heard.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??) {
+            (Job::Chunk { index, .. }, (ToFetcher::Chunk { .. }, bytes)) => {
+                News::Chunk { source, index, bytes }
+            }
+            (Job::Hash { index }, (ToFetcher::Hash { hash }, _)) => News::Hash { source, index, hash },
+            _ => return Err(invalid("it has answered something else than it was asked".to_owned())),
+        };
+        if report.send(news).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}

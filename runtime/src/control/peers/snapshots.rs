@@ -1,0 +1,193 @@
+//! Copies of a member's state, which newcomers fetch at its door while the member goes on.
+//!
+//! A newcomer comes with the key of the door and waits. The members see that one of them is asked, take a copy at the same step, and each
+//! serves it to whoever asks for chunks and for hashes of them. A copy is kept while somebody is there that fetches it.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+
+use crate::control::coordinator::BoxedStream;
+use crate::control::wire::{decode, encode, invalid, read_frame};
+use crate::job::limits::{MAX_HELLO_FRAME, MAX_LOBBY};
+
+pub(crate) type Hash = [u8; 32];
+
+/// The state of one step.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) version: u64,
+    /// Tells lists of parts from each other.
+    pub(crate) digest: Hash,
+    pub(crate) chunks: Vec<Box<[u8]>>,
+}
+
+/// From a newcomer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum FromFetcher {
+    Chunk { index: u32 },
+    Hash { index: u32 },
+}
+
+/// From the member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum ToFetcher {
+    /// What is served, once there is something.
+    Offered {
+        version: u64,
+        digest: Hash,
+        chunks: u32,
+    },
+    /// So many bytes follow.
+    Chunk {
+        bytes: u32,
+    },
+    Hash {
+        hash: Hash,
+    },
+}
+
+/// Where a member serves its copy.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    copy: watch::Sender<Option<Arc<Snapshot>>>,
+    visitors: AtomicUsize,
+    /// Those of them for whom there is no copy yet.
+    waiting: AtomicUsize,
+}
+
+impl Desk {
+    /// Whether a newcomer waits for a copy.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The version that is served.
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.copy.borrow().as_ref().map(|copy| copy.version)
+    }
+
+    /// Serves this copy from now on, if anybody is there to fetch it.
+    pub(crate) fn serve(&self, copy: Snapshot) {
+        if self.visitors.load(Ordering::Relaxed) > 0 {
+            self.copy.send_replace(Some(Arc::new(copy)));
+        }
+        // The last one may have gone before it was there.
+        self.release();
+    }
+
+    fn release(&self) {
+        if self.visitors.load(Ordering::Relaxed) == 0 {
+            self.copy.send_replace(None);
+        }
+    }
+
+    /// Whether one more may come.
+    pub(super) fn has_room(&self) -> bool {
+        self.visitors.load(Ordering::Relaxed) < MAX_LOBBY
+    }
+
+    /// Serves a newcomer until it goes, or the desk does.
+    pub(super) async fn receive(self: Arc<Self>, stream: BoxedStream) -> io::Result<()> {
+        let visit = Visit::new(&self, |desk| &desk.visitors);
+        let (mut read, mut write) = tokio::io::split(stream);
+        let mut copies = self.copy.subscribe();
+        let waits = Visit::new(&self, |desk| &desk.waiting);
+        // What is there now may be of a newcomer that is about to go, and serves this one as well.
+        drop(self);
+        let copy = tokio::select! {
+            copy = copies.wait_for(Option::is_some) => copy.ok().and_then(|copy| copy.clone()),
+            _ = read_frame(&mut read, MAX_HELLO_FRAME) => None,
+        };
+        drop(waits);
+        let Some(copy) = copy else { return Ok(()) };
+        let chunks = u32::try_from(copy.chunks.len()).map_err(|_| invalid("too many chunks".to_owned()))?;
+        let offered = ToFetcher::Offered { version: copy.version, digest: copy.digest, chunks };
+        say(&mut write, &offered, &[]).await?;
+        while let Some(frame) = read_frame(&mut read, MAX_HELLO_FRAME).await? {
+            if visit.desk.strong_count() == 0 {
+                break;
+            }
+            answer(&mut write, &copy, decode(&frame)?).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn answer(
+    write: &mut (impl AsyncWrite + Unpin),
+    copy: &Arc<Snapshot>,
+    asked: FromFetcher,
+) -> io::Result<()> {
+    let chunk = |index: u32| {
+        let chunk = copy.chunks.get(index as usize);
+        chunk.ok_or_else(|| invalid(format!("there is no chunk {index}")))
+    };
+    match asked {
+        FromFetcher::Chunk { index } => {
+            let chunk = chunk(index)?;
+            say(write, &ToFetcher::Chunk { bytes: chunk.len() as u32 }, chunk).await
+        }
+        FromFetcher::Hash { index } => {
+            chunk(index)?;
+            let copy = copy.clone();
+            // Not on the control thread, on which the members agree.
+            let hash =
+                tokio::task::spawn_blocking(move || Sha256::digest(&copy.chunks[index as usize]).into());
+            let hash = hash.await.map_err(io::Error::other)?;
+            say(write, &ToFetcher::Hash { hash }, &[]).await
+        }
+    }
+}
+
+async fn say(write: &mut (impl AsyncWrite + Unpin), frame: &ToFetcher, bytes: &[u8]) -> io::Result<()> {
+    write.write_all(&encode(frame)).await?;
+    write.write_all(bytes).await?;
+    write.flush().await
+}
+
+/// Reads what a member has said; a chunk, if it is one, has to have `expected` bytes.
+pub(in crate::control) async fn hear(
+    read: &mut (impl AsyncRead + Unpin),
+    expected: usize,
+) -> io::Result<(ToFetcher, Vec<u8>)> {
+    use tokio::io::AsyncReadExt;
+    let frame = read_frame(read, MAX_HELLO_FRAME).await?;
+    let said = decode(&frame.ok_or(io::ErrorKind::UnexpectedEof)?)?;
+    let mut chunk = Vec::new();
+    if let ToFetcher::Chunk { bytes } = said {
+        if bytes as usize != expected {
+            return Err(invalid(format!("a chunk of {bytes} bytes where {expected} were expected")));
+        }
+        chunk.resize(expected, 0);
+        read.read_exact(&mut chunk).await?;
+    }
+    Ok((said, chunk))
+}
+
+/// Counts somebody at a desk.
+struct Visit {
+    desk: Weak<Desk>,
+    count: fn(&Desk) -> &AtomicUsize,
+}
+
+impl Visit {
+    fn new(desk: &Arc<Desk>, count: fn(&Desk) -> &AtomicUsize) -> Self {
+        count(desk).fetch_add(1, Ordering::Relaxed);
+        Self { desk: Arc::downgrade(desk), count }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(desk) = self.desk.upgrade() {
+            (self.count)(&desk).fetch_sub(1, Ordering::Relaxed);
+            desk.release();
+        }
+    }
+}
