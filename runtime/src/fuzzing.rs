@@ -9,7 +9,7 @@ use crate::{communicator, control, join, plans};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
     ("control_sealed", control_sealed),
@@ -17,6 +17,7 @@ pub const TARGETS: [Target; 13] = [
     ("members", members),
     ("card", card),
     ("notice", notice),
+    ("pmi", pmi),
     ("url", url),
     ("node_list", node_list),
     ("environment", environment),
@@ -58,6 +59,11 @@ pub fn card(bytes: &[u8]) {
 /// What rank 0 publishes.
 pub fn notice(bytes: &[u8]) {
     join::fuzz::notice(bytes);
+}
+
+/// A launcher's answers over PMI-1.
+pub fn pmi(bytes: &[u8]) {
+    join::fuzz::pmi(bytes);
 }
 
 /// Rendezvous URLs.

@@ -16,6 +16,7 @@ use super::invitation::Invitation;
 use super::peers::Said;
 use super::peers::lobby::{FromNewcomer, ToNewcomer};
 use super::peers::porter::Opening;
+use super::peers::snapshots::{FromFetcher, ToFetcher};
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromCoordinator, Hello, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use crate::error::LossCause;
@@ -58,6 +59,12 @@ fn both_ways(payload: &[u8]) {
     }
     if let Ok(opening) = decode::<Opening>(payload) {
         assert_eq!(decode::<Opening>(&encode(&opening)[4..]).ok(), Some(opening));
+    }
+    if let Ok(asked) = decode::<FromFetcher>(payload) {
+        assert_eq!(decode::<FromFetcher>(&encode(&asked)[4..]).ok(), Some(asked));
+    }
+    if let Ok(said) = decode::<ToFetcher>(payload) {
+        assert_eq!(decode::<ToFetcher>(&encode(&said)[4..]).ok(), Some(said));
     }
     if let Ok(invitation) = std::str::from_utf8(payload).unwrap_or_default().parse::<Invitation>() {
         assert_eq!(invitation.to_string().parse::<Invitation>().ok(), Some(invitation));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::file::Notice;
-use super::{JoinSpec, UNIQUE_ID_BYTES, UniqueId, nodelist};
+use super::{JoinSpec, UNIQUE_ID_BYTES, UniqueId, nodelist, pmi};
 use crate::config::Config;
 
 /// What rank 0 publishes in files, stores, boards and answers to multicast.
@@ -12,6 +12,11 @@ pub(crate) fn notice(bytes: &[u8]) {
         let _ = (notice.key(), notice.writer());
         assert!(Notice::parse(&notice.to_json()).is_ok());
     }
+}
+
+/// What a launcher answers over PMI-1, to rank 0 and to the others.
+pub(crate) fn pmi(bytes: &[u8]) {
+    pmi::fuzz(bytes);
 }
 
 /// Rendezvous URLs.

@@ -245,6 +245,25 @@ impl Line {
     }
 }
 
+/// See [`crate::fuzzing`]: all that a launcher says, before it hangs up.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    /// A socket takes this much at once, and more is more of the same.
+    const MOST: usize = 64 << 10;
+    let bytes = &bytes[..bytes.len().min(MOST)];
+    for is_first in [true, false] {
+        let Ok((launcher, own)) = UnixStream::pair() else { return };
+        let said = (&launcher).write_all(bytes).and_then(|()| launcher.shutdown(std::net::Shutdown::Write));
+        let Ok(mut talk) = said.and_then(|()| Talk::begin(own)) else { continue };
+        if is_first {
+            let _ = talk.put(&[7; 300]).and_then(|()| talk.enter());
+        } else {
+            let _ = talk.enter().and_then(|()| talk.await_barrier(None)).and_then(|_| talk.get());
+        }
+        let _ = talk.end();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;

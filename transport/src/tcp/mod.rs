@@ -92,6 +92,9 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     if let Some(part) = bytes.first_chunk().and_then(wire::Part::decode) {
         assert_eq!(Some(&part.encode()[..]), bytes.get(..wire::HEADER_BYTES));
     }
+    if let Some(call) = bytes.first_chunk() {
+        assert_eq!(relay::RelayCall::decode(call, &[7; 16]), None, "a call without the cookie");
+    }
 }
 
 /// See [`crate::fuzzing`].
