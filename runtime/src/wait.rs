@@ -109,8 +109,8 @@ impl Next {
 
 /// Beside others that compute, two ranks are on one processor as often as not, whatever their number: the one that spins keeps the other
 /// from running. The ranks that do run side by side answer within this. An all-reduce of 8 bytes between 2 ranks beside ten busy
-/// processes on 2 processors takes 66 to 93 us where they spin for 50, and 28 us with this.
-const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(5);
+/// processes on 2 processors takes 74 us where they spin for 50, and 26 us with this.
+const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(15);
 
 /// Threads of others that compute on the processors that ranks wait on, as far as a rank has noticed. Between ranks a yield is
 /// over within microseconds; beside such threads each one costs a slice of theirs (1 to 4 ms), and the rank is not there when
