@@ -93,7 +93,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
         assert_eq!(Some(&part.encode()[..]), bytes.get(..wire::HEADER_BYTES));
     }
     if let Some(call) = bytes.first_chunk() {
-        assert_eq!(relay::RelayCall::decode(call, &[7; 16]), None, "a call without the cookie");
+        assert_eq!(RelayCall::decode(call, &[7; 16]), None, "a call without the cookie");
     }
 }
 
