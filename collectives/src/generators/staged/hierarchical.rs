@@ -13,7 +13,7 @@ use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::{Generator, StagedSegments};
-use crate::generators::{circulant, copy_own};
+use crate::generators::circulant;
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
@@ -49,7 +49,7 @@ impl Generator for HierarchicalStaged {
     fn plan(&self, task: &Task, rank: u32) -> Plan {
         let hosts = Hosts::of(task).expect("supported");
         let cut = match task.collective {
-            Collective::AllReduce => Cut::Vector { parts: hosts.least() * hosts.count() },
+            Collective::AllReduce => Cut::Vector { parts: hosts.least() * pieces(&hosts) },
             _ => Cut::PerRank,
         };
         let mut b = PlanBuilder::new(task, Algorithm::HierarchicalStaged, rank, cut);
@@ -73,9 +73,13 @@ impl Generator for HierarchicalStaged {
                 bill.publish(local, bytes);
                 bill.meet(local - 1);
                 bill.fold(rails, local, slice);
-                let piece = slice / f64::from(hosts);
-                circulant::phase_cost(bill, hosts, piece, true, Some(share));
-                circulant::phase_cost(bill, hosts, piece, false, Some(share));
+                if hosts == 2 {
+                    bill.exchange(Pattern::Pairs, Reach::Network(share), 1.0, slice, true);
+                } else {
+                    let piece = slice / f64::from(hosts);
+                    circulant::phase_cost(bill, hosts, piece, true, Some(share));
+                    circulant::phase_cost(bill, hosts, piece, false, Some(share));
+                }
                 bill.publish(rails, slice);
                 bill.meet(rails - 1);
                 bill.take(local, bytes - slice);
@@ -129,32 +133,54 @@ pub(super) fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
     Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
 }
 
+/// Pieces of a rail's slice. Two hosts swap whole slices in one round, which costs no more bytes than two phases do.
+fn pieces(hosts: &Hosts) -> u32 {
+    if hosts.count() == 2 { 1 } else { hosts.count() }
+}
+
 fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
-    let (local, rails, count) = (hosts.local(rank), hosts.least(), hosts.count());
+    let (local, rails, pieces) = (hosts.local(rank), hosts.least(), pieces(hosts));
     let me = local.me();
-    let slice = |member: u32| (member * count, count);
+    let slice = |member: u32| (member * pieces, pieces);
     let blocks = |space, (first, count)| Blocks::range(space, first, count);
     let is_rail = me < rails;
+    let output = blocks(Space::Output, slice(me));
+    let own = blocks(task.own(), slice(me));
+    let swaps = pieces == 1 && is_rail;
+    // Whoever swaps sends and receives whole slices at once, which must not be the same memory.
+    let sum = match (swaps, local.len() == 1 && own != output) {
+        (false, _) => output,
+        (true, true) => own,
+        (true, false) => b.scratch_like_own(task, me),
+    };
     if local.len() == 1 {
-        copy_own(b, task, 0, count);
+        if own != sum {
+            b.copy(own, sum);
+        }
     } else {
         b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
-        let whole = (0, rails * count);
+        let whole = (0, rails * pieces);
         let reads_own = is_rail && super::may_read_own(task, me);
         let hole = if reads_own { slice(me) } else { (0, 0) };
         let payload = |_| Payload::run(whole.0, whole.1);
         b.publish(payload, [Some(blocks(task.own(), whole)), None], hole);
         if is_rail {
             b.await_members(Members::All);
-            let own = reads_own.then_some(blocks(task.own(), slice(me)));
-            b.fold(Members::All, slice(me), own, blocks(Space::Output, slice(me)));
+            let own = reads_own.then_some(own);
+            b.fold(Members::All, slice(me), own, sum);
         }
     }
     if is_rail {
         let rail = Group::of(hosts.rail_at(me), rank);
-        let between = Span { base: me * count, stride: 1 };
-        circulant::reduce_scatter_core(b, &rail, between, Space::Output);
-        circulant::all_gather_core(b, &rail, between, None);
+        if swaps {
+            let peer = rail.rank(rail.ahead(1));
+            b.send(peer, sum);
+            b.recv_reduce(peer, sum, output);
+        } else {
+            let between = Span { base: me * pieces, stride: 1 };
+            circulant::reduce_scatter_core(b, &rail, between, Space::Output);
+            circulant::all_gather_core(b, &rail, between, None);
+        }
     }
     if local.len() == 1 {
         return;
@@ -163,7 +189,7 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
         let (first, count) = slice(member.into());
         if u32::from(member) < rails { Payload::run(first, count) } else { Payload::PRESENCE }
     };
-    b.publish(payload, [is_rail.then_some(blocks(Space::Output, slice(me))), None], (0, 0));
+    b.publish(payload, [is_rail.then_some(output), None], (0, 0));
     if rails == 1 && is_rail {
         return;
     }
