@@ -6,12 +6,14 @@
 #include <oneapi/ccl.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <time.h>
 #include <unistd.h>
 #include <vector>
@@ -38,6 +40,7 @@ constexpr double slow_seconds = 50e-3;    // a sample this long needs no company
 constexpr double estimate_seconds = 0.25; // estimates go on no longer
 constexpr int estimates = 5;              // and are no more
 constexpr int min_samples = 5, min_slow_samples = 2, max_samples = 200;
+constexpr double lasting_parts = 8; // a long sample is over within so large a part of its time
 constexpr double disturbed = 0.10; // share of the machine that others used
 constexpr size_t checked_bytes = 2 << 20;
 constexpr auto f32 = ccl::datatype::float32;
@@ -64,6 +67,7 @@ double machine_seconds() {
 // What an attempt tells.
 struct Attempt {
   std::vector<double> samples; // sorted
+  long batch;                  // operations of one
   double foreign;              // share of the machine that others used meanwhile
   double processors;           // seconds of processors that an operation cost, of all ranks together
   double from, to;             // of the monotonic clock
@@ -74,6 +78,7 @@ struct Options {
   std::string sizes = "8,1024,1048576";
   double budget_seconds = 0.06;
   int retries = 2;
+  double mean_seconds = 0; // if set, a point is one sample that lasts at least this
 };
 
 std::vector<std::string> split(const std::string &list) {
@@ -95,22 +100,24 @@ public:
       _exit(1);
     }
     fill(bytes, 0);
-    double seconds = estimate(name, bytes);
+    double mean = options.mean_seconds;
+    double seconds = mean ? lasting(name, bytes, mean / lasting_parts).second : estimate(name, bytes);
     long batch = long(sample_seconds / seconds) + 1;
     if (name == "broadcast" && seconds < slow_seconds) batch = (batch + ranks - 1) / ranks * ranks;
     int least = seconds < slow_seconds ? min_samples : min_slow_samples;
     int samples = int(std::clamp(options.budget_seconds / (double(batch) * seconds), double(least), double(max_samples)));
-    Attempt kept = attempt(name, bytes, batch, samples);
+    samples = mean ? 1 : samples;
+    Attempt kept = attempt(name, bytes, batch, samples, mean);
     int attempts = 1;
     for (; kept.foreign > disturbed && attempts <= options.retries && seconds < slow_seconds; attempts++) {
-      Attempt again = attempt(name, bytes, batch, samples);
+      Attempt again = attempt(name, bytes, batch, samples, mean);
       if (again.foreign < kept.foreign) kept = again;
     }
     if (rank) return;
     const std::vector<double> &best = kept.samples;
     printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"batch\":%ld,\"samples\":%d,\"median_us\":%.3f,"
            "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d,\"from_s\":%.4f,\"to_s\":%.4f}\n",
-           name.c_str(), ranks, bytes, batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
+           name.c_str(), ranks, bytes, kept.batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
            best[0] * 1e6, best[std::min(samples - 1, samples * 95 / 100)] * 1e6, kept.processors * 1e6, kept.foreign,
            attempts, kept.from, kept.to);
     fflush(stdout);
@@ -210,11 +217,29 @@ private:
     return seconds;
   }
 
-  Attempt attempt(const std::string &name, size_t bytes, long batch, int count) {
+  // Seconds per operation of so many as last at least `limit`, after their number. Rank 0 says when it is over.
+  std::pair<long, double> lasting(const std::string &name, size_t bytes, double limit) {
+    double start = now(), batch = 1;
+    long count = 0;
+    while (batch > 0) {
+      timed(name, bytes, long(batch));
+      count += long(batch);
+      double elapsed = now() - start, wanted = (limit - elapsed) * double(count) / elapsed / lasting_parts + 1;
+      batch = rank == 0 && elapsed < limit ? std::floor(std::min(wanted, 2 * batch)) : 0;
+      over_ranks(&batch, 1, ccl::reduction::max);
+    }
+    return {count, (now() - start) / double(count)};
+  }
+
+  Attempt attempt(const std::string &name, size_t bytes, long batch, int count, double mean) {
     std::vector<double> samples(count);
     double machine = machine_seconds(), ours = -seconds_of(CLOCK_PROCESS_CPUTIME_ID), from = now();
     ccl::barrier(comm).wait();
-    for (double &sample : samples) sample = timed(name, bytes, batch);
+    if (mean) {
+      std::tie(batch, samples[0]) = lasting(name, bytes, mean);
+    } else {
+      for (double &sample : samples) sample = timed(name, bytes, batch);
+    }
     ccl::barrier(comm).wait();
     ours += seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     double busy = machine_seconds() - machine, to = now();
@@ -224,7 +249,7 @@ private:
     // The greatest over the ranks, since all must decide alike whether to try again.
     double foreign = (busy - ours) / (to - from) / double(sysconf(_SC_NPROCESSORS_ONLN));
     over_ranks(&foreign, 1, ccl::reduction::max);
-    return {samples, std::max(foreign, 0.0), ours / (double(count) * double(batch)), from, to};
+    return {samples, batch, std::max(foreign, 0.0), ours / (double(count) * double(batch)), from, to};
   }
 };
 
@@ -257,6 +282,7 @@ int main(int argc, char **argv) {
     if (name == "--sizes") options.sizes = value;
     if (name == "--budget-ms") options.budget_seconds = atof(value.c_str()) * 1e-3;
     if (name == "--retries") options.retries = atoi(value.c_str());
+    if (name == "--mean-ms") options.mean_seconds = atof(value.c_str()) * 1e-3;
   }
   const char *rank = getenv("PMI_RANK"), *ranks = getenv("PMI_SIZE"), *store = getenv("BENCH_STORE");
   if (!rank || !ranks || !store) {

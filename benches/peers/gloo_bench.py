@@ -18,6 +18,7 @@ import time
 SAMPLE_SECONDS = 300e-6  # a sample lasts at least this
 SLOW_SECONDS = 50e-3  # a sample this long needs no company, and no second attempt
 ESTIMATE_SECONDS, ESTIMATES = 0.25, 5  # estimates go on no longer, and are no more
+LASTING_PARTS = 8  # a long sample is over within so large a part of its time
 DISTURBED = 0.10  # share of the machine that others used
 CHECKED_BYTES = 2 << 20
 MIN_SLOW_SAMPLES, MIN_SAMPLES, MAX_SAMPLES = 2, 5, 200
@@ -98,6 +99,20 @@ class Bench:
             once()
         return (time.perf_counter() - start) / batch
 
+    def lasting(self, once, limit):
+        """As timed, of so many operations as last at least `limit`, and their number. Rank 0 says when it is over."""
+        start = time.perf_counter()
+        count, batch = 0, 1
+        while batch:
+            self.timed(once, batch)
+            count += batch
+            elapsed = time.perf_counter() - start
+            wanted = int((limit - elapsed) * count / elapsed / LASTING_PARTS) + 1
+            batch = self.torch.tensor([min(wanted, 2 * batch) if elapsed < limit else 0])
+            self.dist.broadcast(batch, 0)
+            batch = int(batch[0])
+        return (time.perf_counter() - start) / count, count
+
     def over_ranks(self, values, op):
         tensor = self.torch.tensor(values, dtype=self.torch.float64)
         self.dist.all_reduce(tensor, op)
@@ -119,12 +134,21 @@ class Bench:
             seconds = min(seconds, again)
         return seconds
 
+    def warm_up(self, once):
+        if self.options.mean_ms:
+            return self.lasting(once, self.options.mean_ms * 1e-3 / LASTING_PARTS)[0]
+        return self.estimate(once)
+
     def attempt(self, once, batch, samples):
-        """Sorted samples, and what the point's record tells of them: the share of the machine that others used meanwhile,
+        """Sorted samples, operations of one, and what the point's record tells of them: the share of the machine that others used meanwhile,
         what an operation cost of the processors, of all ranks together, and when it was, by the monotonic clock."""
         machine, process, start = machine_seconds(), time.process_time(), time.monotonic()
         self.dist.barrier()
-        times = [self.timed(once, batch) for _ in range(samples)]
+        if self.options.mean_ms:
+            mean, batch = self.lasting(once, self.options.mean_ms * 1e-3)
+            times = [mean]
+        else:
+            times = [self.timed(once, batch) for _ in range(samples)]
         self.dist.barrier()
         own = time.process_time() - process
         busy, end = machine_seconds() - machine, time.monotonic()
@@ -132,7 +156,7 @@ class Bench:
         times = sorted(self.over_ranks(times, self.dist.ReduceOp.MAX))
         foreign = self.torch.tensor([max(0.0, (busy - ours) / (end - start) / os.cpu_count())])
         self.dist.broadcast(foreign, 0)  # all ranks must decide alike whether to try again
-        return times, {"foreign": round(float(foreign[0]), 3), "cpu_us": round(ours / (samples * batch) * 1e6, 3),
+        return times, {"batch": batch, "foreign": round(float(foreign[0]), 3), "cpu_us": round(ours / (samples * batch) * 1e6, 3),
                        "from_s": round(start, 4), "to_s": round(end, 4)}
 
     def point(self, name, size):
@@ -140,12 +164,13 @@ class Bench:
         if size <= CHECKED_BYTES:
             self.check(name, size, once)
         self.fill(size, 0)
-        seconds = self.estimate(once)
+        seconds = self.warm_up(once)
         batch = int(SAMPLE_SECONDS / seconds) + 1
         if name == "broadcast" and seconds < SLOW_SECONDS:
             batch = -(-batch // self.ranks) * self.ranks
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
         samples = min(MAX_SAMPLES, max(MIN_SAMPLES if seconds < SLOW_SECONDS else MIN_SLOW_SAMPLES, wanted))
+        samples = 1 if self.options.mean_ms else samples
         best, told = self.attempt(once, batch, samples)
         attempts = 1
         while told["foreign"] > DISTURBED and attempts <= self.options.retries and seconds < SLOW_SECONDS:
@@ -156,7 +181,7 @@ class Bench:
         if self.rank == 0:
             median = (best[(samples - 1) // 2] + best[samples // 2]) / 2
             print(json.dumps({
-                "collective": name, "ranks": self.ranks, "bytes": size, "batch": batch, "samples": samples,
+                "collective": name, "ranks": self.ranks, "bytes": size, "samples": samples,
                 "median_us": round(median * 1e6, 3), "min_us": round(best[0] * 1e6, 3),
                 "p95_us": round(best[min(samples - 1, samples * 95 // 100)] * 1e6, 3), "attempts": attempts, **told,
             }), flush=True)
@@ -198,6 +223,7 @@ def main():
                         default=[8, 1024, 1 << 20])
     parser.add_argument("--budget-ms", type=float, default=60)
     parser.add_argument("--retries", type=int, default=2)
+    parser.add_argument("--mean-ms", type=float, help="a point is one sample that lasts at least so long")
     options = parser.parse_args()
     if "RANK" not in os.environ:
         return launch(options)

@@ -17,6 +17,7 @@ static const double SAMPLE_SECONDS = 300e-6; // a sample lasts at least this
 static const double SLOW_SECONDS = 50e-3;    // a sample this long needs no company, and no second attempt
 static const double ESTIMATE_SECONDS = 0.25; // estimates go on no longer
 static const double DISTURBED = 0.10;        // share of the machine that others used
+static const double LASTING_PARTS = 8;       // a long sample is over within so large a part of its time
 static const size_t CHECKED_BYTES = 2 << 20;
 
 enum operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, OPERATIONS };
@@ -28,6 +29,7 @@ static float *send_buffer, *receive_buffer;
 static unsigned turn;   // counts operations; moves the root of broadcasts
 static double budget_seconds = 0.06;
 static int retries = 2;
+static double mean_seconds; // if set, a point is one sample that lasts at least this
 
 static size_t whole_of(size_t bytes) { return bytes < 4 ? 1 : bytes / 4; }
 
@@ -98,7 +100,21 @@ static double timed(enum operation operation, size_t bytes, long batch) {
   return (MPI_Wtime() - start) / (double)batch;
 }
 
-// The same, the slowest rank's, the same number on all ranks.
+// The same, of so many operations as last at least `limit`, and their number. Rank 0 says when it is over.
+static double lasting(enum operation operation, size_t bytes, double limit, long *count) {
+  double start = MPI_Wtime();
+  long batch = 1;
+  for (*count = 0; batch;) {
+    timed(operation, bytes, batch);
+    *count += batch;
+    double elapsed = MPI_Wtime() - start, wanted = (limit - elapsed) * (double)*count / elapsed / LASTING_PARTS + 1;
+    batch = elapsed >= limit ? 0 : wanted < 2.0 * (double)batch ? (long)wanted : 2 * batch;
+    MPI_Bcast(&batch, 1, MPI_LONG, 0, MPI_COMM_WORLD);
+  }
+  return (MPI_Wtime() - start) / (double)*count;
+}
+
+// The same as `timed`, the slowest rank's, the same number on all ranks.
 static double agreed(enum operation operation, size_t bytes, long batch) {
   double own = timed(operation, bytes, batch), slowest;
   MPI_Allreduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -153,12 +169,13 @@ struct attempt {
   double from, to;   // of the monotonic clock
 };
 
-// Takes the samples, sorted.
-static struct attempt attempt(enum operation operation, size_t bytes, long batch, int samples, double *slowest) {
+// Takes the samples, sorted; a long one says how many operations it was.
+static struct attempt attempt(enum operation operation, size_t bytes, long *batch, int samples, double *slowest) {
   static double own[MAX_SAMPLES];
   double machine = machine_seconds(), process = process_seconds(), from = seconds_of(CLOCK_MONOTONIC);
   MPI_Barrier(MPI_COMM_WORLD);
-  for (int i = 0; i < samples; i++) own[i] = timed(operation, bytes, batch);
+  for (int i = 0; i < samples; i++)
+    own[i] = mean_seconds ? lasting(operation, bytes, mean_seconds, batch) : timed(operation, bytes, *batch);
   MPI_Barrier(MPI_COMM_WORLD);
   double mine = process_seconds() - process, ours;
   double busy = machine_seconds() - machine, to = seconds_of(CLOCK_MONOTONIC);
@@ -169,7 +186,7 @@ static struct attempt attempt(enum operation operation, size_t bytes, long batch
   // All ranks must decide alike whether to try again.
   MPI_Bcast(&foreign, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   return (struct attempt){.foreign = foreign < 0 ? 0 : foreign,
-                          .processors = ours / ((double)samples * (double)batch),
+                          .processors = ours / ((double)samples * (double)*batch),
                           .from = from,
                           .to = to};
 }
@@ -180,14 +197,15 @@ static void point(enum operation operation, size_t bytes) {
   if (bytes <= CHECKED_BYTES) check(operation, bytes);
   fill(bytes, 0);
   long batch;
-  double seconds = estimate(operation, bytes, &batch);
+  double seconds = mean_seconds ? lasting(operation, bytes, mean_seconds / LASTING_PARTS, &batch)
+                                : estimate(operation, bytes, &batch);
   double wanted = budget_seconds / ((double)batch * seconds);
   int least = seconds < SLOW_SECONDS ? MIN_SAMPLES : MIN_SLOW_SAMPLES;
-  int samples = wanted < least ? least : wanted > MAX_SAMPLES ? MAX_SAMPLES : (int)wanted;
-  struct attempt kept = attempt(operation, bytes, batch, samples, best);
+  int samples = mean_seconds ? 1 : wanted < least ? least : wanted > MAX_SAMPLES ? MAX_SAMPLES : (int)wanted;
+  struct attempt kept = attempt(operation, bytes, &batch, samples, best);
   int attempts = 1;
   while (kept.foreign > DISTURBED && attempts <= retries && seconds < SLOW_SECONDS) {
-    struct attempt again = attempt(operation, bytes, batch, samples, next);
+    struct attempt again = attempt(operation, bytes, &batch, samples, next);
     attempts++;
     if (again.foreign < kept.foreign) {
       kept = again;
@@ -220,6 +238,7 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[i], "--sizes")) sizes = argv[i + 1];
     if (!strcmp(argv[i], "--budget-ms")) budget_seconds = atof(argv[i + 1]) * 1e-3;
     if (!strcmp(argv[i], "--retries")) retries = atoi(argv[i + 1]);
+    if (!strcmp(argv[i], "--mean-ms")) mean_seconds = atof(argv[i + 1]) * 1e-3;
   }
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);

@@ -37,8 +37,8 @@ def how(meta):
         f"- Libraries: {', '.join(meta['libraries'].values())}.",
     ]
     if meta.get("busy"):
-        lines.append(f"- **Busy on purpose**: {meta['busy']} processes that always wanted a processor ran beside each program, "
-                     "and no point was measured again for it.")
+        lines.append(f"- **Busy on purpose**: {meta['busy']} processes that always wanted a processor ran beside each program. "
+                     "Each point is the mean of operations that lasted 1.5 s, and none was measured again.")
     if meta.get("placement"):
         lines.append(f"- {meta['placement']}")
     if not meta["complete"]:

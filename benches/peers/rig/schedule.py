@@ -15,6 +15,8 @@ FAILURES = 2
 # A program is run again this often, for the sake of placement, and so long is waited for the host to move the processors.
 AGAIN = 3
 PATIENCE_SECONDS = 60
+# Beside busy processes a point is one sample that lasts so long.
+BUSY_MEAN_MS = 1500
 
 
 class Schedule:
@@ -108,7 +110,7 @@ class Schedule:
         command = [*prefix, *launch.command, "--collectives", collective, "--sizes",
                    ",".join(map(str, sizes)), "--budget-ms", str(self.options.budget_ms)]
         if self.options.busy:
-            command += ["--retries", "0"]
+            command += ["--retries", "0", "--mean-ms", str(BUSY_MEAN_MS)]
         watch = self.probe.watch() if self.probe else None
         wire, started = loopback_bytes(), time.monotonic()
         status, output, errors = processes.run(command, launch.environment, self.options.timeout, self.options.busy)

@@ -23,6 +23,8 @@ const MIN_SLOW_SAMPLES: usize = 2;
 const MAX_SAMPLES: usize = 200;
 /// Share of the machine's processor time used by others above which a point counts as disturbed.
 const DISTURBED: f64 = 0.10;
+/// A long sample is over within so large a part of the time that it is to last.
+const LASTING_PARTS: f64 = 8.0;
 /// Results are checked up to this size.
 const CHECKED_BYTES: usize = 2 << 20;
 
@@ -73,6 +75,9 @@ struct Options {
     budget: Duration,
     /// How often a disturbed point is repeated.
     retries: usize,
+    /// If given, a point is one sample that lasts at least so long: among others that want the processors, ranks are absent
+    /// for milliseconds, which short samples do not see.
+    mean: Option<Duration>,
 }
 
 impl Options {
@@ -82,6 +87,7 @@ impl Options {
             sizes: vec![8, 1 << 10, 1 << 20],
             budget: Duration::from_millis(60),
             retries: 2,
+            mean: None,
         };
         let mut arguments = arguments;
         while let Some(name) = arguments.next() {
@@ -97,6 +103,7 @@ impl Options {
                 }
                 "--budget-ms" => options.budget = Duration::from_secs_f64(value.parse::<f64>()? * 1e-3),
                 "--retries" => options.retries = value.parse()?,
+                "--mean-ms" => options.mean = Some(Duration::from_secs_f64(value.parse::<f64>()? * 1e-3)),
                 _ => return Err(format!("there is no option {name:?}").into()),
             }
         }
@@ -113,10 +120,19 @@ struct Bench {
     turn: usize,
 }
 
-/// The samples of one attempt in ascending order, in seconds per operation; what an operation cost in seconds of
+#[derive(Clone, Copy, Debug)]
+enum Sampling {
+    /// So many samples of so many operations.
+    Short { batch: usize, samples: usize },
+    /// One sample that lasts at least so long.
+    Long(Duration),
+}
+
+/// The samples of one attempt in ascending order, in seconds per operation, and the operations of one; what an operation cost in seconds of
 /// processors, of all ranks together; and how disturbed it was.
 struct Attempt {
     samples: Vec<f64>,
+    batch: usize,
     processor_seconds: f64,
     foreign: f64,
     /// When it was, by the monotonic clock, in seconds.
@@ -169,6 +185,22 @@ impl Bench {
         Ok(start.elapsed().as_secs_f64() / batch as f64)
     }
 
+    /// As [`Self::timed`], of so many operations as last at least `limit`, and their number. Rank 0 says when it is over, which
+    /// happens a few times a sample.
+    fn lasting(&mut self, operation: Operation, bytes: usize, limit: Duration) -> Result<(usize, f64)> {
+        let start = Instant::now();
+        let (mut count, mut batch) = (0, [1_u64]);
+        while batch[0] > 0 {
+            self.timed(operation, bytes, batch[0] as usize)?;
+            count += batch[0] as usize;
+            let (elapsed, limit) = (start.elapsed().as_secs_f64(), limit.as_secs_f64());
+            let wanted = (limit - elapsed) * count as f64 / elapsed / LASTING_PARTS;
+            batch[0] = if elapsed < limit { (wanted as u64 + 1).min(2 * batch[0]) } else { 0 };
+            self.comm.broadcast(&mut batch, 0)?;
+        }
+        Ok((count, start.elapsed().as_secs_f64() / count as f64))
+    }
+
     /// As [`Self::timed`], the slowest rank's, the same number on all ranks.
     fn agreed(&mut self, operation: Operation, bytes: usize, batch: usize) -> Result<f64> {
         let mut seconds = [self.timed(operation, bytes, batch)?];
@@ -218,19 +250,22 @@ impl Bench {
         Ok((batch, seconds))
     }
 
-    fn attempt(
-        &mut self,
-        operation: Operation,
-        bytes: usize,
-        batch: usize,
-        samples: usize,
-    ) -> Result<Attempt> {
+    fn attempt(&mut self, operation: Operation, bytes: usize, sampling: Sampling) -> Result<Attempt> {
         let (machine, own, from) = (machine_seconds(), process_seconds(), seconds_of(ClockId::Monotonic));
         self.comm.barrier()?;
-        let mut times = Vec::with_capacity(samples);
-        for _ in 0..samples {
-            times.push(self.timed(operation, bytes, batch)?);
-        }
+        let (batch, mut times) = match sampling {
+            Sampling::Short { batch, samples } => {
+                let mut times = Vec::with_capacity(samples);
+                for _ in 0..samples {
+                    times.push(self.timed(operation, bytes, batch)?);
+                }
+                (batch, times)
+            }
+            Sampling::Long(limit) => {
+                let (batch, seconds) = self.lasting(operation, bytes, limit)?;
+                (batch, vec![seconds])
+            }
+        };
         self.comm.barrier()?;
         let mut ours = [process_seconds() - own];
         let (busy, to) = (machine_seconds() - machine, seconds_of(ClockId::Monotonic));
@@ -241,8 +276,26 @@ impl Bench {
         // All ranks must decide alike whether to try again.
         let mut foreign = [((busy - ours[0]) / (to - from) / processors).max(0.0)];
         self.comm.broadcast(&mut foreign, 0)?;
-        let processor_seconds = ours[0] / (samples * batch) as f64;
-        Ok(Attempt { samples: times, processor_seconds, foreign: foreign[0], from, to })
+        let processor_seconds = ours[0] / (times.len() * batch) as f64;
+        Ok(Attempt { samples: times, batch, processor_seconds, foreign: foreign[0], from, to })
+    }
+
+    /// How a point is measured, and whether it may be once more.
+    fn sampling(
+        &mut self,
+        operation: Operation,
+        bytes: usize,
+        options: &Options,
+    ) -> Result<(Sampling, bool)> {
+        if let Some(limit) = options.mean {
+            self.lasting(operation, bytes, limit.div_f64(LASTING_PARTS))?;
+            return Ok((Sampling::Long(limit), true));
+        }
+        let (batch, seconds) = self.estimate(operation, bytes)?;
+        let wanted = options.budget.as_secs_f64() / (batch as f64 * seconds);
+        let least = if seconds < SLOW_SECONDS { MIN_SAMPLES } else { MIN_SLOW_SAMPLES };
+        let samples = (wanted as usize).clamp(least, MAX_SAMPLES);
+        Ok((Sampling::Short { batch, samples }, seconds < SLOW_SECONDS))
     }
 
     /// Measures one point and prints it on rank 0.
@@ -256,20 +309,18 @@ impl Bench {
             return Err(format!("wrong result: {}, {bytes} bytes", operation.name()).into());
         }
         self.fill(bytes, 0.0);
-        let (batch, seconds) = self.estimate(operation, bytes)?;
-        let wanted = options.budget.as_secs_f64() / (batch as f64 * seconds);
-        let least = if seconds < SLOW_SECONDS { MIN_SAMPLES } else { MIN_SLOW_SAMPLES };
-        let samples = (wanted as usize).clamp(least, MAX_SAMPLES);
-        let mut best = self.attempt(operation, bytes, batch, samples)?;
+        let (sampling, may_repeat) = self.sampling(operation, bytes, options)?;
+        let mut best = self.attempt(operation, bytes, sampling)?;
         let mut attempts = 1;
-        while best.foreign > DISTURBED && attempts <= options.retries && seconds < SLOW_SECONDS {
-            let next = self.attempt(operation, bytes, batch, samples)?;
+        while best.foreign > DISTURBED && attempts <= options.retries && may_repeat {
+            let next = self.attempt(operation, bytes, sampling)?;
             attempts += 1;
             if next.foreign < best.foreign {
                 best = next;
             }
         }
         if self.comm.rank() == 0 {
+            let (batch, samples) = (best.batch, best.samples.len());
             let micros = |index: usize| best.samples[index.min(samples - 1)] * 1e6;
             println!(
                 "{{\"collective\":\"{}\",\"ranks\":{},\"bytes\":{bytes},\"batch\":{batch},\"samples\":{samples},\
