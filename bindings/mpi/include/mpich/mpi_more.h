@@ -21,6 +21,8 @@ MPI_Fint MPI_Errhandler_c2f(MPI_Errhandler handle);
 MPI_Errhandler MPI_Errhandler_f2c(MPI_Fint handle);
 MPI_Fint MPI_Group_c2f(MPI_Group handle);
 MPI_Group MPI_Group_f2c(MPI_Fint handle);
+MPI_Fint MPI_File_c2f(MPI_File handle);
+MPI_File MPI_File_f2c(MPI_Fint handle);
 MPI_Fint MPI_Info_c2f(MPI_Info handle);
 MPI_Info MPI_Info_f2c(MPI_Fint handle);
 MPI_Fint MPI_Message_c2f(MPI_Message handle);

@@ -166,6 +166,14 @@ fn windows() {
 }
 
 #[test]
+fn files() {
+    let folder = tempfile::tempdir().unwrap();
+    with(&ABIS, "files", &[folder.path().to_str().unwrap()], &[1, 2, 4]);
+    // Nothing is left behind, the hidden file of a shared pointer neither.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn wrong_arguments() {
     with_ranks("misuse", &[1, 2]);
 }
