@@ -50,10 +50,12 @@ pub mod calls {
         neighbor_alltoallw, reduce, reduce_scatter, reduce_scatter_block, scan, scatter, scatterv,
     };
     pub use crate::comm::{
-        comm_compare, comm_create, comm_create_group, comm_disconnect, comm_dup, comm_dup_with_info,
-        comm_free, comm_get_info, comm_get_name, comm_get_parent, comm_idup, comm_idup_with_info, comm_rank,
-        comm_remote_group, comm_remote_size, comm_set_info, comm_set_name, comm_size, comm_split,
-        comm_split_type, comm_test_inter, intercomm_create, intercomm_merge,
+        comm_agree, comm_compare, comm_create, comm_create_group, comm_disconnect, comm_dup,
+        comm_dup_with_info, comm_failure_ack, comm_failure_get_acked, comm_free, comm_get_failed,
+        comm_get_info, comm_get_name, comm_get_parent, comm_idup, comm_idup_with_info, comm_is_revoked,
+        comm_rank, comm_remote_group, comm_remote_size, comm_revoke, comm_set_info, comm_set_name,
+        comm_shrink, comm_size, comm_split, comm_split_type, comm_test_inter, intercomm_create,
+        intercomm_merge,
     };
     pub use crate::datatype::*;
     pub use crate::file::{

@@ -27,6 +27,7 @@ mod functions {
     include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 }
 
+mod fault;
 mod fortran;
 mod removed;
 

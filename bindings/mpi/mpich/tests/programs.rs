@@ -189,6 +189,12 @@ fn tools() {
     with_ranks("tools", &[1, 2, 3]);
 }
 
+/// Of the MPICH ABI only, as below.
+#[test]
+fn survivors() {
+    with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
+}
+
 /// Of the MPICH ABI only: the MPI-5 standard has none of it.
 #[test]
 fn older_programs_and_fortran() {
