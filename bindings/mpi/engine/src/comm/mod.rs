@@ -212,12 +212,7 @@ impl Comm {
             return fail(Class::Intern, "a process that is alone has no collectives");
         };
         let _absent = net::Absence::begin();
-        let alive = world::alive();
-        let place = |member: &u32| alive.iter().position(|other| other == member).map(|at| at as u32);
-        let Some(members) = self.members.iter().map(place).collect::<Option<Vec<u32>>>() else {
-            return fail(Class::ProcFailed, "the communicator has ranks that are lost: use MPIX_Comm_shrink");
-        };
-        let made = world.group(&members)?;
+        let made = world.group(&survival::places(&self.members)?)?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 

@@ -27,6 +27,16 @@ fn whole(comm: &Comm) -> Outcome<Option<(Arc<Communicator>, Group)>> {
     Ok(world::joined().map(|kolo| (kolo, alive)))
 }
 
+/// Ranks in Kolo's communicator of those that are left.
+pub(super) fn places(members: &[u32]) -> Outcome<Vec<u32>> {
+    let alive = world::alive();
+    let place = |member: &u32| alive.iter().position(|other| other == member).map(|at| at as u32);
+    match members.iter().map(place).collect() {
+        Some(places) => Ok(places),
+        None => fail(Class::ProcFailed, "the communicator has ranks that are lost: use MPIX_Comm_shrink"),
+    }
+}
+
 /// Ranks of the world that are lost, in the order of the communicator.
 fn failed(comm: &Comm) -> Outcome<Vec<u32>> {
     net::poll_once();
