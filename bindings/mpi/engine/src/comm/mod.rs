@@ -212,7 +212,7 @@ impl Comm {
             return fail(Class::Intern, "a process that is alone has no collectives");
         };
         let _absent = net::Absence::begin();
-        let made = world.group(&survival::places(&self.members)?)?;
+        let made = world.group(&places(&self.members)?)?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 
