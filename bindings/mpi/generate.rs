@@ -118,9 +118,11 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "i" => plain("c_int", name),
         "n" | "u" if large => plain("i64", name),
         "n" | "u" => Passing { given: format!("i64::from({name})"), ..plain("c_int", name) },
-        "a" => plain("i64", name),
+        "a" | "o" => plain("i64", name),
         "fn" => plain("*const c_void", name),
-        "p" | "file" => plain("*mut c_void", name),
+        "p" => plain("*mut c_void", name),
+        "file" => Passing { given: format!("file_in({name})"), ..plain("usize", name) },
+        "*file" | "&file" => place(argument, "*mut usize"),
         "cp" => plain("*const c_void", name),
         // Handles of tools are addresses in both.
         "cvar" | "pvar" | "psess" | "tenum" => plain("usize", name),
@@ -137,7 +139,7 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "ds" if large => Passing { given: format!("Counts::Longs({name})"), ..plain("*const i64", name) },
         "ns" | "ds" => Passing { given: format!("Counts::Ints({name})"), ..plain("*const c_int", name) },
         "*i" | "&i" => checked("*mut c_int", name),
-        "*a" => checked("*mut i64", name),
+        "*a" | "*o" => checked("*mut i64", name),
         "*n" | "*u" => count_out(name, large, false),
         "&n" => count_out(name, large, true),
         _ => return None,
@@ -151,6 +153,7 @@ fn mpich(argument: &Argument) -> Passing {
         "cbuf" | "copyfn" => plain("*const c_void", name),
         "status" | "statuses" => plain("*mut Status", name),
         "cstatus" => plain("*const Status", name),
+        "disp" => plain("i64", name),
         "weights" => Passing { given: format!("edges({name})"), ..plain("*const c_int", name) },
         "outweights" => Passing { given: format!("edges({name}).cast_mut()"), ..plain("*mut c_int", name) },
         "types" | "cranks" | "dists" | "dargs" => plain("*const c_int", name),
@@ -165,13 +168,16 @@ fn scope(function: &Function) -> String {
     if function.name.starts_with("T_") {
         return "Scope::Tools".to_owned();
     }
+    if matches!(function.name.as_str(), "File_open" | "File_close" | "File_delete") {
+        return "Scope::File(0)".to_owned();
+    }
     for argument in &function.arguments {
         let name = &argument.name;
         match argument.kind.as_str() {
             "comm" => return format!("Scope::Comm({})", passed_handle(name)),
             "win" => return format!("Scope::Win({})", passed_handle(name)),
             "session" => return format!("Scope::Session({})", passed_handle(name)),
-            "file" => return "Scope::File".to_owned(),
+            "file" => return format!("Scope::File({})", passed_handle(name)),
             _ => {}
         }
     }
@@ -210,7 +216,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             "info" if function.how.is_some() => {}
             _ => given.push(passing.given.clone()),
         }
-        if matches!(argument.kind.as_str(), "comm" | "win" | "session")
+        if matches!(argument.kind.as_str(), "comm" | "win" | "session" | "file")
             && !before.contains(&format!("let {} =", passed_handle(name)))
         {
             before += &format!("let {} = {};", passed_handle(name), passing.given);
@@ -246,7 +252,11 @@ pub(crate) fn generate(table: &str, abi: Abi) -> String {
     }
     for line in table.lines().filter(|line| line.starts_with(['-', '%'])) {
         let name = line[1..].split([' ', '*']).next().unwrap_or_default();
-        let scope = if name.starts_with("File") || name == "Register_datarep" { "File" } else { "Process" };
+        let scope = match name {
+            _ if name.starts_with("T_") => "Tools",
+            _ if name.starts_with("Register_datarep") => "File(0)",
+            _ => "Process",
+        };
         for prefix in ["MPI", "PMPI"] {
             out += &format!(
                 "/// Not supported.\n#[unsafe(no_mangle)]\npub extern \"C\" fn {prefix}_{name}() -> c_int {{ missing(\"MPI_{name}\", Scope::{scope}) }}\n"
@@ -272,10 +282,10 @@ fn standard(argument: &Argument) -> Passing {
         "outweights" => plain("*mut c_int", name),
         kind if handle(kind) => translated("usize", &format!("{kind}_in")),
         "pclass" => translated("c_int", "pclass_in"),
-        "rank" | "tag" | "level" | "err" | "keyval" | "split" | "order" | "lock" | "asserts" | "class" => {
-            translated("c_int", &format!("{kind}_in"))
-        }
+        "rank" | "tag" | "level" | "err" | "keyval" | "split" | "order" | "lock" | "asserts" | "class"
+        | "amode" | "whence" => translated("c_int", &format!("{kind}_in")),
         "cbuf" => translated("*const c_void", "const_buffer"),
+        "disp" => translated("i64", "disp_in"),
         "copyfn" => translated("*const c_void", "own::copy_function"),
         "types" if length.ends_with("peers") => Passing {
             before: format!("let list_{name} = handles({name}, own::{length}(comm), type_in);"),
@@ -340,18 +350,24 @@ fn standard(argument: &Argument) -> Passing {
             }
         }
         other => {
-            let (mark, inner) = other.split_at(1);
-            let of = if handle(inner) { "*mut usize" } else { "*mut c_int" };
-            let mut passing = checked(of, name);
-            let start = if mark == "&" { format!("{inner}_in(*{name})") } else { "0".to_owned() };
-            passing.before += &format!(" let mut inner_{name}: c_int = {start};");
-            passing.given = format!("&raw mut inner_{name}");
-            // A call that fails may have ended a request all the same.
-            let always = if mark == "&" { "!" } else { "" };
-            passing.after = format!("{always}*{name} = {inner}_out(inner_{name});");
-            passing
+            let of = if handle(&other[1..]) { "*mut usize" } else { "*mut c_int" };
+            place(argument, of)
         }
     }
+}
+
+/// A place for a result, or for something that changes, which the program sees as another number.
+fn place(argument: &Argument, of: &str) -> Passing {
+    let name = argument.name.as_str();
+    let (mark, inner) = argument.kind.split_at(1);
+    let mut passing = checked(of, name);
+    let start = if mark == "&" { format!("{inner}_in(*{name})") } else { "0".to_owned() };
+    passing.before += &format!(" let mut inner_{name}: c_int = {start};");
+    passing.given = format!("&raw mut inner_{name}");
+    // A call that fails may have ended a request all the same.
+    let always = if mark == "&" { "!" } else { "" };
+    passing.after = format!("{always}*{name} = {inner}_out(inner_{name});");
+    passing
 }
 
 include!("prototypes.rs");

@@ -35,6 +35,7 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "n" => count,
         "u" => place,
         "a" => address,
+        "o" | "disp" => "MPI_Offset",
         "s" if mark == "*" => "char",
         "types" if mark == "*" => return format!("MPI_Datatype {name}[]"),
         "ranks" if mark == "*" => return format!("int {name}[]"),
@@ -77,6 +78,9 @@ fn c_function(function: &str, argument: &str) -> String {
     match (function, argument) {
         ("Op_create", _) => "MPI_User_function".to_owned(),
         ("Op_create_c", _) => "MPI_User_function_c".to_owned(),
+        ("Register_datarep", "extent") | ("Register_datarep_c", "extent") => "MPI_Datarep_extent_function".to_owned(),
+        ("Register_datarep", _) => "MPI_Datarep_conversion_function".to_owned(),
+        ("Register_datarep_c", _) => "MPI_Datarep_conversion_function_c".to_owned(),
         ("Grequest_start", what) => format!("MPI_Grequest_{what}_function"),
         (_, "copy" | "delete") => format!("MPI_{object}_{argument}_attr_function"),
         _ => format!("MPI_{object}_errhandler_function"),

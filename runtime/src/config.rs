@@ -3,7 +3,6 @@
 //! Values that the program sets in code come before `KOLO_*` environment variables, and these before the defaults. Only
 //! [`Config::from_lookup`] interprets the variables.
 
-mod renamed;
 mod settings;
 
 use std::ops::RangeInclusive;
@@ -184,8 +183,7 @@ impl Config {
     /// As [`Config::from_env`].
     pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let mut config = Self::default();
-        let exact = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let get = |name: &str| renamed::value(name, &exact);
+        let get = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         if let Some(value) = get("KOLO_TRANSPORT") {
             config.transports = parse_transports(&value)?;
         }
@@ -341,18 +339,6 @@ mod tests {
         assert_eq!(with("KOLO_PORT_RANGE", "40000-40009").unwrap().port_range, Some(40000..=40009));
         assert_eq!(with("KOLO_SEGMENT_BYTES", "64K").unwrap().segment_bytes, Some(65536));
         assert_eq!(with("KOLO_TIMEOUT", "0.5").unwrap().timeout, Duration::from_millis(500));
-    }
-
-    #[test]
-    fn former_names_are_read_and_the_new_name_counts() {
-        assert_eq!(with("KOLO_TINY_BYTES", "4K").unwrap().exchange_bytes, Some(4096));
-        assert_eq!(with("KOLO_DIRECT_BYTES", "0").unwrap().symmetric_bytes, Some(0));
-        let both = |name: &str| {
-            let value =
-                [("KOLO_TINY_BYTES", "4K"), ("KOLO_EXCHANGE_BYTES", "8K")].iter().find(|(n, _)| *n == name);
-            value.map(|(_, value)| (*value).to_owned())
-        };
-        assert_eq!(Config::from_lookup(&both).unwrap().exchange_bytes, Some(8192));
     }
 
     #[test]

@@ -261,16 +261,3 @@ fn the_example_of_a_cluster_is_one() {
     let incomplete = run("sim");
     assert!(!incomplete.status.success() && text(&incomplete.stderr).contains("COLLECTIVE"));
 }
-
-#[test]
-fn a_setting_under_its_former_name_counts_and_warns_once() {
-    for (name, now) in
-        [("KOLO_TINY_BYTES", "KOLO_EXCHANGE_BYTES"), ("KOLO_DIRECT_BYTES", "KOLO_SYMMETRIC_BYTES")]
-    {
-        let output = kolo("info").env(name, "4711").env_remove(now).output().unwrap();
-        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success() && stdout.contains("4711"), "{name}\n{stdout}{stderr}");
-        let warning = format!("{name} is now {now}");
-        assert_eq!(stderr.matches(&warning).count(), 1, "{name}\n{stderr}");
-    }
-}

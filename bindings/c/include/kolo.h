@@ -73,7 +73,7 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------------- Version -- */
 
 #define KOLO_VERSION_MAJOR 0
-#define KOLO_VERSION_MINOR 1
+#define KOLO_VERSION_MINOR 2
 #define KOLO_VERSION_PATCH 0
 /** The version of this header as one number: 10000 * major + 100 * minor + patch. */
 #define KOLO_VERSION (10000 * KOLO_VERSION_MAJOR + 100 * KOLO_VERSION_MINOR + KOLO_VERSION_PATCH)

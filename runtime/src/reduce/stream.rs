@@ -8,6 +8,7 @@ use super::Combine;
 
 /// Bytes combined at a time: a sixth or less of a first-level cache (32 KiB or more), which also holds the operands'
 /// lines on their way through.
+#[cfg(target_arch = "x86_64")]
 const PIECE_BYTES: usize = 4096;
 
 #[cfg(target_arch = "x86_64")]
@@ -83,7 +84,7 @@ pub(super) unsafe fn combine(
         if !in_place && count * element_bytes >= PIECE_BYTES {
             return x86_64::combine(kernel, element_bytes, dst, a, b, count);
         }
-        let _ = in_place;
+        let _ = (in_place, element_bytes);
         kernel(dst, a, b, count);
     }
 }

@@ -37,6 +37,7 @@ kinds! {
     comm_in, comm_out, 0x100, [0x100 = COMM_NULL, 0x101 = COMM_WORLD, 0x102 = COMM_SELF];
     group_in, group_out, 0x108, [0x108 = GROUP_NULL, 0x109 = GROUP_EMPTY];
     win_in, win_out, 0x110, [0x110 = WIN_NULL];
+    file_in, file_out, 0x118, [0x118 = FILE_NULL];
     session_in, session_out, 0x120, [0x120 = SESSION_NULL];
     info_in, info_out, 0x130, [0x130 = INFO_NULL, 0x131 = INFO_ENV];
     errh_in, errh_out, 0x140, [

@@ -55,6 +55,5 @@ fn null(what: &str) -> c_int {
 
 #[cold]
 fn missing(name: &str, scope: Scope) -> c_int {
-    let text = format!("Kolo has no {name}: files, ports and spawned processes are not supported");
-    code_out(engine::finish(fail(Class::UnsupportedOperation, text), scope, name))
+    code_out(engine::finish(engine::calls::missing(name, scope), scope, name))
 }

@@ -51,6 +51,7 @@ numbers! {
     order_in, order_out, [12 = ORDER_C, 15 = ORDER_FORTRAN];
     dists_in, dists_out, [16 = DISTRIBUTE_NONE, 17 = DISTRIBUTE_BLOCK, 18 = DISTRIBUTE_CYCLIC];
     dargs_in, dargs_out, [19 = DISTRIBUTE_DFLT_DARG];
+    whence_in, whence_out, [401 = SEEK_CUR, 402 = SEEK_END, 403 = SEEK_SET];
     lock_in, lock_out, [301 = LOCK_EXCLUSIVE, 302 = LOCK_SHARED];
     class_in, class_out, [192 = TYPECLASS_INTEGER, 193 = TYPECLASS_REAL, 194 = TYPECLASS_COMPLEX];
     combiner_in, combiner_out, [
@@ -78,6 +79,38 @@ pub(crate) fn tag_in(tag: c_int) -> c_int {
 /// Of the assertions, only `MPI_MODE_NOSUCCEED` means something to the engine, and it is alike.
 pub(crate) const fn asserts_in(assertion: c_int) -> c_int {
     assertion & (1024 | 16384)
+}
+
+/// Bits of access modes: the standard's, then the engine's.
+const MODES: [(c_int, c_int); 9] = [
+    (1, MODE_APPEND),
+    (2, MODE_CREATE),
+    (4, MODE_DELETE_ON_CLOSE),
+    (8, MODE_EXCL),
+    (16, MODE_RDONLY),
+    (32, MODE_RDWR),
+    (64, MODE_SEQUENTIAL),
+    (128, MODE_UNIQUE_OPEN),
+    (256, MODE_WRONLY),
+];
+
+/// Bits without a meaning stay, above those that have one.
+pub(crate) fn amode_in(mode: c_int) -> c_int {
+    let known = MODES.iter().filter(|(standard, _)| mode & standard != 0);
+    known.fold(mode & !MODE_ALL, |all, (_, engine)| all | engine)
+}
+
+pub(crate) fn amode_out(mode: c_int) -> c_int {
+    MODES.iter().filter(|(_, engine)| mode & engine != 0).fold(0, |all, (standard, _)| all | standard)
+}
+
+pub(crate) const fn disp_in(displacement: i64) -> i64 {
+    match displacement {
+        -1 => DISPLACEMENT_CURRENT,
+        // No argument may be that.
+        DISPLACEMENT_CURRENT => -1,
+        _ => displacement,
+    }
 }
 
 pub(crate) fn cranks_in(rank: c_int) -> c_int {

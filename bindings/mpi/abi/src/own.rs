@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use engine::constants::Status;
+use engine::Scope;
+use engine::constants::{INFO_NULL, Status};
 use engine::flavor::{self, Flavor, Kind};
 
 use crate::handles::*;
@@ -15,7 +16,7 @@ fn to_user(kind: Kind, handle: c_int) -> usize {
         Kind::Type => type_out(handle),
         Kind::Win => win_out(handle),
         Kind::Session => session_out(handle),
-        Kind::File => 0x118,
+        Kind::File => file_out(handle),
     }
 }
 
@@ -25,7 +26,7 @@ fn from_user(kind: Kind, handle: usize) -> c_int {
         Kind::Type => type_in(handle),
         Kind::Win => win_in(handle),
         Kind::Session => session_in(handle),
-        Kind::File => 0,
+        Kind::File => file_in(handle),
     }
 }
 
@@ -95,9 +96,58 @@ unsafe fn put_version(major: *mut c_int, minor: *mut c_int) -> c_int {
     0
 }
 
+unsafe fn abi_info(into: *mut usize) -> c_int {
+    if into.is_null() {
+        return err_out(engine::error::Class::Arg as c_int);
+    }
+    let mut info = 0;
+    // SAFETY: places for handles.
+    unsafe {
+        let code =
+            engine::finish(engine::calls::abi_get_info(&raw mut info), Scope::Process, "MPI_Abi_get_info");
+        *into = info_out(info);
+        err_out(code)
+    }
+}
+
+/// No bindings for Fortran have said what their numbers are.
+unsafe fn no_fortran(info: *mut usize) -> c_int {
+    if info.is_null() {
+        return err_out(engine::error::Class::Arg as c_int);
+    }
+    // SAFETY: a place for a handle.
+    unsafe { *info = info_out(INFO_NULL) };
+    0
+}
+
+unsafe fn no_booleans(is_set: *mut c_int) -> c_int {
+    if is_set.is_null() {
+        return err_out(engine::error::Class::Arg as c_int);
+    }
+    // SAFETY: a place for a number.
+    unsafe { *is_set = 0 };
+    0
+}
+
 both_names! {
+    // SAFETY: the callers' promises.
+    MPI_Abi_get_info, PMPI_Abi_get_info(info: *mut usize) -> c_int = unsafe { abi_info(info) };
+    // SAFETY: as above.
+    MPI_Abi_get_fortran_info, PMPI_Abi_get_fortran_info(info: *mut usize) -> c_int = unsafe { no_fortran(info) };
+    MPI_Abi_get_fortran_booleans, PMPI_Abi_get_fortran_booleans(
+        _size: c_int, _true: *mut c_void, _false: *mut c_void, is_set: *mut c_int
+    ) -> c_int =
+        // SAFETY: as above.
+        unsafe { no_booleans(is_set) };
+    MPI_Abi_set_fortran_info, PMPI_Abi_set_fortran_info(_info: usize) -> c_int =
+        crate::missing("MPI_Abi_set_fortran_info", Scope::Process);
+    MPI_Abi_set_fortran_booleans, PMPI_Abi_set_fortran_booleans(
+        _size: c_int, _true: *mut c_void, _false: *mut c_void
+    ) -> c_int = crate::missing("MPI_Abi_set_fortran_booleans", Scope::Process);
     MPI_Wtime, PMPI_Wtime() -> f64 = engine::wtime();
     MPI_Wtick, PMPI_Wtick() -> f64 = engine::wtick();
+    MPI_Aint_add, PMPI_Aint_add(base: i64, displacement: i64) -> i64 = base.wrapping_add(displacement);
+    MPI_Aint_diff, PMPI_Aint_diff(address: i64, other: i64) -> i64 = address.wrapping_sub(other);
     // SAFETY: the caller's promise.
     MPI_Abi_get_version, PMPI_Abi_get_version(major: *mut c_int, minor: *mut c_int) -> c_int = unsafe { put_version(major, minor) };
 }
@@ -115,6 +165,7 @@ macro_rules! handle_numbers {
 handle_numbers! {
     MPI_Comm_toint, PMPI_Comm_toint, MPI_Comm_fromint, PMPI_Comm_fromint;
     MPI_Errhandler_toint, PMPI_Errhandler_toint, MPI_Errhandler_fromint, PMPI_Errhandler_fromint;
+    MPI_File_toint, PMPI_File_toint, MPI_File_fromint, PMPI_File_fromint;
     MPI_Group_toint, PMPI_Group_toint, MPI_Group_fromint, PMPI_Group_fromint;
     MPI_Info_toint, PMPI_Info_toint, MPI_Info_fromint, PMPI_Info_fromint;
     MPI_Message_toint, PMPI_Message_toint, MPI_Message_fromint, PMPI_Message_fromint;

@@ -9,6 +9,7 @@ use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC};
 use crate::error::{Class, Outcome, fail};
 use crate::net::{self, Completion};
 use crate::request::{self, Active};
+use crate::session;
 
 #[derive(Debug, Default)]
 struct State {
@@ -85,9 +86,18 @@ impl Buffers {
     }
 }
 
-/// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's.
+/// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's, or else that of a session.
+/// Which session a communicator comes from is not kept.
 pub(crate) fn take(comm: &comm::Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
-    if comm.buffers.is_attached() { comm.buffers.take(bytes, done) } else { OF_PROCESS.take(bytes, done) }
+    if comm.buffers.is_attached() {
+        return comm.buffers.take(bytes, done);
+    }
+    if !OF_PROCESS.is_attached()
+        && let Some(session) = session::all().iter().find(|session| session.buffers.is_attached())
+    {
+        return session.buffers.take(bytes, done);
+    }
+    OF_PROCESS.take(bytes, done)
 }
 
 pub unsafe fn buffer_attach(buffer: *mut c_void, size: i64) -> Outcome {
@@ -130,4 +140,24 @@ pub unsafe fn comm_iflush_buffer(comm: c_int, into: *mut c_int) -> Outcome {
     comm.buffers.flush()?;
     // SAFETY: the caller's promise.
     unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &comm)) }
+}
+
+pub unsafe fn session_attach_buffer(of: c_int, buffer: *mut c_void, size: i64) -> Outcome {
+    session::lookup(of)?.buffers.attach(buffer, size)
+}
+
+pub unsafe fn session_detach_buffer(of: c_int, address: *mut c_void, size: *mut i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { session::lookup(of)?.buffers.detach(address, size) }
+}
+
+pub unsafe fn session_flush_buffer(of: c_int) -> Outcome {
+    session::lookup(of)?.buffers.flush()
+}
+
+pub unsafe fn session_iflush_buffer(of: c_int, into: *mut c_int) -> Outcome {
+    session::lookup(of)?.buffers.flush()?;
+    let own = comm::own()?;
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &own)) }
 }

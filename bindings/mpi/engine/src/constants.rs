@@ -44,6 +44,20 @@ numbers! {
     LOCK_EXCLUSIVE = 234;
     LOCK_SHARED = 235;
     MODE_NOCHECK = 1024;
+    MODE_CREATE = 1;
+    MODE_RDONLY = 2;
+    MODE_WRONLY = 4;
+    MODE_RDWR = 8;
+    MODE_DELETE_ON_CLOSE = 16;
+    MODE_UNIQUE_OPEN = 32;
+    MODE_EXCL = 64;
+    MODE_APPEND = 128;
+    MODE_SEQUENTIAL = 256;
+    MODE_ALL = 511;
+    T_NOT_SUPPORTED = 78;
+    SEEK_SET = 600;
+    SEEK_CUR = 602;
+    SEEK_END = 604;
     WIN_FLAVOR_CREATE = 1;
     WIN_FLAVOR_ALLOCATE = 2;
     WIN_FLAVOR_DYNAMIC = 3;
@@ -60,6 +74,8 @@ numbers! {
     GROUP_NULL = 0x0800_0000;
     GROUP_EMPTY = 0x4800_0000;
     DATATYPE_NULL = 0x0c00_0000;
+    BYTE = 0x4c00_010d;
+    FILE_NULL = 0;
     ERRHANDLER_NULL = 0x1400_0000;
     ERRORS_ARE_FATAL = 0x5400_0000;
     ERRORS_RETURN = 0x5400_0001;
@@ -107,6 +123,11 @@ numbers! {
 
 /// Largest tag: 30 bits of a message's header.
 pub const TAG_MAX: c_int = (1 << 30) - 1;
+
+/// Of a view: where the shared pointer is.
+pub const DISPLACEMENT_CURRENT: i64 = -54_278_278;
+/// Room for the name of a data representation, with its zero.
+pub const MAX_DATAREP_STRING: usize = 128;
 
 /// `MPI_IN_PLACE`.
 pub const IN_PLACE: *const c_void = usize::MAX as *const c_void;

@@ -91,6 +91,7 @@ classes! {
     Errhandler = 80, "invalid error handler";
     Abi = 81, "wrong ABI";
     ProcFailed = 101, "a process has failed";
+    Revoked = 103, "the communicator has been revoked";
 }
 
 /// Why a call fails.
@@ -129,6 +130,7 @@ impl From<kolo::Error> for Fail {
     fn from(error: kolo::Error) -> Self {
         let class = match &error {
             kolo::Error::PeerLost { .. } => Class::ProcFailed,
+            kolo::Error::Aborted { kind: kolo::AbortReason::Revoked, .. } => Class::Revoked,
             kolo::Error::Aborted { .. } => Class::ProcAborted,
             kolo::Error::Usage { .. } => Class::Arg,
             kolo::Error::Unsupported { .. } => Class::UnsupportedOperation,

@@ -8,7 +8,7 @@ use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome, fail};
 use crate::flavor::{self, Kind};
 use crate::handle::Table;
-use crate::{comm, session, window, world};
+use crate::{comm, file, session, window, world};
 
 /// `void handler(handle *, int *code, ...)`.
 type Function = unsafe extern "C" fn(*mut usize, *mut c_int, ...);
@@ -35,8 +35,13 @@ pub struct User {
 }
 
 static HANDLERS: Table<Arc<User>> = Table::new(0x5);
-/// The handler of files, which are not there; the standard gives them this one.
+/// The handler that files have at first, and of what goes wrong before there is a file.
 static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
+
+/// The handler that files have at first.
+pub(crate) fn of_files() -> Handler {
+    OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 pub(crate) fn given(handle: c_int) -> Outcome<Handler> {
     match handle {
@@ -84,8 +89,8 @@ pub enum Scope {
     Win(c_int),
     /// A session.
     Session(c_int),
-    /// Files.
-    File,
+    /// A file, or the null handle: what goes wrong before there is one.
+    File(c_int),
     /// The tools interface, of whose errors no handler hears.
     Tools,
     /// Nothing in particular: the communicator of this process alone.
@@ -103,7 +108,7 @@ fn handler_of(scope: Scope) -> Handler {
             Ok(session) => Ok(session.handler()),
             Err(_) => comm::own().map(|comm| comm.handler()),
         },
-        Scope::File => Ok(OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        Scope::File(handle) => Ok(file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler())),
         Scope::Tools => Ok(Handler::Return),
         Scope::Process => comm::own().map(|comm| comm.handler()),
     }
@@ -123,7 +128,7 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
                 Scope::Comm(handle) => (Kind::Comm, handle),
                 Scope::Win(handle) => (Kind::Win, handle),
                 Scope::Session(handle) => (Kind::Session, handle),
-                Scope::File => (Kind::File, 0),
+                Scope::File(handle) => (Kind::File, handle),
                 Scope::Process | Scope::Tools => (Kind::Comm, COMM_SELF),
             };
             let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
@@ -154,6 +159,20 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
         invoke(failure.comm.map_or(scope, Scope::Comm), code, call);
     }
     code
+}
+
+/// What a function gives that is not there.
+///
+/// # Errors
+/// Always.
+pub fn missing(name: &str, scope: Scope) -> Outcome {
+    match scope {
+        Scope::Tools => Err(Fail::code(T_NOT_SUPPORTED)),
+        _ => {
+            let text = format!("Kolo has no {name}: see docs/mpi.md for what is not there");
+            fail(Class::UnsupportedOperation, text)
+        }
+    }
 }
 
 pub unsafe fn comm_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
@@ -222,28 +241,26 @@ calls!(
     session_call_errhandler
 );
 
-pub unsafe fn file_set_errhandler(file: *mut c_void, handler: c_int) -> Outcome {
-    if !file.is_null() {
-        return fail(Class::File, "files are not supported");
+pub unsafe fn file_set_errhandler(file: c_int, handler: c_int) -> Outcome {
+    let handler = given(handler)?;
+    match file {
+        FILE_NULL => *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = handler,
+        _ => file::lookup(file)?.set_handler(handler),
     }
-    *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = given(handler)?;
     Ok(())
 }
 
-pub unsafe fn file_get_errhandler(file: *mut c_void, handler: *mut c_int) -> Outcome {
-    if !file.is_null() {
-        return fail(Class::File, "files are not supported");
-    }
-    let of_files = OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+pub unsafe fn file_get_errhandler(file: c_int, handler: *mut c_int) -> Outcome {
+    let found = if file == FILE_NULL { of_files() } else { file::lookup(file)?.handler() };
     // SAFETY: the caller's promise.
-    unsafe { put(handler, handle_of(&of_files)) }
+    unsafe { put(handler, handle_of(&found)) }
 }
 
-pub unsafe fn file_call_errhandler(file: *mut c_void, code: c_int) -> Outcome {
-    if !file.is_null() {
-        return fail(Class::File, "files are not supported");
+pub unsafe fn file_call_errhandler(file: c_int, code: c_int) -> Outcome {
+    if file != FILE_NULL {
+        file::lookup(file)?;
     }
-    invoke(Scope::File, code, "the program's own call of an error handler");
+    invoke(Scope::File(file), code, "the program's own call of an error handler");
     Ok(())
 }
 

@@ -51,6 +51,20 @@ pub unsafe fn info_create(info: *mut c_int) -> Outcome {
     unsafe { put(info, make(Pairs::new())) }
 }
 
+/// What is known of the machine's parts: nothing, which the standard allows.
+pub unsafe fn get_hw_resource_info(info: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { info_create(info) }
+}
+
+/// Widths of an ABI's numbers, in bytes.
+pub unsafe fn abi_get_info(info: *mut c_int) -> Outcome {
+    let widths =
+        ["mpi_aint_size", "mpi_count_size", "mpi_offset_size"].map(|key| (key.to_owned(), "8".to_owned()));
+    // SAFETY: the caller's promise.
+    unsafe { put(info, make(widths.to_vec())) }
+}
+
 pub unsafe fn info_create_env(_count: c_int, _values: *mut c_void, info: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { put(info, make(Pairs::new())) }

@@ -20,6 +20,7 @@ mod comm;
 pub mod constants;
 mod datatype;
 pub mod error;
+mod file;
 pub mod flavor;
 mod group;
 mod handle;
@@ -49,12 +50,27 @@ pub mod calls {
         neighbor_alltoallw, reduce, reduce_scatter, reduce_scatter_block, scan, scatter, scatterv,
     };
     pub use crate::comm::{
-        comm_compare, comm_create, comm_create_group, comm_disconnect, comm_dup, comm_dup_with_info,
-        comm_free, comm_get_info, comm_get_name, comm_get_parent, comm_idup, comm_idup_with_info, comm_rank,
-        comm_remote_group, comm_remote_size, comm_set_info, comm_set_name, comm_size, comm_split,
-        comm_split_type, comm_test_inter, intercomm_create, intercomm_merge,
+        comm_agree, comm_compare, comm_create, comm_create_group, comm_disconnect, comm_dup,
+        comm_dup_with_info, comm_failure_ack, comm_failure_get_acked, comm_free, comm_get_failed,
+        comm_get_info, comm_get_name, comm_get_parent, comm_idup, comm_idup_with_info, comm_is_revoked,
+        comm_rank, comm_remote_group, comm_remote_size, comm_revoke, comm_set_info, comm_set_name,
+        comm_shrink, comm_size, comm_split, comm_split_type, comm_test_inter, intercomm_create,
+        intercomm_merge,
     };
     pub use crate::datatype::*;
+    pub use crate::file::{
+        file_close, file_delete, file_get_amode, file_get_atomicity, file_get_byte_offset, file_get_group,
+        file_get_info, file_get_position, file_get_position_shared, file_get_size, file_get_type_extent,
+        file_get_view, file_iread, file_iread_all, file_iread_at, file_iread_at_all, file_iread_shared,
+        file_iwrite, file_iwrite_all, file_iwrite_at, file_iwrite_at_all, file_iwrite_shared, file_open,
+        file_preallocate, file_read, file_read_all, file_read_all_begin, file_read_all_end, file_read_at,
+        file_read_at_all, file_read_at_all_begin, file_read_at_all_end, file_read_ordered,
+        file_read_ordered_begin, file_read_ordered_end, file_read_shared, file_seek, file_seek_shared,
+        file_set_atomicity, file_set_info, file_set_size, file_set_view, file_sync, file_write,
+        file_write_all, file_write_all_begin, file_write_all_end, file_write_at, file_write_at_all,
+        file_write_at_all_begin, file_write_at_all_end, file_write_ordered, file_write_ordered_begin,
+        file_write_ordered_end, file_write_shared, register_datarep,
+    };
     pub use crate::group::{
         comm_group, group_compare, group_difference, group_excl, group_free, group_incl, group_intersection,
         group_range_excl, group_range_incl, group_rank, group_size, group_translate_ranks, group_union,

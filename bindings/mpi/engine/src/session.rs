@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::args::{put, put_text, text};
+use crate::bsend::Buffers;
 use crate::constants::*;
 use crate::error::{Class, Outcome, fail};
 use crate::group::{self, Group};
@@ -15,6 +16,7 @@ use crate::{comm, info, world};
 #[derive(Debug)]
 pub struct Session {
     handler: Mutex<Handler>,
+    pub(crate) buffers: Buffers,
 }
 
 static SESSIONS: Table<Arc<Session>> = Table::new(0xe);
@@ -41,6 +43,11 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<Session>> {
     SESSIONS.get(handle).map_or_else(|| fail(Class::Session, format!("{handle:#x} is no session")), Ok)
 }
 
+/// All sessions that are open.
+pub(crate) fn all() -> Vec<Arc<Session>> {
+    SESSIONS.all()
+}
+
 /// The members of a set.
 fn members(name: &str) -> Outcome<Group> {
     match SETS.iter().position(|set| set.eq_ignore_ascii_case(name)) {
@@ -58,7 +65,12 @@ pub unsafe fn session_init(hints: c_int, handler: c_int, into: *mut c_int) -> Ou
     let handler = handlers::given(handler)?;
     world::open_session()?;
     // SAFETY: the front end has checked it.
-    unsafe { put(into, SESSIONS.insert(Arc::new(Session { handler: Mutex::new(handler) }))) }
+    unsafe {
+        put(
+            into,
+            SESSIONS.insert(Arc::new(Session { handler: Mutex::new(handler), buffers: Buffers::default() })),
+        )
+    }
 }
 
 pub unsafe fn session_finalize(session: *mut c_int) -> Outcome {

@@ -35,6 +35,8 @@ static WORLD: OnceLock<World> = OnceLock::new();
 
 struct World {
     kolo: std::sync::Mutex<Option<Arc<Communicator>>>,
+    /// Ranks of the world that are in it: all, or those that a shrink has left.
+    alive: std::sync::Mutex<Arc<[u32]>>,
     rank: u32,
     size: u32,
     /// Host of each rank.
@@ -163,6 +165,7 @@ fn meet(call: &str) -> Outcome {
     let policy = Policy::for_host(local, usable_processors(), spin);
     let world = World {
         kolo: std::sync::Mutex::new(kolo.clone()),
+        alive: std::sync::Mutex::new(world_members(size)),
         rank,
         size,
         hosts,
@@ -250,6 +253,22 @@ pub(crate) fn joined() -> Option<Arc<Communicator>> {
     kolo()
 }
 
+/// Ranks of the world that are in [`joined`], in its order.
+pub(crate) fn alive() -> Arc<[u32]> {
+    let world = WORLD.get();
+    world.map_or_else(
+        || world_members(1),
+        |world| Arc::clone(&world.alive.lock().unwrap_or_else(std::sync::PoisonError::into_inner)),
+    )
+}
+
+/// From now on, the ranks that a shrink has left are the job.
+pub(crate) fn go_on_with(kolo: Arc<Communicator>, ranks: Arc<[u32]>) {
+    let Some(world) = WORLD.get() else { return };
+    *world.alive.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = ranks;
+    *world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(kolo);
+}
+
 /// Kolo's settings, one a line.
 pub(crate) fn settings() -> String {
     match kolo() {
@@ -323,9 +342,15 @@ pub unsafe fn finalize() -> Outcome {
     comm::lookup(COMM_WORLD)?.attributes.delete_all(COMM_WORLD)?;
     let all = comm::lookup(COMM_WORLD)?;
     flush()?;
-    let mut last = Schedule::new(&all);
-    crate::collective::algorithms::barrier(&mut last);
-    schedule::complete(last)?;
+    if alive().len() < all.size() as usize {
+        // Those that a shrink has left wait for each other only.
+        let _absent = net::Absence::begin();
+        joined().map_or(Ok(()), |kolo| kolo.barrier())?;
+    } else {
+        let mut last = Schedule::new(&all);
+        crate::collective::algorithms::barrier(&mut last);
+        schedule::complete(last)?;
+    }
     drop(all);
     let open = sessions();
     MODEL.store(FINALIZED, Ordering::Release);

@@ -216,6 +216,35 @@ typedef struct KOLO_T_session *MPI_T_pvar_session;
 #define MPI_T_SCOPE_GROUP_EQ 5
 #define MPI_T_SCOPE_ALL 6
 #define MPI_T_SCOPE_ALL_EQ 7
+#define MPI_MODE_APPEND 1
+#define MPI_MODE_CREATE 2
+#define MPI_MODE_DELETE_ON_CLOSE 4
+#define MPI_MODE_EXCL 8
+#define MPI_MODE_RDONLY 16
+#define MPI_MODE_RDWR 32
+#define MPI_MODE_SEQUENTIAL 64
+#define MPI_MODE_UNIQUE_OPEN 128
+#define MPI_MODE_WRONLY 256
+#define MPI_SEEK_CUR 401
+#define MPI_SEEK_END 402
+#define MPI_SEEK_SET 403
+#define MPI_MAX_DATAREP_STRING 128
+#define MPI_DISPLACEMENT_CURRENT (-1)
+#define MPI_ERR_ACCESS 20
+#define MPI_ERR_AMODE 21
+#define MPI_ERR_BAD_FILE 23
+#define MPI_ERR_CONVERSION 25
+#define MPI_ERR_DUP_DATAREP 27
+#define MPI_ERR_FILE_EXISTS 28
+#define MPI_ERR_FILE_IN_USE 29
+#define MPI_ERR_FILE 30
+#define MPI_ERR_IO 35
+#define MPI_ERR_NO_SPACE 41
+#define MPI_ERR_NO_SUCH_FILE 42
+#define MPI_ERR_NOT_SAME 40
+#define MPI_ERR_QUOTA 44
+#define MPI_ERR_READ_ONLY 45
+#define MPI_ERR_UNSUPPORTED_DATAREP 54
 
 #include "../mpi_types.h"
 #endif

@@ -12,6 +12,17 @@ int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 extern MPI_Fint *MPI_F_STATUS_IGNORE;
 extern MPI_Fint *MPI_F_STATUSES_IGNORE;
 
+/* Going on without the dead. */
+#define MPIX_ERR_PROC_FAILED 101
+#define MPIX_ERR_REVOKED 103
+int MPIX_Comm_revoke(MPI_Comm comm);
+int MPIX_Comm_is_revoked(MPI_Comm comm, int *flag);
+int MPIX_Comm_shrink(MPI_Comm comm, MPI_Comm *newcomm);
+int MPIX_Comm_agree(MPI_Comm comm, int *flag);
+int MPIX_Comm_failure_ack(MPI_Comm comm);
+int MPIX_Comm_failure_get_acked(MPI_Comm comm, MPI_Group *group);
+int MPIX_Comm_get_failed(MPI_Comm comm, MPI_Group *group);
+
 MPI_Aint MPI_Aint_add(MPI_Aint base, MPI_Aint displacement);
 MPI_Aint MPI_Aint_diff(MPI_Aint base, MPI_Aint other);
 
@@ -21,6 +32,8 @@ MPI_Fint MPI_Errhandler_c2f(MPI_Errhandler handle);
 MPI_Errhandler MPI_Errhandler_f2c(MPI_Fint handle);
 MPI_Fint MPI_Group_c2f(MPI_Group handle);
 MPI_Group MPI_Group_f2c(MPI_Fint handle);
+MPI_Fint MPI_File_c2f(MPI_File handle);
+MPI_File MPI_File_f2c(MPI_Fint handle);
 MPI_Fint MPI_Info_c2f(MPI_Info handle);
 MPI_Info MPI_Info_f2c(MPI_Fint handle);
 MPI_Fint MPI_Message_c2f(MPI_Message handle);

@@ -10,6 +10,43 @@ use engine::constants::Status;
 
 use super::functions as c;
 
+macro_rules! statuses {
+    ($($name:ident, $profiled:ident;)+) => {$(
+        /// Statuses are the same numbers in all languages.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(from: *const Status, to: *mut Status) -> c_int {
+            // SAFETY: the caller's promise: a status, and a place for one.
+            unsafe { copy(from, to) }
+        }
+
+        /// The same, for profilers.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $profiled(from: *const Status, to: *mut Status) -> c_int {
+            // SAFETY: as above.
+            unsafe { copy(from, to) }
+        }
+    )+};
+}
+
+/// Copies a status; what is ignored has none.
+unsafe fn copy(from: *const Status, to: *mut Status) -> c_int {
+    if from.is_null() || from.addr() == 1 || to.is_null() || to.addr() == 1 {
+        return super::null("a status");
+    }
+    // SAFETY: the caller's promise.
+    unsafe { *to = *from };
+    0
+}
+
+statuses! {
+    MPI_Status_c2f, PMPI_Status_c2f;
+    MPI_Status_f2c, PMPI_Status_f2c;
+    MPI_Status_c2f08, PMPI_Status_c2f08;
+    MPI_Status_f082c, PMPI_Status_f082c;
+    MPI_Status_f2f08, PMPI_Status_f2f08;
+    MPI_Status_f082f, PMPI_Status_f082f;
+}
+
 macro_rules! marks {
     ($($name:ident: $of:ty;)+) => {$(
         /// Set by the bindings when the program starts: where their constant of this name lies.

@@ -27,6 +27,7 @@ mod functions {
     include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 }
 
+mod fault;
 mod fortran;
 mod removed;
 
@@ -47,8 +48,7 @@ fn null(what: &str) -> c_int {
 
 #[cold]
 fn missing(name: &str, scope: Scope) -> c_int {
-    let text = format!("Kolo has no {name}: files, ports and spawned processes are not supported");
-    engine::finish(fail(Class::UnsupportedOperation, text), scope, name)
+    engine::finish(engine::calls::missing(name, scope), scope, name)
 }
 
 /// An object whose address programs compare with.
@@ -72,6 +72,16 @@ pub static MPI_WEIGHTS_EMPTY: Mark = Mark(&raw const EMPTY_WEIGHTS);
 /// `MPI_T_PVAR_ALL_HANDLES`.
 #[unsafe(no_mangle)]
 pub static MPI_T_PVAR_ALL_HANDLES: Mark = Mark(std::ptr::without_provenance(1));
+
+/// The engine's handle of a file, which programs see as an address.
+const fn file_in(handle: usize) -> c_int {
+    handle as u32 as c_int
+}
+
+/// The program's handle of a file.
+const fn file_out(handle: c_int) -> usize {
+    handle as u32 as usize
+}
 
 fn edges(given: *const c_int) -> *const c_int {
     if given == MPI_UNWEIGHTED.0 {
@@ -149,6 +159,18 @@ macro_rules! numbers_of_handles {
             handle
         }
     )+};
+}
+
+/// The handle as Fortran sees it.
+#[unsafe(no_mangle)]
+pub extern "C" fn MPI_File_c2f(handle: usize) -> c_int {
+    file_in(handle)
+}
+
+/// The handle of Fortran's number.
+#[unsafe(no_mangle)]
+pub extern "C" fn MPI_File_f2c(handle: c_int) -> usize {
+    file_out(handle)
 }
 
 numbers_of_handles! {

@@ -166,6 +166,14 @@ fn windows() {
 }
 
 #[test]
+fn files() {
+    let folder = tempfile::tempdir().unwrap();
+    with(&ABIS, "files", &[folder.path().to_str().unwrap()], &[1, 2, 4]);
+    // Nothing is left behind, the hidden file of a shared pointer neither.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn wrong_arguments() {
     with_ranks("misuse", &[1, 2]);
 }
@@ -179,6 +187,12 @@ fn sessions() {
 #[test]
 fn tools() {
     with_ranks("tools", &[1, 2, 3]);
+}
+
+/// Of the MPICH ABI only, as below.
+#[test]
+fn survivors() {
+    with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
 }
 
 /// Of the MPICH ABI only: the MPI-5 standard has none of it.

@@ -36,6 +36,18 @@ static void sets(MPI_Session session) {
   FAILS(MPI_ERR_ARG, MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 2, &length, name));
 }
 
+/* A buffer of the session's serves communicators that have none of their own. */
+static void buffered(MPI_Session session, MPI_Comm own) {
+  char *room = malloc(4096 + MPI_BSEND_OVERHEAD), *given = NULL;
+  int length = 0, value = 7, got = 0;
+  FAILS(MPI_ERR_BUFFER, MPI_Bsend(&value, 1, MPI_INT, 0, 5, own));
+  CHECK(!MPI_Session_attach_buffer(session, room, 4096 + MPI_BSEND_OVERHEAD) && !MPI_Bsend(&value, 1, MPI_INT, 0, 5, own));
+  CHECK(!MPI_Recv(&got, 1, MPI_INT, 0, 5, own, MPI_STATUS_IGNORE) && got == 7 && !MPI_Session_flush_buffer(session));
+  CHECK(!MPI_Session_detach_buffer(session, &given, &length) && given == room && length == 4096 + MPI_BSEND_OVERHEAD);
+  FAILS(MPI_ERR_BUFFER, MPI_Session_detach_buffer(session, &given, &length));
+  free(room);
+}
+
 static int errors;
 static void note(MPI_Session *session, int *code, ...) {
   errors += *session != MPI_SESSION_NULL && *code != MPI_SUCCESS;
@@ -50,6 +62,7 @@ int main(int argc, char **argv) {
   MPI_Comm all = from_set(first, "mpi://WORLD", "org.kolo.test.all"), own = from_set(first, "mpi://SELF", "org.kolo.test.own");
   CHECK(!MPI_Comm_rank(all, &rank) && !MPI_Comm_size(all, &size));
   sum(all), sum(own);
+  buffered(first, own);
   /* The predefined communicators are not there yet, and a session that has been opened twice is two. */
   CHECK(!MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &second) && second != first);
   MPI_Errhandler handler;

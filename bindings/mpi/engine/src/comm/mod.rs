@@ -2,6 +2,7 @@
 
 mod attributes;
 mod inter;
+mod survival;
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -25,6 +26,7 @@ use crate::topology::Topology;
 use crate::world;
 pub(crate) use attributes::predefined_attribute;
 pub(crate) use inter::{Inter, from_groups};
+pub use survival::*;
 
 /// A communicator.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub struct Comm {
     info: Mutex<Pairs>,
     pub(crate) topology: Option<Topology>,
     pub(crate) buffers: Buffers,
+    /// Ranks of the world whose loss the program knows of.
+    acknowledged: Mutex<Vec<u32>>,
 }
 
 const COLLECTIVES: u32 = 1;
@@ -152,6 +156,7 @@ impl Comm {
             info: Mutex::default(),
             topology,
             buffers: Buffers::default(),
+            acknowledged: Mutex::default(),
         }
     }
 
@@ -207,7 +212,7 @@ impl Comm {
             return fail(Class::Intern, "a process that is alone has no collectives");
         };
         let _absent = net::Absence::begin();
-        let made = world.group(&self.members)?;
+        let made = world.group(&places(&self.members)?)?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 

@@ -178,7 +178,7 @@ impl Net {
     }
 
     /// Ends what waits for a rank that is lost.
-    pub(super) fn lose(&mut self, peer: u32, why: &str) {
+    pub(crate) fn lose(&mut self, peer: u32, why: &str) {
         self.lost[peer as usize] = Some(why.into());
         let mut ended = Vec::new();
         for mailbox in self.boxes.values_mut() {

@@ -145,6 +145,12 @@ impl Net {
         self.counters
     }
 
+    /// Ranks of the world that are lost, as far as this one knows.
+    #[must_use]
+    pub fn lost(&self) -> Vec<u32> {
+        (0..).zip(&self.lost).filter(|(_, why)| why.is_some()).map(|(rank, _)| rank).collect()
+    }
+
     /// Receives without messages, and messages without receives.
     #[must_use]
     pub fn queued(&self) -> (u64, u64) {

@@ -283,7 +283,11 @@ fn retire(request: &Request) -> (bool, Option<Fail>) {
     }
 }
 
-unsafe fn set_status(into: *mut Status, status: Status) {
+/// Writes the status of a call that has one.
+///
+/// # Safety
+/// There is a place for it, unless it is ignored.
+pub(crate) unsafe fn set_status(into: *mut Status, status: Status) {
     if into != STATUS_IGNORE && !into.is_null() {
         // SAFETY: the caller's promise. The error of a single status stays as it is.
         unsafe {

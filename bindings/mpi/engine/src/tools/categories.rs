@@ -89,6 +89,36 @@ pub unsafe fn t_category_get_categories(at: c_int, _room: c_int, _into: *mut c_i
 }
 
 /// Nothing ever changes.
+pub unsafe fn t_category_get_num_events(at: c_int, number: *mut c_int) -> Outcome {
+    check()?;
+    index(&CATEGORIES, at)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(number, 0) }
+}
+
+pub unsafe fn t_category_get_events(at: c_int, _room: c_int, _indices: *mut c_int) -> Outcome {
+    check()?;
+    index(&CATEGORIES, at).map(drop)
+}
+
+/// There are no events, nor sources of any.
+pub unsafe fn t_event_get_num(number: *mut c_int) -> Outcome {
+    check()?;
+    // SAFETY: the caller's promise.
+    unsafe { put(number, 0) }
+}
+
+pub unsafe fn t_event_get_index(_name: *const c_char, _index: *mut c_int) -> Outcome {
+    check()?;
+    wrong(INVALID_NAME)
+}
+
+pub unsafe fn t_source_get_num(number: *mut c_int) -> Outcome {
+    check()?;
+    // SAFETY: the caller's promise.
+    unsafe { put(number, 0) }
+}
+
 pub unsafe fn t_category_changed(stamp: *mut c_int) -> Outcome {
     check()?;
     // SAFETY: the caller's promise.

@@ -1,0 +1,296 @@
+//! Reading and writing.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::{File, Split, lock, lookup};
+use crate::args::{count, put};
+use crate::collective;
+use crate::constants::*;
+use crate::datatype::{self, Type};
+use crate::error::{Class, Fail, Outcome, fail};
+use crate::handle::Held;
+use crate::request::{self, Active};
+
+/// Where in the file.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// At an offset.
+    At(i64),
+    /// At this rank's pointer.
+    Own,
+    /// At the shared pointer.
+    Shared,
+    /// At the shared pointer, rank after rank.
+    Ordered,
+}
+
+/// The program's memory.
+struct Buffer {
+    at: *mut u8,
+    count: usize,
+    of: Held<Type>,
+}
+
+impl Buffer {
+    fn new(at: *const c_void, n: i64, of: c_int) -> Outcome<Self> {
+        let (count, of) = (count(n)?, datatype::held(of)?);
+        if at.is_null() && count * of.size() > 0 && of.basic().is_some() {
+            return fail(Class::Buffer, "the buffer is NULL");
+        }
+        Ok(Self { at: at.cast_mut().cast(), count, of })
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * self.of.size()
+    }
+
+    /// Calls with the bytes to write.
+    ///
+    /// # Safety
+    /// The elements are readable.
+    unsafe fn with_data<T>(&self, call: impl FnOnce(&[u8]) -> T) -> T {
+        if self.bytes() == 0 {
+            return call(&[]);
+        }
+        // SAFETY: the caller's promise; elements without holes are one run of bytes from the true lower bound on.
+        unsafe {
+            if self.of.is_flat() {
+                let start = self.at.wrapping_offset(self.of.true_lower as isize);
+                return call(std::slice::from_raw_parts(start, self.bytes()));
+            }
+            let mut packed = Vec::new();
+            self.of.pack(self.at, self.count, &mut packed);
+            call(&packed)
+        }
+    }
+
+    /// Calls with memory to read into; the call says how many bytes it has put there.
+    ///
+    /// # Safety
+    /// The elements are writable, and nobody else uses them.
+    unsafe fn with_room(&self, call: impl FnOnce(&mut [u8]) -> Outcome<usize>) -> Outcome<usize> {
+        if self.bytes() == 0 {
+            return call(&mut []);
+        }
+        // SAFETY: as above.
+        unsafe {
+            if self.of.is_flat() {
+                let start = self.at.wrapping_offset(self.of.true_lower as isize);
+                return call(std::slice::from_raw_parts_mut(start, self.bytes()));
+            }
+            let mut packed = vec![0; self.bytes()];
+            let got = call(&mut packed)?;
+            self.of.unpack(&packed[..got], self.at, self.count);
+            Ok(got)
+        }
+    }
+}
+
+/// Reads until the memory is full or the file ends.
+fn read_all(file: &std::fs::File, into: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(now) => done += now,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+impl File {
+    /// The first etype of an access of so many, at which the pointers then no longer are.
+    fn claim(&self, place: Place, etypes: i64) -> Outcome<i64> {
+        let failed = |error: io::Error| self.failed("point into", &error);
+        match place {
+            Place::At(offset) => self.check_random().map(|()| offset),
+            Place::Own => {
+                self.check_random()?;
+                let mut position = lock(&self.position);
+                let now = *position;
+                *position = now.saturating_add(etypes);
+                Ok(now)
+            }
+            Place::Shared => self.shared.update(|now| now.saturating_add(etypes)).map_err(failed),
+            Place::Ordered => {
+                let all = collective::share(&self.comm, &etypes.to_le_bytes())?;
+                let lengths: Vec<i64> =
+                    all.chunks_exact(8).map(|len| len.try_into().map_or(0, i64::from_le_bytes)).collect();
+                let before: i64 = lengths[..self.comm.rank as usize].iter().sum();
+                let mut base = Ok(0);
+                if self.comm.rank == 0 {
+                    base = self.shared.update(|now| now.saturating_add(lengths.iter().sum())).map_err(failed);
+                }
+                let told = base.as_ref().copied().unwrap_or(-1);
+                let told = collective::tell(&self.comm, &told.to_le_bytes(), 8, 0)?;
+                base?;
+                match told.try_into().map_or(-1, i64::from_le_bytes) {
+                    -1 => fail(Class::Io, "rank 0 could not move the shared pointer"),
+                    base => Ok(base + before),
+                }
+            }
+        }
+    }
+
+    /// Reads or writes.
+    ///
+    /// # Safety
+    /// The memory may be used so, and nobody else uses it meanwhile.
+    unsafe fn transfer(&self, place: Place, buffer: &Buffer, is_write: bool) -> Outcome<Status> {
+        let view = self.view();
+        let (bytes, unit) = (buffer.bytes(), view.unit());
+        let wrong = match self.mode {
+            mode if is_write && mode & MODE_RDONLY != 0 => {
+                Some((Class::ReadOnly, "the file is open for reading"))
+            }
+            mode if !is_write && mode & MODE_WRONLY != 0 => {
+                Some((Class::Access, "the file is open for writing"))
+            }
+            _ if !bytes.is_multiple_of(unit) => Some((Class::Io, "an access takes whole etypes of the view")),
+            _ => None,
+        };
+        // In order, all ranks take part, also one whose arguments are wrong.
+        let etypes = if wrong.is_some() { 0 } else { (bytes / unit) as i64 };
+        let first = match (place, &wrong) {
+            (Place::Ordered, _) | (_, None) => self.claim(place, etypes)?,
+            _ => 0,
+        };
+        if let Some((class, text)) = wrong {
+            return fail(class, format!("{bytes} bytes, '{}': {text}", self.path.display()));
+        }
+        let from = view.bytes_of(first)?;
+        let broken = |what: &str, at: u64, len: usize, error: &io::Error| {
+            let Fail { class, text, comm } = self.failed(what, error);
+            Fail { class, text: format!("{text} ({len} bytes at byte {at})").into(), comm }
+        };
+        // SAFETY: the caller's promise.
+        let moved = self.alone(|| unsafe {
+            if is_write {
+                buffer.with_data(|data| {
+                    view.each(from, data.len(), |at, range| {
+                        let len = range.len();
+                        let written = self.file.write_all_at(&data[range], at);
+                        written.map(|()| len).map_err(|error| broken("write", at, len, &error))
+                    })
+                })
+            } else {
+                buffer.with_room(|room| {
+                    let len = room.len();
+                    view.each(from, len, |at, range| {
+                        let len = range.len();
+                        read_all(&self.file, &mut room[range], at)
+                            .map_err(|error| broken("read", at, len, &error))
+                    })
+                })
+            }
+        })?;
+        let mut status = Status::EMPTY;
+        status.set_bytes(moved as i64);
+        Ok(status)
+    }
+}
+
+/// What becomes of the status: `status:` is written, `request:` is a request that is over, `begins:` waits for the call that ends it.
+macro_rules! transfers {
+    ($($write:literal $name:ident($($offset:ident)?) = $place:expr => $how:ident $($split:ident)?;)+) => {$(
+        transfers!(@$how $write $name [$($offset)?] $place, $($split)?);
+    )+};
+    (@status $write:literal $name:ident [$($offset:ident)?] $place:expr,) => {
+        pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int, status: *mut Status) -> Outcome {
+            let file = lookup(file)?;
+            let buffer = Buffer::new(buf, n, of)?;
+            // SAFETY: the caller's promise: so many elements, and a place for a status.
+            unsafe {
+                let done = file.transfer($place, &buffer, $write)?;
+                request::set_status(status, done);
+            }
+            Ok(())
+        }
+    };
+    (@request $write:literal $name:ident [$($offset:ident)?] $place:expr,) => {
+        pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int, into: *mut c_int) -> Outcome {
+            let file = lookup(file)?;
+            let buffer = Buffer::new(buf, n, of)?;
+            // SAFETY: as above.
+            unsafe {
+                let done = file.transfer($place, &buffer, $write)?;
+                put(into, request::register(Active::Over(done), &file.comm))
+            }
+        }
+    };
+    (@begins $write:literal $name:ident [$($offset:ident)?] $place:expr, $split:ident) => {
+        pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int) -> Outcome {
+            let file = lookup(file)?;
+            let buffer = Buffer::new(buf, n, of)?;
+            let mut begun = lock(&file.begun);
+            if begun.is_some() {
+                return fail(Class::Io, "another split collective call has begun on this file and not ended");
+            }
+            // SAFETY: as above.
+            *begun = Some((Split::$split, unsafe { file.transfer($place, &buffer, $write) }?));
+            Ok(())
+        }
+    };
+}
+
+transfers! {
+    false file_read_at(offset) = Place::At(offset) => status;
+    true file_write_at(offset) = Place::At(offset) => status;
+    false file_read_at_all(offset) = Place::At(offset) => status;
+    true file_write_at_all(offset) = Place::At(offset) => status;
+    false file_read() = Place::Own => status;
+    true file_write() = Place::Own => status;
+    false file_read_all() = Place::Own => status;
+    true file_write_all() = Place::Own => status;
+    false file_read_shared() = Place::Shared => status;
+    true file_write_shared() = Place::Shared => status;
+    false file_read_ordered() = Place::Ordered => status;
+    true file_write_ordered() = Place::Ordered => status;
+    false file_iread_at(offset) = Place::At(offset) => request;
+    true file_iwrite_at(offset) = Place::At(offset) => request;
+    false file_iread_at_all(offset) = Place::At(offset) => request;
+    true file_iwrite_at_all(offset) = Place::At(offset) => request;
+    false file_iread() = Place::Own => request;
+    true file_iwrite() = Place::Own => request;
+    false file_iread_all() = Place::Own => request;
+    true file_iwrite_all() = Place::Own => request;
+    false file_iread_shared() = Place::Shared => request;
+    true file_iwrite_shared() = Place::Shared => request;
+    false file_read_at_all_begin(offset) = Place::At(offset) => begins ReadAtAll;
+    true file_write_at_all_begin(offset) = Place::At(offset) => begins WriteAtAll;
+    false file_read_all_begin() = Place::Own => begins ReadAll;
+    true file_write_all_begin() = Place::Own => begins WriteAll;
+    false file_read_ordered_begin() = Place::Ordered => begins ReadOrdered;
+    true file_write_ordered_begin() = Place::Ordered => begins WriteOrdered;
+}
+
+macro_rules! ends {
+    ($($name:ident = $split:ident;)+) => {$(
+        pub unsafe fn $name(file: c_int, _: *const c_void, status: *mut Status) -> Outcome {
+            let file = lookup(file)?;
+            let mut begun = lock(&file.begun);
+            match *begun {
+                Some((Split::$split, done)) => {
+                    *begun = None;
+                    // SAFETY: the caller's promise: a place for a status.
+                    unsafe { request::set_status(status, done) };
+                    Ok(())
+                }
+                _ => fail(Class::Io, "no such split collective call has begun on this file"),
+            }
+        }
+    )+};
+}
+
+ends! {
+    file_read_at_all_end = ReadAtAll;
+    file_write_at_all_end = WriteAtAll;
+    file_read_all_end = ReadAll;
+    file_write_all_end = WriteAll;
+    file_read_ordered_end = ReadOrdered;
+    file_write_ordered_end = WriteOrdered;
+}

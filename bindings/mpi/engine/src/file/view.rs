@@ -1,0 +1,137 @@
+//! What part of a file a rank sees: the bytes of a filetype, repeated from a displacement on.
+
+use std::sync::Arc;
+
+use crate::datatype::Type;
+use crate::error::{Class, Outcome, fail};
+
+/// A view.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) displacement: i64,
+    pub(crate) etype: Arc<Type>,
+    pub(crate) filetype: Arc<Type>,
+    pub(crate) representation: String,
+    /// Pieces of one filetype: where each begins among its bytes of data, where in the file, and its length.
+    pieces: Vec<(usize, i64, usize)>,
+    size: usize,
+    extent: i64,
+}
+
+impl View {
+    /// A view from a displacement on.
+    ///
+    /// # Errors
+    /// What the standard forbids: a filetype without whole etypes, or whose pieces go backwards.
+    pub(crate) fn new(
+        displacement: i64,
+        etype: Arc<Type>,
+        filetype: Arc<Type>,
+        representation: String,
+    ) -> Outcome<Self> {
+        if displacement < 0 {
+            return fail(Class::Arg, format!("a displacement of {displacement} bytes"));
+        }
+        let (unit, size) = (etype.size(), filetype.size());
+        if unit == 0 || size == 0 || !size.is_multiple_of(unit) {
+            let text = format!("a filetype of {size} bytes for etypes of {unit}: it must hold whole ones");
+            return fail(Class::Type, text);
+        }
+        filetype.parts()?;
+        let (mut pieces, mut data, mut end) = (Vec::new(), 0, 0);
+        for run in filetype.runs().iter().filter(|run| run.len > 0) {
+            if run.offset < end {
+                let text = "the pieces of a filetype must not overlap, go backwards or begin below zero";
+                return fail(Class::Type, text);
+            }
+            end = run.offset + run.len as i64;
+            pieces.push((data, run.offset, run.len));
+            data += run.len;
+        }
+        let extent = filetype.extent;
+        if pieces.is_empty() || extent < end - pieces[0].1 {
+            return fail(Class::Type, format!("a filetype of extent {extent} overlaps with the next one"));
+        }
+        Ok(Self { displacement, etype, filetype, representation, pieces, size, extent })
+    }
+
+    /// Bytes of an etype.
+    pub(crate) fn unit(&self) -> usize {
+        self.etype.size()
+    }
+
+    /// Whether filetypes have no holes, so that every access is one piece of the file.
+    fn is_dense(&self) -> bool {
+        self.pieces.len() == 1 && self.extent == self.size as i64
+    }
+
+    /// Where a byte of the view lies in the file, and how many lie behind it in one piece.
+    fn locate(&self, byte: u64) -> Outcome<(u64, usize)> {
+        let within = (byte % self.size as u64) as usize;
+        let at = self.pieces.partition_point(|(data, ..)| *data <= within) - 1;
+        let (data, offset, len) = self.pieces[at];
+        let place = i128::from(byte / self.size as u64) * i128::from(self.extent)
+            + i128::from(self.displacement)
+            + i128::from(offset)
+            + (within - data) as i128;
+        match u64::try_from(place).ok().filter(|place| i64::try_from(*place).is_ok()) {
+            Some(place) => Ok((place, len - (within - data))),
+            None => fail(Class::Arg, format!("byte {byte} of the view lies beyond any file")),
+        }
+    }
+
+    /// Calls with the pieces of the file that so many bytes are, until one says that it is the last: the place of each in the file,
+    /// and which of the bytes it is. How many bytes were dealt with.
+    ///
+    /// # Errors
+    /// Those of the call, or if the bytes lie beyond any file.
+    pub(crate) fn each(
+        &self,
+        from: u64,
+        len: usize,
+        mut call: impl FnMut(u64, std::ops::Range<usize>) -> Outcome<usize>,
+    ) -> Outcome<usize> {
+        let mut done = 0;
+        while done < len {
+            let (place, room) = self.locate(from + done as u64)?;
+            let now = if self.is_dense() { len - done } else { room.min(len - done) };
+            let moved = call(place, done..done + now)?;
+            done += moved;
+            if moved < now {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Byte of the file at which an etype begins.
+    ///
+    /// # Errors
+    /// If it lies beyond any file.
+    pub(crate) fn byte_of(&self, etypes: i64) -> Outcome<i64> {
+        Ok(self.locate(self.bytes_of(etypes)?)?.0 as i64)
+    }
+
+    /// Bytes of the view before an etype.
+    ///
+    /// # Errors
+    /// For an etype before the first, or beyond any file.
+    pub(crate) fn bytes_of(&self, etypes: i64) -> Outcome<u64> {
+        match u64::try_from(etypes).ok().and_then(|etypes| etypes.checked_mul(self.unit() as u64)) {
+            Some(bytes) if i64::try_from(bytes).is_ok() => Ok(bytes),
+            _ => fail(Class::Arg, format!("an offset of {etypes} etypes of {} bytes", self.unit())),
+        }
+    }
+
+    /// The first etype that lies behind the end of a file of so many bytes.
+    pub(crate) fn end_of(&self, file: u64) -> i64 {
+        let behind = i64::try_from(file).unwrap_or(i64::MAX) - self.displacement;
+        if behind <= 0 {
+            return 0;
+        }
+        let (whole, rest) = (behind / self.extent, behind % self.extent);
+        let seen = |(_, offset, len): &(usize, i64, usize)| (rest - offset).clamp(0, *len as i64);
+        let bytes = whole * self.size as i64 + self.pieces.iter().map(seen).sum::<i64>();
+        bytes.div_euclid(self.unit() as i64) + i64::from(bytes % self.unit() as i64 != 0)
+    }
+}
