@@ -65,9 +65,9 @@ pub struct Config {
     pub silent_after: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
-    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
-    /// one on each of its ranks. Each rank takes one more, at which the others reach it after a loss; rank 0 takes another while ranks
-    /// join, unless the rendezvous names it.
+    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every process
+    /// takes one, for all its communicators and whatever else it is reached for; the port at which ranks join is the same, unless the
+    /// rendezvous names one. (The ranks of an in-process cluster over TCP take one for each communicator.)
     pub port_range: Option<RangeInclusive<u16>>,
     /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
     /// without a name are on their real host.
