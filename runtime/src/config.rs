@@ -207,7 +207,7 @@ impl Config {
         config.silent_after = time("KOLO_SILENT_AFTER")?.unwrap_or(config.silent_after);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
-        config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;
+        config.port_range = get("KOLO_PORT_RANGE").map(|value| parse_port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?.map(|streams| streams.max(1));
         config.ib_adapters = get("KOLO_IB_HCA");
@@ -287,7 +287,10 @@ fn auto_or_off(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Resu
 }
 
 /// Parses `40000-40099`.
-pub(crate) fn port_range(value: &str) -> Result<RangeInclusive<u16>> {
+///
+/// # Errors
+/// [`Error::Configuration`] for anything else, or if the first port is above the last.
+pub fn parse_port_range(value: &str) -> Result<RangeInclusive<u16>> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let ends = value.split_once('-').and_then(|(first, last)| Some((port(first)?, port(last)?)));
     match ends {
