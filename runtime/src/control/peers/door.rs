@@ -149,6 +149,12 @@ impl Door {
         self.port.as_ref().map(|open| &open.port)
     }
 
+    /// The same as this process dials it.
+    pub(crate) fn own_address(&self) -> Option<SocketAddr> {
+        let port = self.port.as_ref()?.port.at().port();
+        Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
+    }
+
     /// Where ranks may join, with the addresses under which they get there; none at a thread's.
     pub(crate) fn entry(&self) -> Option<(Entry, Vec<SocketAddr>)> {
         let OpenPort { port, addresses, counters } = self.port.as_ref()?;
@@ -233,7 +239,7 @@ impl Door {
         at.knock(self.is_local, near, credentials, opening, patience).await
     }
 
-    /// The same to join the coordinator behind it.
+    /// The same to join the coordinator behind it; also at which port that is.
     pub(crate) async fn join_at(
         &self,
         at: &DoorAddress,
@@ -241,8 +247,8 @@ impl Door {
         credentials: Credentials,
         tag: Tag,
         patience: Duration,
-    ) -> std::result::Result<BoxedStream, NoAnswer> {
-        self.knock(at, near, credentials, &Opening::Join { tag }, patience).await
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+        at.reach(self.is_local, near, credentials, &Opening::Join { tag }, patience).await
     }
 }
 
@@ -256,9 +262,24 @@ impl DoorAddress {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, NoAnswer> {
-        let mut stream: BoxedStream = match is_local {
-            true => Box::new(halls::knock(self.id)?),
-            false => knock_at_port(self, near, credentials, patience).await?,
+        self.reach(is_local, near, credentials, opening, patience).await.map(|(stream, _)| stream)
+    }
+
+    /// The same, with the port that answered.
+    async fn reach(
+        &self,
+        is_local: bool,
+        near: bool,
+        credentials: Credentials,
+        opening: &Opening,
+        patience: Duration,
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+        let (mut stream, at): (BoxedStream, _) = match is_local {
+            true => (Box::new(halls::knock(self.id)?), None),
+            false => {
+                let (stream, at) = knock_at_port(self, near, credentials, patience).await?;
+                (stream, Some(at))
+            }
         };
         let introduce = async {
             stream.write_all(&encode(opening)).await?;
@@ -269,7 +290,7 @@ impl DoorAddress {
             }
         };
         match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
-            Ok(Ok(Answer::Taken)) => Ok(stream),
+            Ok(Ok(Answer::Taken)) => Ok((stream, at)),
             Ok(Ok(Answer::LeftBehind(told))) => Err(NoAnswer::LeftBehind(told)),
             Ok(Ok(Answer::Unknown)) => Err(NoAnswer::Gone("it has left the job".into())),
             Ok(Err(error)) => Err(NoAnswer::Silent(format!("its door: {error}"))),
@@ -360,13 +381,13 @@ async fn knock_at_port(
     near: bool,
     credentials: Credentials,
     patience: Duration,
-) -> std::result::Result<BoxedStream, NoAnswer> {
+) -> std::result::Result<(BoxedStream, SocketAddr), NoAnswer> {
     let mut attempts = JoinSet::new();
     for (i, address) in at.candidates(near).into_iter().enumerate() {
         let credentials = credentials.clone();
         attempts.spawn(async move {
             tokio::time::sleep(STAGGER * i as u32).await;
-            attempt(address, &credentials, patience).await
+            attempt(address, &credentials, patience).await.map(|stream| (stream, address))
         });
     }
     let mut worst = None;
