@@ -231,8 +231,12 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
         rank: Some(spec.rank),
         kind: JoinFailure::Port,
-        problem: format!("cannot listen for the other ranks: {error}"),
-        remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
+        problem: format!(
+            "cannot listen for the other ranks: {error}; each process of a host takes one of its {} ports",
+            ports.len()
+        ),
+        remedy: "Choose ports that are free with KOLO_PORT_RANGE, as many as there are ranks on a host"
+            .into(),
     })
 }
 
