@@ -64,9 +64,9 @@ pub struct Config {
     pub silent_after: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
-    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
-    /// one on each of its ranks. Each rank takes one more, at which the others reach it after a loss; rank 0 takes another while ranks
-    /// join, unless the rendezvous names it.
+    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every process
+    /// takes one, for all its communicators and whatever else it is reached for; the port at which ranks join is the same, unless the
+    /// rendezvous names one. (The ranks of an in-process cluster over TCP take one for each communicator.)
     pub port_range: Option<RangeInclusive<u16>>,
     /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
     /// without a name are on their real host.
@@ -205,7 +205,7 @@ impl Config {
         config.silent_after = time("KOLO_SILENT_AFTER")?.unwrap_or(config.silent_after);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
-        config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;
+        config.port_range = get("KOLO_PORT_RANGE").map(|value| parse_port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?.map(|streams| streams.max(1));
         config.ib_adapters = get("KOLO_IB_HCA");
@@ -285,7 +285,10 @@ fn auto_or_off(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Resu
 }
 
 /// Parses `40000-40099`.
-pub(crate) fn port_range(value: &str) -> Result<RangeInclusive<u16>> {
+///
+/// # Errors
+/// [`Error::Configuration`] for anything else, or if the first port is above the last.
+pub fn parse_port_range(value: &str) -> Result<RangeInclusive<u16>> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let ends = value.split_once('-').and_then(|(first, last)| Some((port(first)?, port(last)?)));
     match ends {

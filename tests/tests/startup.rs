@@ -1,5 +1,7 @@
 //! How long it takes until ranks can call, and that nothing is left when they are gone.
 
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -81,6 +83,57 @@ fn many_thread_ranks() {
         let ready = took.into_iter().max().unwrap_or_default();
         println!("128 thread ranks ready after {ready:.2?}, gone after {:.2?}", start.elapsed());
         assert!(ready < 5 * THREADS_READY, "{ready:?}");
+    });
+}
+
+/// The ports that a process listens at.
+fn listening(process: u32) -> BTreeSet<u16> {
+    let links = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it lives");
+    let own: Vec<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter_map(|target| {
+            Some(target.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_owned())
+        })
+        .collect();
+    let mut ports = BTreeSet::new();
+    for table in ["tcp", "tcp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (Some(at), Some(state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9)) else {
+                continue;
+            };
+            if *state == "0A" && own.iter().any(|own| own == inode) {
+                let port = at.rsplit(':').next().and_then(|hex| u16::from_str_radix(hex, 16).ok());
+                ports.insert(port.expect("a port"));
+            }
+        }
+    }
+    ports
+}
+
+/// Rank 0 chooses the port at which ranks join, so that is the same too.
+#[test]
+fn a_process_with_many_communicators_listens_at_one_port_which_a_range_may_give() {
+    bounded("one port", || {
+        // Free a moment ago, as good as it gets.
+        let taken: Vec<TcpListener> =
+            (0..4).map(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port")).collect();
+        let ports: Vec<u16> = taken.iter().map(|port| port.local_addr().expect("bound").port()).collect();
+        drop(taken);
+        let settings = |rank: u32| {
+            let port = ports[rank as usize];
+            let mut all = environment(Arrangement::Hosts(2), rank);
+            all.extend([("KOLO_TRANSPORT", "tcp".to_owned()), ("KOLO_PORT_RANGE", format!("{port}-{port}"))]);
+            all
+        };
+        let mut job = Job::start(PROGRAM, 4, 4, &["groups", "5"], settings);
+        job.expect_all("@running");
+        for (rank, port) in job.ranks.iter().zip(&ports) {
+            assert_eq!(listening(rank.id()), BTreeSet::from([*port]));
+        }
+        job.ranks.iter_mut().for_each(|rank| rank.tell("go"));
+        assert_eq!(job.ended(), [true; 4]);
     });
 }
 

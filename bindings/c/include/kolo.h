@@ -183,6 +183,8 @@ typedef struct {
     int64_t spin_us;
     /** KOLO_DETERMINISM: a koloDeterminism_t, or KOLO_UNSET. Default: KOLO_REPEATABLE. */
     int determinism;
+    /** KOLO_PORT_RANGE: TCP ports to listen at, such as "40000-40099"; as many as there are processes on a host. */
+    const char *port_range;
 } koloConfig_t;
 
 #define KOLO_CONFIG_MAGIC 0x6b636667u
@@ -190,7 +192,7 @@ typedef struct {
 #define KOLO_CONFIG_INITIALIZER                                                                                        \
     {                                                                                                                  \
         sizeof(koloConfig_t), KOLO_CONFIG_MAGIC, KOLO_CONFIG_VERSION, NULL, NULL, NULL, NULL, NULL, KOLO_UNSET,        \
-            KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET                                     \
+            KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, NULL                               \
     }
 
 /**

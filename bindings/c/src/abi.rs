@@ -29,6 +29,7 @@ pub(crate) struct Config {
     pub(crate) exchange_bytes: i64,
     pub(crate) spin_us: i64,
     pub(crate) determinism: c_int,
+    pub(crate) port_range: *const c_char,
 }
 
 impl Config {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo_rs::config::{Config, Determinism, parse_transports};
+use kolo_rs::config::{Config, Determinism, parse_port_range, parse_transports};
 
 use crate::abi::{self, UNSET, Versioned};
 use crate::checked::{head, text};
@@ -39,6 +39,9 @@ pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
     }
     if let Some(congestion) = string("socket_congestion", given.socket_congestion)? {
         config.socket_congestion = owned(congestion);
+    }
+    if let Some(range) = string("port_range", given.port_range)? {
+        config.port_range = Some(parse_port_range(range)?);
     }
     if let Some(timeout) = number("timeout_ms", given.timeout_ms, 1)? {
         config.timeout = Duration::from_millis(timeout);

@@ -121,7 +121,7 @@ fn structs_and_numbers_agree() {
     }
     agree!("koloConfig_t", abi::Config, head.size as "size", head.magic as "magic", head.version as "version";
         transport, algorithms, host_id, socket_interfaces, socket_congestion, timeout_ms, join_timeout_ms,
-        segment_bytes, window, exchange_bytes, spin_us, determinism);
+        segment_bytes, window, exchange_bytes, spin_us, determinism, port_range);
     agree!("koloCall_t", abi::Call, head.size as "size", head.magic as "magic", head.version as "version";
         collective, data_type = "type", op, root, input, output, count, factor);
     agree!("koloTransfer_t", abi::Transfer,; kind, peer, buffer, count, data_type = "type");

@@ -60,6 +60,7 @@ pub use work::Work;
 
 use kolo_collectives::model::Model;
 use kolo_transport::Rail;
+use kolo_transport::tcp::Port;
 
 use crate::call::{RawCall, Waited};
 use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus};
@@ -181,6 +182,13 @@ impl Communicator {
     #[must_use]
     pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
         self.shared.world.control.coordinator_bytes()
+    }
+
+    /// Where further endpoints of this process may listen.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn port(&self) -> Option<Arc<Port>> {
+        self.shared.world.control.port()
     }
 
     /// The settings in force.

@@ -68,11 +68,9 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
 /// What is wrong with the range of ports, if that has too few for so many ranks of a host, with words to begin.
 fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     let Some(ports) = &config.port_range else { return String::new() };
-    // One for the messages of each rank, one at which each is reached after a loss, and rank 0's for joining.
-    let needed = 2 * local_ranks + 1;
-    match ports.len() < needed {
+    match ports.len() < local_ranks {
         true => format!(
-            "; {local_ranks} ranks of a host need {needed} ports for one communicator, and the range has {}",
+            "; {local_ranks} ranks of a host need {local_ranks} ports, and the range has {}",
             ports.len()
         ),
         false => String::new(),
@@ -87,6 +85,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         ports: config.port_range.clone(),
+        port: control.port(),
         congestion: match config.socket_congestion.as_deref() {
             None => Congestion::Auto,
             Some("system") => Congestion::System,

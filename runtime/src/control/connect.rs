@@ -187,7 +187,9 @@ impl Search {
         door: Option<&Door>,
     ) -> Result<Connected, Setback> {
         self.waits_for = spec.locator.to_string();
-        self.reached = coordinator.and_then(|coordinator| coordinator.at);
+        // Survivors have no other port than their doors.
+        let own = || door.and_then(Door::own_address);
+        self.reached = coordinator.and_then(|coordinator| coordinator.at.or_else(own));
         let stream = match (coordinator, &spec.locator) {
             (Some(coordinator), _) => attach(coordinator).await?,
             (None, Locator::Local(meeting)) => {
@@ -203,15 +205,19 @@ impl Search {
                 attach(&coordinator).await?
             }
             (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
-                Some(reunion) => reunion.knock(spec).await.map_err(|no| match no {
-                    no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
-                    no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_)) => Setback::Fatal(Error::Join {
-                        rank: Some(spec.rank),
-                        kind: JoinFailure::Survivors,
-                        problem: format!("the lowest rank that is left has given up: {}", no.text()),
-                        remedy: "Call shrink again".into(),
-                    }),
-                })?,
+                Some(reunion) => {
+                    let (stream, at) = reunion.knock(spec).await.map_err(|no| match no {
+                        no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
+                        no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_)) => Setback::Fatal(Error::Join {
+                            rank: Some(spec.rank),
+                            kind: JoinFailure::Survivors,
+                            problem: format!("the lowest rank that is left has given up: {}", no.text()),
+                            remedy: "Call shrink again".into(),
+                        }),
+                    })?;
+                    self.reached = at;
+                    stream
+                }
                 None => {
                     return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
                 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
@@ -15,14 +15,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kolo_transport::tcp::{RELAY_MAGIC_BYTES, RelayCall};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
-use super::handshake::{Credentials, Rejection, greet_after, read_magic, too_many};
+use super::entry::{Caller, Entry, accept, look};
+use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
 use super::pending::{Footing, PendingConnections};
 use super::relay::Relay;
 use super::sealed::Sealed;
@@ -101,21 +102,17 @@ impl Coordinator {
     pub(crate) fn start(
         settings: CoordinatorSettings,
         credentials: Credentials,
-        listener: Option<TcpListener>,
+        entry: Option<Entry>,
         published: Option<Box<dyn Send>>,
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
-        let counters = Arc::new(CoordinatorCounters::default());
-        let port = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        let at = port.map(|at| match at.ip().is_unspecified() {
-            true => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port()),
-            false => at,
-        });
+        let counters = entry.as_ref().map_or_else(Arc::default, Entry::counters);
+        let at = entry.as_ref().and_then(Entry::at);
         let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
             state: CoordinatorState::new(settings, Instant::now()),
             credentials,
-            listener,
+            entry,
             accept_after: None,
             spare: spare_descriptor(),
             published,
@@ -171,7 +168,7 @@ struct Connection {
 struct Driver {
     state: CoordinatorState,
     credentials: Credentials,
-    listener: Option<TcpListener>,
+    entry: Option<Entry>,
     /// No connection is taken before: there were no descriptors.
     accept_after: Option<tokio::time::Instant>,
     /// Given up for a moment when there are none left, so that whoever waits at the port is dropped and told so.
@@ -214,7 +211,7 @@ impl Driver {
                     }
                     None => break,
                 },
-                accepted = accept(self.listener.as_ref(), self.accept_after) => {
+                accepted = accept(self.entry.as_mut(), self.accept_after) => {
                     self.take_all(accepted).await;
                     // Those just taken, and those given up for them, have their turn before the next ones.
                     tokio::task::yield_now().await;
@@ -230,7 +227,7 @@ impl Driver {
             }
         }
         self.act();
-        drop(self.listener.take());
+        drop(self.entry.take());
         // What is queued is still sent; whoever does not read cannot hold this up.
         self.connections.clear();
         let flush = async { while self.writers.join_next().await.is_some() {} };
@@ -337,18 +334,18 @@ impl Driver {
     }
 
     /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
-    async fn take_all(&mut self, first: io::Result<(TcpStream, SocketAddr)>) {
+    async fn take_all(&mut self, first: io::Result<Caller>) {
         let mut accepted = first;
         for _ in 0..ACCEPTS_AT_ONCE {
             match accepted {
-                Ok((stream, origin)) => self.greet(stream, origin),
+                Ok(caller) => self.greet(caller),
                 Err(error) => return self.cannot_accept(&error).await,
             }
-            let Some(Poll::Ready(next)) = look(self.listener.as_ref()).await else { return };
+            let Some(Poll::Ready(next)) = look(self.entry.as_mut()).await else { return };
             accepted = next;
         }
-        if let Ok((stream, origin)) = accepted {
-            self.greet(stream, origin);
+        if let Ok(caller) = accepted {
+            self.greet(caller);
         }
     }
 
@@ -368,13 +365,14 @@ impl Driver {
         }
         // Who waits at the port is dropped rather than left waiting; a rank comes again.
         if self.spare.take().is_some() {
-            drop(look(self.listener.as_ref()).await);
+            drop(look(self.entry.as_mut()).await);
         }
         self.spare = spare_descriptor();
     }
 
-    fn greet(&mut self, stream: TcpStream, origin: SocketAddr) {
-        let _ = stream.set_nodelay(true);
+    fn greet(&mut self, caller: Caller) {
+        let origin = caller.origin;
+        let _ = caller.stream.set_nodelay(true);
         if self.pending.is_full() {
             self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed));
         }
@@ -385,14 +383,14 @@ impl Driver {
         let standing = footing.clone();
         let (relay, cookie) = (self.relay.clone(), self.state.cookie());
         let task = self.handshakes.spawn(async move {
-            let greeting = introduce(stream, &credentials, &footing, given_up);
+            let greeting = introduce(caller, &credentials, &footing, given_up);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
                     let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
                     return;
                 }
                 Ok(Ok(Introduced::ToRelay(stream, magic))) => {
-                    tokio::spawn(relay.serve(stream, magic, cookie));
+                    tokio::spawn(relay.serve(stream, magic, vec![cookie]));
                     return;
                 }
                 Ok(Err(rejection)) => rejection,
@@ -424,23 +422,6 @@ fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
 }
 
-async fn accept(
-    listener: Option<&TcpListener>,
-    after: Option<tokio::time::Instant>,
-) -> io::Result<(TcpStream, SocketAddr)> {
-    let Some(listener) = listener else { return std::future::pending().await };
-    if let Some(after) = after {
-        tokio::time::sleep_until(after).await;
-    }
-    listener.accept().await
-}
-
-/// What waits at the port now.
-async fn look(listener: Option<&TcpListener>) -> Option<Poll<io::Result<(TcpStream, SocketAddr)>>> {
-    let listener = listener?;
-    Some(std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await)
-}
-
 /// Who has come.
 enum Introduced {
     Rank(BoxedStream, Hello),
@@ -450,18 +431,24 @@ enum Introduced {
 
 /// Handshake and first frame.
 async fn introduce(
-    mut stream: TcpStream,
+    Caller { mut stream, start, .. }: Caller,
     credentials: &Credentials,
     footing: &Footing,
     mut given_up: oneshot::Receiver<u64>,
 ) -> Result<Introduced, Rejection> {
     let made_room = || Rejection::Foreign("it made room for another".into());
     let greet = async {
-        let magic = read_magic(&mut stream).await?;
-        if RelayCall::is_begun_by(&magic) {
-            return Ok(Err(magic));
-        }
-        greet_after(magic, &mut stream, credentials, |progress| footing.set(progress)).await.map(Ok)
+        let start = match start {
+            Some(start) => start,
+            None => {
+                let magic = read_magic(&mut stream).await?;
+                if RelayCall::is_begun_by(&magic) {
+                    return Ok(Err(magic));
+                }
+                read_start(magic, &mut stream).await?
+            }
+        };
+        greet_after(start, &mut stream, credentials, |progress| footing.set(progress)).await.map(Ok)
     };
     let greeted = tokio::select! {
         biased;
@@ -472,12 +459,8 @@ async fn introduce(
         Ok(Ok(keys)) => keys,
         Ok(Err(magic)) => return Ok(Introduced::ToRelay(stream, magic)),
         Err(turned_away) => {
-            // A rank among them learns why, and comes again. What lies unread would turn the answer into a reset.
-            if footing.is_silent()
-                && let Some(answer) = too_many(turned_away.unwrap_or_default())
-            {
-                let _ = stream.try_read(&mut [0; 256]);
-                let _ = stream.try_write(&answer);
+            if footing.is_silent() {
+                turn_away(&mut stream, turned_away.unwrap_or_default());
             }
             return Err(made_room());
         }
@@ -492,6 +475,15 @@ async fn introduce(
         _ = given_up => return Err(made_room()),
     };
     hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+}
+
+/// Tells a connection that makes room for another why. A rank comes again.
+pub(super) fn turn_away(stream: &mut TcpStream, turned_away: u64) {
+    if let Some(answer) = too_many(turned_away) {
+        // What lies unread would turn the answer into a reset.
+        let _ = stream.try_read(&mut [0; 256]);
+        let _ = stream.try_write(&answer);
+    }
 }
 
 async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {

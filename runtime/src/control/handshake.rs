@@ -39,6 +39,13 @@ const FLAG_RENDEZVOUS: u32 = 2;
 /// Says that the coordinator closes this connection since there are too many; the nonce begins with how many it has turned away.
 const FLAG_FULL: u32 = 4;
 
+/// Says that the caller wants a member at its own port, and not the coordinator that may be reached there too.
+const FLAG_KNOCK: u32 = 8;
+
+/// The first bytes of a preamble, which tell what the caller wants.
+pub(crate) type Start = [u8; START_BYTES];
+const START_BYTES: usize = 16;
+
 /// What the rank sends to prove its keys: one MAC for each.
 const PROOF_BYTES: usize = 2 * MAC_BYTES;
 
@@ -256,8 +263,25 @@ pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
+    greet_for(0, stream, credentials).await
+}
+
+/// The same at a member's own port.
+pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    credentials: &Credentials,
+) -> Result<Option<SessionKeys>, Rejection> {
+    greet_for(FLAG_KNOCK, stream, credentials).await
+}
+
+async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
+    purpose: u32,
+    stream: &mut S,
+    credentials: &Credentials,
+) -> Result<Option<SessionKeys>, Rejection> {
     let them = "rank 0";
-    let ours = Preamble::ours(credentials.flags()).map_err(|e| Rejection::io("drawing a nonce", &e))?;
+    let ours =
+        Preamble::ours(credentials.flags() | purpose).map_err(|e| Rejection::io("drawing a nonce", &e))?;
     stream.write_all(&ours.to_bytes()).await.map_err(|e| Rejection::io("greeting", &e))?;
     let mut bytes = [0; PREAMBLE_BYTES];
     let mut have = 0;
@@ -310,14 +334,16 @@ pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The coordinator's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The coordinator's side, from the first byte on. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+#[cfg(any(test, fuzzing))]
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
     progress: impl Fn(Progress),
 ) -> Result<Option<SessionKeys>, Rejection> {
     let magic = read_magic(stream).await?;
-    greet_after(magic, stream, credentials, progress).await
+    let start = read_start(magic, stream).await?;
+    greet_after(start, stream, credentials, progress).await
 }
 
 /// The first bytes of a connection. A stranger that sends eight others and then waits is dropped at once.
@@ -327,20 +353,38 @@ pub(crate) async fn read_magic<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[
     Ok(magic)
 }
 
+/// What comes after [`read_magic`], of a caller that is Kolo.
+pub(crate) async fn read_start<S: AsyncRead + Unpin>(
+    magic: [u8; MAGIC.len()],
+    stream: &mut S,
+) -> Result<Start, Rejection> {
+    if magic != MAGIC {
+        return Err(not_kolo(&magic));
+    }
+    let mut start = [0; START_BYTES];
+    let (first, rest) = start.split_at_mut(MAGIC.len());
+    first.copy_from_slice(&magic);
+    stream.read_exact(rest).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
+    Ok(start)
+}
+
+/// Whether a caller of this version wants the member, and not its coordinator.
+pub(crate) fn is_knock(start: &Start) -> bool {
+    let flags = u32::from_le_bytes([start[12], start[13], start[14], start[15]]);
+    start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_KNOCK != 0
+}
+
 /// As [`greet_rank`], after the first bytes.
 pub(crate) async fn greet_after<S: AsyncRead + AsyncWrite + Unpin>(
-    magic: [u8; MAGIC.len()],
+    start: Start,
     stream: &mut S,
     credentials: &Credentials,
     progress: impl Fn(Progress),
 ) -> Result<Option<SessionKeys>, Rejection> {
     let them = "a process that tried to join";
-    if magic != MAGIC {
-        return Err(not_kolo(&magic));
-    }
     let mut bytes = [0; PREAMBLE_BYTES];
-    let (first, rest) = bytes.split_at_mut(MAGIC.len());
-    first.copy_from_slice(&magic);
+    let (first, rest) = bytes.split_at_mut(START_BYTES);
+    first.copy_from_slice(&start);
     stream.read_exact(rest).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
     let theirs = Preamble::parse(&bytes).ok_or_else(|| not_kolo(&bytes))?;
     let ours = Preamble::ours(credentials.flags()).map_err(|e| Rejection::io("drawing a nonce", &e))?;

@@ -35,6 +35,7 @@ mod coordinator;
 mod coordinator_exchange;
 mod coordinator_ranks;
 mod coordinator_state;
+mod entry;
 mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
@@ -81,6 +82,7 @@ pub(crate) use reunion::{Disagreement, Meeting, Purpose, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
+use kolo_transport::tcp::Port;
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
@@ -91,6 +93,7 @@ pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};
 use coordinator_ranks::CoordinatorSettings;
+use entry::Entry;
 use handshake::Credentials;
 use hmac::Mac as _;
 use member::{CoordinatorStanding, Shared};
@@ -191,6 +194,11 @@ impl Control {
     #[must_use]
     pub fn job_cookie(&self) -> Cookie {
         self.inner.shared.cookie
+    }
+
+    /// Where the endpoints of this process may listen.
+    pub(crate) fn port(&self) -> Option<Arc<Port>> {
+        self.inner.door.get()?.port().cloned()
     }
 
     /// Facts about all ranks, by rank.
@@ -390,8 +398,9 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         };
         alarms.iter_mut().find_map(sounds).map_or(Poll::Pending, Poll::Ready)
     });
-    let coordinator = if spec.rank == 0 { Some(start_coordinator(spec).await?) } else { None };
     let door = open_door(spec).await;
+    let coordinator =
+        if spec.rank == 0 { Some(start_coordinator(spec, door.as_deref()).await?) } else { None };
     let (mut connected, coordinator) = if let Some(coordinator) = coordinator {
         let until = started + spec.timeout + VERDICT_GRACE;
         let welcome = connect::become_member(spec, Some(&coordinator), door.as_deref(), until);
@@ -446,14 +455,18 @@ fn passes(spec: &JoinSpec) -> bool {
     !matches!(spec.locator, Locator::Survivors(_))
 }
 
-async fn start_coordinator(spec: &JoinSpec) -> Result<Coordinator> {
+/// Ranks join at the door's port, unless the launcher has named another.
+async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
         .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
     let mut key = RendezvousKey::default();
     getrandom::fill(&mut key)
         .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
-    let anchor = join::bind(spec, &key).await?;
+    let shared = door.filter(|_| spec.locator.publishes_address()).and_then(Door::entry);
+    let (shared, addresses) = shared.map_or((None, None), |(entry, at)| (Some(entry), Some(at)));
+    let anchor = join::bind(spec, &key, addresses).await?;
+    let entry = shared.or(anchor.listener.map(Entry::Own));
     let credentials =
         Credentials { secret: spec.secret.clone(), rendezvous: spec.locator.publishes_key().then_some(key) };
     let settings = CoordinatorSettings {
@@ -465,7 +478,7 @@ async fn start_coordinator(spec: &JoinSpec) -> Result<Coordinator> {
         liveness: spec.liveness,
         passes: passes(spec),
     };
-    let coordinator = Coordinator::start(settings, credentials, anchor.listener, anchor.published);
+    let coordinator = Coordinator::start(settings, credentials, entry, anchor.published);
     match &spec.locator {
         Locator::Local(meeting) => {
             meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));

@@ -26,18 +26,19 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Serves a connection that began with `magic`, until both its ends have closed. Strangers are dropped.
+    /// Serves a connection that began with `magic`, until both its ends have closed. Strangers to the jobs with these cookies are dropped.
     pub(super) async fn serve(
         self: Arc<Self>,
         mut stream: TcpStream,
         magic: [u8; RELAY_MAGIC_BYTES],
-        cookie: Cookie,
+        cookies: Vec<Cookie>,
     ) -> std::io::Result<()> {
         let mut bytes = [0; RELAY_CALL_BYTES];
         let (head, rest) = bytes.split_at_mut(RELAY_MAGIC_BYTES);
         head.copy_from_slice(&magic);
         stream.read_exact(rest).await?;
-        let Some(call) = RelayCall::decode(&bytes, &cookie) else { return Ok(()) };
+        let call = cookies.iter().find_map(|cookie| RelayCall::decode(&bytes, cookie));
+        let Some(call) = call else { return Ok(()) };
         let Some((mut one, mut other)) = self.pair(call, stream) else { return Ok(()) };
         tracing::debug!(?call, "a pair meets at the relay");
         one.write_all(&[RELAY_READY]).await?;
@@ -83,7 +84,7 @@ mod tests {
         assert!(RelayCall::is_begun_by(&magic));
         let pair = (call.dialer, call.acceptor, call.channel);
         let partner = relay.waiting.lock().unwrap().get(&pair).map(|(is_dialer, _)| *is_dialer);
-        let served = tokio::spawn(relay.clone().serve(far, magic, COOKIE));
+        let served = tokio::spawn(relay.clone().serve(far, magic, vec![COOKIE]));
         if partner != Some(!is_dialer) {
             // The first of a pair is put aside, and a stranger dropped.
             let _ = tokio::time::timeout(LONG, served).await.expect("in time");

@@ -1,5 +1,6 @@
 //! What is left of a communicator meets anew: agreements among its members, and a control plane of the survivors.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -263,7 +264,11 @@ impl Reunion {
     }
 
     /// Goes to the one that runs the coordinator. If it is gone, or has given this meeting up, there will be no other answer.
-    pub(super) async fn knock(&self, spec: &JoinSpec) -> std::result::Result<BoxedStream, NoAnswer> {
+    /// Also at which port that is.
+    pub(super) async fn knock(
+        &self,
+        spec: &JoinSpec,
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
         let credentials = self.at.credentials(spec);
         self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
     }

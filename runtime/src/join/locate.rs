@@ -42,14 +42,14 @@ pub(crate) struct Advert {
 static WARNED: Once = Once::new();
 
 /// Rank 0: says so if whoever reaches its port may be a rank of this job.
-fn warn_of_open_door(spec: &JoinSpec, listener: &TcpListener) {
-    let reach = listener.local_addr().map(|address| address.ip());
+fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
+    let reach = at.map(|address| address.ip());
     if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {
         return;
     }
     WARNED.call_once(|| {
         let who = match reach {
-            Ok(ip) if ip.is_loopback() => "every user of this host",
+            Some(ip) if ip.is_loopback() => "every user of this host",
             _ => "whoever reaches this port",
         };
         let text = format!(
@@ -60,46 +60,54 @@ fn warn_of_open_door(spec: &JoinSpec, listener: &TcpListener) {
         tracing::warn!("{text}");
         // Other users of a host are rarely foes, other hosts of a network may be: that is worth a line on the terminal of
         // programs that log nothing.
-        if !reach.is_ok_and(|ip| ip.is_loopback()) {
+        if !reach.is_some_and(|ip| ip.is_loopback()) {
             eprintln!("kolo: warning: {text}");
         }
     });
 }
 
-/// Rank 0: listens and publishes.
-pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor> {
+/// Rank 0: listens and publishes. `shared`: where it is reached already, which is published if the locator lets rank 0 choose.
+pub(crate) async fn bind(
+    spec: &JoinSpec,
+    key: &RendezvousKey,
+    shared: Option<Vec<SocketAddr>>,
+) -> Result<Anchor> {
+    let (listener, addresses) = match shared {
+        Some(addresses) => (None, addresses),
+        None if spec.locator.publishes_address() => {
+            let (listener, addresses) = open_port(spec).await?;
+            (Some(listener), addresses)
+        }
+        None => (None, Vec::new()),
+    };
     match &spec.locator {
         Locator::Tcp { host, port } => {
             let listener = bind_patiently(only_loopback(host), *port, &spec.source).await?;
-            warn_of_open_door(spec, &listener);
+            warn_of_open_door(spec, listener.local_addr().ok());
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::File { path } => {
-            let listener = listen_for(spec).await?;
-            let posted = file::post(path, reachable_at(&listener)?, key)?;
-            Ok(Anchor { listener: Some(listener), published: Some(Box::new(posted)) })
+            let posted = file::post(path, addresses, key)?;
+            Ok(Anchor { listener, published: Some(Box::new(posted)) })
         }
         Locator::Multicast { group, port, job, interface } => {
-            let listener = listen_for(spec).await?;
-            warn_of_open_door(spec, &listener);
+            warn_of_open_door(spec, addresses.first().copied());
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
-            let notice = Notice::new(reachable_at(&listener)?, key);
+            let notice = Notice::new(addresses, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
                 rank: Some(0),
                 kind: JoinFailure::MeetingPlace,
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
                 remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
             })?;
-            Ok(Anchor { listener: Some(listener), published: Some(Box::new(answering)) })
+            Ok(Anchor { listener, published: Some(Box::new(answering)) })
         }
         Locator::Store { host, port, prefix } => {
-            let listener = listen_for(spec).await?;
-            publish_in_store(spec, &listener, (host, *port), &store_key(prefix), key).await?;
-            Ok(Anchor { listener: Some(listener), published: None })
+            publish_in_store(spec, addresses, (host, *port), &store_key(prefix), key).await?;
+            Ok(Anchor { listener, published: None })
         }
         Locator::Board(place) => {
-            let listener = listen_for(spec).await?;
-            let mut addresses = reachable_at(&listener)?;
+            let mut addresses = addresses;
             let server = match place.served_by() {
                 // Which port does not matter for the route.
                 Some(host) => resolve(&host, 9).await.unwrap_or_default().first().map(SocketAddr::ip),
@@ -109,7 +117,7 @@ pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor>
                 addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
             }
             board::publish(place, Notice::new(addresses, key).to_json()).await?;
-            Ok(Anchor { listener: Some(listener), published: None })
+            Ok(Anchor { listener, published: None })
         }
         Locator::Local(_) | Locator::Survivors(_) => Ok(Anchor { listener: None, published: None }),
     }
@@ -172,13 +180,12 @@ async fn open_store(host: &str, port: u16) -> Result<Store, String> {
 /// The agent may start its store after its workers; rank 0 looks for it until its deadline.
 async fn publish_in_store(
     spec: &JoinSpec,
-    listener: &TcpListener,
+    mut addresses: Vec<SocketAddr>,
     (host, port): (&str, u16),
     name: &str,
     key: &RendezvousKey,
 ) -> Result<()> {
     let deadline = Instant::now() + spec.timeout;
-    let mut addresses = reachable_at(listener)?;
     let mut problem = format!("the TCPStore at {host}:{port}: no answer");
     loop {
         let attempt = async {
@@ -224,8 +231,12 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
         rank: Some(spec.rank),
         kind: JoinFailure::Port,
-        problem: format!("cannot listen for the other ranks: {error}"),
-        remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
+        problem: format!(
+            "cannot listen for the other ranks: {error}; each process of a host takes one of its {} ports",
+            ports.len()
+        ),
+        remedy: "Choose ports that are free with KOLO_PORT_RANGE, as many as there are ranks on a host"
+            .into(),
     })
 }
 

@@ -196,6 +196,11 @@ impl Locator {
         !matches!(self, Self::Tcp { .. } | Self::Local(_) | Self::Survivors(_))
     }
 
+    /// Whether rank 0 listens at a port of its own choice, and publishes where.
+    pub(crate) fn publishes_address(&self) -> bool {
+        self.publishes_key()
+    }
+
     /// Whether others than the job's ranks learn all that is needed to join without a secret.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Tcp { .. } | Self::Multicast { .. })

@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::addresses::address_towards;
 use super::{JoinSpec, Locator, env};
-use crate::config::port_range;
+use crate::config::parse_port_range;
 use crate::error::{Error, Result};
 use crate::job::JobSecret;
 
@@ -56,8 +56,9 @@ impl UniqueId {
     /// [`Error::Configuration`] if the name of the host is too long, [`Error::System`] if there is no free port.
     pub fn new(host: Option<&str>) -> Result<Self> {
         let host = host.map_or_else(|| own_address().to_string(), str::to_owned);
-        let ports =
-            super::process_environment("KOLO_PORT_RANGE").map(|text| port_range(text.trim())).transpose()?;
+        let ports = super::process_environment("KOLO_PORT_RANGE")
+            .map(|text| parse_port_range(text.trim()))
+            .transpose()?;
         let reserved = match ports {
             // Rank 0 will bind it again.
             Some(ports) => {

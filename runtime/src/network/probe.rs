@@ -44,6 +44,25 @@ const LONG_ONES: u32 = 3;
 /// On a long way a connection's window grows by the round trip: so many of them are spent at most.
 const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 
+/// From this round trip on, short messages tell how a connection's window grows, and nothing about the rate of the way. There,
+/// messages go in halves, the second of which finds the window that the first has made.
+const FAR: Duration = Duration::from_millis(2);
+
+/// How much longer the next message of a far pair is.
+const FAR_STEP: usize = 4;
+
+/// A message that is as much faster than the one before found a window that had grown; the window may grow further.
+const FAR_GROWS: f64 = 1.25;
+
+/// So many messages are sent there unless they take too long: a window does not grow with each.
+const FAR_MESSAGES: u32 = 4;
+
+/// How many round trips a message may take there, as far as the rate is known.
+const FAR_LENGTH: u32 = 8;
+
+/// How many round trips are spent there before the last message.
+const FAR_PATIENCE: u32 = 12;
+
 /// How much time is spent on the rate of one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
@@ -102,6 +121,7 @@ const ECHO: u64 = 0;
 const EXCHANGE: u64 = 1;
 const END: u64 = 2;
 const TAKE: u64 = 3;
+const HALVES: u64 = 4;
 
 const HEADER: usize = 16;
 
@@ -121,7 +141,10 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
         }
         if host < partner {
             let round_trip = round_trip(wire, partner)?.time;
-            let rate = measure(wire, partner, Way::Both, round_trip, &Effort::QUICK, &mut buffers)?;
+            let rate = match round_trip < FAR {
+                true => measure(wire, partner, Way::Both, round_trip, &Effort::QUICK, &mut buffers)?,
+                false => measure_far(wire, partner, round_trip, &mut buffers)?,
+            };
             end(wire, partner)?;
             samples.push(Sample {
                 hosts: (host, partner),
@@ -272,6 +295,59 @@ fn measure<W: Wire>(
     Ok(rate)
 }
 
+/// As [`measure`], both ways at once, between hosts that are far from each other.
+fn measure_far<W: Wire>(
+    wire: &mut W,
+    partner: u32,
+    round_trip: Duration,
+    buffers: &mut Buffers,
+) -> Result<Rate, W::Error> {
+    let most = buffers.out.len();
+    let (begun, mut len, mut rate, mut last) = (wire.now(), FIRST_BYTES.min(most), Rate::default(), 0.0);
+    let (mut is_last, mut messages) = (false, 0);
+    loop {
+        let sent = wire.now();
+        wire.send(partner, &order(HALVES, len as u64))?;
+        let middle = halves(wire, partner, len, buffers)?;
+        let here = wire.now();
+        let whole = (here - sent).saturating_sub(round_trip).max(round_trip / 4);
+        let mut this = len as f64 / whole.as_secs_f64();
+        // The partner begins later by the way, so its second half follows its first without a pause. What takes less than this may be
+        // the lateness of a process.
+        let moving = here - middle;
+        if moving >= round_trip / 4 {
+            this = this.max((len - len / 2) as f64 / moving.as_secs_f64());
+        }
+        rate.note(this);
+        messages += 1;
+        if is_last || messages >= FAR_MESSAGES && this < FAR_GROWS * last {
+            return Ok(rate);
+        }
+        last = this;
+        // One more tells a slow link from a message that was held up.
+        let is_late = here - begun > FAR_PATIENCE * round_trip || here - sent > FAR_LENGTH * round_trip;
+        is_last = is_late || len == most;
+        if !is_late {
+            let enough = (this * f64::from(FAR_LENGTH) * round_trip.as_secs_f64()) as usize;
+            len = (FAR_STEP * len).min(enough.max(len)).min(most);
+        }
+    }
+}
+
+/// Exchanges a message in halves; returns when the first was there.
+fn halves<W: Wire>(
+    wire: &mut W,
+    partner: u32,
+    len: usize,
+    buffers: &mut Buffers,
+) -> Result<Duration, W::Error> {
+    let (first, rest) = (len / 2, len / 2..len);
+    wire.exchange(partner, &buffers.out[..first], &mut buffers.inward[..first])?;
+    let middle = wire.now();
+    wire.exchange(partner, &buffers.out[rest.clone()], &mut buffers.inward[rest])?;
+    Ok(middle)
+}
+
 /// Sends so many bytes to a partner, which [serves](serve), and waits until it has them. No more than the buffers have are sent.
 ///
 /// # Errors
@@ -303,6 +379,7 @@ pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Resu
         match word(&header, 0) {
             ECHO => wire.send(partner, &order(ECHO, wire.now().as_nanos() as u64))?,
             EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
+            HALVES => drop(halves(wire, partner, len, buffers)?),
             TAKE => {
                 wire.recv(partner, &mut buffers.inward[..len])?;
                 wire.send(partner, &header)?;
@@ -326,13 +403,27 @@ mod tests {
         from: HashMap<u32, Receiver<(Duration, Vec<u8>)>>,
         latency: Duration,
         rate: f64,
+        /// Bytes that may be on their way, to each host, where that begins small and grows as a TCP connection's window does.
+        windows: Option<HashMap<u32, f64>>,
     }
 
     impl Wire for Line {
         type Error = String;
         fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), String> {
-            let takes = Duration::from_secs_f64(bytes.len() as f64 / self.rate);
-            self.here += takes;
+            let round_trip = 2.0 * self.latency.as_secs_f64();
+            let mut left = bytes.len() as f64;
+            let mut takes = 0.0;
+            while left > 0.0 {
+                let window = self.windows.as_mut().map(|all| all.entry(host).or_insert(14_480.0));
+                let burst = window.as_ref().map_or(left, |window| left.min(**window));
+                left -= burst;
+                let sends = burst / self.rate;
+                takes += if left > 0.0 { sends.max(round_trip) } else { sends };
+                if let Some(window) = window {
+                    *window += burst;
+                }
+            }
+            self.here += Duration::from_secs_f64(takes);
             self.to[&host].send((self.here + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
         }
         fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
@@ -363,6 +454,7 @@ mod tests {
                 from: HashMap::new(),
                 latency,
                 rate: rate(host),
+                windows: None,
             })
             .collect();
         for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
@@ -374,7 +466,12 @@ mod tests {
     }
 
     fn measured(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> (Vec<Sample>, Duration) {
-        let running: Vec<_> = lines(hosts, latency, rate)
+        measured_on(lines(hosts, latency, rate))
+    }
+
+    fn measured_on(lines: Vec<Line>) -> (Vec<Sample>, Duration) {
+        let hosts = lines.len() as u32;
+        let running: Vec<_> = lines
             .into_iter()
             .enumerate()
             .map(|(host, mut line)| {
@@ -405,6 +502,22 @@ mod tests {
                     assert!(sample.is_settled, "{sample:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_far_link_is_found_while_the_windows_of_its_connections_grow() {
+        for (latency_ms, rate) in [(1, 125e6), (5, 25e6), (20, 25e6), (20, 2.5e6), (10, 125e6), (100, 12.5e6)]
+        {
+            let latency = Duration::from_millis(latency_ms);
+            let mut lines = lines(2, latency, |_| rate);
+            lines.iter_mut().for_each(|line| line.windows = Some(HashMap::new()));
+            let (samples, took) = measured_on(lines);
+            let found = samples[0].bytes_per_second / rate;
+            assert!((0.75..1.25).contains(&found), "{latency_ms} ms, {rate}: {found}, {samples:?}");
+            // Slow links take the time of the first message.
+            let bound = 30 * (2 * latency) + Duration::from_secs_f64(3.0 * FIRST_BYTES as f64 / rate);
+            assert!(took < bound, "{latency_ms} ms, {rate}: {took:?}");
         }
     }
 

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long the_others_sum_again_within_1300_ms_of_a_silent_cut,
     Long of_a_parted_network_one_side_goes_on,
     Long whoever_is_left_behind_is_told,
+    Long those_that_cannot_meet_are_relayed_after_a_loss_too,
 ];
 
 const HOSTS: usize = 4;
@@ -37,7 +38,13 @@ struct Group {
 impl Group {
     /// `None` if there is no program for it.
     fn new(what: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Self> {
+        Self::on(what, words, settings, |_| ())
+    }
+
+    /// The same on a network that is not whole.
+    fn on(what: &str, words: &[&str], settings: &[(&str, &str)], prepare: impl Fn(&Lab)) -> Option<Self> {
         let lab = Lab::new(&network(HOSTS)).expect("a network");
+        prepare(&lab);
         let mut line = vec![built("kolo_elastic", "kolo-tests")?.into_os_string(), "1000".into()];
         line.extend(words.iter().map(Into::into));
         let settings = [&[("KOLO_JOIN_TIMEOUT", "30"), ("KOLO_TIMEOUT", "30")], settings].concat();
@@ -116,6 +123,21 @@ fn the_others_sum_again_within_1300_ms_of_a_silent_cut() {
         assert!(took <= MOST, "{}: {took:?}", group.what);
         group.stop(&without(host));
     }
+}
+
+/// Ranks 1 and 2 cannot dial each other: rank 0 passes on their bytes, before a loss and after.
+fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
+    let settings = [SOON, &[("KOLO_ALGO", "all_reduce:ring"), ("KOLO_TRANSPORT", "tcp")]].concat();
+    let Some(mut group) = Group::on("1 and 2 apart", &["run"], &settings, |lab| {
+        lab.block_dialling(1, 2);
+        lab.block_dialling(2, 1);
+    }) else {
+        return;
+    };
+    let since = Instant::now();
+    group.lab.cut(3);
+    group.sums_again(&without(3), since);
+    group.stop(&without(3));
 }
 
 /// Of two halves the one with rank 0 goes on, else the greater part; a host is apart also where its cable carries one way only.

@@ -34,6 +34,7 @@ fn main() {
         "slow" => send_slowly(&comm, number(1)),
         "memory" => memory(&comm, number(1)),
         "ready" => comm.barrier(),
+        "groups" => groups(&comm, number(1)),
         "meet" => meet(&comm, number(1)),
         "ring" => ring(&comm, number(1)),
         "pair" => pair(&comm, number(1)),
@@ -50,6 +51,20 @@ fn main() {
     }
     drop(comm);
     report("@gone");
+}
+
+/// Sums in so many communicators, all of which stay until it is told to go on.
+fn groups(comm: &Communicator, count: usize) -> Result<()> {
+    let all: Vec<Communicator> =
+        (0..count).filter_map(|_| comm.split(Some(0), 0).transpose()).collect::<Result<_>>()?;
+    for group in &all {
+        let mut data = [1_u32; 1000];
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        assert_eq!(data, [comm.world_size(); 1000]);
+    }
+    report("@running");
+    let _ = std::io::stdin().lock().read_line(&mut String::new());
+    comm.barrier()
 }
 
 /// All-reduces until something fails.

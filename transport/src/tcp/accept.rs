@@ -2,11 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
 use super::options::TcpOptions;
+use super::port::{Lodging, Mail};
 use super::socket::{self, Stop};
 use super::wire::{
     ANSWER_BYTES, Answer, HELLO_BYTES, Hello, NONCE_BYTES, NotHello, PROTOCOL, Verdict, is_proven,
@@ -65,10 +67,19 @@ pub(super) struct Arrival {
     pub(super) bytes: [u8; HELLO_BYTES],
 }
 
-/// The listener, and who waits there.
+/// Where connections come in.
+#[derive(Debug)]
+enum Entrance {
+    /// A listener of this endpoint's own.
+    Own(Socket),
+    /// The port that all endpoints of the process share.
+    Shared(Lodging),
+}
+
+/// The entrance, and who waits there.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    pub(super) listener: Socket,
+    entrance: Entrance,
     pending: Vec<Pending>,
     pub(super) rejected: RejectedConnections,
     /// Since when there has been no descriptor for whoever waits at the acceptor.
@@ -76,13 +87,41 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn open(options: &TcpOptions) -> io::Result<Self> {
-        Ok(Self {
-            listener: socket::listen(options.ports.clone())?,
-            pending: Vec::new(),
-            rejected: RejectedConnections::default(),
-            hungry_since: None,
-        })
+    /// Of the endpoint with this number; at the shared port if there is one that `fits`.
+    pub(super) fn open(
+        options: &TcpOptions,
+        instance: u64,
+        fits: impl FnOnce(SocketAddr) -> bool,
+    ) -> io::Result<Self> {
+        let entrance = match options.port.as_ref().filter(|port| fits(port.at())) {
+            Some(port) => Entrance::Shared(port.lodge(instance, &options.cookie)?),
+            None => Entrance::Own(socket::listen(options.ports.clone())?),
+        };
+        let (pending, rejected) = (Vec::new(), RejectedConnections::default());
+        Ok(Self { entrance, pending, rejected, hungry_since: None })
+    }
+
+    /// Where it listens.
+    pub(super) fn at(&self) -> io::Result<SocketAddr> {
+        match &self.entrance {
+            Entrance::Own(listener) => {
+                listener.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+            }
+            Entrance::Shared(lodging) => Ok(lodging.at()),
+        }
+    }
+
+    /// Readable when somebody comes.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        match &self.entrance {
+            Entrance::Own(listener) => listener.as_fd(),
+            Entrance::Shared(lodging) => lodging.bell(),
+        }
+    }
+
+    /// Whether somebody has come, as far as that is known without asking the kernel.
+    pub(super) fn has_news(&self) -> bool {
+        matches!(&self.entrance, Entrance::Shared(lodging) if lodging.has_news())
     }
 
     /// When [`Acceptor::step`] has something to do even if nothing arrives.
@@ -113,41 +152,10 @@ impl Acceptor {
         mut opened: impl FnMut(&Socket),
         arrivals: &mut Vec<Arrival>,
     ) -> io::Result<bool> {
-        let mut moved = false;
-        for _ in 0..ACCEPTS_PER_STEP {
-            match self.listener.accept() {
-                Ok((socket, from)) => {
-                    moved = true;
-                    self.hungry_since = None;
-                    // The listener of both families shows IPv4 as mapped into IPv6.
-                    let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
-                    self.admit(socket, from, now, options, &mut opened);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.hungry_since = None;
-                    break;
-                }
-                Err(error) if descriptors::are_out(&error) => {
-                    let since = *self.hungry_since.get_or_insert(now);
-                    let oldest = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since);
-                    if let Some(oldest) = oldest.filter(|&at| now >= self.pending[at].since + HESITATION) {
-                        self.turn_away(oldest, "no descriptor left for others", None);
-                    } else if now >= since + STARVED_FOR {
-                        return Err(error);
-                    }
-                    break;
-                }
-                // A connection that broke in the queue.
-                Err(error) => {
-                    if error.kind() != io::ErrorKind::Interrupted
-                        && error.kind() != io::ErrorKind::ConnectionAborted
-                    {
-                        self.rejected.last = Some(format!("accepting failed: {error}"));
-                        break;
-                    }
-                }
-            }
-        }
+        let mut moved = match &self.entrance {
+            Entrance::Own(_) => self.accept(now, options, &mut opened)?,
+            Entrance::Shared(_) => self.collect(now, options, &mut opened)?,
+        };
         let mut at = 0;
         while at < self.pending.len() {
             match self.pending[at].listen(me) {
@@ -176,10 +184,82 @@ impl Acceptor {
         Ok(moved)
     }
 
+    /// Takes connections from the own listener.
+    fn accept(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        opened: &mut impl FnMut(&Socket),
+    ) -> io::Result<bool> {
+        let mut moved = false;
+        for _ in 0..ACCEPTS_PER_STEP {
+            let Entrance::Own(listener) = &self.entrance else { break };
+            match listener.accept() {
+                Ok((socket, from)) => {
+                    moved = true;
+                    self.hungry_since = None;
+                    // The listener of both families shows IPv4 as mapped into IPv6.
+                    let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
+                    self.admit(socket, (from, None), now, options, opened);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.hungry_since = None;
+                    break;
+                }
+                Err(error) if descriptors::are_out(&error) => {
+                    let since = *self.hungry_since.get_or_insert(now);
+                    let oldest = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since);
+                    if let Some(oldest) = oldest.filter(|&at| now >= self.pending[at].since + HESITATION) {
+                        self.turn_away(oldest, "no descriptor left for others", None);
+                    } else if now >= since + STARVED_FOR {
+                        return Err(error);
+                    }
+                    break;
+                }
+                // A connection that broke in the queue.
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::Interrupted
+                        && error.kind() != io::ErrorKind::ConnectionAborted
+                    {
+                        self.rejected.last = Some(format!("accepting failed: {error}"));
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes the connections that have come at the shared port.
+    fn collect(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        opened: &mut impl FnMut(&Socket),
+    ) -> io::Result<bool> {
+        let Entrance::Shared(lodging) = &self.entrance else { return Ok(false) };
+        if !lodging.has_news() && self.hungry_since.is_none() {
+            return Ok(false);
+        }
+        let mail = lodging.take();
+        let hungry = lodging.hungry();
+        self.hungry_since = hungry.as_ref().map(|(since, _)| *since);
+        let moved = !mail.is_empty();
+        for Mail { socket, from, hello } in mail {
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+            self.admit(socket, (Some(from), Some(hello)), now, options, opened);
+        }
+        match hungry {
+            Some((since, error)) if now >= since + STARVED_FOR => Err(error),
+            _ => Ok(moved),
+        }
+    }
+
+    /// Lets a connection wait, with its hello if that has been read.
     fn admit(
         &mut self,
         socket: Socket,
-        from: Option<SocketAddr>,
+        (from, hello): (Option<SocketAddr>, Option<[u8; HELLO_BYTES]>),
         now: Instant,
         options: &TcpOptions,
         opened: &mut impl FnMut(&Socket),
@@ -194,16 +274,15 @@ impl Acceptor {
             self.turn_away(oldest, "too many at the acceptor", None);
         }
         opened(&socket);
-        self.enter(socket, from, false, now);
+        let received = if hello.is_some() { HELLO_BYTES } else { 0 };
+        let hello = hello.unwrap_or([0; HELLO_BYTES]);
+        self.pending.push(Pending { socket, from, is_relayed: false, since: now, hello, received });
     }
 
     /// Takes a connection by a relay, where the other end is there.
     pub(super) fn take_relayed(&mut self, socket: Socket, relay: Option<SocketAddr>, now: Instant) {
-        self.enter(socket, relay, true, now);
-    }
-
-    fn enter(&mut self, socket: Socket, from: Option<SocketAddr>, is_relayed: bool, since: Instant) {
-        self.pending.push(Pending { socket, from, is_relayed, since, hello: [0; HELLO_BYTES], received: 0 });
+        let hello = [0; HELLO_BYTES];
+        self.pending.push(Pending { socket, from: relay, is_relayed: true, since: now, hello, received: 0 });
     }
 
     fn turn_away(&mut self, at: usize, why: &str, answer: Option<[u8; ANSWER_BYTES]>) {

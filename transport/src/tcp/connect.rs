@@ -179,9 +179,9 @@ impl TcpEndpoint {
     /// Registers every socket there is.
     pub(super) fn watch_all(&mut self) {
         self.watching = true;
+        self.deaf |= self.park.watch(self.acceptor.bell(), Whose::Connecting).is_err();
         let mut watch =
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
-        watch(&self.acceptor.listener, Whose::Connecting);
         self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         self.at_relay.iter().for_each(|at| watch(at.socket(), Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {

@@ -111,10 +111,13 @@ impl TcpEndpoint {
         let list = options.interfaces.as_deref();
         let admitted = interfaces::chosen(all, list, options.family)
             .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
-        let acceptor = Acceptor::open(&options).map_err(system("listening"))?;
-        let port = acceptor.listener.local_addr().map_err(system("listening"))?;
-        let port = port.as_socket().map_or(0, |address| address.port());
-        let address = Address::new(port, instance, host, &admitted).encode();
+        let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
+        let acceptor = Acceptor::open(&options, instance, listens).map_err(system("listening"))?;
+        let at = acceptor.at().map_err(system("listening"))?;
+        let reached: Vec<Interface> =
+            admitted.iter().filter(|i| at.ip().is_unspecified() || i.ip == at.ip()).cloned().collect();
+        let port = at.port();
+        let address = Address::new(port, instance, host, &reached).encode();
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
         let key = key_of(&options.cookie);
         Ok(Self {

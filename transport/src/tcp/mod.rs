@@ -38,6 +38,7 @@ mod memory;
 mod options;
 mod outbound;
 mod park;
+mod port;
 mod rails;
 mod relay;
 mod route;
@@ -58,6 +59,7 @@ pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
 pub use options::{Congestion, Family, TcpOptions};
+pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port};
 pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
 

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
+
+use super::port::Port;
 
 /// Which address families are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +42,9 @@ pub struct TcpOptions {
     pub family: Family,
     /// Ports to listen at, of which each endpoint takes the first that is free; `None` lets the system choose.
     pub ports: Option<RangeInclusive<u16>>,
+    /// A port that this process listens at already, for all its endpoints; without one, or if the admitted interfaces do not reach it,
+    /// the endpoint listens by itself.
+    pub port: Option<Arc<Port>>,
     /// Congestion control.
     pub congestion: Congestion,
     /// Connections that share a long message on each way to a peer of another host; `None` is one, or several on a long way where
@@ -72,6 +78,7 @@ impl Default for TcpOptions {
             interfaces: None,
             family: Family::Both,
             ports: None,
+            port: None,
             congestion: Congestion::Auto,
             streams: None,
             relay: None,

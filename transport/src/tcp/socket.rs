@@ -231,8 +231,8 @@ pub fn in_port_range<T>(
         }
     }
     let text = format!(
-        "no port from {} to {} is free; every communicator takes one on each of its ranks, each rank takes one more at which \
-         the others reach it after a loss, and rank 0 may need another to join: widen KOLO_PORT_RANGE",
+        "no port from {} to {} is free; every process takes one, and rank 0 another to join if the launcher names one of \
+         these: widen KOLO_PORT_RANGE",
         ports.start(),
         ports.end()
     );

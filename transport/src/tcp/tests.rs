@@ -26,7 +26,7 @@ fn world(size: u32) -> Vec<TcpEndpoint> {
     ends
 }
 
-fn introduce(ends: &mut [TcpEndpoint]) {
+pub(super) fn introduce(ends: &mut [TcpEndpoint]) {
     let addresses: Vec<Vec<u8>> = ends.iter().map(|end| end.address().to_vec()).collect();
     for end in ends {
         let me = end.me.rank;
@@ -48,7 +48,7 @@ fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Sends a message from one end to another, and checks it. Both may be polled along the way.
-fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u16, len: usize) {
+pub(super) fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u16, len: usize) {
     let mut source: Vec<u8> = (0..len).map(|i| (i * 7 + from) as u8).collect();
     let mut target = vec![0u8; len];
     let (src, dst) = ([Piece { ptr: source.as_mut_ptr(), len }], [Piece { ptr: target.as_mut_ptr(), len }]);
@@ -75,7 +75,7 @@ fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u16, len: us
 }
 
 /// Posts a receive of nothing much, and waits for its error.
-fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], on: Channel) -> Error {
+pub(super) fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], on: Channel) -> Error {
     let mut byte = 0u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     // SAFETY: the byte lives until the token has failed.

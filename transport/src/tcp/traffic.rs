@@ -28,7 +28,8 @@ impl TcpEndpoint {
             self.look();
         }
         let connecting = !self.dialing.is_empty() || !self.awaited.is_empty() || !self.stranding.is_empty();
-        if connecting || self.stirred || self.tick.is_multiple_of(DOOR_TICKS) {
+        let called = self.stirred || self.acceptor.has_news();
+        if connecting || called || self.tick.is_multiple_of(DOOR_TICKS) {
             let stirs = self.connect(events);
             // Not everything at the acceptor may have been taken at once.
             self.stirred = stirs;

@@ -53,6 +53,9 @@ int main(void) {
     config.transport = "\xff";
     FAILS(koloCommInitEnv(&comm, &config), KOLO_USAGE, "UTF-8");
     config.transport = NULL;
+    config.port_range = "40010-40000";
+    FAILS(koloCommInitEnv(&comm, &config), KOLO_CONFIGURATION, "KOLO_PORT_RANGE");
+    config.port_range = NULL;
     FAILS(koloCommInitUrl(&comm, NULL, 1, 0, NULL), KOLO_USAGE, "url is NULL");
     FAILS(koloCommInitUrl(&comm, "pigeon://x", 1, 0, NULL), KOLO_CONFIGURATION, "pigeon");
     FAILS(koloCommInitUrl(&comm, url, 2, 2, NULL), KOLO_CONFIGURATION, "rank 2");

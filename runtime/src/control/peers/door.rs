@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kolo_transport::tcp::Port;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
@@ -20,15 +21,18 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
-use super::porter::{self, Answer, LeftBehind, Opening, Registry};
+use super::porter::{self, Answer, House, LeftBehind, Opening, Registry};
 use super::snapshots::Desk;
 use crate::control::connect::{Heard, dial};
-use crate::control::coordinator::{BoxedStream, Coordinator};
-use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
+use crate::control::entry::Entry;
+use crate::control::handshake::{Credentials, Rejection, greet_member};
 use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
-use crate::job::limits::{AGREEMENT_BEAT, HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME};
+use crate::job::limits::{
+    AGREEMENT_BEAT, HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HANDSHAKES, MAX_HELLO_FRAME, SPARE_HANDSHAKES,
+};
 use crate::job::{Cookie, RendezvousKey};
 use crate::join::{JoinSpec, Locator, open_port};
 
@@ -84,8 +88,17 @@ pub(crate) struct Door {
     address: DoorAddress,
     residents: Registry,
     is_local: bool,
+    /// Where it is, and where the endpoints of this process listen too.
+    port: Option<OpenPort>,
     /// Answers those who knock.
     porter: AbortHandle,
+}
+
+struct OpenPort {
+    port: Arc<Port>,
+    /// All that lead there.
+    addresses: Vec<SocketAddr>,
+    counters: Arc<CoordinatorCounters>,
 }
 
 impl Door {
@@ -103,19 +116,51 @@ impl Door {
         let residents = Registry::default();
         let porter = tokio::spawn(halls::serve(halls::open(id), residents.clone())).abort_handle();
         let address = DoorAddress { id, key, addresses: Vec::new() };
-        Ok(Self { address, residents, is_local: true, porter })
+        Ok(Self { address, residents, is_local: true, port: None, porter })
     }
 
     /// One for other processes.
     pub(in crate::control) async fn open_port(spec: &JoinSpec) -> Result<Self> {
         let (id, key) = draw()?;
         let residents = Registry::default();
-        let (listener, mut addresses) = open_port(spec).await?;
-        addresses.truncate(MAX_DOOR_ADDRESSES);
-        let credentials = Credentials { secret: spec.secret.clone(), rendezvous: Some(key) };
-        let porter = tokio::spawn(porter::serve(listener, credentials, residents.clone())).abort_handle();
-        let address = DoorAddress { id, key, addresses };
-        Ok(Self { address, residents, is_local: false, porter })
+        let (listener, addresses) = open_port(spec).await?;
+        let at = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?;
+        let house = House {
+            credentials: Credentials { secret: spec.secret.clone(), rendezvous: Some(key) },
+            residents: residents.clone(),
+            endpoints: Port::new(at),
+            relay: Arc::default(),
+            counters: Arc::default(),
+        };
+        // Every rank may dial at once, on several channels; a stranger's hello costs no more than another's.
+        let most = MAX_HANDSHAKES.min(4 * spec.world_size as usize + SPARE_HANDSHAKES);
+        let port = Some(OpenPort {
+            port: house.endpoints.clone(),
+            addresses: addresses.clone(),
+            counters: house.counters.clone(),
+        });
+        let porter = tokio::spawn(porter::serve(listener, most, house)).abort_handle();
+        let address = DoorAddress { id, key, addresses }.bounded();
+        Ok(Self { address, residents, is_local: false, port, porter })
+    }
+
+    /// Where the endpoints of this process may listen too; none at a thread's.
+    pub(crate) fn port(&self) -> Option<&Arc<Port>> {
+        self.port.as_ref().map(|open| &open.port)
+    }
+
+    /// The same as this process dials it.
+    pub(crate) fn own_address(&self) -> Option<SocketAddr> {
+        let port = self.port.as_ref()?.port.at().port();
+        Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
+    }
+
+    /// Where ranks may join, with the addresses under which they get there; none at a thread's.
+    pub(crate) fn entry(&self) -> Option<(Entry, Vec<SocketAddr>)> {
+        let OpenPort { port, addresses, counters } = self.port.as_ref()?;
+        let mut entry = None;
+        self.residents.send_modify(|residents| entry = Some(residents.let_join(port.at(), counters.clone())));
+        Some((entry?, addresses.clone()))
     }
 
     /// Whether it is a thread's.
@@ -194,7 +239,7 @@ impl Door {
         at.knock(self.is_local, near, credentials, opening, patience).await
     }
 
-    /// The same to join the coordinator behind it.
+    /// The same to join the coordinator behind it; also at which port that is.
     pub(crate) async fn join_at(
         &self,
         at: &DoorAddress,
@@ -202,8 +247,8 @@ impl Door {
         credentials: Credentials,
         tag: Tag,
         patience: Duration,
-    ) -> std::result::Result<BoxedStream, NoAnswer> {
-        self.knock(at, near, credentials, &Opening::Join { tag }, patience).await
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+        at.reach(self.is_local, near, credentials, &Opening::Join { tag }, patience).await
     }
 }
 
@@ -217,9 +262,24 @@ impl DoorAddress {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, NoAnswer> {
-        let mut stream: BoxedStream = match is_local {
-            true => Box::new(halls::knock(self.id)?),
-            false => knock_at_port(self, near, credentials, patience).await?,
+        self.reach(is_local, near, credentials, opening, patience).await.map(|(stream, _)| stream)
+    }
+
+    /// The same, with the port that answered.
+    async fn reach(
+        &self,
+        is_local: bool,
+        near: bool,
+        credentials: Credentials,
+        opening: &Opening,
+        patience: Duration,
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+        let (mut stream, at): (BoxedStream, _) = match is_local {
+            true => (Box::new(halls::knock(self.id)?), None),
+            false => {
+                let (stream, at) = knock_at_port(self, near, credentials, patience).await?;
+                (stream, Some(at))
+            }
         };
         let introduce = async {
             stream.write_all(&encode(opening)).await?;
@@ -230,7 +290,7 @@ impl DoorAddress {
             }
         };
         match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
-            Ok(Ok(Answer::Taken)) => Ok(stream),
+            Ok(Ok(Answer::Taken)) => Ok((stream, at)),
             Ok(Ok(Answer::LeftBehind(told))) => Err(NoAnswer::LeftBehind(told)),
             Ok(Ok(Answer::Unknown)) => Err(NoAnswer::Gone("it has left the job".into())),
             Ok(Err(error)) => Err(NoAnswer::Silent(format!("its door: {error}"))),
@@ -321,13 +381,13 @@ async fn knock_at_port(
     near: bool,
     credentials: Credentials,
     patience: Duration,
-) -> std::result::Result<BoxedStream, NoAnswer> {
+) -> std::result::Result<(BoxedStream, SocketAddr), NoAnswer> {
     let mut attempts = JoinSet::new();
     for (i, address) in at.candidates(near).into_iter().enumerate() {
         let credentials = credentials.clone();
         attempts.spawn(async move {
             tokio::time::sleep(STAGGER * i as u32).await;
-            attempt(address, &credentials, patience).await
+            attempt(address, &credentials, patience).await.map(|stream| (stream, address))
         });
     }
     let mut worst = None;
@@ -361,7 +421,7 @@ async fn attempt(
         return Err(NoAnswer::Gone(format!("nobody listens at {address}: its process has ended")));
     }
     let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(patience, greet_coordinator(&mut stream, credentials)).await {
+    match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
         Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys))),
         Ok(Ok(None)) => Ok(Box::new(stream)),
         Ok(Err(Rejection::Misfit { problem, remedy })) => {

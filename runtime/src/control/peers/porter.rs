@@ -1,11 +1,14 @@
-//! Answers those who knock at a door, and takes them to whom they want to see.
+//! Answers those who knock at a door, and takes them to whom they want to see: what a process is reached for comes in here.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use kolo_transport::tcp::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port, RelayCall};
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -15,15 +18,17 @@ use super::door::Tag;
 use super::lobby::{GroupId, Lobby};
 use super::snapshots::Desk;
 use crate::control::connect::Heard;
-use crate::control::coordinator::{BoxedStream, Coordinator};
-use crate::control::handshake::{Credentials, greet_rank};
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
+use crate::control::entry::{CALLERS_MAX, Caller, Entry};
+use crate::control::handshake::{Credentials, Start, greet_after, is_knock, read_magic, read_start};
 use crate::control::pending::{Footing, PendingConnections};
+use crate::control::relay::Relay;
 use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
     ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, MAX_LEFT_BEHIND,
-    MAX_REMEMBERED, PASS_TIMEOUT, SPARE_HANDSHAKES,
+    MAX_REMEMBERED, PASS_TIMEOUT,
 };
 
 /// First frame of whoever knocks.
@@ -87,9 +92,18 @@ pub(super) struct Residents {
     pub(super) desks: HashMap<GroupId, Weak<Desk>>,
     /// Who takes what is passed on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
+    /// Who takes the ranks that join, where this port is also the one at which they do.
+    joins: Option<mpsc::Sender<Caller>>,
 }
 
 impl Residents {
+    /// From now on, ranks that join come in at this port, which listens there.
+    pub(super) fn let_join(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Entry {
+        let (callers, entry) = mpsc::channel(CALLERS_MAX);
+        self.joins = Some(callers);
+        Entry::Shared { at, callers: entry, counters }
+    }
+
     fn left_behind(&self, cookie: Cookie, rank: u32) -> Option<&LeftBehind> {
         self.left_behind.iter().find(|(who, _)| *who == (cookie, rank)).map(|(_, told)| told)
     }
@@ -109,35 +123,52 @@ impl Residents {
 
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
 
+/// What is reached at one port of a process.
+#[derive(Clone)]
+pub(super) struct House {
+    pub(super) credentials: Credentials,
+    pub(super) residents: Registry,
+    /// The endpoints of its communicators.
+    pub(super) endpoints: Arc<Port>,
+    pub(super) relay: Arc<Relay>,
+    /// The coordinator's, if ranks join here.
+    pub(super) counters: Arc<CoordinatorCounters>,
+}
+
 /// Strangers cannot keep members out: see [`PendingConnections`].
-pub(super) async fn serve(listener: TcpListener, credentials: Credentials, residents: Registry) {
+pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: House) {
     let mut callers = JoinSet::new();
-    let mut pending = PendingConnections::new(SPARE_HANDSHAKES);
+    let mut pending = PendingConnections::new(most_handshakes);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, origin)) => {
+                    house.endpoints.is_fed();
                     if pending.is_full() {
-                        pending.make_room(0);
+                        pending.make_room(house.rejected());
                     }
                     let (give_up, given_up) = oneshot::channel();
                     let footing = Footing::default();
-                    let (standing, credentials) = (footing.clone(), credentials.clone());
-                    let residents = residents.clone();
+                    let (standing, house) = (footing.clone(), house.clone());
                     let task = callers.spawn(async move {
-                        let greeting = greet(stream, &credentials, &footing);
-                        let greeted = tokio::select! {
-                            greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting) => greeted.ok().flatten(),
-                            _ = given_up => None,
-                        };
-                        if let Some(stream) = greeted {
-                            receive(stream, residents, true).await;
+                        let caller = Caller { stream, origin, start: None };
+                        let greeting = house.greet(caller, &footing, given_up);
+                        match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
+                            Ok(Some(Greeted::Knocked(stream))) => receive(stream, house.residents, true).await,
+                            Ok(Some(Greeted::HandedOn)) => {}
+                            Ok(None) | Err(_) => drop(house.counters.rejected.fetch_add(1, Ordering::Relaxed)),
                         }
                     });
                     pending.enter(task.id(), origin.ip(), standing, give_up);
+                    // It has its turn before the next ones.
+                    tokio::task::yield_now().await;
                 }
                 // Out of descriptors, most likely, which passes.
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                Err(error) => {
+                    house.endpoints.starves(&error);
+                    pending.make_room(house.rejected());
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             },
             Some(ended) = callers.join_next_with_id() => {
                 pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
@@ -146,12 +177,93 @@ pub(super) async fn serve(listener: TcpListener, credentials: Credentials, resid
     }
 }
 
-async fn greet(mut stream: TcpStream, credentials: &Credentials, footing: &Footing) -> Option<BoxedStream> {
-    let _ = stream.set_nodelay(true);
-    let keys = greet_rank(&mut stream, credentials, |progress| footing.set(progress)).await.ok()?;
-    Some(match keys {
-        Some(keys) => Box::new(Sealed::new(stream, &keys)),
-        None => Box::new(stream),
+impl House {
+    fn rejected(&self) -> u64 {
+        self.counters.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Takes a connection to whom its first bytes name: an endpoint, the relay, or the coordinator; none of them if it knocks, and proves
+    /// its keys. None of a stranger, or if it made room for another.
+    async fn greet(
+        &self,
+        caller: Caller,
+        footing: &Footing,
+        given_up: oneshot::Receiver<u64>,
+    ) -> Option<Greeted> {
+        let Caller { mut stream, origin, .. } = caller;
+        let _ = stream.set_nodelay(true);
+        let start = tokio::select! {
+            biased;
+            start = read_beginning(&mut stream) => start?,
+            turned_away = given_up => {
+                turn_away(&mut stream, turned_away.unwrap_or_default());
+                return None;
+            }
+        };
+        let start = match start {
+            Beginning::Hello(magic) => {
+                self.hand_over(stream, origin, magic).await.ok()?;
+                return Some(Greeted::HandedOn);
+            }
+            Beginning::Relay(magic) => {
+                let cookies = self.residents.borrow().worlds.keys().copied().collect();
+                tokio::spawn(self.relay.clone().serve(stream, magic, cookies));
+                return Some(Greeted::HandedOn);
+            }
+            Beginning::Kolo(start) => start,
+        };
+        let joins = self.residents.borrow().joins.clone();
+        if let Some(joins) = joins.filter(|_| !is_knock(&start)) {
+            let _ = joins.try_send(Caller { stream, origin, start: Some(start) });
+            return Some(Greeted::HandedOn);
+        }
+        let progress = |progress| footing.set(progress);
+        let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
+        Some(Greeted::Knocked(match keys {
+            Some(keys) => Box::new(Sealed::new(stream, &keys)),
+            None => Box::new(stream),
+        }))
+    }
+
+    /// Reads the hello of a connection between endpoints.
+    async fn hand_over(
+        &self,
+        mut stream: TcpStream,
+        origin: SocketAddr,
+        magic: [u8; HELLO_MAGIC_BYTES],
+    ) -> io::Result<()> {
+        let mut start = [0; HELLO_START_BYTES];
+        start[..HELLO_MAGIC_BYTES].copy_from_slice(&magic);
+        stream.read_exact(&mut start[HELLO_MAGIC_BYTES..]).await?;
+        let mut hello = vec![0; Port::hello_bytes(&start)];
+        hello[..HELLO_START_BYTES].copy_from_slice(&start);
+        stream.read_exact(&mut hello[HELLO_START_BYTES..]).await?;
+        self.endpoints.hand(stream.into_std()?, origin, &hello);
+        Ok(())
+    }
+}
+
+/// What a caller wants.
+enum Beginning {
+    Hello([u8; HELLO_MAGIC_BYTES]),
+    Relay([u8; HELLO_MAGIC_BYTES]),
+    Kolo(Start),
+}
+
+/// What became of a caller.
+enum Greeted {
+    HandedOn,
+    Knocked(BoxedStream),
+}
+
+async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
+    let magic = read_magic(stream).await.ok()?;
+    Some(if Port::is_hello(&magic) {
+        Beginning::Hello(magic)
+    } else if RelayCall::is_begun_by(&magic) {
+        Beginning::Relay(magic)
+    } else {
+        Beginning::Kolo(read_start(magic, stream).await.ok()?)
     })
 }
 

@@ -136,6 +136,8 @@ fn options(world: &Communicator) -> Outcome<Options> {
     world.broadcast(&mut cookie, 0)?;
     let tcp = TcpOptions {
         cookie,
+        port: world.port(),
+        ports: config.port_range.clone(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         ..TcpOptions::default()
     };

@@ -1,0 +1,384 @@
+//! One listening port for all endpoints of a process.
+//!
+//! The owner of the port, which has a thread, takes the connections and reads their hellos. [`Port::hand`] gives each connection to the
+//! endpoint that its hello names. A hello must prove the job's cookie before it is handed over, so strangers cannot fill a mailbox.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use socket2::Socket;
+
+use super::socket;
+use super::wire::{Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven, key_of};
+use crate::proof::Key;
+use crate::sys::descriptors;
+
+/// Bytes of a hello after which [`Port::hello_bytes`] tells how many more there are.
+pub const HELLO_START_BYTES: usize = 10;
+
+/// Bytes by which a hello is known.
+pub const HELLO_MAGIC_BYTES: usize = 8;
+
+/// Most connections that wait until their endpoint is polled. The backlog of a listener of its own would be as long.
+const MAIL_MAX: usize = 4096;
+
+/// Most jobs whose late callers are told that an endpoint is gone.
+const KEYS_MAX: usize = 16;
+
+/// A port that endpoints share. See [`TcpOptions::port`](super::TcpOptions).
+#[derive(Debug)]
+pub struct Port {
+    at: SocketAddr,
+    lodgers: Mutex<Lodgers>,
+}
+
+#[derive(Debug, Default)]
+struct Lodgers {
+    by_instance: HashMap<u64, Arc<Mailbox>>,
+    /// Of jobs that have or had endpoints here, the newest last.
+    keys: Vec<Key>,
+    /// Since when there has been no descriptor for whoever connects, and what the system says.
+    hungry: Option<(Instant, i32)>,
+}
+
+/// A connection with its hello.
+#[derive(Debug)]
+pub(super) struct Mail {
+    pub(super) socket: Socket,
+    pub(super) from: SocketAddr,
+    pub(super) hello: [u8; HELLO_BYTES],
+}
+
+/// Where an endpoint finds its connections.
+#[derive(Debug)]
+struct Mailbox {
+    key: Key,
+    mail: Mutex<Vec<Mail>>,
+    has_news: AtomicBool,
+    bell: OwnedFd,
+}
+
+/// An endpoint's place at a port, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Lodging {
+    port: Arc<Port>,
+    instance: u64,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Port {
+    /// For a listener at this address.
+    #[must_use]
+    pub fn new(at: SocketAddr) -> Arc<Self> {
+        Arc::new(Self { at, lodgers: Mutex::default() })
+    }
+
+    /// Where it listens; on all addresses if that one is unspecified.
+    #[must_use]
+    pub fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Whether a connection that begins with these bytes is for an endpoint.
+    #[must_use]
+    pub fn is_hello(magic: &[u8; HELLO_MAGIC_BYTES]) -> bool {
+        Hello::decode(magic).is_ok()
+    }
+
+    /// How many bytes to read before [`Port::hand`], those given among them. Of a hello of another version, no more.
+    #[must_use]
+    pub fn hello_bytes(start: &[u8; HELLO_START_BYTES]) -> usize {
+        if Hello::decode(start).is_ok() { HELLO_BYTES } else { HELLO_START_BYTES }
+    }
+
+    /// Hands a connection to the endpoint that its first bytes name, or tells it why not and drops it. Never blocks.
+    pub fn hand(&self, stream: TcpStream, from: SocketAddr, bytes: &[u8]) {
+        let socket = Socket::from(stream);
+        if socket.set_nonblocking(true).is_err() {
+            return;
+        }
+        let reject = |verdict, proven: Option<(&[u8; HELLO_BYTES], &Key)>| {
+            let answer = Answer { verdict, protocol: PROTOCOL, instance: 0 }.encode(proven);
+            // Whether it hears the answer is its own affair.
+            let _ = socket::send_bytes(&socket, &answer);
+        };
+        let named = match (Hello::decode(bytes), bytes.first_chunk::<HELLO_BYTES>()) {
+            (Ok(Some(hello)), Some(bytes)) => Some((hello, bytes)),
+            (Err(NotHello::Version(_)), _) => return reject(Verdict::Version, None),
+            _ => None,
+        };
+        let Some((hello, bytes)) = named else { return };
+        let lodgers = self.lodgers();
+        let Some(mailbox) = lodgers.by_instance.get(&hello.target).cloned() else {
+            let key = lodgers.keys.iter().rev().find(|key| is_proven(bytes, key));
+            return match key {
+                Some(key) => reject(Verdict::Instance, Some((bytes, key))),
+                None => reject(Verdict::Cookie, None),
+            };
+        };
+        drop(lodgers);
+        if !is_proven(bytes, &mailbox.key) {
+            return reject(Verdict::Cookie, None);
+        }
+        mailbox.put(Mail { socket, from, hello: *bytes });
+    }
+
+    /// Notes that a connection waits for which there is no descriptor. The endpoints fail for it after a while.
+    pub fn starves(&self, error: &io::Error) {
+        let mut lodgers = self.lodgers();
+        if lodgers.hungry.is_none() && descriptors::are_out(error) {
+            lodgers.hungry = Some((Instant::now(), error.raw_os_error().unwrap_or(libc::EMFILE)));
+            lodgers.by_instance.values().for_each(|mailbox| mailbox.ring());
+        }
+    }
+
+    /// Notes that a connection was taken.
+    pub fn is_fed(&self) {
+        self.lodgers().hungry = None;
+    }
+
+    /// A place for an endpoint.
+    pub(super) fn lodge(self: &Arc<Self>, instance: u64, cookie: &[u8; 16]) -> io::Result<Lodging> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let key = key_of(cookie);
+        let mail = Mutex::default();
+        let mailbox = Arc::new(Mailbox { key: key.clone(), mail, has_news: AtomicBool::new(false), bell });
+        let mut lodgers = self.lodgers();
+        // A key cannot be compared; what one proves, an equal one verifies.
+        let proof = key.prove(&[b"same?"]);
+        lodgers.keys.retain(|other| !other.verify(&[b"same?"], &proof));
+        lodgers.keys.push(key);
+        let extra = lodgers.keys.len().saturating_sub(KEYS_MAX);
+        lodgers.keys.drain(..extra);
+        lodgers.by_instance.insert(instance, mailbox.clone());
+        drop(lodgers);
+        Ok(Lodging { port: self.clone(), instance, mailbox })
+    }
+
+    fn lodgers(&self) -> MutexGuard<'_, Lodgers> {
+        self.lodgers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mailbox {
+    fn put(&self, mail: Mail) {
+        let mut all = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MAIL_MAX {
+            all.push(mail);
+        }
+        drop(all);
+        self.ring();
+    }
+
+    /// Wakes the endpoint, whether it polls or sleeps.
+    fn ring(&self) {
+        self.has_news.store(true, Ordering::Release);
+        // A full counter has rung already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Lodging {
+    pub(super) fn at(&self) -> SocketAddr {
+        self.port.at
+    }
+
+    /// Readable once there is news.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.mailbox.bell.as_fd()
+    }
+
+    /// Whether [`Lodging::take`] or [`Lodging::hungry`] has something new.
+    pub(super) fn has_news(&self) -> bool {
+        self.mailbox.has_news.load(Ordering::Relaxed)
+    }
+
+    /// The connections that have come.
+    pub(super) fn take(&self) -> Vec<Mail> {
+        if !self.mailbox.has_news.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        // Edge-triggered: what rings after this is news again.
+        let _ = rustix::io::read(&self.mailbox.bell, &mut [0; 8]);
+        std::mem::take(&mut *self.mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Since when connections have waited for which there is no descriptor, and why.
+    pub(super) fn hungry(&self) -> Option<(Instant, io::Error)> {
+        let hungry = self.port.lodgers().hungry;
+        hungry.map(|(since, code)| (since, io::Error::from_raw_os_error(code)))
+    }
+}
+
+impl Drop for Lodging {
+    fn drop(&mut self) {
+        self.port.lodgers().by_instance.remove(&self.instance);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+
+    use super::super::tests::{deliver, error_of_recv, introduce};
+    use super::super::wire::NONCE_BYTES;
+    use super::super::{TcpEndpoint, TcpOptions};
+    use super::*;
+    use crate::endpoint::{Armed, Channel, Endpoint, ParkBy};
+
+    const COOKIE: [u8; 16] = [7; 16];
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A process: a port, and a thread that serves it.
+    struct Process {
+        port: Arc<Port>,
+        is_over: Arc<AtomicBool>,
+        thread: Option<JoinHandle<()>>,
+    }
+
+    impl Process {
+        fn new() -> Self {
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            let port = Port::new(listener.local_addr().unwrap());
+            let is_over = Arc::new(AtomicBool::new(false));
+            let (over, to) = (is_over.clone(), port.clone());
+            let serve = move || {
+                while let Ok((mut stream, from)) = listener.accept() {
+                    if over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    stream.set_read_timeout(Some(LONG)).unwrap();
+                    let mut start = [0; HELLO_START_BYTES];
+                    stream.read_exact(&mut start).unwrap();
+                    let mut hello = vec![0; Port::hello_bytes(&start)];
+                    hello[..start.len()].copy_from_slice(&start);
+                    stream.read_exact(&mut hello[start.len()..]).unwrap();
+                    to.hand(stream, from, &hello);
+                }
+            };
+            Self { port, is_over, thread: Some(std::thread::spawn(serve)) }
+        }
+
+        fn endpoint(&self, rank: u32) -> TcpEndpoint {
+            // No timer of its own wakes it while a test waits.
+            let (port, dial_patience) = (Some(self.port.clone()), 3 * LONG);
+            let options = TcpOptions { cookie: COOKIE, port, dial_patience, ..Default::default() };
+            TcpEndpoint::new(rank, 2, options).unwrap()
+        }
+
+        fn knock(&self) -> TcpStream {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, self.port.at().port())).unwrap()
+        }
+    }
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            self.is_over.store(true, Ordering::Relaxed);
+            drop(self.knock());
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
+
+    #[test]
+    fn endpoints_of_a_process_share_its_port_and_get_their_own_connections() {
+        let processes = [Process::new(), Process::new()];
+        let pair = || {
+            let mut ends = [processes[0].endpoint(0), processes[1].endpoint(1)];
+            introduce(&mut ends);
+            ends
+        };
+        let mut communicators = [pair(), pair(), pair()];
+        for ends in &communicators {
+            assert_eq!(ends[1].port(), processes[1].port.at().port());
+        }
+        for ends in &mut communicators {
+            deliver(ends, 0, 1, 0, 1000);
+            deliver(ends, 1, 0, 1, 1000);
+            assert_eq!(ends[1].rejected_connections().count, 0);
+        }
+    }
+
+    #[test]
+    fn a_sleeping_endpoint_is_woken_by_a_connection() {
+        let process = Process::new();
+        let mut end = process.endpoint(1);
+        end.probe(Channel { peer: 0, index: 0 }).unwrap();
+        let ready = |end: &mut TcpEndpoint, wait: i64| {
+            let Armed::Fd(fd) = end.arm(ParkBy::Fd) else { panic!("it waits for a connection") };
+            let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let wait = rustix::time::Timespec { tv_sec: wait, tv_nsec: 0 };
+            let ready = rustix::event::poll(&mut polled, Some(&wait)).unwrap() > 0;
+            end.disarm();
+            ready
+        };
+        assert!(!ready(&mut end, 0), "nobody has come");
+        let hello = hello(end.me.instance).encode(&key_of(&COOKIE));
+        process.knock().write_all(&hello).unwrap();
+        assert!(ready(&mut end, 20), "somebody has");
+    }
+
+    fn hello(target: u64) -> Hello {
+        let nonce = [1; NONCE_BYTES];
+        Hello { from: 0, to: 1, world_size: 2, channel: 0, strand: 0, instance: 3, target, nonce }
+    }
+
+    #[test]
+    fn who_is_not_here_any_more_or_does_not_know_the_cookie_is_said_at_once() {
+        let process = Process::new();
+        let (end, gone) = (process.endpoint(1), process.endpoint(1).me.instance);
+        let key = key_of(&COOKIE);
+        let stranger = key_of(&[8; 16]);
+        let mut old = hello(end.me.instance).encode(&key);
+        old[8] ^= 1;
+        let cases = [
+            (hello(gone).encode(&key), Verdict::Instance, true),
+            (hello(gone).encode(&stranger), Verdict::Cookie, false),
+            (hello(end.me.instance).encode(&stranger), Verdict::Cookie, false),
+            (old, Verdict::Version, false),
+        ];
+        for (hello, verdict, is_proven) in cases {
+            let mut stream = process.knock();
+            stream.write_all(&hello).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            let mut answer = [0; super::super::wire::ANSWER_BYTES];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(Answer::decode(&answer).map(|answer| answer.verdict), Some(verdict));
+            assert_eq!(Answer::is_proven(&answer, &hello, &key), is_proven, "{verdict:?}");
+        }
+        assert!(!end.acceptor.has_news(), "nobody has got through");
+    }
+
+    #[test]
+    fn a_port_on_loopback_is_not_for_endpoints_that_others_reach() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = Port::new(listener.local_addr().unwrap());
+        let open = |interfaces: &str| {
+            let interfaces = TcpOptions::interfaces_from(interfaces);
+            TcpEndpoint::new(1, 2, TcpOptions { port: Some(port.clone()), interfaces, ..Default::default() })
+        };
+        assert_eq!(open("lo").unwrap().port(), port.at().port());
+        // A machine without another interface says so.
+        if let Ok(other) = open("^lo") {
+            assert_ne!(other.port(), port.at().port());
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_connections_wait_for_in_vain_fails_for_want_of_descriptors() {
+        let process = Process::new();
+        let mut ends = [process.endpoint(0), process.endpoint(1)];
+        introduce(&mut ends);
+        process.port.starves(&io::Error::from_raw_os_error(libc::EMFILE));
+        let error = error_of_recv(&mut ends[1], &mut [], Channel { peer: 0, index: 0 }).to_string();
+        assert!(error.contains("accept connections") && error.contains("ulimit -n"), "{error}");
+    }
+}
