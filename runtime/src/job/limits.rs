@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 6;
+pub(crate) const PROTOCOL: u32 = 7;
 
 /// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
@@ -142,6 +142,8 @@ pub struct Liveness {
     /// After this much silence the peer is given up. A process stopped by a debugger or SIGSTOP is silent too, so
     /// this is long; a process that died is noticed at once by its closed connection, without this limit.
     pub dead_after: Duration,
+    /// Whether a group that goes on after a loss gives up hosts whose kernels do not answer sooner than `dead_after` says.
+    pub watches_hosts: bool,
     /// How long rank 0's goodbye waits for the others' goodbyes before it closes the coordinator.
     pub linger: Duration,
 }
@@ -152,6 +154,7 @@ impl Default for Liveness {
             heartbeat: Duration::from_secs(1),
             suspect_after: Duration::from_secs(10),
             dead_after: Duration::from_secs(60),
+            watches_hosts: true,
             linger: Duration::from_secs(5),
         }
     }

@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
@@ -17,8 +18,8 @@ use super::snapshots::Desk;
 use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, greet_rank};
+use crate::control::line;
 use crate::control::pending::{Footing, PendingConnections};
-use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
@@ -107,10 +108,49 @@ impl Residents {
     }
 }
 
+/// When this process had no descriptor for a line to another.
+#[derive(Debug, Default)]
+pub(super) struct Shortage(Mutex<Option<Instant>>);
+
+impl Shortage {
+    fn note(&self, error: &io::Error) {
+        if is_shortage(error) {
+            let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+            if last.is_none() {
+                tracing::warn!(%error, "no connection to another member; raise this rank's limit of open files (ulimit -n)");
+            }
+        }
+    }
+
+    /// The same of one that could not knock, of whose error the text is left.
+    pub(super) fn note_text(&self, why: &str) {
+        let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
+        if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
+            self.note(error);
+        }
+    }
+
+    /// Whether it had none since then, or has none now, so that it cannot knock either.
+    pub(super) fn was_since(&self, since: Instant) -> bool {
+        let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.is_some_and(|noted| noted >= since)
+            || std::fs::File::open("/dev/null").is_err_and(|e| is_shortage(&e))
+    }
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
 
 /// Strangers cannot keep members out: see [`PendingConnections`].
-pub(super) async fn serve(listener: TcpListener, credentials: Credentials, residents: Registry) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    credentials: Credentials,
+    residents: Registry,
+    shortage: Arc<Shortage>,
+) {
     let mut callers = JoinSet::new();
     let mut pending = PendingConnections::new(SPARE_HANDSHAKES);
     loop {
@@ -137,7 +177,10 @@ pub(super) async fn serve(listener: TcpListener, credentials: Credentials, resid
                     pending.enter(task.id(), origin.ip(), standing, give_up);
                 }
                 // Out of descriptors, most likely, which passes.
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                Err(error) => {
+                    shortage.note(&error);
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             },
             Some(ended) = callers.join_next_with_id() => {
                 pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
@@ -149,10 +192,7 @@ pub(super) async fn serve(listener: TcpListener, credentials: Credentials, resid
 async fn greet(mut stream: TcpStream, credentials: &Credentials, footing: &Footing) -> Option<BoxedStream> {
     let _ = stream.set_nodelay(true);
     let keys = greet_rank(&mut stream, credentials, |progress| footing.set(progress)).await.ok()?;
-    Some(match keys {
-        Some(keys) => Box::new(Sealed::new(stream, &keys)),
-        None => Box::new(stream),
-    })
+    Some(line::stream(stream, keys.as_ref()))
 }
 
 /// Takes whoever has knocked to whom it wants to see.
