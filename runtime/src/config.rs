@@ -60,7 +60,8 @@ pub struct Config {
     pub join_timeout: Duration,
     /// While members agree ([`Communicator::shrink`](crate::Communicator::shrink),
     /// [`Communicator::agree`](crate::Communicator::agree)), a member that does not answer for so long counts as silent: stopped or
-    /// cut off. `KOLO_SILENT_AFTER`, in seconds.
+    /// cut off. Outside of agreements, in groups that go on after losses, a member whose host's kernel acknowledges nothing for so long is
+    /// lost, unless `KOLO_DEAD_AFTER` is set. `KOLO_SILENT_AFTER`, in seconds; 1 if not set.
     pub silent_after: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,

@@ -17,11 +17,14 @@ pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks
 /// What [`Error::Join`] advises where ranks are missing, in its remedy. As [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 
+/// What [`Communicator::ranks_before`](crate::Communicator::ranks_before) has for a rank that was not there before.
+pub const NEWCOMER: u32 = u32::MAX;
+
 /// Where an error happened: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ErrorContext {
-    /// Rank of the caller in the communicator concerned.
+    /// Rank of the caller in the communicator concerned; [`NEWCOMER`] for one that has none yet.
     pub rank: u32,
     /// The call, with what tells it apart: "all_reduce(1048576 x f32, sum)". Empty outside operations.
     pub operation: String,
@@ -242,7 +245,10 @@ impl Error {
 
 impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}", self.rank)?;
+        match self.rank {
+            NEWCOMER => write!(f, "a newcomer")?,
+            rank => write!(f, "rank {rank}")?,
+        }
         if !self.operation.is_empty() {
             write!(f, ", {}", self.operation)?;
         }

@@ -164,6 +164,11 @@ impl Process {
         }
     }
 
+    /// The rests of the lines that begin so, of those looked at.
+    pub fn said_all<'a>(&'a self, start: &'a str) -> impl Iterator<Item = &'a str> {
+        self.said.iter().filter_map(move |line| line.strip_prefix(start))
+    }
+
     /// Whether a line that begins so was read, and was not the one that was waited for.
     #[must_use]
     pub fn has_said(&self, start: &str) -> bool {

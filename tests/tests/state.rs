@@ -183,7 +183,8 @@ fn a_newcomer_that_does_not_fit_is_told_so_and_leaves_no_copy_behind() {
                     .fetch(&invitation, &mut [Part::new("other", &mut other)], LIMIT)
                     .expect_err("it differs");
                 assert!(
-                    matches!(&error, Error::Usage { problem, .. } if problem.contains("other parts")),
+                    matches!(&error, Error::Usage { problem, .. } if problem.contains("other parts"))
+                        && error.to_string().starts_with("a newcomer, fetch: "),
                     "{error}"
                 );
                 assert_eq!(state.version(), None);

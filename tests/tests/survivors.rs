@@ -1,5 +1,6 @@
 //! Steps that outlive losses: whoever is killed, the others repeat them and end with the same bits.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -69,27 +70,42 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
     };
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 8));
     let alone = within(LIMIT, "undisturbed", undisturbed);
-    let mut faults = 0;
+    let (mut faults, blames) = (0, Arc::new(AtomicU32::new(0)));
     for seed in first..first + rounds {
         let mut state = seed;
         let arrangement = Arrangement::ALL[(seed % 4) as usize];
         let ranks = [3, 4, 4, 5, 8, 8][draw(&mut state, 6) as usize];
         let last = 1 + draw(&mut state, 3).min(ranks as u64 - 2) as usize;
         let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {last} left");
-        let alone = alone.clone();
+        let (alone, blames) = (alone.clone(), blames.clone());
         faults += ranks - last;
         within(LIMIT, &what.clone(), move || {
             let mut job = start(arrangement, ranks as u32);
             let mut left: Vec<usize> = (0..ranks).collect();
+            let mut killed = vec![None; ranks];
             while left.len() > last {
                 std::thread::sleep(Duration::from_micros(draw(&mut state, 8_000)));
                 let victim = left.remove(draw(&mut state, left.len() as u64) as usize);
-                job.ranks[victim].signal(Signal::KILL);
+                killed[victim] = Some(job.ranks[victim].signal(Signal::KILL));
             }
             assert_eq!(end(&mut job, &left, &what), alone, "{what}");
+            for rank in &left {
+                for text in job.ranks[*rank].said_all("@blames ") {
+                    let mut words = text.split(' ');
+                    let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
+                    let (blamed, at) = (number() as usize, Duration::from_nanos(number()));
+                    let is_right = killed[blamed].is_some_and(|killed| at >= killed);
+                    assert!(is_right, "{what}: rank {rank} blames {text}");
+                    blames.fetch_add(1, Ordering::Relaxed);
+                }
+            }
         });
     }
-    println!("{faults} ranks killed in {rounds} jobs from seed {first}: all others ended with the same bits");
+    let blames = blames.load(Ordering::Relaxed);
+    println!(
+        "{faults} ranks killed in {rounds} jobs from seed {first}: all others ended with the same bits, and {blames} errors \
+         named no rank that lived"
+    );
 }
 
 #[test]

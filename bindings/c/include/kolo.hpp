@@ -29,7 +29,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -281,6 +284,9 @@ public:
 
     /** The handle for kolo.h, which stays this object's. */
     koloComm_t get() const noexcept { return handle_; }
+
+    /** The handle for kolo.h, which is the caller's from now on. */
+    koloComm_t release() noexcept { return std::exchange(handle_, nullptr); }
 
     int rank() const { return number(koloCommRank); }
     int size() const { return number(koloCommSize); }
@@ -578,6 +584,169 @@ private:
     }
 
     koloComm_t handle_ = nullptr;
+};
+
+/** How the members of a group have changed. */
+struct Change {
+    /** How many times they have, this time too. */
+    std::uint64_t epoch;
+    /** Who has left: ranks in the communicator before. Empty on a newcomer, which does not know. */
+    std::vector<int> left;
+    /** Who has come: ranks now. */
+    std::vector<int> came;
+    /** This rank now, and how many there are. */
+    int rank, size;
+};
+
+/**
+ * A group of ranks that goes on when some of them die. Its steps succeed on all ranks that live, or on none; after a loss those that live
+ * repeat them. All ranks make one, and make the same calls on it in the same order. See koloSurvivors_t.
+ */
+class Survivors {
+public:
+    /** Takes the communicator over; after a failure it is destroyed. */
+    explicit Survivors(Communicator comm) {
+        koloComm_t taken = comm.release();
+        const koloResult_t result = koloSurvivorsCreate(&taken, &handle_);
+        const Communicator rest(taken); // None, unless it has failed.
+        detail::check(result);
+    }
+    Survivors(Survivors &&other) noexcept
+        : handle_(std::exchange(other.handle_, nullptr)), watcher_(std::move(other.watcher_)) {}
+    Survivors &operator=(Survivors &&other) noexcept {
+        if (this != &other) {
+            koloSurvivorsDestroy(&handle_);
+            handle_ = std::exchange(other.handle_, nullptr);
+            watcher_ = std::move(other.watcher_);
+        }
+        return *this;
+    }
+    Survivors(const Survivors &) = delete;
+    Survivors &operator=(const Survivors &) = delete;
+    ~Survivors() { koloSurvivorsDestroy(&handle_); }
+
+    /** Gives up, with KOLO_MINORITY, when fewer than so many ranks are left. The same on all ranks. */
+    Survivors &at_least(int ranks) {
+        detail::check(koloSurvivorsAtLeast(handle_, ranks));
+        return *this;
+    }
+
+    /** How many ranks there may be: admit takes newcomers in until then. The same on all ranks, newcomers too. */
+    Survivors &up_to(int ranks) {
+        detail::check(koloSurvivorsUpTo(handle_, ranks));
+        return *this;
+    }
+
+    /** Calls it when the members have changed, before the step begins (again). It throws nothing. */
+    Survivors &on_change(std::function<void(const Change &)> watcher) {
+        auto next = std::make_unique<Watcher>(std::move(watcher));
+        detail::check(koloSurvivorsOnChange(handle_, tell, next.get()));
+        watcher_ = std::move(next);
+        return *this;
+    }
+
+    /**
+     * Calls `step` with the members of the moment until it has succeeded on all; the others have died. What it returns, this returns. It must
+     * not change what it starts from, since it may run again: its calls are out of place, or on copies. Its requests are over when it returns.
+     * With a limit the step is over on all ranks after so long.
+     *
+     * Blocks as its calls do, and until all have come to its end. All ranks that live throw, or none does: koloSurvivorsRun says what. What the
+     * step has thrown that is no kolo::Error is not repeated; it leaves this call, and the other ranks get KOLO_REVOKED.
+     */
+    template <class Step>
+    auto run(Step &&step, std::optional<std::chrono::milliseconds> limit = std::nullopt)
+        -> std::invoke_result_t<Step &, const Communicator &> {
+        using Result = std::invoke_result_t<Step &, const Communicator &>;
+        if constexpr (std::is_void_v<Result>) {
+            run_step([&](const Communicator &comm) { step(comm); }, limit);
+        } else {
+            std::optional<Result> result;
+            run_step([&](const Communicator &comm) { result.emplace(step(comm)); }, limit);
+            return std::move(*result);
+        }
+    }
+
+    /** Reduces over the members that are left, as such a step. */
+    template <class I, class O>
+    void all_reduce(const I &input, O &&output, Op op = Op::sum,
+                    std::optional<std::chrono::milliseconds> limit = std::nullopt) {
+        run([&](const Communicator &comm) { comm.all_reduce(input, output, op); }, limit);
+    }
+
+    /** The point between two steps where newcomers come in, if some wait and there is room for them. All members call it. */
+    void admit() { detail::check(koloSurvivorsAdmit(handle_)); }
+
+    /** Calls `call` with the members of the last step. Its calls are on their own: they may fail on some ranks and succeed on others. */
+    template <class Call> auto with_members(Call &&call) const {
+        koloComm_t members = nullptr;
+        detail::check(koloSurvivorsComm(handle_, &members));
+        const Lent comm(members);
+        return call(comm.get());
+    }
+
+    /** The handle for kolo.h, which stays this object's. */
+    koloSurvivors_t get() const noexcept { return handle_; }
+
+private:
+    using Watcher = std::function<void(const Change &)>;
+
+    /** The group's communicator, which is not destroyed with this. */
+    class Lent {
+    public:
+        explicit Lent(koloComm_t comm) noexcept : comm_(comm) {}
+        Lent(const Lent &) = delete;
+        Lent &operator=(const Lent &) = delete;
+        ~Lent() { comm_.release(); }
+        const Communicator &get() const noexcept { return comm_; }
+
+    private:
+        Communicator comm_;
+    };
+
+    /** A step, and what it has thrown. */
+    struct Running {
+        std::function<void(const Communicator &)> step;
+        std::exception_ptr thrown;
+        koloResult_t result = KOLO_SUCCESS;
+
+        /** Nothing is thrown through C. */
+        static koloResult_t once(koloComm_t members, void *context) noexcept {
+            auto &running = *static_cast<Running *>(context);
+            const Lent comm(members);
+            running.thrown = nullptr;
+            running.result = KOLO_SUCCESS;
+            try {
+                running.step(comm.get());
+            } catch (const Error &error) {
+                running.thrown = std::current_exception();
+                running.result = error.result();
+            } catch (...) {
+                running.thrown = std::current_exception();
+                running.result = KOLO_USAGE;
+            }
+            return running.result;
+        }
+    };
+
+    void run_step(std::function<void(const Communicator &)> step, std::optional<std::chrono::milliseconds> limit) {
+        Running running{std::move(step), nullptr, KOLO_SUCCESS};
+        const std::int64_t limit_ms = limit ? limit->count() : KOLO_UNSET;
+        const koloResult_t result = koloSurvivorsRun(handle_, limit_ms, Running::once, &running);
+        if (result != KOLO_SUCCESS && result == running.result && running.thrown) {
+            std::rethrow_exception(running.thrown);
+        }
+        detail::check(result);
+    }
+
+    static void tell(const koloChange_t *change, void *context) noexcept {
+        Change told{change->epoch, {}, {}, change->rank, change->size};
+        told.left.assign(change->left, change->left + change->left_count);
+        told.came.assign(change->came, change->came + change->came_count);
+        (*static_cast<Watcher *>(context))(told);
+    }
+
+    koloSurvivors_t handle_ = nullptr;
+    std::unique_ptr<Watcher> watcher_;
 };
 
 } // namespace kolo

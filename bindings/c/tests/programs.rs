@@ -135,6 +135,16 @@ fn the_wrapper_for_cpp() {
 }
 
 #[test]
+fn survivors_in_cpp() {
+    let Some(cxx) = compiler("CXX", "c++") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    run_ranks(&program_cpp(&cxx, "c++17", "survivors", Link::Shared, folder.path()), 3, &[]);
+    if sanitizes(&cxx, folder.path()) {
+        run_ranks(&program_cpp(&cxx, "c++17", "survivors", Link::Sanitized, folder.path()), 3, &[]);
+    }
+}
+
+#[test]
 fn unique_ids() {
     let Some(cc) = cc() else { return };
     for link in [Link::Shared, Link::Static] {

@@ -34,7 +34,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     };
     let rank = match error {
         Error::Join { rank, .. } => *rank,
-        _ => context.map(|context| context.rank),
+        _ => context.map(|context| context.rank).filter(|rank| *rank != kolo_rs::NEWCOMER),
     };
     let made = make(py, class, &error.to_string(), rank, context, peer, Some(error.code()));
     made.unwrap_or_else(|problem| problem)

@@ -215,8 +215,14 @@ impl Communicator {
     ) -> Result<kolo_membership::Decision> {
         let since = Instant::now();
         let silent_after = self.config().silent_after;
+        self.watch_hosts();
         let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
         agreed.map_err(|disagreement| self.disagreement(disagreement, operation, since))
+    }
+
+    /// This group goes on after a loss.
+    pub(super) fn watch_hosts(&self) {
+        self.shared.membership.control().watch_hosts(self.config().silent_after);
     }
 
     fn place(&self, operation: &str) -> ErrorContext {
@@ -240,14 +246,24 @@ impl Communicator {
         let context = self.place(operation);
         let aborted =
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
+        // Earlier attempts of the same call may have been those that lacked them.
+        let earlier = since.checked_sub(self.config().join_timeout).unwrap_or(since);
+        let lacked_descriptors = self.shared.world.control.lacked_descriptors(earlier);
+        let own_fault = if lacked_descriptors {
+            "; this process had no descriptors for connections to them (raise its limit of open files, ulimit -n)"
+        } else {
+            ""
+        };
         match disagreement {
             Disagreement::Fenced { by } => {
                 if let Some(lobby) = self.shared.lobby() {
                     lobby.close();
                 }
-                let reason = "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on \
-                              without it; it cannot come back to this group";
-                aborted(by, AbortReason::Fenced, reason.to_owned())
+                let reason = format!(
+                    "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on without it; it \
+                     cannot come back to this group{own_fault}"
+                );
+                aborted(by, AbortReason::Fenced, reason)
             }
             Disagreement::Minority { silent } => {
                 let whose = match silent.len() as u32 + 1 == self.world_size() {
@@ -256,9 +272,15 @@ impl Communicator {
                 };
                 let reason = format!(
                     "{whose}too few ranks answer to go on: {silent:?} are silent and not known to have ended, so they may \
-                     go on where this rank cannot see them"
+                     go on where this rank cannot see them{own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
+            }
+            Disagreement::Timeout { .. } if lacked_descriptors => {
+                let doing = format!(
+                    "{operation}: connecting to the other members (raise this process's limit of open files, ulimit -n)"
+                );
+                Error::system(doing, std::io::Error::from_raw_os_error(libc::EMFILE))
             }
             Disagreement::Timeout { late, silent } => {
                 let awaited = |ranks: Vec<u32>, state: fn() -> PeerState, how: &str| {

@@ -62,7 +62,10 @@ impl Communicator {
         let write =
             |text: String| std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
         let written = self.accept().and_then(|invitation| {
-            write(invitation.to_string()).map_err(|error| Error::system("writing the invitation", error))
+            write(invitation.to_string()).map_err(|error| {
+                let _ = std::fs::remove_file(&beside);
+                Error::system("writing the invitation", error)
+            })
         });
         if let Err(error) = written {
             tracing::warn!(rank = self.rank(), path = %path.display(), %error, "no invitation for newcomers (KOLO_INVITE)");

@@ -99,6 +99,7 @@ impl Survivors {
     pub fn new(comm: Communicator) -> Self {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
         let news = is_newcomer.then(|| change(0, &comm));
+        comm.watch_hosts();
         let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
         Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }

@@ -105,6 +105,7 @@ fn making(
     config: Config,
     deadline: Instant,
 ) -> Making {
+    control.watch_hosts(config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     // The newcomers know nothing of the network, so all measure it, as when a job starts.
     let world = Arc::new(World::changed(control, lineage, elastic, processor, None));

@@ -53,8 +53,7 @@ impl Elastic {
     }
 }
 
-/// What [`Communicator::ranks_before`](crate::Communicator::ranks_before) has for a rank that was not there before.
-pub const NEWCOMER: u32 = u32::MAX;
+pub use crate::error::NEWCOMER;
 
 impl Shared {
     /// The lineage of the communicator that these members (and no newcomers) make.
@@ -120,6 +119,7 @@ pub(crate) fn reunite(
         deadline,
         alarm: None,
     })?;
+    control.watch_hosts(shared.config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     let lineage = shared.lineage_of(ranks_before);
     // What was measured still holds; measuring again would take longer than all the rest.

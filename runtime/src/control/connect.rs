@@ -14,9 +14,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::line::{self, Line};
 use super::peers::door::{Door, DoorAddress, NoAnswer};
 use super::reunion::Reunion;
-use super::sealed::Sealed;
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
@@ -58,6 +58,8 @@ pub(crate) struct Connected {
     pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
+    /// The connection to the coordinator's host, if that is another.
+    pub(crate) line: Option<Line>,
     /// Where the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
@@ -273,8 +275,7 @@ impl Search {
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
                     .await
                 {
-                    Ok(Ok(Some(keys))) => Ok((Box::new(Sealed::new(stream, &keys)) as BoxedStream, address)),
-                    Ok(Ok(None)) => Ok((Box::new(stream) as BoxedStream, address)),
+                    Ok(Ok(keys)) => Ok((line::stream(stream, keys.as_ref()), address)),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
@@ -311,6 +312,7 @@ impl Search {
         let hello = encode(&ToCoordinator::Hello(hello(spec, door)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
+        let line = stream.line();
         let (read, writer) = tokio::io::split(stream);
         let mut inbox = Inbox::new(read, door);
         let mut early = Vec::new();
@@ -351,6 +353,7 @@ impl Search {
                         welcome,
                         early,
                         judged,
+                        line,
                         coordinator_at,
                     });
                 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kolo_transport::tcp::{RELAY_MAGIC_BYTES, RelayCall};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
+use tokio::io::{AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -24,22 +24,17 @@ use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
 use super::entry::{Caller, Entry, accept, look};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
+pub(crate) use super::line::BoxedStream;
+use super::line::{self, Line};
 use super::pending::{Footing, PendingConnections};
 use super::relay::Relay;
-use super::sealed::Sealed;
+use super::vigil::{self, Vigil, Vigils};
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
 use crate::job::limits::{
     ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_COORDINATOR,
     MAX_HANDSHAKES, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
-
-/// A byte stream in both directions: TCP between processes, a pipe in memory within one.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
-
-/// Any stream.
-pub(crate) type BoxedStream = Box<dyn Stream>;
 
 /// Buffer of an in-memory pipe, each way: the usual message in one go.
 const PIPE_BYTES: usize = 16 << 10;
@@ -126,6 +121,7 @@ impl Coordinator {
             readers: JoinSet::new(),
             writers: JoinSet::new(),
             relay: Arc::default(),
+            vigils: Vigils::default(),
             lingerers: Vec::new(),
             counters: counters.clone(),
         };
@@ -163,6 +159,7 @@ struct Connection {
     queued_bytes: Arc<AtomicUsize>,
     reader: AbortHandle,
     writer: AbortHandle,
+    line: Option<Line>,
 }
 
 struct Driver {
@@ -185,6 +182,7 @@ struct Driver {
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     relay: Arc<Relay>,
+    vigils: Vigils,
     /// Dropped when the driver ends, which tells whoever waits for it.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
@@ -220,6 +218,7 @@ impl Driver {
                     }
                 }
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
+                () = when(self.vigils.due()) => self.look_at_hosts(),
                 Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
                 Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
@@ -268,6 +267,7 @@ impl Driver {
                 match action {
                     Action::Send { connection, frame } => self.send(connection, frame),
                     Action::Close { connection } => self.close(connection),
+                    Action::Watch { connection, limit } => self.watch(connection, limit),
                     Action::Gathered => drop(self.published.take()),
                 }
             }
@@ -289,6 +289,7 @@ impl Driver {
 
     /// Lets the writer finish; the reader goes on until the other side closes, for a bounded time.
     fn close(&mut self, connection: ConnectionId) {
+        self.vigils.forget(connection);
         let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
             return;
         };
@@ -300,7 +301,25 @@ impl Driver {
         });
     }
 
+    fn watch(&mut self, connection: ConnectionId, limit: Duration) {
+        if let Some(line) = self.connections.get(&connection).and_then(|connection| connection.line.clone()) {
+            self.vigils.watch(connection, Vigil::new(line, limit, self.state.world_size(), Instant::now()));
+        }
+    }
+
+    fn look_at_hosts(&mut self) {
+        let looked = self.vigils.look(Instant::now());
+        for (connection, silence) in looked.silent {
+            let loss = Loss::new(LossCause::Silent(silence), vigil::text(silence));
+            self.drop_connection(connection, loss);
+        }
+        for connection in looked.asked {
+            self.send(connection, self.state.beat());
+        }
+    }
+
     fn drop_connection(&mut self, connection: ConnectionId, loss: Loss) {
+        self.vigils.forget(connection);
         if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
             reader.abort();
             writer.abort();
@@ -311,6 +330,7 @@ impl Driver {
     fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
         let connection = self.next_connection;
         self.next_connection += 1;
+        let line = stream.line();
         let (read, write) = tokio::io::split(stream);
         let (queue, frames) = mpsc::unbounded_channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -325,7 +345,7 @@ impl Driver {
             }
             None => self.readers.spawn(async {}),
         };
-        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer });
+        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer, line });
         connection
     }
 
@@ -418,6 +438,13 @@ impl Driver {
     }
 }
 
+async fn when(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
 }
@@ -465,10 +492,7 @@ async fn introduce(
             return Err(made_room());
         }
     };
-    let mut stream: BoxedStream = match keys {
-        Some(keys) => Box::new(Sealed::new(stream, &keys)),
-        None => Box::new(stream),
-    };
+    let mut stream = line::stream(stream, keys.as_ref());
     let hello = tokio::select! {
         biased;
         hello = read_hello(&mut stream) => hello,

@@ -40,6 +40,11 @@ pub(crate) enum Action {
     Close {
         connection: ConnectionId,
     },
+    /// Watch whether its host is there.
+    Watch {
+        connection: ConnectionId,
+        limit: Duration,
+    },
     /// All ranks are here: whatever was published for them to find the coordinator can go.
     Gathered,
 }
@@ -73,6 +78,7 @@ pub(crate) struct CoordinatorState {
     /// Before this nobody has been silent for too long. Beats come between ticks, and silence is to be noticed when it is one.
     next_judgement: Instant,
     actions: Vec<Action>,
+    beat: Bytes,
 }
 
 impl CoordinatorState {
@@ -92,6 +98,7 @@ impl CoordinatorState {
             next_tick: now + settings.liveness.heartbeat,
             next_judgement: now + settings.liveness.dead_after,
             actions: Vec::new(),
+            beat: encode(&FromCoordinator::Heartbeat),
             settings,
         }
     }
@@ -138,6 +145,15 @@ impl CoordinatorState {
     /// Of the job.
     pub(crate) fn cookie(&self) -> Cookie {
         self.settings.cookie
+    }
+
+    pub(crate) const fn world_size(&self) -> u32 {
+        self.settings.world_size
+    }
+
+    /// What is sent to ranks so that something is.
+    pub(crate) fn beat(&self) -> Bytes {
+        self.beat.clone()
     }
 
     /// How many connections were turned away so far.
@@ -236,6 +252,11 @@ impl CoordinatorState {
                 }
                 Ok(())
             }
+            ToCoordinator::Watch { limit_ms } => {
+                let is_judged = present.judged;
+                self.watch(connection, is_judged, limit_ms);
+                Ok(())
+            }
             ToCoordinator::Goodbye => {
                 self.send(connection, &FromCoordinator::Goodbye);
                 self.depart(rank, connection);
@@ -246,6 +267,12 @@ impl CoordinatorState {
                 self.actions.push(Action::Close { connection });
                 Ok(())
             }
+        }
+    }
+
+    fn watch(&mut self, connection: ConnectionId, is_judged: bool, limit_ms: u32) {
+        if is_judged && self.settings.liveness.watches_hosts && limit_ms > 0 {
+            self.actions.push(Action::Watch { connection, limit: Duration::from_millis(limit_ms.into()) });
         }
     }
 
@@ -302,7 +329,7 @@ impl CoordinatorState {
             let waiting = self.waiting();
             self.tell_all(&waiting);
         } else {
-            let frame = encode(&FromCoordinator::Heartbeat);
+            let frame = self.beat();
             let to: Vec<_> = self
                 .states
                 .iter()

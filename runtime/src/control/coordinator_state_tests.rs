@@ -51,7 +51,7 @@ fn told(coordinator: &mut CoordinatorState) -> (Vec<(ConnectionId, FromCoordinat
                 sent.push((connection, decode(&frame[4..]).unwrap()));
             }
             Action::Close { connection } => closed.push(connection),
-            Action::Gathered => {}
+            Action::Gathered | Action::Watch { .. } => {}
         }
     }
     (sent, closed)

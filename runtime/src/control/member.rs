@@ -10,13 +10,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::connect::{Connected, Heard, Inbox};
 use super::coordinator::write_frames;
+use super::line::Line;
 use super::passing::Passing;
+use super::vigil::{self, Look, Vigil};
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
 };
@@ -37,6 +39,8 @@ pub(crate) struct Shared {
     queue: mpsc::UnboundedSender<Bytes>,
     /// How messages are passed on to others, if they are.
     passing: Option<Passing>,
+    /// How long the coordinator's host may be silent, once it is watched.
+    watched: watch::Sender<Option<Duration>>,
 }
 
 /// How things stand with the coordinator.
@@ -106,6 +110,15 @@ impl Shared {
     /// Queues a message; lost if the connection is gone, which the state says.
     pub(crate) fn send(&self, message: &ToCoordinator) {
         let _ = self.queue.send(encode(message));
+    }
+
+    /// Both ends watch each other's host from now on.
+    pub(crate) fn watch_hosts(&self, limit: Duration) {
+        let is_news = self.watched.send_if_modified(|watched| watched.replace(limit).is_none());
+        if is_news {
+            let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+            self.send(&ToCoordinator::Watch { limit_ms });
+        }
     }
 
     pub(crate) fn register(
@@ -411,6 +424,7 @@ pub(crate) fn serve(
         changed: Condvar::new(),
         queue,
         passing,
+        watched: watch::Sender::new(None),
     });
     if let Some(message) = connected.welcome.take() {
         shared.send(&ToCoordinator::Received { key: None });
@@ -465,7 +479,7 @@ async fn run(
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Connected { mut inbox, writer, judged, early, .. } = connected;
+    let Connected { mut inbox, writer, judged, early, line, .. } = connected;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToCoordinator::Heartbeat);
     let beats = Mutex::new(Instant::now());
@@ -512,9 +526,26 @@ async fn run(
     let loss = tokio::select! {
         loss = reading => loss,
         loss = beating => loss,
+        loss = watching(&shared, line.filter(|_| judged), &beat) => loss,
     };
     writing.abort();
     shared.coordinator_gone(&loss);
+}
+
+/// Until the coordinator's host is silent for too long, once it is watched.
+async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
+    let mut watched = shared.watched.subscribe();
+    let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
+    let (Some(limit), Some(line)) = (limit, line) else { return std::future::pending().await };
+    let mut vigil = Vigil::new(line, limit, shared.peers.len() as u32, Instant::now());
+    loop {
+        tokio::time::sleep_until(vigil.due().into()).await;
+        match vigil.look(Instant::now()) {
+            Look::Ask => drop(shared.queue.send(beat.clone())),
+            Look::Wait => {}
+            Look::Silent(silence) => return Loss::new(LossCause::Silent(silence), vigil::text(silence)),
+        }
+    }
 }
 
 fn closed(text: &str) -> Loss {

@@ -44,6 +44,7 @@ mod fetcher;
 pub(crate) mod fuzz;
 mod handshake;
 mod invitation;
+mod line;
 mod member;
 mod membership;
 mod newcomer;
@@ -56,6 +57,7 @@ mod relay;
 mod reunion;
 mod runtime;
 mod sealed;
+mod vigil;
 mod wire;
 
 use std::fmt;
@@ -133,6 +135,14 @@ impl Control {
     /// How long a rank may be silent before it counts as lost.
     pub(crate) fn dead_after(&self) -> Duration {
         self.inner.spec.liveness.dead_after
+    }
+
+    /// The group goes on after a loss: from now on a host that has not answered for so long is lost, unless KOLO_DEAD_AFTER is set. Local, and
+    /// soon over.
+    pub(crate) fn watch_hosts(&self, limit: Duration) {
+        if self.inner.spec.liveness.watches_hosts {
+            self.inner.shared.watch_hosts(limit);
+        }
     }
 
     /// Finds the other ranks. Blocks until all are there, at most `spec.timeout`.

@@ -112,6 +112,11 @@ impl Control {
         self.inner.door.get()?.desk(group)
     }
 
+    /// Whether this process had no descriptors for lines to other members at some time since then.
+    pub(crate) fn lacked_descriptors(&self, since: Instant) -> bool {
+        self.inner.door.get().is_some_and(|door| door.lacked_descriptors(since))
+    }
+
     /// The doors of some ranks, as far as they are known, and what newcomers must know beside them.
     pub(crate) fn entrances(&self, ranks: &[u32]) -> Vec<Entrance> {
         ranks.iter().filter_map(|rank| self.entrance(*rank)).collect()

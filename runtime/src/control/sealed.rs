@@ -104,6 +104,13 @@ impl<S> Sealed<S> {
     }
 }
 
+impl<S> Sealed<S> {
+    /// The plain one.
+    pub(crate) const fn beneath(&self) -> &S {
+        &self.stream
+    }
+}
+
 impl<S: AsyncWrite + Unpin> Sealed<S> {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.out.len() {

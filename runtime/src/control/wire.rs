@@ -97,6 +97,10 @@ pub(crate) enum ToCoordinator {
     Received {
         key: Option<ExchangeKey>,
     },
+    /// The group goes on after a loss: a host is lost when it has not answered for so long.
+    Watch {
+        limit_ms: u32,
+    },
     Goodbye,
     /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
     Dying {

@@ -97,9 +97,10 @@ codes! {
         ["Read that rank's own output; `dmesg | grep -i 'killed process'` shows whether memory ran out.",
          "To go on without it, see elastic.md: shrink makes a communicator of the ranks that live."];
     LOST_SILENT = "K0502", "a rank is silent", "A rank is lost",
-        "Nothing has come from it for KOLO_DEAD_AFTER: its host is down, the network is cut, or the process is stopped.",
+        "Nothing has come from it for KOLO_DEAD_AFTER, or from its host for KOLO_SILENT_AFTER: the host is down, the network is cut, or the \
+         process is stopped.",
         ["See whether its host answers and its process runs.",
-         "Raise KOLO_DEAD_AFTER where processes are stopped on purpose, as by a debugger."];
+         "Raise KOLO_DEAD_AFTER where processes are stopped on purpose, as by a debugger, or where hosts or the network pause."];
     LOST_LEFT = "K0503", "a rank left while it was needed", "A rank is lost",
         "It dropped its communicator or exited in good order, while this rank still had calls to make with it.",
         ["Make all ranks do the same number of calls: the usual cause is one step or epoch more on some ranks."];

@@ -142,6 +142,8 @@ pub struct Liveness {
     /// After this much silence the peer is given up. A process stopped by a debugger or SIGSTOP is silent too, so
     /// this is long; a process that died is noticed at once by its closed connection, without this limit.
     pub dead_after: Duration,
+    /// Whether a group that goes on after a loss gives up hosts whose kernels do not answer sooner than `dead_after` says.
+    pub watches_hosts: bool,
     /// How long rank 0's goodbye waits for the others' goodbyes before it closes the coordinator.
     pub linger: Duration,
 }
@@ -152,6 +154,7 @@ impl Default for Liveness {
             heartbeat: Duration::from_secs(1),
             suspect_after: Duration::from_secs(10),
             dead_after: Duration::from_secs(60),
+            watches_hosts: true,
             linger: Duration::from_secs(5),
         }
     }

@@ -2,10 +2,12 @@
 //!
 //! The ranks run `kolo_elastic` (tests/src/bin), one on each of four hosts: each sum tells whose it is.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
 use kolo_netlab::fabric::{Rule, What};
+use rustix::process::Signal;
 
 use crate::Test;
 use crate::job::{Rank, built, commands};
@@ -13,6 +15,7 @@ use crate::joins::network;
 
 pub(crate) const TESTS: &[Test] = tests![
     Long the_others_sum_again_within_1300_ms_of_a_silent_cut,
+    Long pauses_below_the_limit_are_no_loss,
     Long of_a_parted_network_one_side_goes_on,
     Long whoever_is_left_behind_is_told,
     Long those_that_cannot_meet_are_relayed_after_a_loss_too,
@@ -25,7 +28,7 @@ const LONG: Duration = Duration::from_secs(40);
 /// Silence that counts: outside of agreements, and in them.
 const SOON: &[(&str, &str)] = &[("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.25")];
 
-/// From a silent cut to the next sum of the others, with a limit of 1 s.
+/// From a silent cut to the next sum of the others, with the limit of 1 s that they have by default.
 const MOST: Duration = Duration::from_millis(1300);
 
 /// Ranks in the middle of their calls, on a network of their own.
@@ -116,7 +119,7 @@ fn at_once(jobs: &[&(dyn Fn() -> Option<()> + Sync)]) {
 /// One after another, since the time counts.
 fn the_others_sum_again_within_1300_ms_of_a_silent_cut() {
     for host in [3, 0] {
-        let Some(mut group) = Group::new(&format!("host {host} cut"), &["run"], SOON) else { return };
+        let Some(mut group) = Group::new(&format!("host {host} cut"), &["run"], &[]) else { return };
         let since = Instant::now();
         group.lab.cut(host);
         let took = group.sums_again(&without(host), since);
@@ -138,6 +141,41 @@ fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
     group.lab.cut(3);
     group.sums_again(&without(3), since);
     group.stop(&without(3));
+}
+
+/// Of a cable, of a process, and of a machine that has more to do than it can.
+fn pauses_below_the_limit_are_no_loss() {
+    const STOPPED: Duration = Duration::from_millis(800);
+    /// What a cable has lost, kernels send again after 0.2 to 0.4 s.
+    const CUT: Duration = Duration::from_millis(500);
+    const BUSY: usize = 10;
+    let Some(mut group) = Group::new("pauses", &["run"], &[]) else { return };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..BUSY {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        for host in [3, 0] {
+            group.lab.cut(host);
+            std::thread::sleep(CUT);
+            group.lab.restore(host);
+            std::thread::sleep(STOPPED);
+            group.ranks[host].signal(Signal::STOP);
+            std::thread::sleep(STOPPED);
+            group.ranks[host].signal(Signal::CONT);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    // All that are there hear it in the next sum.
+    group.ranks[0].tell("stop");
+    for (rank, process) in group.ranks.iter_mut().enumerate() {
+        let (which, ..) = process.expect_any(&["@gone", "@again", "@minority", "@fenced"], LONG);
+        assert_eq!(which, 0, "rank {rank}: {}", process.said);
+    }
 }
 
 /// Of two halves the one with rank 0 goes on, else the greater part; a host is apart also where its cable carries one way only.
@@ -235,9 +273,9 @@ fn one_pair(from: usize, to: usize) -> Option<()> {
     Some(())
 }
 
-/// `KOLO_DEAD_AFTER` is a minute here.
+/// Nobody notices it but by the limit.
 fn cut_within_a_limit() -> Option<()> {
-    let settings = [("KOLO_SILENT_AFTER", "0.25")];
+    let settings = [("KOLO_SILENT_AFTER", "0.25"), ("KOLO_DEAD_AFTER", "60")];
     let mut group = Group::new("host 2 cut", &["within=300"], &settings)?;
     let since = Instant::now();
     group.lab.cut(2);

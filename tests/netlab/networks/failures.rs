@@ -1,17 +1,20 @@
 //! Cables that are cut while a job runs.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::Test;
-use crate::job::{End, Rank, ends, perf, succeed};
+use crate::job::{End, Rank, ends, kolo, perf, run, succeed};
 use crate::joins::network;
 
 pub(crate) const TESTS: &[Test] = tests![
     Long a_cut_host_is_named_by_all_others,
     Long the_host_of_rank_0_is_named_too,
     Long a_job_goes_on_when_the_cable_is_back,
+    Moment a_full_disk_is_told_when_ranks_meet_and_no_matter_later,
 ];
 
 /// `KOLO_DEAD_AFTER` of these jobs.
@@ -77,4 +80,34 @@ fn a_job_goes_on_when_the_cable_is_back() {
         succeed(&ends, "a cable that came back");
         assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{}", ends[0].said);
     }
+}
+
+/// Ranks write two files: where they meet, and an invitation for newcomers. What they share is memory without a file.
+fn a_full_disk_is_told_when_ranks_meet_and_no_matter_later() {
+    let Some(kolo) = kolo() else { return };
+    let folder = std::env::temp_dir().join(format!("kolo-netlab-full-{}", std::process::id()));
+    let full = folder.join("full");
+    std::fs::create_dir_all(&full).expect("a folder");
+    mount("tmpfs", &full, "tmpfs", MountFlags::empty(), Some(c"size=4k")).expect("a small disk");
+    std::fs::write(full.join("filler"), [0; 8192]).expect_err("it is full");
+    let ranks = |count: u32, settings: &[(&str, String)]| {
+        let commands = (0..count).map(|rank| {
+            let mut command = Command::new(&kolo);
+            command.args("perf all_reduce -b 64K -e 64K -w 1 -n 2".split(' '));
+            let place = [("KOLO_RANK", rank.to_string()), ("KOLO_WORLD_SIZE", "2".to_owned())];
+            command.env("KOLO_JOIN_TIMEOUT", "20").envs(place).envs(settings.iter().cloned());
+            command
+        });
+        run(commands.collect(), LONG)
+    };
+    let at = |folder: &std::path::Path| ("KOLO_RENDEZVOUS", format!("file://{}/job", folder.display()));
+    let alone = ranks(1, &[at(&full)]).remove(0);
+    let is_told = alone.said.contains("writing the rendezvous file") && alone.said.contains("os error 28");
+    assert!(!alone.is_ok && is_told, "{}", alone.said);
+    let invitation = full.join("invitation").display().to_string();
+    let both = ranks(2, &[at(&folder), ("KOLO_INVITE", invitation), ("KOLO_ELASTIC", "1:2".to_owned())]);
+    succeed(&both, "no room for an invitation");
+    assert_eq!(std::fs::read_dir(&full).expect("a folder").count(), 1, "a part of a file is left");
+    unmount(&full, UnmountFlags::DETACH).expect("it was mounted");
+    let _ = std::fs::remove_dir_all(&folder);
 }

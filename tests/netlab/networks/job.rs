@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use kolo_netlab::{Lab, ranks};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A rank's process.
 pub(crate) struct Rank {
@@ -129,9 +130,16 @@ impl Rank {
         panic!("no line with one of {texts:?}; it said:\n{}", self.said);
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it has not ended");
+    }
+
     /// Sends it a line.
     pub(crate) fn tell(&mut self, line: &str) {
-        writeln!(self.input.as_mut().expect("piped"), "{line}").expect("it reads");
+        if let Err(error) = writeln!(self.input.as_mut().expect("piped"), "{line}") {
+            self.said.extend(self.lines.try_iter().map(|(_, line)| line + "\n"));
+            panic!("it does not read ({error}); it said:\n{}", self.said);
+        }
     }
 
     /// Waits for its end. If it does not come in time, the rank is killed.

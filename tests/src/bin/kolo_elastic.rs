@@ -102,7 +102,8 @@ fn survive(comm: Communicator, elements: usize, limit: Option<Duration>, argumen
     loop {
         let step = || match limit {
             Some(limit) => group.all_reduce_within(limit, sums.input(), &mut sum, ReduceOp::Sum),
-            None => group.all_reduce(sums.input(), &mut sum, ReduceOp::Sum),
+            None => group
+                .run(|comm| comm.all_reduce_into(sums.input(), &mut sum, ReduceOp::Sum).inspect_err(failed)),
         };
         match until_told(arguments, step) {
             Ok(()) if sums.is_last(group.comm(), &sum) => return Ok(()),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kolo::state::{Part, State};
 use kolo::{AbortReason, Communicator, Error, ReduceOp, Result, Survivors};
+use kolo_tests::system;
 
 const SHARDS: u32 = 24;
 
@@ -41,6 +42,29 @@ fn invite(comm: &Communicator, folder: &str, number: u32) -> Result<()> {
     let system = |error| Error::system("writing the invitation", error);
     std::fs::write(format!("{folder}/.{number}"), text).map_err(system)?;
     std::fs::rename(format!("{folder}/.{number}"), format!("{folder}/{number}")).map_err(system)
+}
+
+/// Which rank each was at first.
+struct Names {
+    of: Vec<u32>,
+    epoch: u64,
+}
+
+impl Names {
+    fn follow(&mut self, comm: &Communicator) {
+        if std::mem::replace(&mut self.epoch, comm.epoch()) != comm.epoch() {
+            let name = |before: &u32| self.of.get(*before as usize).copied().unwrap_or(u32::MAX);
+            self.of = comm.ranks_before().iter().map(name).collect();
+        }
+    }
+
+    /// Tells whom an error blames, as the rank that it was at first.
+    fn blame(&self, error: &Error) {
+        if let Error::PeerLost { peer, .. } = error {
+            let now = system::machine_time().as_nanos();
+            report(&format!("@blames {} {now} {error}", self.of[*peer as usize]));
+        }
+    }
 }
 
 /// Of a newcomer, before it joins.
@@ -81,6 +105,7 @@ fn run(steps: u64, more: &[String]) -> Result<()> {
         invite(&comm, folder, first)?;
     }
     let mut position = fetched.unwrap_or_else(|| State::of(&comm));
+    let mut names = Names { of: (0..comm.world_size()).collect(), epoch: comm.epoch() };
     let mut group = Survivors::new(comm).up_to(number(1, 0)).on_change(|change| {
         report(&format!("@change {} {:?} {:?}", change.epoch, change.left, change.came));
     });
@@ -98,6 +123,7 @@ fn run(steps: u64, more: &[String]) -> Result<()> {
         }
         group.run(|comm| {
             runs += 1;
+            names.follow(comm);
             let mut parts = [
                 Part::new("state", &mut state),
                 Part::new("ballast", &mut ballast),
@@ -110,10 +136,15 @@ fn run(steps: u64, more: &[String]) -> Result<()> {
             let step = position.version().unwrap_or_default();
             let own: Vec<f32> = comm.own_shards(SHARDS).flat_map(|of| shard(step, of, &state)).collect();
             comm.all_reduce_shards(&own, &mut mean, SHARDS, ReduceOp::Avg)
+                .inspect_err(|error| names.blame(error))
         })?;
         let step = position.version().unwrap_or_default();
         let mut members = [0_u32];
-        group.all_reduce(&[1 << first], &mut members, ReduceOp::Sum)?;
+        group.run(|comm| {
+            names.follow(comm);
+            let sum = comm.all_reduce_into(&[1 << first], &mut members, ReduceOp::Sum);
+            sum.inspect_err(|error| names.blame(error))
+        })?;
         state.iter_mut().zip(&mean).for_each(|(x, g)| *x -= 0.01 * g);
         for (i, x) in state.iter().enumerate() {
             ballast[(step as usize * 9973 + i * 761) % BALLAST] ^= x.to_bits();

@@ -97,6 +97,8 @@ pub struct TcpInfo {
     pub resends: u8,
     /// Segments on their way.
     pub unacknowledged: u32,
+    /// Since the peer's kernel has acknowledged anything, whether there was something to acknowledge or not.
+    pub acknowledged_ago: Duration,
     /// Bytes of a full segment that it sends.
     pub segment_bytes: u32,
     /// Segments sent again since the beginning.
@@ -121,6 +123,7 @@ impl TcpInfo {
         const RESENDS: usize = 2;
         const SEGMENT: usize = 16;
         const UNACKNOWLEDGED: usize = 24;
+        const ACKNOWLEDGED_MS: usize = 56;
         const RESENT: usize = 100;
         const UNSENT: usize = 144;
         const LEAST_ROUND_TRIP: usize = 148;
@@ -144,6 +147,7 @@ impl TcpInfo {
             is_opening: info[0] == SYN_SENT,
             resends: info[RESENDS],
             unacknowledged: word(UNACKNOWLEDGED),
+            acknowledged_ago: Duration::from_millis(word(ACKNOWLEDGED_MS).into()),
             segment_bytes: word(SEGMENT),
             resent: word(RESENT),
             sent: word(SENT),

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use super::orders::{Found, Orders};
 use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
 use crate::api::{Communicator, Survivors};
+use crate::communicator::NEWCOMER;
 use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::join::{JoinSpec, process_environment};
@@ -174,6 +175,6 @@ impl Fetch<'_> {
 }
 
 fn usage(problem: String) -> Error {
-    let context = ErrorContext { rank: 0, operation: "fetch".to_owned(), sequence: 0 };
+    let context = ErrorContext { rank: NEWCOMER, operation: "fetch".to_owned(), sequence: 0 };
     Error::Usage { context, problem }
 }

@@ -10,7 +10,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_transport::tcp::Port;
 use serde::{Deserialize, Serialize};
@@ -21,13 +21,13 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
-use super::porter::{self, Answer, House, LeftBehind, Opening, Registry};
+use super::porter::{self, Answer, House, LeftBehind, Opening, Registry, Shortage};
 use super::snapshots::Desk;
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
 use crate::control::entry::Entry;
 use crate::control::handshake::{Credentials, Rejection, greet_member};
-use crate::control::sealed::Sealed;
+use crate::control::line;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
 use crate::job::limits::{
@@ -92,6 +92,7 @@ pub(crate) struct Door {
     port: Option<OpenPort>,
     /// Answers those who knock.
     porter: AbortHandle,
+    shortage: Arc<Shortage>,
 }
 
 struct OpenPort {
@@ -116,7 +117,7 @@ impl Door {
         let residents = Registry::default();
         let porter = tokio::spawn(halls::serve(halls::open(id), residents.clone())).abort_handle();
         let address = DoorAddress { id, key, addresses: Vec::new() };
-        Ok(Self { address, residents, is_local: true, port: None, porter })
+        Ok(Self { address, residents, is_local: true, port: None, porter, shortage: Arc::default() })
     }
 
     /// One for other processes.
@@ -125,12 +126,14 @@ impl Door {
         let residents = Registry::default();
         let (listener, addresses) = open_port(spec).await?;
         let at = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?;
+        let shortage = Arc::new(Shortage::default());
         let house = House {
             credentials: Credentials { secret: spec.secret.clone(), rendezvous: Some(key) },
             residents: residents.clone(),
             endpoints: Port::new(at),
             relay: Arc::default(),
             counters: Arc::default(),
+            shortage: shortage.clone(),
         };
         // Every rank may dial at once, on several channels; a stranger's hello costs no more than another's.
         let most = MAX_HANDSHAKES.min(4 * spec.world_size as usize + SPARE_HANDSHAKES);
@@ -141,7 +144,7 @@ impl Door {
         });
         let porter = tokio::spawn(porter::serve(listener, most, house)).abort_handle();
         let address = DoorAddress { id, key, addresses }.bounded();
-        Ok(Self { address, residents, is_local: false, port, porter })
+        Ok(Self { address, residents, is_local: false, port, porter, shortage })
     }
 
     /// Where the endpoints of this process may listen too; none at a thread's.
@@ -161,6 +164,11 @@ impl Door {
         let mut entry = None;
         self.residents.send_modify(|residents| entry = Some(residents.let_join(port.at(), counters.clone())));
         Some((entry?, addresses.clone()))
+    }
+
+    /// Whether this process had no descriptors for lines to other members at some time since then.
+    pub(in crate::control) fn lacked_descriptors(&self, since: Instant) -> bool {
+        !self.is_local && self.shortage.was_since(since)
     }
 
     /// Whether it is a thread's.
@@ -236,7 +244,11 @@ impl Door {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, NoAnswer> {
-        at.knock(self.is_local, near, credentials, opening, patience).await
+        let answer = at.knock(self.is_local, near, credentials, opening, patience).await;
+        if let Err(NoAnswer::Silent(why)) = &answer {
+            self.shortage.note_text(why);
+        }
+        answer
     }
 
     /// The same to join the coordinator behind it; also at which port that is.
@@ -422,8 +434,7 @@ async fn attempt(
     }
     let _ = stream.set_nodelay(true);
     match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
-        Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys))),
-        Ok(Ok(None)) => Ok(Box::new(stream)),
+        Ok(Ok(keys)) => Ok(line::stream(stream, keys.as_ref())),
         Ok(Err(Rejection::Misfit { problem, remedy })) => {
             Err(NoAnswer::Misfit { problem: format!("{address}: {problem}"), remedy })
         }
@@ -435,6 +446,45 @@ async fn attempt(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::limits::MAX_REMEMBERED;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_door_remembers_whom_its_members_have_gone_on_without() {
+        let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
+        let mut spec = JoinSpec::new(0, 1, Locator::Local(Default::default()), "a test");
+        spec.one_host = true;
+        let knock = |cookie: Cookie, from: u32| {
+            let (own, at, credentials) = (&own, door.address(), door.address().credentials(&spec));
+            async move {
+                let opening = Opening::Line { cookie, from };
+                own.knock(at, true, credentials, &opening, Duration::from_secs(20)).await.err()
+            }
+        };
+        let (this, other): (Cookie, Cookie) = ([7; 16], [8; 16]);
+        // Nobody is in these jobs any more, which is the end of a member.
+        assert!(matches!(knock(this, 1).await, Some(NoAnswer::Gone(_))));
+        door.leave_behind(this, &[1, 2], 5, false);
+        let told = |answer| match answer {
+            Some(NoAnswer::LeftBehind(told)) => told,
+            Some(other) => panic!("{}", other.text()),
+            None => panic!("nobody is there"),
+        };
+        for rank in [1, 2] {
+            let told: LeftBehind = told(knock(this, rank).await);
+            assert!(told.is_of(5) && !told.is_of(6), "{told:?}");
+        }
+        // Neither another rank, nor the same rank of another job.
+        assert!(matches!(knock(this, 3).await, Some(NoAnswer::Gone(_))));
+        assert!(matches!(knock(other, 1).await, Some(NoAnswer::Gone(_))));
+        // Of a communicator of all ranks: in every one.
+        door.leave_behind(this, &[1], 9, true);
+        assert!(told(knock(this, 1).await).is_of(6) && !told(knock(this, 2).await).is_of(6));
+        // The oldest are forgotten, so that the list does not grow.
+        let many: Vec<u32> = (10..10 + MAX_REMEMBERED as u32).collect();
+        door.leave_behind(this, &many, 5, false);
+        assert!(matches!(knock(this, 2).await, Some(NoAnswer::Gone(_))));
+        assert!(told(knock(this, 10).await).is_of(5));
+    }
 
     #[test]
     fn a_door_that_drops_a_connection_is_knocked_at_again_at_once_and_a_silent_one_at_every_beat() {

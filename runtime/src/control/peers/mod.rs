@@ -6,6 +6,7 @@
 
 pub(super) mod door;
 mod halls;
+mod lines;
 pub(super) mod lobby;
 pub(super) mod porter;
 mod relays;
@@ -19,18 +20,17 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kolo_membership::{Decision, Message, Part, Stand};
 use serde::{Deserialize, Serialize};
-use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
 
 use super::abort::AbortCause;
-use super::coordinator::{BoxedStream, write_frames};
+use super::coordinator::BoxedStream;
 use super::member::Shared;
 use super::runtime::ControlRuntime;
-use super::wire::{decode, encode, read_frame};
-use crate::job::limits::{AGREEMENT_BEAT, MAX_FRAME_BETWEEN_MEMBERS};
+use super::wire::encode;
+use crate::job::limits::AGREEMENT_BEAT;
 use crate::join::JoinSpec;
 use door::{Door, DoorAddress, NoAnswer};
+use lines::Line;
 use porter::Opening;
 use relays::relays;
 use rounds::{Heard, RoundKey, Rounds};
@@ -241,12 +241,6 @@ fn near(shared: &Shared) -> Vec<bool> {
     shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
 }
 
-struct Line {
-    number: u64,
-    queue: mpsc::UnboundedSender<Bytes>,
-    reader: AbortHandle,
-}
-
 struct Watch {
     ranks: Vec<u32>,
     later: RoundKey,
@@ -301,7 +295,7 @@ impl Task {
             self.look();
         }
         for line in self.lines.values().flatten() {
-            line.reader.abort();
+            line.end();
         }
     }
 
@@ -531,9 +525,8 @@ impl Task {
         if self.gone.contains_key(&rank) {
             return;
         }
-        if let Some(line) = self.lines.get(&rank).and_then(|lines| lines.first()) {
-            let _ = line.queue.send(frame);
-            return;
+        if let Some(line) = self.lines.get_mut(&rank).and_then(|lines| lines.first_mut()) {
+            return line.send(frame);
         }
         let unsent = self.unsent.entry(rank).or_default();
         if unsent.len() < UNSENT_MAX {
@@ -560,28 +553,12 @@ impl Task {
 
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
-        let (read, write) = tokio::io::split(stream);
-        let (queue, frames) = mpsc::unbounded_channel();
-        tokio::spawn(write_frames(write, frames, |_| ()));
         let number = self.next_line;
         self.next_line += 1;
-        let reader = tokio::spawn(read_line(rank, number, read, events)).abort_handle();
+        let mut line = Line::new(rank, number, stream, events);
         for frame in self.unsent.remove(&rank).unwrap_or_default() {
-            let _ = queue.send(frame);
+            line.send(frame);
         }
-        self.lines.entry(rank).or_default().push(Line { number, queue, reader });
-    }
-}
-
-async fn read_line(rank: u32, line: u64, read: ReadHalf<BoxedStream>, events: mpsc::UnboundedSender<Event>) {
-    let mut reader = BufReader::new(read);
-    // Weak, so that a line does not keep alive whom it serves.
-    let events = events.downgrade();
-    while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
-        let (Ok(said), Some(events)) = (decode(&frame), events.upgrade()) else { break };
-        let _ = events.send(Event::Said { rank, said });
-    }
-    if let Some(events) = events.upgrade() {
-        let _ = events.send(Event::Ended { rank, line });
+        self.lines.entry(rank).or_default().push(line);
     }
 }

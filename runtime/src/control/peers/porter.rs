@@ -4,7 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use kolo_transport::tcp::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port, RelayCall};
 use serde::{Deserialize, Serialize};
@@ -21,9 +22,9 @@ use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
 use crate::control::entry::{CALLERS_MAX, Caller, Entry};
 use crate::control::handshake::{Credentials, Start, greet_after, is_knock, read_magic, read_start};
+use crate::control::line;
 use crate::control::pending::{Footing, PendingConnections};
 use crate::control::relay::Relay;
-use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
@@ -121,6 +122,40 @@ impl Residents {
     }
 }
 
+/// When this process had no descriptor for a line to another.
+#[derive(Debug, Default)]
+pub(super) struct Shortage(Mutex<Option<Instant>>);
+
+impl Shortage {
+    fn note(&self, error: &io::Error) {
+        if is_shortage(error) {
+            let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+            if last.is_none() {
+                tracing::warn!(%error, "no connection to another member; raise this rank's limit of open files (ulimit -n)");
+            }
+        }
+    }
+
+    /// The same of one that could not knock, of whose error the text is left.
+    pub(super) fn note_text(&self, why: &str) {
+        let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
+        if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
+            self.note(error);
+        }
+    }
+
+    /// Whether it had none since then, or has none now, so that it cannot knock either.
+    pub(super) fn was_since(&self, since: Instant) -> bool {
+        let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.is_some_and(|noted| noted >= since)
+            || std::fs::File::open("/dev/null").is_err_and(|e| is_shortage(&e))
+    }
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
 
 /// What is reached at one port of a process.
@@ -133,6 +168,8 @@ pub(super) struct House {
     pub(super) relay: Arc<Relay>,
     /// The coordinator's, if ranks join here.
     pub(super) counters: Arc<CoordinatorCounters>,
+    /// When descriptors for callers were short.
+    pub(super) shortage: Arc<Shortage>,
 }
 
 /// Strangers cannot keep members out: see [`PendingConnections`].
@@ -167,6 +204,7 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: 
                 Err(error) => {
                     house.endpoints.starves(&error);
                     pending.make_room(house.rejected());
+                    house.shortage.note(&error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -219,10 +257,7 @@ impl House {
         }
         let progress = |progress| footing.set(progress);
         let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
-        Some(Greeted::Knocked(match keys {
-            Some(keys) => Box::new(Sealed::new(stream, &keys)),
-            None => Box::new(stream),
-        }))
+        Some(Greeted::Knocked(line::stream(stream, keys.as_ref())))
     }
 
     /// Reads the hello of a connection between endpoints.

@@ -1,0 +1,114 @@
+//! A connection whose kernel can be asked what the other end's kernel has answered, while tasks read and write it.
+
+use std::io;
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use kolo_transport::tcp::TcpInfo;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::sealed::{Sealed, SessionKeys};
+
+/// A byte stream in both directions: TCP between processes, a pipe in memory within one.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// The connection to another host beneath it, if there is one.
+    fn line(&self) -> Option<Line>;
+}
+
+/// Any stream.
+pub(crate) type BoxedStream = Box<dyn Stream>;
+
+impl Stream for DuplexStream {
+    fn line(&self) -> Option<Line> {
+        None
+    }
+}
+
+impl<S: Stream> Stream for Sealed<S> {
+    fn line(&self) -> Option<Line> {
+        self.beneath().line()
+    }
+}
+
+/// The stream of a connection after its handshake.
+pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
+    // What is lost in a short cut is sent again soon after, and not after twice the length of the cut.
+    let _ = SockRef::from(&connection).set_tcp_thin_linear_timeouts(true);
+    let connection = Connection(Arc::new(connection));
+    match keys {
+        Some(keys) => Box::new(Sealed::new(connection, keys)),
+        None => Box::new(connection),
+    }
+}
+
+/// Does not keep the connection open.
+#[derive(Clone, Debug)]
+pub(crate) struct Line(Weak<TcpStream>);
+
+/// What the other end's kernel has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    /// It has acknowledged all that was sent.
+    pub(crate) all: bool,
+    /// Since its last acknowledgement.
+    pub(crate) ago: Duration,
+}
+
+impl Line {
+    /// None if the connection has ended, or the kernel does not tell.
+    pub(crate) fn answered(&self) -> Option<Answered> {
+        let info = TcpInfo::of(&*self.0.upgrade()?)?;
+        Some(Answered { all: info.unacknowledged == 0, ago: info.acknowledged_ago })
+    }
+}
+
+struct Connection(Arc<TcpStream>);
+
+impl Stream for Connection {
+    fn line(&self) -> Option<Line> {
+        let [here, there] = [self.0.local_addr(), self.0.peer_addr()].map(|at| at.ok().map(|at| at.ip()));
+        // Of one host there is one kernel, which answers while anything of it does.
+        (here != there).then(|| Line(Arc::downgrade(&self.0)))
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(into.initialize_unfilled()) {
+                Ok(bytes) => {
+                    into.advance(bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.0).shutdown(Shutdown::Write))
+    }
+}

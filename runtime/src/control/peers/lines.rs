@@ -1,0 +1,76 @@
+//! A connection to another member.
+
+use bytes::Bytes;
+use tokio::io::{BufReader, ReadHalf};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::{Event, UNSENT_MAX};
+use crate::control::coordinator::{BoxedStream, write_frames};
+use crate::control::line;
+use crate::control::wire::{decode, read_frame};
+use crate::job::limits::MAX_FRAME_BETWEEN_MEMBERS;
+
+/// Read and written by tasks of its own.
+pub(super) struct Line {
+    pub(super) number: u64,
+    queue: mpsc::UnboundedSender<Bytes>,
+    reader: AbortHandle,
+    /// To another host: the connection, and what was sent that its kernel may not have yet.
+    beneath: Option<line::Line>,
+    underway: Vec<Bytes>,
+}
+
+impl Line {
+    /// What comes from this rank goes to `events`, and at last that the line has ended.
+    pub(super) fn new(
+        rank: u32,
+        number: u64,
+        stream: BoxedStream,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        let beneath = stream.line();
+        let (read, write) = tokio::io::split(stream);
+        let (queue, frames) = mpsc::unbounded_channel();
+        tokio::spawn(write_frames(write, frames, |_| ()));
+        let reader = tokio::spawn(read_frames(rank, number, read, events)).abort_handle();
+        Self { number, queue, reader, beneath, underway: Vec::new() }
+    }
+
+    pub(super) fn send(&mut self, frame: Bytes) {
+        if let Some(beneath) = &self.beneath {
+            // The kernel repeats what is lost in a short cut, and the sooner the less there is. Repetitions would only add to it.
+            if beneath.answered().is_none_or(|answered| answered.all) {
+                self.underway.clear();
+            } else if self.underway.contains(&frame) {
+                return;
+            }
+            if self.underway.len() < UNSENT_MAX {
+                self.underway.push(frame.clone());
+            }
+        }
+        let _ = self.queue.send(frame);
+    }
+
+    pub(super) fn end(&self) {
+        self.reader.abort();
+    }
+}
+
+async fn read_frames(
+    rank: u32,
+    line: u64,
+    read: ReadHalf<BoxedStream>,
+    events: mpsc::UnboundedSender<Event>,
+) {
+    let mut reader = BufReader::new(read);
+    // Weak, so that a line does not keep alive whom it serves.
+    let events = events.downgrade();
+    while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
+        let (Ok(said), Some(events)) = (decode(&frame), events.upgrade()) else { break };
+        let _ = events.send(Event::Said { rank, said });
+    }
+    if let Some(events) = events.upgrade() {
+        let _ = events.send(Event::Ended { rank, line });
+    }
+}

@@ -1,0 +1,69 @@
+//! Descriptors run out on one rank, at every point of a job's life: all ranks end, with right results or with an error that says why.
+
+use std::time::{Duration, Instant};
+
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
+use kolo_tests::watchdog::within;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_scarce");
+
+const RANKS: usize = 4;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Where, and whether the last rank is dead then.
+const POINTS: [(&str, bool); 7] = [
+    ("join", false),
+    ("split", false),
+    ("collective", false),
+    ("shrink", true),
+    ("grow", false),
+    ("state", false),
+    ("close", false),
+];
+
+/// Some rank must name the shortage where calls fail.
+const SAYS: [&str; 3] = ["descriptors", "open files", "os error 24"];
+
+fn ends(arrangement: Arrangement, point: &str, is_last_dead: bool, victim: u64, left: u64) {
+    let what = format!("{point}, {arrangement:?}, {left} descriptors left to rank {victim}");
+    let arguments = [point, &victim.to_string(), &left.to_string()];
+    let began = Instant::now();
+    let mut job = Job::start(PROGRAM, RANKS as u32, RANKS as u32, &arguments, |rank| {
+        let mut settings = environment(arrangement, rank);
+        settings.extend([("KOLO_TIMEOUT", "5".to_owned()), ("KOLO_JOIN_TIMEOUT", "5".to_owned())]);
+        settings
+    });
+    let living = RANKS - usize::from(is_last_dead);
+    let told: Vec<String> = job.ranks[..living].iter_mut().map(|rank| rank.expect("@end ")).collect();
+    assert!(!job.ranks.iter().any(|rank| rank.has_said("@wrong")), "{what}");
+    let failed: Vec<&String> = told.iter().filter(|text| *text != "ok").collect();
+    println!(
+        "{what}: {} of {living} failed, {:.1} s {:?}",
+        failed.len(),
+        began.elapsed().as_secs_f64(),
+        told
+    );
+    let is_told = failed.iter().any(|text| SAYS.iter().any(|word| text.contains(word)));
+    assert!(failed.is_empty() || is_told, "{what}: nobody says why: {told:#?}");
+    drop(job);
+}
+
+#[test]
+fn a_rank_without_descriptors_is_an_error_that_says_so_or_none() {
+    within(LIMIT, "descriptors", || {
+        std::thread::scope(|scope| {
+            // All at once, since most of the time is that of limits which pass.
+            for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
+                for (point, is_last_dead) in POINTS {
+                    scope.spawn(move || {
+                        for (victim, left) in [(1, 0), (0, 1)] {
+                            ends(arrangement, point, is_last_dead, victim, left);
+                        }
+                    });
+                }
+            }
+        });
+    });
+}
