@@ -177,6 +177,11 @@ impl Contention {
         tries
     }
 
+    /// Nothing came while the rank spun.
+    fn spun_in_vain(&mut self) {
+        self.vain_spins = (self.vain_spins + 1).min(VAIN_SPINS);
+    }
+
     /// A yield was late.
     fn notice(&mut self, now: Instant) {
         let again = self.until.is_some_and(|until| now < until + self.spell);
@@ -271,7 +276,7 @@ impl Pacer {
             return Next::Check;
         }
         if std::mem::take(&mut self.spins) {
-            self.contention.vain_spins = self.contention.vain_spins.saturating_add(1);
+            self.contention.spun_in_vain();
         }
         if is_contended {
             Next::Sleep
@@ -459,7 +464,8 @@ mod tests {
         calm.yielded(|| unreachable!("the clock is not read"));
         // Ranks with processors of their own spin first: those that they wait for may be running.
         let own = Pacer::new(Policy::OWN_PROCESSOR);
-        let mut own = Pacer { contention: pacer.contention, polls: POLLS_PER_CLOCK_READ - 1, ..own };
+        let mut own =
+            Pacer { contention: pacer.contention, polls: POLLS_PER_CLOCK_READ - 1, spins: true, ..own };
         assert_eq!(own.idle(|| again + SPELL_MAX), Next::Check);
         own.polls = POLLS_PER_CLOCK_READ - 1;
         assert_eq!(own.idle(|| again + SPELL_MAX + SPIN_BESIDE_OTHERS), Next::Sleep, "but not for long");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's own distributed_test on several backends, side by side.
 
-    suite.py [--ranks 3,4] [--backends gloo,kolo] [--gates shipped|open|data] [--only SUBSTRING] [--out FILE]
+    suite.py [--ranks 3,4] [--backends gloo,kolo] [--gates shipped|open|data] [--only SUBSTRING] [--lazy] [--out FILE]
     suite.py --file test_c10d_fault_tolerance.py [--only SUBSTRING]
 
 The suite's classes run as PyTorch ships them, from ``torch.testing._internal``, each test in processes of its own. What a
@@ -27,6 +27,8 @@ from pathlib import Path
 
 OUTCOMES = ("passed", "failed", "timed out", "skipped")
 GOOD = ("passed", "skipped")
+#: What a test that the run did not get to has for an outcome.
+NOT_RUN = "not run"
 #: Seconds for all tests of one backend: several times what they take.
 RUN_SECONDS = 1500
 #: Seconds for a test, and for a group that a test makes without saying.
@@ -100,7 +102,7 @@ def run_one(gates: str, only: str, out: str) -> None:
     loader = unittest.TestLoader()
     names = [name for name in loader.getTestCaseNames(Suite) if only in name]
     # Skips end a rank with a status of their own, which the parent turns into one again.
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {name: [NOT_RUN, ""] for name in names}
     for name in names:
         result = unittest.TestResult()
         Suite(name).run(result)
@@ -167,10 +169,13 @@ def run_backend(backend: str, ranks: int, gates: str, only: str) -> dict[str, li
         return json.loads(Path(out).read_text())
 
 
-def compare(ranks: int, gates: str, only: str, backends: list[str]) -> tuple[dict, list[str]]:
+def compare(ranks: int, gates: str, only: str, backends: list[str], lazy: bool) -> tuple[dict, list[str]]:
     """Runs the backends in turn and prints a row for each; what became of each test, and what failed on Kolo alone."""
     found, texts, worse = {}, [], []
-    for backend in backends:
+    for backend in sorted(backends, key=lambda backend: lazy and backend != "kolo"):
+        if lazy and "kolo" in found and all(outcome in GOOD for outcome, _ in found["kolo"].values()):
+            print(f"{backend} was not asked: no test failed on Kolo", flush=True)
+            continue
         began = time.monotonic()
         found[backend] = tests = run_backend(backend, ranks, gates, only)
         seconds = time.monotonic() - began
@@ -181,14 +186,13 @@ def compare(ranks: int, gates: str, only: str, backends: list[str]) -> tuple[dic
         for name, (outcome, text) in tests.items():
             if outcome in GOOD:
                 continue
-            theirs = reference.get(name, ["not run"])[0]
+            theirs = reference.get(name, [NOT_RUN])[0]
             reason = next((line for line in reversed(text.splitlines()) if _ERROR.match(line)), "")
             texts.append(f"{backend}, {ranks} ranks: {name} {outcome} (gloo: {theirs}): {reason[:300]}")
             if backend == "kolo" and theirs in GOOD:
                 worse.append(name)
-    # A run that was cut off has fewer tests than the others.
-    most = max(len(tests) for tests in found.values())
-    worse += [f"{backend}: not finished" for backend, tests in found.items() if len(tests) < most]
+    unfinished = [backend for backend, tests in found.items() if any(outcome == NOT_RUN for outcome, _ in tests.values())]
+    worse += [f"{backend}: not finished" for backend in unfinished]
     print("\n".join(texts))
     return found, worse
 
@@ -197,6 +201,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="3,4")
     parser.add_argument("--backends", default="gloo,kolo")
+    parser.add_argument("--lazy", action="store_true", help="ask the others only if a test fails on Kolo")
     parser.add_argument("--gates", choices=["shipped", "open", "data"], default="open")
     parser.add_argument("--only", default="", help="tests with this in their name")
     parser.add_argument("--out", help="a JSON file for what became of each test")
@@ -212,7 +217,7 @@ def main() -> int:
     print(f"| backend | ranks | gates | {' | '.join(OUTCOMES)} | seconds |")
     print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for ranks in map(int, given.ranks.split(",")):
-        everything[ranks], more = compare(ranks, given.gates, given.only, given.backends.split(","))
+        everything[ranks], more = compare(ranks, given.gates, given.only, given.backends.split(","), given.lazy)
         worse += more
     if given.out:
         Path(given.out).write_text(json.dumps(everything, indent=1))

@@ -2,7 +2,7 @@
 //!
 //! As many ranks of each host as the smallest has are *rails*: each looks after its share of the data between hosts, with the
 //! ranks at the same place on the others. All-reduce: every rank publishes its vector, the rails reduce their slices of it,
-//! all-reduce them with the circulant exchange, all slices at once, and publish them again. A host moves 2 n (M-1)/M bytes over
+//! all-reduce them with the circulant exchange, all slices at once, and publish them again; two hosts swap their slices. A host moves 2 n (M-1)/M bytes over
 //! its network link, the least there is; inside, a byte is copied in once and read where it is needed. All-gather,
 //! reduce-scatter and all-to-all: see [`super::rails`]. Hosts may have different numbers of ranks.
 
