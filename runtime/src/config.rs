@@ -11,6 +11,7 @@ use std::time::Duration;
 use kolo_gdr::Mode;
 pub use kolo_transport::TransportKind;
 use kolo_transport::rdma::Keep;
+use kolo_transport::shm::Stores;
 
 use crate::error::{Error, Result};
 use crate::job::DEFAULT_JOIN_TIMEOUT;
@@ -94,6 +95,8 @@ pub struct Config {
     pub cuda_library: Option<String>,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
     pub ib_cache: Keep,
+    /// `KOLO_SHM_STORES`: how ranks copy into memory that others of their host read.
+    pub shm_stores: Stores,
     /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if the usual name does not find it.
     pub ib_library: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
@@ -146,6 +149,7 @@ impl Default for Config {
             gdr: Mode::default(),
             cuda_library: None,
             ib_cache: Keep::default(),
+            shm_stores: Stores::default(),
             ib_library: None,
             segment_bytes: None,
             window: None,
@@ -226,6 +230,10 @@ impl Config {
                 "always" => Keep::Always,
                 _ => return Err(invalid("KOLO_IB_CACHE", &value, "watched, never or always")),
             };
+        }
+        if let Some(value) = get("KOLO_SHM_STORES") {
+            config.shm_stores =
+                value.parse().map_err(|expected| invalid("KOLO_SHM_STORES", &value, expected))?;
         }
         config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
         config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
@@ -361,6 +369,7 @@ mod tests {
             ("KOLO_IB_SL", "16"),
             ("KOLO_GDR", "yes"),
             ("KOLO_IB_CACHE", "yes"),
+            ("KOLO_SHM_STORES", "fast"),
             ("KOLO_PROFILE", "/nowhere/profile.toml"),
             ("KOLO_PLAN", "/nowhere/plan.json"),
         ] {

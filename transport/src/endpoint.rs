@@ -231,6 +231,9 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Vec::new()
     }
 
+    /// Tells that the ranks of this host share processors, and with them caches. Before [`Endpoint::exchange`] and the first message.
+    fn share_processors(&mut self) {}
+
     /// The short exchange of a host, if this transport has one and all ranks of the world are on this host. Once, after
     /// [`Endpoint::establish`]; it stays usable without the endpoint.
     fn exchange(&mut self) -> Option<Exchange> {

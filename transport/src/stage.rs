@@ -18,6 +18,8 @@
 
 use std::fmt::Debug;
 
+use crate::shm::Copier;
+
 /// What a stage offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCaps {
@@ -82,6 +84,9 @@ pub trait Stage: Debug {
     /// # Panics
     /// Unless [`Stage::is_free`] has said yes for as much.
     fn slot(&mut self, area: u16, len: usize) -> *mut u8;
+
+    /// What copies into slots, in the way that suits those who read them.
+    fn copier(&mut self) -> &mut Copier;
 
     /// Publishes what lies in the slot.
     ///

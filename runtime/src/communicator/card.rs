@@ -87,6 +87,12 @@ pub(super) fn assign_processor(rank: usize, cards: &[Card]) -> Option<usize> {
     affinity::assign(place, (0..cards.len()).filter(same).count())
 }
 
+/// Whether there are more ranks than processors where this rank runs.
+pub(super) fn shares_processors(rank: usize, cards: &[Card]) -> bool {
+    let same = cards.iter().filter(|card| card.affinity == cards[rank].affinity).count();
+    same > cards[rank].processors as usize
+}
+
 /// Ranks and processors of the host that has most ranks for its processors, or of the processors that have most ranks on several
 /// hosts: hosts may be containers of one machine.
 fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {

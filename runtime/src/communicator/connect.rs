@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::agreement::{self, Agreed};
 use super::attendance::Attendance;
 use super::awaited::Awaited;
-use super::card::{Card, assign_processor, facts, host_indices, policy};
+use super::card::{Card, assign_processor, facts, host_indices, policy, shares_processors};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
 use super::growth;
@@ -77,7 +77,9 @@ impl Making {
         let cards = self.introduce(&candidates, driver.is_some())?;
         let hosts = host_indices(&cards);
         let routes = routes::choose_all(&self, &mut candidates, &cards)?;
-        let mut established = endpoints::establish(&self, candidates, &routes, &membership)?;
+        let shares_processors = shares_processors(self.rank as usize, &cards);
+        let mut established =
+            endpoints::establish(&self, candidates, &routes, &membership, shares_processors)?;
         let group = Group {
             id: self.id,
             rank: self.rank,

@@ -40,7 +40,11 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
         Transports::Only(list) => list.clone(),
     };
     let options = Options {
-        shm: ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() },
+        shm: ShmOptions {
+            host_key: config.host_id.clone(),
+            stores: config.shm_stores,
+            ..ShmOptions::default()
+        },
         rdma: rdma_options(control, config),
         tcp: tcp_options(control, config),
     };
@@ -134,6 +138,7 @@ pub(super) fn establish(
     candidates: Vec<Candidate>,
     routes: &[Route],
     membership: &Membership,
+    shares_processors: bool,
 ) -> Result<Established> {
     let (mut exchange, mut plan, mut adapters) = (None, None, None);
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
@@ -154,6 +159,9 @@ pub(super) fn establish(
             plan = Some(found);
             let registrations = access.registrations.to_string();
             adapters = Some(Adapters { registrations, fork: access.fork.clone() });
+        }
+        if shares_processors {
+            endpoint.share_processors();
         }
         establish_one(&mut *endpoint, making, membership)?;
         if routes.iter().all(|route| route.transport == name) {

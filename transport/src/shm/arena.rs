@@ -5,7 +5,7 @@
 //! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
 //! areas           [`AREAS`] of them, each with
 //!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
-//!   buffers       [`FLAT_DEPTH`] short buffers, [`FLAT_GREATS`] great ones and [`FLAT_LONGS`] long ones per member
+//!   buffers       of each member: see `buffers`
 //! ```
 //! Area 0 is that of the compiled exchange, the others are the stage. Pages that nobody touches cost nothing.
 //!
@@ -23,43 +23,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::address::VERSION;
+use super::buffers::Buffers;
 use crate::endpoint::ParkBy;
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
 
-const IS_MODEL: bool = cfg!(kolo_model = "transport");
+pub(crate) const IS_MODEL: bool = cfg!(kolo_model = "transport");
 
 /// Longest flat exchange per member, in bytes. What is longer takes several.
 pub const FLAT_MAX: usize = 648 * 1024;
-
-/// Longest flat exchange for which a member has several buffers. Theirs stay in a second-level cache.
-pub const FLAT_LONG: usize = 64 * 1024;
 
 /// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the
 /// others once in so many calls.
 ///
 /// Models have few, to come round soon; so with the buffers.
 pub(crate) const FLAT_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
-
-/// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds: 64 KiB of them per member.
-pub(crate) const FLAT_SHORT: usize = 8 * 1024;
-
-/// Long buffers of a member: with four instead of two, a root that gives one part after another waits for the others a third
-/// as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB 1.15 times as fast); the caches
-/// do not hold much more of them.
-pub(crate) const FLAT_LONGS: usize = if IS_MODEL { 2 } else { 4 };
-
-/// Buffers of a member for what is longer still.
-pub(crate) const FLAT_GREATS: usize = 2;
-
-/// Where in a page long buffers begin. Callers' buffers begin at or shortly after the beginning of a page, and a copy to an
-/// address that is 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen 5, 64 KiB in the
-/// second-level cache): the processor cannot tell soon enough that what it reads is not what it has just written. Great
-/// buffers begin with a page: with 8 ranks broadcasts of 512 KiB from the middle of one take 1.1 times as long, with 4
-/// reduce_scatters of 2 MiB and more 1.04 times.
-const LONGS_IN_PAGE: usize = PAGE / 2;
 
 /// Areas of the stage: four for each of the four groups of calls that run at the same time, so that as many segments of a long
 /// call are under way. All four are in use with calls of several parts only; two suffice for one of few ranks.
@@ -72,7 +52,7 @@ const AREAS: usize = 1 + STAGE_AREAS as usize;
 pub(crate) const MEMBERS_MAX: u32 = 4096;
 
 const LINE: usize = 128;
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 const VERSION_AT: usize = 0;
 const MEMBERS_AT: usize = 4;
 const ABORT_AT: usize = LINE;
@@ -80,12 +60,6 @@ const BELL_AT: usize = 2 * LINE;
 const SLEEPERS_AT: usize = 3 * LINE;
 const DESKS_AT: usize = PAGE;
 const DESK_BYTES: usize = 2 * LINE;
-/// Flat buffers of one member.
-const BUFFER_BYTES: usize = LONGS_AT + FLAT_LONGS * FLAT_LONG + (PAGE - LONGS_IN_PAGE);
-/// Where among them the great ones and the long ones begin.
-const GREATS_AT: usize = FLAT_DEPTH * FLAT_SHORT;
-const LONGS_AT: usize = GREATS_AT + FLAT_GREATS * FLAT_MAX + LONGS_IN_PAGE;
-
 const AWAKE: u32 = 0;
 /// Value of a doorbell whose owner sleeps on the word itself.
 pub(crate) const ASLEEP_WORD: u32 = 1;
@@ -107,6 +81,7 @@ pub(crate) enum Wake {
 pub(crate) struct Arena {
     map: Arc<Mapping>,
     members: u32,
+    buffers: Buffers,
     fences: Fences,
 }
 
@@ -116,7 +91,12 @@ impl Arena {
         assert!((1..=MEMBERS_MAX).contains(&members), "{members} members");
         let bytes = arena_bytes(members);
         let fd = memfd::create_sealed("kolo-arena", bytes)?;
-        let arena = Self { map: Arc::new(Mapping::new(&fd, bytes)?), members, fences };
+        let arena = Self {
+            map: Arc::new(Mapping::new(&fd, bytes)?),
+            members,
+            buffers: Buffers::new(members),
+            fences,
+        };
         arena.word(MEMBERS_AT).store(members, Ordering::Relaxed);
         arena.word(VERSION_AT).store(VERSION, Ordering::Release);
         Ok((arena, fd))
@@ -126,7 +106,8 @@ impl Arena {
     pub(crate) fn open(fd: impl AsFd, members: u32, fences: Fences) -> io::Result<Self> {
         let bytes = arena_bytes(members);
         memfd::check_sealed(&fd, bytes)?;
-        let arena = Self { map: Arc::new(Mapping::new(fd, bytes)?), members, fences };
+        let arena =
+            Self { map: Arc::new(Mapping::new(fd, bytes)?), members, buffers: Buffers::new(members), fences };
         let (version, said) = (arena.word(VERSION_AT), arena.word(MEMBERS_AT));
         if version.load(Ordering::Acquire) != VERSION || said.load(Ordering::Relaxed) != members {
             return Err(io::Error::other("the leader's arena is of another version or group"));
@@ -242,18 +223,17 @@ impl Arena {
         self.map.bytes(at, lines_bytes(self.members))
     }
 
+    /// Where the payloads of a member lie.
+    #[inline]
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
     /// A member's buffer in an area for a payload of `len` bytes in the given round.
     pub(crate) fn buffer(&self, area: usize, member: usize, round: u64, len: usize) -> *mut u8 {
         assert!(area < AREAS && member < self.members as usize && len <= FLAT_MAX);
-        let at = if len <= FLAT_SHORT {
-            round as usize % FLAT_DEPTH * FLAT_SHORT
-        } else if len <= FLAT_LONG {
-            LONGS_AT + round as usize % FLAT_LONGS * FLAT_LONG
-        } else {
-            GREATS_AT + round as usize % FLAT_GREATS * FLAT_MAX
-        };
         let area = areas_at(self.members) + area * area_bytes(self.members) + lines_bytes(self.members);
-        self.map.bytes(area + member * BUFFER_BYTES + at, len)
+        self.map.bytes(area + member * self.buffers.bytes() + self.buffers.place(round, len), len)
     }
 
     fn desk(&self, member: u32) -> usize {
@@ -282,7 +262,7 @@ fn lines_bytes(members: u32) -> usize {
 }
 
 fn area_bytes(members: u32) -> usize {
-    lines_bytes(members) + members as usize * BUFFER_BYTES
+    lines_bytes(members) + members as usize * Buffers::new(members).bytes()
 }
 
 fn arena_bytes(members: u32) -> usize {

@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use super::copier::Copier;
 use super::copy::copy_streaming;
 use super::remote::{NEAR_RUNS, Near};
 use super::rendezvous::Rts;
@@ -32,12 +33,12 @@ impl Cursor {
     ///
     /// # Safety
     /// The promise of `post_send` holds, `len` bytes are left in the list, and `to` is writable for `len` bytes.
-    pub(crate) unsafe fn gather(&mut self, mut to: *mut u8, len: usize) {
+    pub(crate) unsafe fn gather(&mut self, mut to: *mut u8, len: usize, copier: &mut Copier) {
         // SAFETY: `run` gives ranges inside the caller's pieces; `to` advances by as much as was copied, `len` in
         // all. The ranges do not overlap: one is shared memory mapped by this crate, the other is the caller's.
         unsafe {
             self.walk(len, |from, run| {
-                ptr::copy_nonoverlapping(from, to, run);
+                copier.copy(from, to, run);
                 to = to.add(run);
             });
         }
@@ -121,6 +122,7 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::copier::Stores;
     use super::*;
 
     #[test]
@@ -145,7 +147,7 @@ mod tests {
         for step in [1, 33, 0, 64, 2] {
             // SAFETY: the steps add up to 100, the length of both lists, whose memory lives here.
             unsafe {
-                gather.gather(middle.as_mut_ptr(), step);
+                gather.gather(middle.as_mut_ptr(), step, &mut Copier::new(Stores::Ordinary));
                 scatter.scatter(middle.as_ptr(), step, step == 64);
             }
         }

@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use super::address::Address;
 use super::arena::{ASLEEP_WORD, Arena};
+use super::copier::{Copier, Stores};
 use super::establish::{NAME, NO_PEER};
 use super::exchange::Exchange;
 use super::lane::{Handed, SendLane};
@@ -69,6 +70,9 @@ pub struct ShmEndpoint {
     pub(super) is_exchange_taken: bool,
     /// Those of the stage; filled by `establish`.
     pub(super) areas: Vec<Area>,
+    /// How this rank copies into memory that others read, and what does so on the stage.
+    pub(super) stores: Stores,
+    pub(super) copier: Copier,
 
     /// Index into `peers` by rank, or [`NO_PEER`].
     pub(super) by_rank: Box<[u32]>,
@@ -113,6 +117,7 @@ impl ShmEndpoint {
         epoll: OwnedFd,
         budget: Budget,
     ) -> Self {
+        let stores = options.stores;
         Self {
             rank,
             world_size,
@@ -133,6 +138,8 @@ impl ShmEndpoint {
             arena: None,
             is_exchange_taken: false,
             areas: Vec::new(),
+            stores,
+            copier: Copier::new(stores),
             by_rank: vec![NO_PEER; world_size as usize].into_boxed_slice(),
             peers: Vec::new(),
             send_lanes: Vec::new(),
@@ -192,7 +199,7 @@ impl ShmEndpoint {
         self.reach_out(peer)?;
         let ring_bytes = self.budget.take();
         let piece_bytes = self.options.piece_bytes;
-        let mut lane = SendLane::new(peer);
+        let mut lane = SendLane::new(peer, self.stores);
         let outward = self.peers[peer].outward.as_ref().expect("just made");
         lane.ring = Some(outward.segment.producer(channel, ring_bytes, piece_bytes));
         let id = u32::try_from(self.send_lanes.len()).expect("fewer than channels");
@@ -312,6 +319,13 @@ impl Endpoint for ShmEndpoint {
 
     fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
         self.share_arena(deadline)
+    }
+
+    fn share_processors(&mut self) {
+        if self.stores == Stores::Auto {
+            self.stores = Stores::Ordinary;
+            self.copier = Copier::new(self.stores);
+        }
     }
 
     fn exchange(&mut self) -> Option<Exchange> {

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 use super::arena::Arena;
 use super::arena::{FLAT_MAX, bell_bit};
 use super::board::Board;
+use super::copier::Copier;
+#[cfg(all(test, kolo_model = "transport"))]
+use super::copier::Stores;
 use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
@@ -72,7 +75,7 @@ impl Payload<'_> {
 pub struct Slot<'a> {
     start: *mut u8,
     len: usize,
-    _borrow: PhantomData<&'a mut Exchange>,
+    copier: &'a mut Copier,
 }
 
 impl Slot<'_> {
@@ -95,7 +98,21 @@ impl Slot<'_> {
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = self.part(at, bytes.len());
         // SAFETY: `part` has checked that the bytes are there, in memory that is mapped and is not this process's own.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe { self.copier.copy(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Writes `len` bytes from `at` on.
+    ///
+    /// # Safety
+    /// `from` is readable for as much, memory of this process's own.
+    ///
+    /// # Panics
+    /// If there is not so much room.
+    #[inline]
+    pub unsafe fn copy(&mut self, at: usize, from: *const u8, len: usize) {
+        let to = self.part(at, len);
+        // SAFETY: as in `write`, with the caller's promise for `from`.
+        unsafe { self.copier.copy(from, to, len) };
     }
 }
 
@@ -121,6 +138,7 @@ pub struct Exchange {
     len: usize,
     /// What the bell was when the owner said that it would sleep.
     armed_at: Option<u32>,
+    copier: Copier,
 }
 
 impl ShmEndpoint {
@@ -141,6 +159,7 @@ impl ShmEndpoint {
             needs: Needs::Nobody,
             len: 0,
             armed_at: None,
+            copier: Copier::new(self.stores),
         })
     }
 }
@@ -157,6 +176,7 @@ impl Exchange {
             needs: Needs::Nobody,
             len: 0,
             armed_at: None,
+            copier: Copier::new(Stores::Ordinary),
         }
     }
 }
@@ -212,7 +232,7 @@ impl Exchange {
             // `len` bytes of this member's own memory, which nobody else writes, and which nobody reads in this round before
             // the word is stored (`rounds`, 2). A peer that breaks the protocol can read torn bytes, and hurts only
             // itself; one that writes here garbles payload, and nothing else.
-            fill(Slot { start: self.rounds.slot(len), len, _borrow: PhantomData });
+            fill(Slot { start: self.rounds.slot(len), len, copier: &mut self.copier });
         }
         self.rounds.publish(tag, len as u64);
         (self.state, self.needs, self.len) = (State::Waiting, needs, len);

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
 use super::ring::{Corrupt, Producer};
 use crate::endpoint::{Piece, Token};
@@ -35,6 +36,7 @@ pub(crate) struct SendLane {
     /// Set once the segment exists.
     pub(crate) ring: Option<Producer>,
     queue: VecDeque<Outgoing>,
+    copier: Copier,
 }
 
 /// Outcome of handing a message to a lane.
@@ -50,8 +52,9 @@ pub(crate) enum Handed {
 }
 
 impl SendLane {
-    pub(crate) fn new(peer: usize) -> Self {
-        Self { peer, is_listed: false, ring: None, queue: VecDeque::new() }
+    pub(crate) fn new(peer: usize, stores: Stores) -> Self {
+        let copier = Copier::new(stores);
+        Self { peer, is_listed: false, ring: None, queue: VecDeque::new(), copier }
     }
 
     /// Whether the receiver reads this process's memory.
@@ -86,7 +89,7 @@ impl SendLane {
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
                 // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
-                match unsafe { put_next(ring, &mut message) } {
+                match unsafe { put_next(ring, &mut message, &mut self.copier) } {
                     Ok(Some(_)) if message.is_over() => return Handed::Over,
                     Ok(Some(bytes)) => moved += bytes.max(1),
                     Ok(None) | Err(_) => break,
@@ -104,7 +107,7 @@ impl SendLane {
         let mut moved = 0;
         while let Some(message) = self.queue.front_mut() {
             // SAFETY: the message is still pending, so the promise of `post_send` holds.
-            let Some(bytes) = (unsafe { put_next(ring, message)? }) else { break };
+            let Some(bytes) = (unsafe { put_next(ring, message, &mut self.copier)? }) else { break };
             moved += bytes + PIECE_COST_BYTES;
             if message.is_over() {
                 done(message.token);
@@ -214,7 +217,11 @@ enum Answer {
 /// # Safety
 /// The promise of `post_send` holds for the message.
 #[inline]
-unsafe fn put_next(ring: &mut Producer, message: &mut Outgoing) -> Result<Option<usize>, Corrupt> {
+unsafe fn put_next(
+    ring: &mut Producer,
+    message: &mut Outgoing,
+    copier: &mut Copier,
+) -> Result<Option<usize>, Corrupt> {
     if message.by_rendezvous {
         // SAFETY: the caller's promise.
         if let Some(outcome) = unsafe { message.rendezvous(ring)? } {
@@ -222,7 +229,7 @@ unsafe fn put_next(ring: &mut Producer, message: &mut Outgoing) -> Result<Option
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { put_piece(ring, message) }
+    unsafe { put_piece(ring, message, copier) }
 }
 
 /// Puts the next piece of a message into the ring, if there is room; returns its length.
@@ -230,10 +237,14 @@ unsafe fn put_next(ring: &mut Producer, message: &mut Outgoing) -> Result<Option
 /// # Safety
 /// The promise of `post_send` holds for the message.
 #[inline]
-unsafe fn put_piece(ring: &mut Producer, message: &mut Outgoing) -> Result<Option<usize>, Corrupt> {
+unsafe fn put_piece(
+    ring: &mut Producer,
+    message: &mut Outgoing,
+    copier: &mut Copier,
+) -> Result<Option<usize>, Corrupt> {
     let Some(space) = ring.reserve(message.total - message.sent)? else { return Ok(None) };
     // SAFETY: `space.len` is at most what is left of the message, and `space` is writable for as much.
-    unsafe { message.source.gather(space.ptr, space.len) };
+    unsafe { message.source.gather(space.ptr, space.len, copier) };
     let first = (!message.is_started).then_some((message.tag, message.total as u64));
     ring.publish(&space, first);
     message.is_started = true;

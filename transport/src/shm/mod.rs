@@ -7,14 +7,15 @@
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, areas of exchanges |
 //! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links made on first use, and broken |
-//! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
+//! | `lane`, `recv_lane`, `cursor` | messages that wait on a channel |
+//! | `copier`, `copy` | copies into memory that others read, and past the caches |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
 //! | `sharing` | memory of the program, which all members map |
-//! | `rounds` | rounds of an area: what each member publishes, and when it may do so |
+//! | `rounds`, `buffers` | rounds of an area: what each member publishes, when it may do so, and where |
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
 //! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
@@ -42,6 +43,8 @@
 mod address;
 mod arena;
 mod board;
+mod buffers;
+mod copier;
 mod copy;
 mod cursor;
 mod endpoint;
@@ -74,8 +77,10 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::kinds::{Features, Options};
 
-pub use arena::{FLAT_LONG, FLAT_MAX};
+pub use arena::FLAT_MAX;
 pub use board::Board;
+pub use buffers::FLAT_LONG;
+pub use copier::{Copier, Stores};
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};

@@ -1,5 +1,7 @@
 //! The options of the shared-memory transport, and the values that follow from them.
 
+use super::copier::Stores;
+
 /// Options of a shared-memory endpoint. The fields that shape shared memory are decided by one side and checked
 /// by the other: a channel's sender sizes its rings, the lowest local rank sizes the arena.
 #[derive(Clone, Debug)]
@@ -13,6 +15,8 @@ pub struct ShmOptions {
     pub staging_max: usize,
     /// Whether long messages are read straight from their sender's memory.
     pub single_copy: SingleCopy,
+    /// How this rank copies into memory that others read.
+    pub stores: Stores,
     /// Stands for the identity of the host, instead of the kernel's boot id and network namespace. Ranks with
     /// different keys do not reach each other. For tests.
     pub host_key: Option<String>,
@@ -97,6 +101,7 @@ impl Default for ShmOptions {
             ring_bytes: RING_BYTES,
             staging_max: STAGING_MAX,
             single_copy: SingleCopy::Auto,
+            stores: Stores::Auto,
             host_key: None,
         }
     }

@@ -27,7 +27,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::arena::{Arena, FLAT_DEPTH, FLAT_GREATS, FLAT_LONG, FLAT_LONGS, FLAT_SHORT};
+use super::arena::{Arena, FLAT_DEPTH};
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::{Atomic, AtomicU64};
 
@@ -100,14 +100,8 @@ impl Rounds {
     /// What everybody must have published before this member publishes the next round.
     #[inline]
     fn least_seen(&self, len: usize) -> u64 {
-        let depth = if len <= FLAT_SHORT {
-            FLAT_DEPTH
-        } else if len <= FLAT_LONG {
-            FLAT_LONGS
-        } else {
-            FLAT_GREATS
-        };
-        (self.round + 2).saturating_sub(depth as u64)
+        let depth = self.arena.buffers().depth(len);
+        (self.round + 2).saturating_sub(depth)
     }
 
     /// Where the payload of the next round goes.

@@ -4,6 +4,7 @@
 //! for each, which stays in the caches as long as nobody sleeps.
 
 use super::arena::{Arena, FLAT_MAX, STAGE_AREAS, Wake};
+use super::copier::Copier;
 use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
@@ -73,6 +74,10 @@ impl Stage for ShmEndpoint {
         let rounds = &self.area(area).rounds;
         assert!(rounds.is_known_free(len), "somebody may still read what would be overwritten");
         rounds.slot(len)
+    }
+
+    fn copier(&mut self) -> &mut Copier {
+        &mut self.copier
     }
 
     fn publish(&mut self, area: u16, tag: u64, digest: u64, len: usize) {

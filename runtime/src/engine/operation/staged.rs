@@ -79,12 +79,12 @@ impl Staged<'_> {
 
     /// # Safety
     /// As [`Self::publish`], and there is room.
-    unsafe fn copy_in(&self, src: Blocks, mut to: *mut u8, pieces: &mut Vec<Piece>) {
+    unsafe fn copy_in(&mut self, src: Blocks, mut to: *mut u8, pieces: &mut Vec<Piece>) {
         let from = pieces.len();
         self.binding.pieces(src, self.segment, self.buffers, self.scratch, pieces);
         for piece in &pieces[from..] {
             // SAFETY: the caller's promise.
-            unsafe { to.copy_from_nonoverlapping(piece.ptr, piece.len) };
+            unsafe { self.stage.copier().copy(piece.ptr, to, piece.len) };
             to = to.wrapping_add(piece.len);
         }
         pieces.truncate(from);

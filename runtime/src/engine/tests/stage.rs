@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use kolo_collectives::builder::PlanBuilder;
 use kolo_collectives::plan::{Blocks, Plan, Space};
 use kolo_collectives::stage::{Members, Payload};
+use kolo_transport::shm::{Copier, Stores};
 use kolo_transport::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 
 use super::*;
@@ -40,12 +41,13 @@ pub(super) struct End {
     members: Vec<u32>,
     member: usize,
     areas: Arc<Mutex<Areas>>,
+    copier: Copier,
 }
 
 impl End {
     pub(super) fn new(members: Vec<u32>, rank: u32, areas: Arc<Mutex<Areas>>) -> Self {
         let member = members.iter().position(|member| *member == rank).unwrap();
-        Self { members, member, areas }
+        Self { members, member, areas, copier: Copier::new(Stores::Auto) }
     }
 
     fn round(&self, area: u16) -> u64 {
@@ -77,6 +79,9 @@ impl Stage for End {
         assert!(self.is_free(area, len) == Ok(true) && len <= PAYLOAD_MAX);
         let round = self.round(area) + 1;
         self.areas.lock().unwrap().entry((area, self.member)).or_default().buffer(round)
+    }
+    fn copier(&mut self) -> &mut Copier {
+        &mut self.copier
     }
     fn publish(&mut self, area: u16, tag: u64, digest: u64, len: usize) {
         assert_eq!(self.is_free(area, len), Ok(true));

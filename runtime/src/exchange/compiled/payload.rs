@@ -24,14 +24,14 @@ impl CompiledExchange {
         let fill = own.map(|own| {
             move |mut slot: Slot<'_>| {
                 let mut put = |to: usize, from: usize, len: usize| {
-                    let to = slot.part(to, len);
                     // SAFETY: a part of a contribution, by the shape of the call.
                     unsafe {
                         match call.op {
                             ReduceOp::PremulSum(factor) if reduces(call.collective) => {
+                                let to = slot.part(to, len);
                                 scale(call.data_type, to, own.add(from), len / call.data_type.size(), factor);
                             }
-                            _ => own.add(from).copy_to_nonoverlapping(to, len),
+                            _ => slot.copy(to, own.add(from), len),
                         }
                     }
                 };

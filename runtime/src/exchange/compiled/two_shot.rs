@@ -106,21 +106,20 @@ impl CompiledExchange {
         let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
             unsafe {
-                let part = slot.part(0, len);
                 match call.op {
                     // Only the sums of the last part are left.
                     _ if len == 0 => {}
                     ReduceOp::PremulSum(factor) => {
+                        let part = slot.part(0, len);
                         scale(call.data_type, part, own.add(at), len / call.data_type.size(), factor);
                     }
-                    _ => own.add(at).copy_to_nonoverlapping(part, len),
+                    _ => slot.copy(0, own.add(at), len),
                 }
                 if let Some((at, before)) = cursor.part_before()
                     && let share = shots.share(rank, before)
                     && !share.is_empty()
                 {
-                    let sums = slot.part(Shots::sums_at(len), share.len());
-                    call.output.add(at + share.start).copy_to_nonoverlapping(sums, share.len());
+                    slot.copy(Shots::sums_at(len), call.output.add(at + share.start), share.len());
                 }
             }
         };

@@ -141,7 +141,7 @@ fn members_run_ahead_of_those_they_do_not_need() {
 #[test]
 fn a_member_runs_ahead_so_far_and_no_further() {
     let mut flats = flats(3);
-    for (len, rounds) in [(8, 7), (8192, 7), (8193, 3), (FLAT_LONG + 1, 1)] {
+    for (len, rounds) in [(8, 7), (8192, 7), (8193, 7), (FLAT_LONG + 1, 7), (FLAT_MAX, 1)] {
         for number in 0..rounds {
             assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes, round {number}");
             flats[0].publish(1, len, Needs::Nobody, Some(|_: Slot<'_>| ()));
