@@ -99,7 +99,7 @@ impl Buffers {
 
 /// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's, or else that of a session.
 /// Which session a communicator comes from is not kept.
-pub(crate) fn take(comm: &comm::Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
+pub(crate) fn take(comm: &Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
     if comm.buffers.is_attached() {
         return comm.buffers.take(bytes, done);
     }
