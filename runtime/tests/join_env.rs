@@ -102,6 +102,27 @@ fn known_launchers() {
             "tcp://n1:29500".into(),
         ),
         (
+            "Open MPI 5 on several hosts: rank 0 beside mpirun",
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+             PMIX_NAMESPACE=prterun-n-1.here-100@2 PMIX_HOSTNAME=n-1 \
+             PMIX_SERVER_URI2=prterun-n-1.here-100@0.0;tcp4://127.0.0.1:9"
+                .into(),
+            0,
+            4,
+            None,
+            "tcp://n-1.here:12702".into(),
+        ),
+        (
+            "Open MPI 5 on several hosts: another rank, by another daemon",
+            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+             PMIX_NAMESPACE=prterun-n-1.here-100@2 PMIX_SERVER_URI2=prterun-n-1.here-100@0.1;tcp4://127.0.0.1:9"
+                .into(),
+            3,
+            4,
+            None,
+            "tcp://n-1.here:12702".into(),
+        ),
+        (
             "MPICH Hydra on one host, named by its proxy",
             format!("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 kolo.parent-process=12-345 {private}"),
             0,
@@ -192,6 +213,19 @@ fn broken_environments_say_what_to_set() {
         (
             "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
             vec!["Open MPI", "2 of them on this host", "-x MASTER_ADDR"],
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_HOSTNAME=n2 \
+             PMIX_NAMESPACE=prterun-n1-7@1 PMIX_SERVER_URI2=prterun-n1-7@0.1;tcp4://127.0.0.1:9",
+            vec!["rank 0 is on n2 and mpirun on n1", "-x MASTER_ADDR"],
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=17",
+            vec!["2 of them on this host", "-x MASTER_ADDR"],
+        ),
+        (
+            "PMIX_RANK=0 PMIX_NAMESPACE=prterun-n1-7@1",
+            vec!["PMIX_RANK", "no variable says how many", "mpirun"],
         ),
         ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", vec!["MPICH Hydra", "-genv MASTER_ADDR"]),
         ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", vec!["gives the job no name", "-genv"]),

@@ -38,6 +38,15 @@ def hydras() -> dict[str, str]:
     }
 
 
+def open_mpis() -> dict[str, str]:
+    """Those of them that are Open MPI's, from release 5 on: the programs by their versions."""
+    return {
+        version: command[0]
+        for version, command in mpi_launchers().items()
+        if "Open MPI" in version and not version.split("(Open MPI) ")[-1].startswith(("1.", "2.", "3.", "4."))
+    }
+
+
 def kolo_run(ranks: int, *options: str) -> list[str] | None:
     """``kolo run``, if the program has been built: as it was built last."""
     both = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
@@ -105,7 +114,8 @@ class Hosts:
 
     def on(self, host: int, command: list[str]) -> list[str]:
         """The command, on that host."""
-        return ["ip", "netns", "exec", self.name(host), *command]
+        named = f'hostname {self.address(host)}; exec "$@"'
+        return ["ip", "netns", "exec", self.name(host), "unshare", "--uts", "sh", "-c", named, "sh", *command]
 
     def agent(self, folder: Path) -> str:
         """A program that launchers call in place of ssh: ``agent [options] ADDRESS COMMAND...``."""
@@ -115,10 +125,19 @@ class Hosts:
             "#!/bin/sh\n"
             'while [ "${1#-}" != "$1" ]; do shift; done\n'
             f"case $1 in {cases}esac\n"
-            'shift\nexec ip netns exec "$space" sh -c "$*"\n'
+            'name=$1; shift\nexec ip netns exec "$space" unshare --uts sh -c "hostname $name; $*"\n'
         )
         program.chmod(0o755)
         return str(program)
+
+    def by_open_mpi(self, program: str, each: int, folder: Path, first: int = 0) -> list[str]:
+        """The command by which Open MPI's mpirun on host 0 starts so many ranks on each host from `first` on, all but what
+        they run. Hosts go by their addresses, mpirun's own too, since names of namespaces mean nothing."""
+        hosts = ",".join(f"{self.address(host)}:{each}" for host in range(first, self._count))
+        options = ["--allow-run-as-root", "--bind-to", "none", "--prtemca", "plm_ssh_agent", self.agent(folder)]
+        number = each * (self._count - first)
+        command = [program, *options, "--prtemca", "prte_if_include", "eth0", "--host", hosts, "-n", str(number)]
+        return self.on(0, command)
 
     def by_hydra(self, program: str, each: int, folder: Path) -> list[str]:
         """The command by which Hydra starts so many ranks on each host, all but what they run."""

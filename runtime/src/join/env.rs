@@ -38,7 +38,7 @@ impl JoinSpec {
             Some(spec) => spec,
             None => match torch(environment)? {
                 Some(spec) => spec,
-                None => launcher::find(environment)?.ok_or_else(nothing_found)?,
+                None => launcher::find(environment)?.ok_or_else(|| nothing_found(environment))?,
             },
         };
         apply_settings(&mut spec, environment)?;
@@ -73,7 +73,16 @@ pub fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
 }
 
-fn nothing_found() -> Error {
+fn nothing_found(environment: Environment<'_>) -> Error {
+    if let Some(rank) = set(environment, "PMIX_RANK") {
+        return Error::configuration(
+            "rank and world size",
+            format!(
+                "PMIX_RANK={rank} is set, but no variable says how many ranks there are, as under prterun"
+            ),
+            "Start it with mpirun, mpiexec or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
+        );
+    }
     Error::configuration(
         "rank and world size",
         "this process was not started by a launcher that Kolo knows: none of KOLO_RANK, RANK, \

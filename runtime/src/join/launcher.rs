@@ -3,6 +3,7 @@
 //! These launchers say which rank a process is, but seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
 //! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
 //! its first host and a port derived from the job's number serve. Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
+//! Open MPI 5 names mpirun's host in the job's name, and rank 0 knows whether it is there.
 //! Otherwise the error says which variables to export.
 
 use std::fs;
@@ -19,10 +20,10 @@ use crate::error::{Error, Result};
 /// Asked instead of a variable: this process's parent, which on one host is the launcher of all ranks of a job.
 pub(crate) const PARENT: &str = "kolo.parent-process";
 
-/// Ports derived from Slurm's job number: below the usual range of ephemeral ports (from 32768), above the ports of
+/// Ports derived from a job's number: below the usual range of ephemeral ports (from 32768), above the ports of
 /// common services.
-const SLURM_PORT_FIRST: u64 = 12_000;
-const SLURM_PORT_COUNT: u64 = 20_000;
+const PORT_FIRST: u64 = 12_000;
+const PORT_COUNT: u64 = 20_000;
 
 struct Launcher {
     name: &'static str,
@@ -39,11 +40,12 @@ struct Launcher {
 }
 
 const HYDRA: &str = "MPICH Hydra";
+const OPEN_MPI: &str = "Open MPI";
 
 /// In this order: PALS and Slurm set PMI variables too, and an mpirun within a Slurm allocation has both.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
-        name: "Open MPI",
+        name: OPEN_MPI,
         rank: "OMPI_COMM_WORLD_RANK",
         sizes: &["OMPI_COMM_WORLD_SIZE"],
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -145,6 +147,12 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
             let board = Pmi::new(i32::try_from(descriptor).unwrap_or(i32::MAX));
             return Ok(Some(place.at(Locator::Board(Arc::new(board)), source)));
         }
+        if launcher.name == OPEN_MPI
+            && let Some(name) = set(environment, "PMIX_NAMESPACE")
+            && let Some(job) = PmixJob::parse(&name)
+        {
+            return at_mpirun(environment, place, launcher, &name, &job).map(Some);
+        }
         let there = local_size.map_or("an unknown number".into(), |n| n.to_string());
         return Err(Error::configuration(
             "MASTER_ADDR",
@@ -199,6 +207,59 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
     Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
 }
 
+/// What Open MPI 5 puts into the name of a job: "prterun-HOST-PID@JOB".
+struct PmixJob<'a> {
+    /// Where mpirun runs.
+    host: &'a str,
+    pid: &'a str,
+    number: &'a str,
+}
+
+impl<'a> PmixJob<'a> {
+    fn parse(name: &'a str) -> Option<Self> {
+        let (server, number) = name.rsplit_once('@')?;
+        let (_tool, rest) = server.split_once('-')?;
+        let (host, pid) = rest.rsplit_once('-')?;
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        (!host.is_empty() && is_number(pid) && is_number(number)).then_some(Self { host, pid, number })
+    }
+}
+
+/// The ranks meet at mpirun's host. Rank 0 mostly is there; where it is not, it says so, and mpirun ends the others.
+fn at_mpirun(
+    environment: Environment<'_>,
+    place: Place,
+    launcher: &Launcher,
+    name: &str,
+    job: &PmixJob<'_>,
+) -> Result<JoinSpec> {
+    // Each rank knows the URI of the daemon that started it, and daemon 0 is mpirun itself.
+    let daemon = ["PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI2"]
+        .iter()
+        .find_map(|variable| set(environment, variable));
+    let is_elsewhere = daemon
+        .as_deref()
+        .and_then(|uri| uri.split_once(';'))
+        .is_some_and(|(daemon, _)| daemon.rsplit_once('.').is_some_and(|(_, number)| number != "0"));
+    if place.rank == 0 && is_elsewhere {
+        let here = set(environment, "PMIX_HOSTNAME").unwrap_or_else(|| "another host".into());
+        return Err(Error::configuration(
+            "MASTER_ADDR",
+            format!(
+                "rank 0 is on {here} and mpirun on {} (PMIX_NAMESPACE={name}), so the other ranks cannot know where \
+                 rank 0 is: neither MASTER_ADDR nor MASTER_PORT is set",
+                job.host
+            ),
+            format!("Start mpirun on the first host of the job, or export both: {}", launcher.export),
+        ));
+    }
+    let port = derived_port(job.pid, job.number);
+    let source = format!("{}, PMIX_NAMESPACE={name}, port from its numbers", place.source);
+    let mut spec = place.at(Locator::Tcp { host: job.host.to_owned(), port }, source);
+    spec.job = format!("{} {name}", launcher.name);
+    Ok(spec)
+}
+
 fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
     let job = set(environment, "SLURM_JOB_ID").or_else(|| set(environment, "SLURM_JOBID"));
     let Some(job) = job else {
@@ -231,7 +292,7 @@ fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
             "Export where rank 0 is: srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
         )
     })?;
-    let port = slurm_port(&job, &step);
+    let port = derived_port(&job, &step);
     let source = format!("{}, {name}={list}, port from job {job} step {step}", place.source);
     let mut spec = place.at(Locator::Tcp { host, port }, source);
     spec.job = format!("slurm {job}.{step}");
@@ -239,7 +300,7 @@ fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
 }
 
 /// 12000 + (7 * job + step) mod 20000: neighbouring jobs and steps get different ports.
-fn slurm_port(job: &str, step: &str) -> u16 {
+fn derived_port(job: &str, step: &str) -> u16 {
     let number = |text: &str| {
         // Job arrays have names such as 12_3.
         text.bytes().fold(0u64, |n, b| match b {
@@ -248,7 +309,7 @@ fn slurm_port(job: &str, step: &str) -> u16 {
         })
     };
     let mixed = number(job).wrapping_mul(7).wrapping_add(number(step));
-    u16::try_from(SLURM_PORT_FIRST + mixed % SLURM_PORT_COUNT).unwrap_or(u16::MAX)
+    u16::try_from(PORT_FIRST + mixed % PORT_COUNT).unwrap_or(u16::MAX)
 }
 
 /// All ranks on one host meet through a file in a folder that only this user can write.

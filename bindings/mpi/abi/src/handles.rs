@@ -257,12 +257,15 @@ pub(crate) unsafe fn handles_back(into: *mut usize, list: &[c_int], translate: f
     }
 }
 
+/// `MPI_BUFFER_AUTOMATIC` of this ABI.
+pub(crate) const AUTOMATIC: usize = 2;
+
 /// `MPI_IN_PLACE` and `MPI_BUFFER_AUTOMATIC`.
 #[inline]
 pub(crate) fn const_buffer(given: *const c_void) -> *const c_void {
     match given.addr() {
         1 => IN_PLACE,
-        2 => BUFFER_AUTOMATIC,
+        AUTOMATIC => BUFFER_AUTOMATIC,
         _ => given,
     }
 }

@@ -49,6 +49,7 @@ pub(crate) fn prepare() {
         code_out: err_out,
         code_in: err_in,
         status: Some((status_out, status_in)),
+        automatic: AUTOMATIC,
     });
 }
 

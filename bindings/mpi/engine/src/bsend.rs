@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::args::put;
 use crate::comm;
-use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC};
+use crate::comm::Comm;
+use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC, Status};
 use crate::error::{Class, Outcome, fail};
+use crate::flavor;
+use crate::handle::Held;
 use crate::net::{self, Completion};
 use crate::request::{self, Active};
 use crate::session;
@@ -71,13 +74,21 @@ impl Buffers {
         net::wait_until(|| self.state().pending.iter().all(|(done, _)| done.is_done()))
     }
 
+    /// A flush whose request is over when this returns.
+    unsafe fn iflush(&self, comm: impl Into<Held<Comm>>, into: *mut c_int) -> Outcome {
+        self.flush()?;
+        // SAFETY: the caller's promise: a place for a handle.
+        unsafe { put(into, request::register(Active::Over(Status::EMPTY), comm)) }
+    }
+
     unsafe fn detach(&self, address: *mut c_void, size: *mut i64) -> Outcome {
         self.flush()?;
         let Some((attached, bytes)) = self.state().attached.take() else {
             return fail(Class::Buffer, "no buffer is attached");
         };
         self.state().pending.clear();
-        let bytes = if attached == BUFFER_AUTOMATIC as usize { 0 } else { bytes };
+        let (attached, bytes) =
+            if attached == BUFFER_AUTOMATIC as usize { (flavor::automatic(), 0) } else { (attached, bytes) };
         // SAFETY: the caller's promise: places for an address and a number.
         unsafe {
             put(address.cast(), attached)?;
@@ -88,7 +99,7 @@ impl Buffers {
 
 /// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's, or else that of a session.
 /// Which session a communicator comes from is not kept.
-pub(crate) fn take(comm: &comm::Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
+pub(crate) fn take(comm: &Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
     if comm.buffers.is_attached() {
         return comm.buffers.take(bytes, done);
     }
@@ -116,10 +127,8 @@ pub unsafe fn buffer_flush() -> Outcome {
 }
 
 pub unsafe fn buffer_iflush(into: *mut c_int) -> Outcome {
-    OF_PROCESS.flush()?;
-    let own = comm::own()?;
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &own)) }
+    unsafe { OF_PROCESS.iflush(&comm::own()?, into) }
 }
 
 pub unsafe fn comm_attach_buffer(comm: c_int, buffer: *mut c_void, size: i64) -> Outcome {
@@ -137,9 +146,8 @@ pub unsafe fn comm_flush_buffer(comm: c_int) -> Outcome {
 
 pub unsafe fn comm_iflush_buffer(comm: c_int, into: *mut c_int) -> Outcome {
     let comm = comm::lookup(comm)?;
-    comm.buffers.flush()?;
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &comm)) }
+    unsafe { comm.buffers.iflush(&comm, into) }
 }
 
 pub unsafe fn session_attach_buffer(of: c_int, buffer: *mut c_void, size: i64) -> Outcome {
@@ -156,8 +164,6 @@ pub unsafe fn session_flush_buffer(of: c_int) -> Outcome {
 }
 
 pub unsafe fn session_iflush_buffer(of: c_int, into: *mut c_int) -> Outcome {
-    session::lookup(of)?.buffers.flush()?;
-    let own = comm::own()?;
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &own)) }
+    unsafe { session::lookup(of)?.buffers.iflush(&comm::own()?, into) }
 }

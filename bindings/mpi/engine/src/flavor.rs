@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use crate::constants::Status;
+use crate::constants::{BUFFER_AUTOMATIC, Status};
 
 /// Kinds of objects whose handles callbacks get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct Flavor {
     pub code_in: fn(c_int) -> c_int,
     /// Status of the engine to one of the program's, and back, where they differ.
     pub status: Option<(StatusOut, StatusIn)>,
+    /// `MPI_BUFFER_AUTOMATIC` as the program sees it.
+    pub automatic: usize,
 }
 
 static FLAVOR: OnceLock<Flavor> = OnceLock::new();
@@ -59,6 +61,12 @@ pub fn code_in(code: c_int) -> c_int {
 #[must_use]
 pub fn code_out(code: c_int) -> c_int {
     FLAVOR.get().map_or(code, |flavor| (flavor.code_out)(code))
+}
+
+/// `MPI_BUFFER_AUTOMATIC` as the program sees it.
+#[must_use]
+pub fn automatic() -> usize {
+    FLAVOR.get().map_or(BUFFER_AUTOMATIC as usize, |flavor| flavor.automatic)
 }
 
 /// Calls with a place for a status of the program's ABI, and takes what was put there.

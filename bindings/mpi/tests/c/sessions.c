@@ -46,6 +46,15 @@ static void buffered(MPI_Session session, MPI_Comm own) {
   CHECK(!MPI_Session_detach_buffer(session, &given, &length) && given == room && length == 4096 + MPI_BSEND_OVERHEAD);
   FAILS(MPI_ERR_BUFFER, MPI_Session_detach_buffer(session, &given, &length));
   free(room);
+  /* A buffer that the library provides comes back as what was attached. */
+  MPI_Request flushed;
+  CHECK(!MPI_Comm_attach_buffer(own, MPI_BUFFER_AUTOMATIC, 0) && !MPI_Bsend(&value, 1, MPI_INT, 0, 6, own));
+  CHECK(!MPI_Recv(&got, 1, MPI_INT, 0, 6, own, MPI_STATUS_IGNORE) && !MPI_Comm_iflush_buffer(own, &flushed));
+  CHECK(!MPI_Wait(&flushed, MPI_STATUS_IGNORE) && !MPI_Comm_detach_buffer(own, &given, &length));
+  CHECK(given == MPI_BUFFER_AUTOMATIC && length == 0);
+  CHECK(!MPI_Session_attach_buffer(session, MPI_BUFFER_AUTOMATIC, 0) && !MPI_Session_iflush_buffer(session, &flushed));
+  CHECK(!MPI_Wait(&flushed, MPI_STATUS_IGNORE) && !MPI_Session_detach_buffer(session, &given, &length));
+  CHECK(given == MPI_BUFFER_AUTOMATIC && length == 0);
 }
 
 static int errors;

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 import torch
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, hydras, kolo_run, mpi_launchers, srun, torchrun
+from launchers import PROGRAMS, Hosts, free_port, hydras, kolo_run, mpi_launchers, open_mpis, srun, torchrun
 
 PROGRAM = PROGRAMS / "torch_sum.py"
 
@@ -101,6 +101,22 @@ def test_hydra_on_two_hosts(version, tmp_path):
     with hosts(2) as net:
         [end] = programs([[*net.by_hydra(hydras()[version], 2, tmp_path), *python(PROGRAM)]], [{}])
         expect(end.text, 4, "shm to 1 rank", "tcp to 2 rank")
+
+
+@pytest.mark.parametrize("version", open_mpis() or [None])
+@pytest.mark.parametrize("first", [0, 1])
+def test_open_mpi_on_several_hosts(version, first, tmp_path):
+    if version is None:
+        pytest.skip("there is no mpirun of Open MPI 5 on the path, and KOLO_TEST_LAUNCHERS lists none")
+    with hosts(2 + first) as net:
+        command = [*net.by_open_mpi(open_mpis()[version], 2, tmp_path, first), *python(PROGRAM)]
+        if first == 0:
+            [end] = programs([command], [{}])
+            expect(end.text, 4, "shm to 1 rank", "tcp to 2 rank")
+        else:  # Rank 0 is not where mpirun is, and says so at once.
+            [end] = programs([command], [{}], check=False)
+            assert end.code != 0
+            assert f"rank 0 is on {net.address(1)} and mpirun on {net.address(0)}" in end.text, end.text
 
 
 def test_plain_processes_on_three_hosts():
