@@ -254,11 +254,8 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Watch { limit_ms } => {
-                let door = present.door.as_ref().and_then(DoorAddress::port);
-                if present.judged && self.settings.liveness.watches_hosts && limit_ms > 0 {
-                    let limit = Duration::from_millis(limit_ms.into());
-                    self.actions.push(Action::Watch { connection, limit, door });
-                }
+                let door = present.judged.then(|| present.door.as_ref().and_then(DoorAddress::port));
+                self.watch(connection, limit_ms, door);
                 Ok(())
             }
             ToCoordinator::Goodbye => {
@@ -271,6 +268,14 @@ impl CoordinatorState {
                 self.actions.push(Action::Close { connection });
                 Ok(())
             }
+        }
+    }
+
+    /// `door`: of a rank whose silence means something.
+    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, door: Option<Option<u16>>) {
+        if let Some(door) = door.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0) {
+            let limit = Duration::from_millis(limit_ms.into());
+            self.actions.push(Action::Watch { connection, limit, door });
         }
     }
 
