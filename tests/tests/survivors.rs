@@ -299,7 +299,7 @@ fn half_of_256_ranks_die_at_once_and_the_others_go_on() {
             let dies = comm.rank() % 2 == 0;
             comm.barrier().expect("all are there");
             all.wait();
-            let begun = *begun.get_or_init(std::time::Instant::now);
+            let begun = *begun.get_or_init(Instant::now);
             if dies {
                 let panics = AssertUnwindSafe(|| {
                     let _of_this_rank = comm;
