@@ -30,6 +30,7 @@ pub struct Process {
     /// Everything it said, for when it said the wrong thing.
     said: Vec<String>,
     reaped: bool,
+    patience: Duration,
 }
 
 /// The environment of one arrangement: the same that [`crate::arrangement::Arrangement::config`] sets.
@@ -87,6 +88,11 @@ impl Job {
         self.ranks.iter_mut().map(|rank| rank.expect(start)).collect()
     }
 
+    /// Lines are waited for so long from now on.
+    pub fn wait_at_most(&mut self, patience: Duration) {
+        self.ranks.iter_mut().for_each(|rank| rank.patience = patience);
+    }
+
     /// Waits until all processes have ended; whether each was successful.
     ///
     /// # Panics
@@ -121,7 +127,7 @@ impl Process {
                 let _ = sender.send(line);
             }
         });
-        Self { child, input, lines, said: Vec::new(), reaped: false }
+        Self { child, input, lines, said: Vec::new(), reaped: false, patience: LONG }
     }
 
     /// Waits for a line that begins with `start`; returns the rest of it.
@@ -129,7 +135,7 @@ impl Process {
     /// # Panics
     /// If it does not come in time.
     pub fn expect(&mut self, start: &str) -> String {
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + self.patience;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
@@ -148,7 +154,7 @@ impl Process {
     /// # Panics
     /// As [`Process::expect`].
     pub fn expect_any(&mut self, starts: &[&str]) -> (usize, String) {
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + self.patience;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
@@ -187,6 +193,21 @@ impl Process {
     /// If it is gone.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.input.as_mut().expect("its input is open"), "{line}").expect("it reads");
+    }
+
+    /// What the kernel says of its threads: where each waits, how long it has run, and how long it has waited for a processor, in ns. Empty
+    /// if it has ended.
+    #[must_use]
+    pub fn threads(&self) -> String {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).into_iter().flatten().flatten();
+        let fact = |task: &std::path::Path, name: &str| {
+            std::fs::read_to_string(task.join(name)).unwrap_or_default().trim().to_owned()
+        };
+        let line = |task: std::path::PathBuf| {
+            let facts = ["comm", "wchan", "syscall", "schedstat"].map(|name| fact(&task, name));
+            format!("  {}\n", facts.join(" | "))
+        };
+        tasks.map(|task| line(task.path())).collect()
     }
 
     /// Its process number.

@@ -39,8 +39,9 @@
  *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
  *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommRevoke, koloCommEpoch,
  *                   koloCommRanksBefore, koloCommOwnShards, koloCommGetAsyncError (which writes what it has found), koloCommMemFree,
- *                   koloCommDeregister, koloCommDestroy, koloCommWaiting, koloCommSlots, koloState... but koloStateShare, and
+ *                   koloCommDeregister, koloCommDestroy, koloCommWaiting, koloCommSlots, koloState... but Share and Fetch, and
  *                   koloSurvivors... but Admit, Run and AllReduce.
+ * koloStateFetch    KOLO_JOIN if the state has not come in time, and KOLO_CONFIGURATION for text that is no invitation.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
@@ -596,6 +597,22 @@ koloResult_t koloSurvivorsAllReduce(koloSurvivors_t group, int64_t limit_ms, con
  * nothing if nobody waits. All members call it at the same point; a newcomer begins there. A failure leaves the members as they are.
  */
 koloResult_t koloSurvivorsAdmit(koloSurvivors_t group);
+
+/**
+ * Takes a copy of this rank's state if newcomers ask for one by koloStateFetch, and serves it to them while the program goes on, in as much
+ * memory again until they have gone. All members call it right after koloSurvivorsAdmit, with the memory of the state's version, which
+ * nobody changes meanwhile. Costs nothing while nobody asks; local, and never waits for others. *offered (may be NULL) becomes 1 if a copy
+ * was taken.
+ */
+koloResult_t koloStateOffer(koloState_t state, koloSurvivors_t group, const koloPart_t *parts, size_t count, int *offered);
+
+/**
+ * For a newcomer, before it joins by the same invitation: fetches a copy of the members' state while they go on. The first koloStateShare then
+ * brings what has changed since. Makes *state if it is NULL, also where it fails: called again with it, it goes on where it has ended.
+ * Blocks for limit_ms at most. *received (may be NULL) becomes the bytes that have come.
+ */
+koloResult_t koloStateFetch(koloState_t *state, const char *invitation, int64_t limit_ms, const koloPart_t *parts, size_t count,
+                            uint64_t *received);
 
 /**
  * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not

@@ -749,6 +749,99 @@ private:
     std::unique_ptr<Watcher> watcher_;
 };
 
+/** Memory that is part of a program's state: a container with data() and size(), or an array, which lives as long as this. */
+class Part {
+public:
+    /** The name, which must live as long, and the length are the same on all ranks. */
+    template <class C>
+    Part(const char *name, C &data) noexcept : part_{name, std::data(data), std::size(data) * sizeof(*std::data(data))} {
+        static_assert(std::is_trivially_copyable_v<std::remove_reference_t<decltype(*std::data(data))>>,
+                      "the bytes of an element are all of it");
+    }
+
+private:
+    friend class State;
+    koloPart_t part_;
+};
+
+/** Which step a rank's state is of, and with whom it has shared it. See koloState_t. */
+class State {
+public:
+    /** Of a program that begins: of step 0, or, on a newcomer, of none. */
+    explicit State(const Communicator &comm) { detail::check(koloStateCreate(comm.get(), &handle_)); }
+
+    /** Of a newcomer that has nothing yet: fetch comes next. */
+    State() = default;
+    State(State &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    State &operator=(State &&other) noexcept {
+        if (this != &other) {
+            koloStateDestroy(&handle_);
+            handle_ = std::exchange(other.handle_, nullptr);
+        }
+        return *this;
+    }
+    State(const State &) = delete;
+    State &operator=(const State &) = delete;
+    ~State() { koloStateDestroy(&handle_); }
+
+    /** The step that this rank's memory is of, if it has one. */
+    std::optional<std::int64_t> version() const {
+        std::int64_t version = KOLO_UNSET;
+        if (handle_ != nullptr) {
+            detail::check(koloStateGetVersion(handle_, &version));
+        }
+        return version == KOLO_UNSET ? std::nullopt : std::optional(version);
+    }
+
+    /** The memory is of this step from now on. */
+    void set_version(std::int64_t version) { detail::check(koloStateSetVersion(handle_, version)); }
+
+    /** The memory is of the next step from now on. */
+    void advance() { detail::check(koloStateAdvance(handle_)); }
+
+    /** Ranks that have the latest version send it to those that do not. Blocks as collectives do; all ranks call it. Bytes received. */
+    std::uint64_t share(const Communicator &comm, const std::vector<Part> &parts) {
+        std::uint64_t received = 0;
+        const auto known = plain(parts);
+        detail::check(koloStateShare(handle_, comm.get(), known.data(), known.size(), &received));
+        return received;
+    }
+
+    /** Takes a copy if newcomers ask for one, and serves it meanwhile: whether it has. All members call it right after Survivors::admit. */
+    bool offer(const Survivors &group, const std::vector<Part> &parts) {
+        int offered = 0;
+        const auto known = plain(parts);
+        detail::check(koloStateOffer(handle_, group.get(), known.data(), known.size(), &offered));
+        return offered != 0;
+    }
+
+    /**
+     * For a newcomer, before it joins: fetches a copy of the members' state while they go on. Blocks for so long at most. Bytes received. After
+     * an Error, called again, it goes on where it has ended.
+     */
+    std::uint64_t fetch(const std::string &invitation, const std::vector<Part> &parts, std::chrono::milliseconds limit) {
+        std::uint64_t received = 0;
+        const auto known = plain(parts);
+        detail::check(
+            koloStateFetch(&handle_, invitation.c_str(), limit.count(), known.data(), known.size(), &received));
+        return received;
+    }
+
+    /** The handle for kolo.h, which stays this object's. */
+    koloState_t get() const noexcept { return handle_; }
+
+private:
+    static std::vector<koloPart_t> plain(const std::vector<Part> &parts) {
+        std::vector<koloPart_t> known;
+        for (const Part &part : parts) {
+            known.push_back(part.part_);
+        }
+        return known;
+    }
+
+    koloState_t handle_ = nullptr;
+};
+
 } // namespace kolo
 
 #endif

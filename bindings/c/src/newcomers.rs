@@ -195,22 +195,94 @@ unsafe extern "C" fn koloStateShare(
     unsafe {
         with_comm("koloStateShare", comm, |comm| {
             let state = state.as_ref().ok_or_else(no_state)?;
-            let parts = match (parts.is_null(), count) {
-                (_, 0) => &[],
-                (true, _) => return Err(usage("parts is NULL")),
-                (false, count) => std::slice::from_raw_parts(parts, count),
-            };
-            let known = parts.iter().map(|part| known(part)).collect::<Outcome<Vec<_>>>()?;
-            apart(&known)?;
-            let mut named: Vec<_> = known.iter().map(|part| (part.name, part.memory())).collect();
-            let mut parts: Vec<_> = named.iter_mut().map(|(name, data)| Part::new(name, data)).collect();
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            let shared = state.share(&comm.communicator, &mut parts)?;
+            let shared = with_parts(parts, count, |parts| {
+                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(state.share(&comm.communicator, parts)?)
+            })?;
             if let Some(received) = received.as_mut() {
                 *received = shared.received;
             }
             Ok(())
         })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloStateOffer(
+    state: *const Handle,
+    group: *const Members,
+    parts: *const abi::Part,
+    count: usize,
+    offered: *mut c_int,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_group("koloStateOffer", group, |group| {
+            let state = state.as_ref().ok_or_else(no_state)?;
+            let has_taken = with_parts(parts, count, |parts| {
+                group.offer(&mut state.lock().unwrap_or_else(PoisonError::into_inner), parts)
+            })?;
+            if let Some(offered) = offered.as_mut() {
+                *offered = c_int::from(has_taken);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloStateFetch(
+    state: *mut *mut Handle,
+    invitation: *const c_char,
+    limit_ms: i64,
+    parts: *const abi::Part,
+    count: usize,
+    received: *mut u64,
+) -> c_int {
+    guard("koloStateFetch", None, || {
+        // SAFETY: the header's promise, for all pointers; a state that is there is from this call or `koloStateCreate`.
+        unsafe {
+            let state = state.as_mut().ok_or_else(|| usage("state is NULL"))?;
+            let text = checked::text("invitation", invitation)?.ok_or_else(|| usage("invitation is NULL"))?;
+            let (invitation, limit) = (text.parse::<Invitation>()?, limit("limit_ms", limit_ms)?);
+            let fetched = with_parts(parts, count, |parts| {
+                // Also after a failure, so that the next attempt goes on where this one has ended.
+                if state.is_null() {
+                    *state = Box::into_raw(Box::new(Mutex::new(State::new())));
+                }
+                let state = state.as_ref().ok_or_else(no_state)?;
+                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(state.fetch(&invitation, parts, limit)?)
+            })?;
+            if let Some(received) = received.as_mut() {
+                *received = fetched.received;
+            }
+            Ok(())
+        }
+    })
+}
+
+/// # Safety
+/// `parts` is null or valid for `count`; the memory of each is valid, and nobody else uses it meanwhile.
+unsafe fn with_parts<R>(
+    parts: *const abi::Part,
+    count: usize,
+    body: impl FnOnce(&mut [Part<'_>]) -> Outcome<R>,
+) -> Outcome<R> {
+    // SAFETY: the caller's promise; `apart` has refused parts that are the same memory.
+    unsafe {
+        let parts = match (parts.is_null(), count) {
+            (_, 0) => &[],
+            (true, _) => return Err(usage("parts is NULL")),
+            (false, count) => std::slice::from_raw_parts(parts, count),
+        };
+        let known = parts.iter().map(|part| known(part)).collect::<Outcome<Vec<_>>>()?;
+        apart(&known)?;
+        let mut named: Vec<_> = known.iter().map(|part| (part.name, part.memory())).collect();
+        let mut parts: Vec<_> = named.iter_mut().map(|(name, data)| Part::new(name, data)).collect();
+        body(&mut parts)
     }
 }
 

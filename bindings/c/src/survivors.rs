@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
+use kolo_rs::state::{Part, State};
 use kolo_rs::{Communicator, Error, ErrorContext, Survivors};
 
 use crate::abi::result::SUCCESS;
@@ -49,6 +50,11 @@ impl Group {
 
     pub(crate) fn admit(&mut self) -> Outcome {
         Ok(self.survivors.as_mut().ok_or_else(broken)?.admit()?)
+    }
+
+    /// Whether it has taken a copy of the state for newcomers.
+    pub(crate) fn offer(&self, state: &mut State, parts: &[Part<'_>]) -> Outcome<bool> {
+        Ok(state.offer(self.survivors.as_ref().ok_or_else(broken)?, parts))
     }
 
     /// Runs a step, which returns a `koloResult_t`.

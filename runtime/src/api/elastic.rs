@@ -117,6 +117,23 @@ impl Communicator {
         until: Until,
         form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
     ) -> Result<Self> {
+        let since = Instant::now();
+        self.meet(purpose, operation, until, form).map_err(|error| match error {
+            // The time of the whole call, and not of the last thing that its members agreed on.
+            Error::Timeout { context, waiting_for, .. } => {
+                Error::Timeout { context, after: since.elapsed(), waiting_for }
+            }
+            other => other,
+        })
+    }
+
+    fn meet(
+        &self,
+        purpose: Purpose,
+        operation: &str,
+        until: Until,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+    ) -> Result<Self> {
         let mut in_vain = 0;
         loop {
             let left = self.decide(purpose, operation, u64::MAX, until)?;

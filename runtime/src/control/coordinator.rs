@@ -267,7 +267,7 @@ impl Driver {
                 match action {
                     Action::Send { connection, frame } => self.send(connection, frame),
                     Action::Close { connection } => self.close(connection),
-                    Action::Watch { connection, limit } => self.watch(connection, limit),
+                    Action::Watch { connection, limit, door } => self.watch(connection, limit, door),
                     Action::Gathered => drop(self.published.take()),
                 }
             }
@@ -301,9 +301,10 @@ impl Driver {
         });
     }
 
-    fn watch(&mut self, connection: ConnectionId, limit: Duration) {
+    fn watch(&mut self, connection: ConnectionId, limit: Duration, door: Option<u16>) {
         if let Some(line) = self.connections.get(&connection).and_then(|connection| connection.line.clone()) {
-            self.vigils.watch(connection, Vigil::new(line, limit, self.state.world_size(), Instant::now()));
+            let vigil = Vigil::new(line, door, limit, self.state.world_size(), Instant::now());
+            self.vigils.watch(connection, vigil);
         }
     }
 

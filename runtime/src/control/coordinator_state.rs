@@ -40,10 +40,11 @@ pub(crate) enum Action {
     Close {
         connection: ConnectionId,
     },
-    /// Watch whether its host is there.
+    /// Watch whether its host is there. With the port of its door.
     Watch {
         connection: ConnectionId,
         limit: Duration,
+        door: Option<u16>,
     },
     /// All ranks are here: whatever was published for them to find the coordinator can go.
     Gathered,
@@ -253,8 +254,8 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Watch { limit_ms } => {
-                let is_judged = present.judged;
-                self.watch(connection, is_judged, limit_ms);
+                let door = present.judged.then(|| present.door.as_ref().and_then(DoorAddress::port));
+                self.watch(connection, limit_ms, door);
                 Ok(())
             }
             ToCoordinator::Goodbye => {
@@ -270,9 +271,11 @@ impl CoordinatorState {
         }
     }
 
-    fn watch(&mut self, connection: ConnectionId, is_judged: bool, limit_ms: u32) {
-        if is_judged && self.settings.liveness.watches_hosts && limit_ms > 0 {
-            self.actions.push(Action::Watch { connection, limit: Duration::from_millis(limit_ms.into()) });
+    /// `door`: of a rank whose silence means something.
+    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, door: Option<Option<u16>>) {
+        if let Some(door) = door.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0) {
+            let limit = Duration::from_millis(limit_ms.into());
+            self.actions.push(Action::Watch { connection, limit, door });
         }
     }
 

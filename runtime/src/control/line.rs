@@ -1,7 +1,7 @@
 //! A connection whose kernel can be asked what the other end's kernel has answered, while tasks read and write it.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
@@ -64,6 +64,11 @@ impl Line {
     pub(crate) fn answered(&self) -> Option<Answered> {
         let info = TcpInfo::of(&*self.0.upgrade()?)?;
         Some(Answered { all: info.unacknowledged == 0, ago: info.acknowledged_ago })
+    }
+
+    /// The other end.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.0.upgrade()?.peer_addr().ok()
     }
 }
 

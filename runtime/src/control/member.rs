@@ -537,7 +537,7 @@ async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
     let mut watched = shared.watched.subscribe();
     let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
     let (Some(limit), Some(line)) = (limit, line) else { return std::future::pending().await };
-    let mut vigil = Vigil::new(line, limit, shared.peers.len() as u32, Instant::now());
+    let mut vigil = Vigil::new(line, None, limit, shared.peers.len() as u32, Instant::now());
     loop {
         tokio::time::sleep_until(vigil.due().into()).await;
         match vigil.look(Instant::now()) {

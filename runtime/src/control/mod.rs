@@ -51,6 +51,7 @@ mod newcomer;
 mod passing;
 mod peers;
 mod pending;
+mod probe;
 mod ranks;
 mod recent;
 mod relay;

@@ -2,16 +2,30 @@
 //!
 //! A stopped or busy process does not read, and its kernel still answers. A host without power, or behind a cut cable, does not. So silence
 //! of a kernel means more than that of a process, and is judged sooner. Both ends of a connection watch each other in this way once
-//! a group can go on after a loss ([`Control::watch_hosts`](super::Control::watch_hosts)); until then a lost host ends the job, which is worth more patience.
+//! a group can go on after a loss ([`Control::watch_hosts`](super::Control::watch_hosts)); until then a lost host ends the job, which is worth
+//! more patience. After half of the limit the host is also asked beside the connection ([`Probes`]), since that is slow to notice that a
+//! cable is mended.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::coordinator_state::ConnectionId;
 use super::line::{Answered, Line};
+use super::probe::Probes;
 
 /// Something is sent so many times within the limit: a cut is noticed later by one part of them at most.
 const BEATS: u32 = 16;
+
+/// After such a part of the limit, silence is worth other questions, ...
+const DOUBT: u32 = 2;
+
+/// ... so many within the limit.
+const QUESTIONS: u32 = 32;
+
+/// Questions on their way at a time: to one host, and to all.
+const QUESTIONS_TO_ONE: usize = 8;
+const QUESTIONS_TO_ALL: usize = 2048;
 
 /// Work of the coordinator for one connection, in time between beats: 4096 ranks are looked at once a second.
 const PER_RANK: Duration = Duration::from_micros(250);
@@ -21,10 +35,18 @@ pub(crate) fn period(limit: Duration, world_size: u32) -> Duration {
     (limit / BEATS).max(PER_RANK * world_size)
 }
 
+/// Silence of that length is in doubt, and is looked into after each such time.
+pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
+    (limit / DOUBT, limit / QUESTIONS)
+}
+
 /// A connection whose other end is watched.
 #[derive(Debug)]
 pub(crate) struct Vigil {
     line: Line,
+    /// Where its host is asked.
+    at: Option<SocketAddr>,
+    probes: Probes,
     limit: Duration,
     silence: Silence,
 }
@@ -48,29 +70,44 @@ struct Silence {
     /// When it is looked at next.
     due: Instant,
     period: Duration,
+    /// How long it was when it was last in doubt: its host was asked beside the connection then.
+    doubted: Option<Duration>,
 }
 
 impl Silence {
     fn new(period: Duration, now: Instant) -> Self {
-        Self { since: now, due: now + period, period }
+        Self { since: now, due: now + period, period, doubted: None }
     }
 
-    fn look(&mut self, answered: Answered, limit: Duration, now: Instant) -> Look {
+    /// `probed`: its host has answered beside the connection.
+    fn look(&mut self, answered: Answered, probed: bool, limit: Duration, now: Instant) -> Look {
         let was_stopped = now.saturating_duration_since(self.due) > self.period;
         self.due = now + self.period;
         let silence = now.saturating_duration_since(self.since);
         // A beat of a process that was itself stopped has perhaps only gone now.
-        if was_stopped || answered.all || answered.ago < silence {
-            self.since = now;
+        if was_stopped || answered.all || probed || answered.ago < silence {
+            (self.since, self.doubted) = (now, None);
             return if answered.all { Look::Ask } else { Look::Wait };
         }
-        if silence >= limit { Look::Silent(silence) } else { Look::Wait }
+        let (doubtful, beat) = doubt(limit);
+        if silence < doubtful {
+            return Look::Wait;
+        }
+        self.due = now + beat;
+        let before = self.doubted.replace(silence);
+        // Of many ranks each is looked at so seldom that nothing was asked before; and this process may have come late to ask.
+        let was_asked = before.is_some_and(|before| before + 2 * beat >= limit);
+        if silence >= limit && was_asked { Look::Silent(silence) } else { Look::Wait }
     }
 }
 
 impl Vigil {
-    pub(crate) fn new(line: Line, limit: Duration, world_size: u32, now: Instant) -> Self {
-        Self { line, limit, silence: Silence::new(period(limit, world_size), now) }
+    /// `port`: of the other end's door, which takes connections, and firewalls let them pass.
+    pub(crate) fn new(line: Line, port: Option<u16>, limit: Duration, world_size: u32, now: Instant) -> Self {
+        let at = line.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
+        let most = QUESTIONS_TO_ONE.min(QUESTIONS_TO_ALL / world_size.max(1) as usize).max(1);
+        let silence = Silence::new(period(limit, world_size), now);
+        Self { line, at, probes: Probes::at_most(most), limit, silence }
     }
 
     /// When to look.
@@ -84,7 +121,12 @@ impl Vigil {
             self.silence = Silence::new(self.silence.period, now);
             return Look::Wait;
         };
-        self.silence.look(answered, self.limit, now)
+        let look = self.silence.look(answered, self.probes.are_answered(), self.limit, now);
+        match self.at {
+            Some(at) if self.silence.doubted.is_some() => self.probes.send(at),
+            _ => self.probes.forget(),
+        }
+        look
     }
 }
 
@@ -147,7 +189,7 @@ mod tests {
         let began = Instant::now();
         let at = |ms: u64| began + Duration::from_millis(ms);
         let mut silence = Silence::new(period(LIMIT, 8), began);
-        let (mut sent, mut answered_at) = (None, 0);
+        let (mut sent, mut answered_at, mut probed) = (None, 0, false);
         for ms in 0..5000 {
             if sent.is_some_and(|since: u64| (ms - since).is_multiple_of(AGAIN)) && !away.contains(&ms) {
                 (sent, answered_at) = (None, ms);
@@ -156,11 +198,12 @@ mod tests {
                 continue;
             }
             let answered = Answered { all: sent.is_none(), ago: Duration::from_millis(ms - answered_at) };
-            match silence.look(answered, LIMIT, at(ms)) {
+            match silence.look(answered, std::mem::take(&mut probed), LIMIT, at(ms)) {
                 Look::Ask => sent = Some(ms + 1),
                 Look::Wait => {}
                 Look::Silent(_) => return Some(ms),
             }
+            probed = silence.doubted.is_some() && !away.contains(&ms);
         }
         None
     }
@@ -168,7 +211,7 @@ mod tests {
     #[test]
     fn a_host_that_is_away_for_less_than_the_limit_is_not_silent_and_one_for_longer_soon_is() {
         for began in 1000..1300 {
-            assert_eq!(noticed(began..began + 800, 0..0), None, "away at {began}");
+            assert_eq!(noticed(began..began + 960, 0..0), None, "away at {began}");
             let after = noticed(began..9999, 0..0).map(|ms| ms - began);
             assert!(after.is_some_and(|ms| (1000..1130).contains(&ms)), "away at {began}: {after:?}");
         }
@@ -185,5 +228,34 @@ mod tests {
     fn of_many_ranks_each_is_looked_at_less_often() {
         assert_eq!(period(LIMIT, 8), LIMIT / BEATS);
         assert_eq!(period(LIMIT, 4096), Duration::from_millis(1024));
+    }
+
+    #[test]
+    fn a_host_that_is_looked_at_seldom_is_asked_before_it_counts_as_silent() {
+        let began = Instant::now();
+        let later = |ms| began + Duration::from_millis(ms);
+        let unanswered = |ms| Answered { all: false, ago: Duration::from_millis(ms) };
+        let mut silence = Silence::new(period(LIMIT, 4096), began);
+        assert_eq!(silence.look(unanswered(2000), false, LIMIT, later(1024)), Look::Wait);
+        assert_eq!(silence.due, later(1024) + LIMIT / QUESTIONS);
+        let mut answers = Silence::new(period(LIMIT, 4096), began);
+        let _ = answers.look(unanswered(2000), false, LIMIT, later(1024));
+        assert_eq!(answers.look(unanswered(2032), true, LIMIT, later(1056)), Look::Wait);
+        assert_eq!((answers.since, answers.doubted), (later(1056), None));
+        let silent = Look::Silent(Duration::from_millis(1056));
+        assert_eq!(silence.look(unanswered(2032), false, LIMIT, later(1056)), silent);
+    }
+
+    #[test]
+    fn whoever_comes_late_to_ask_asks_once_more() {
+        let began = Instant::now();
+        let mut silence = Silence::new(period(LIMIT, 8), began);
+        let mut look = |ms| {
+            let unanswered = Answered { all: false, ago: Duration::from_millis(ms) };
+            silence.look(unanswered, false, LIMIT, began + Duration::from_millis(ms))
+        };
+        let looks = [63, 126, 189, 252, 315, 378, 441, 504, 590, 680, 770, 860, 935, 1003];
+        assert_eq!(looks.map(&mut look), [Look::Wait; 14]);
+        assert_eq!(look(1035), Look::Silent(Duration::from_millis(1035)));
     }
 }

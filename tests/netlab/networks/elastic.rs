@@ -146,8 +146,8 @@ fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
 /// Of a cable, of a process, and of a machine that has more to do than it can.
 fn pauses_below_the_limit_are_no_loss() {
     const STOPPED: Duration = Duration::from_millis(800);
-    /// What a cable has lost, kernels send again after 0.2 to 0.4 s.
-    const CUT: Duration = Duration::from_millis(500);
+    /// The limit is 1 s, and a machine that has so much to do needs the rest.
+    const CUT: Duration = Duration::from_millis(800);
     const BUSY: usize = 10;
     let Some(mut group) = Group::new("pauses", &["run"], &[]) else { return };
     let is_over = AtomicBool::new(false);

@@ -5,7 +5,7 @@
 
 #define COUNT 1000
 
-static float input[COUNT], output[COUNT];
+static float input[COUNT], output[COUNT], table[300 * COUNT];
 
 /* What a step is told. */
 struct plan {
@@ -111,26 +111,65 @@ static void limited(koloSurvivors_t group, int rank) {
     CHECK(output[COUNT - 1] == 7);
 }
 
-static void admit(koloSurvivors_t group) {
+static koloPart_t parts[1] = {{"table", table, sizeof table}};
+
+/* Before it joins, the newcomer fetches what the members offer. */
+static void fetch(koloState_t *state, const char *invitation) {
+    koloPart_t wrong[2] = {{"table", table, sizeof table}, {"again", table + 9, 4}};
+    uint64_t received = 0;
+    int64_t version = 0;
+    FAILS(koloStateFetch(NULL, invitation, 1, parts, 1, NULL), KOLO_USAGE, "state is NULL");
+    FAILS(koloStateFetch(state, NULL, 1, parts, 1, NULL), KOLO_USAGE, "invitation is NULL");
+    FAILS(koloStateFetch(state, "nonsense", 1, parts, 1, NULL), KOLO_CONFIGURATION, "invitation");
+    FAILS(koloStateFetch(state, invitation, -1, parts, 1, NULL), KOLO_USAGE, "limit_ms is -1");
+    FAILS(koloStateFetch(state, invitation, 1, wrong, 2, NULL), KOLO_USAGE, "parts 'table' and 'again' overlap");
+    CHECK(*state == NULL);
+    FAILS(koloStateFetch(state, invitation, 0, parts, 1, NULL), KOLO_JOIN, "in time");
+    CHECK(*state != NULL);
+    OK(koloStateFetch(state, invitation, 60000, parts, 1, &received));
+    OK(koloStateGetVersion(*state, &version));
+    CHECK(version == 3 && received > 0);
+    for (int i = 0; i < 300 * COUNT; i++) CHECK(table[i] == (float)(i % 1000));
+}
+
+static koloResult_t share(koloComm_t comm, void *state) {
+    koloResult_t result = koloStateShare(state, comm, parts, 1, NULL);
+    return result != KOLO_SUCCESS ? result : koloAllReduce(comm, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM);
+}
+
+static void admit(koloSurvivors_t group, koloState_t state, int is_newcomer) {
+    int has_offered = 0;
+    FAILS(koloStateOffer(NULL, group, parts, 1, NULL), KOLO_USAGE, "the state is NULL");
+    FAILS(koloStateOffer(state, NULL, parts, 1, NULL), KOLO_USAGE, "the group is NULL");
+    FAILS(koloStateOffer(state, group, NULL, 1, NULL), KOLO_USAGE, "parts is NULL");
     do {
+        int offered = -1;
         OK(koloSurvivorsAdmit(group));
-        OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+        OK(koloStateOffer(state, group, parts, 1, &offered));
+        CHECK(offered == 0 || offered == 1);
+        has_offered |= offered;
+        OK(koloSurvivorsRun(group, KOLO_UNSET, share, state));
     } while (output[0] != 7);
+    CHECK(has_offered == !is_newcomer);
     CHECK(changes == 1 && came == 2 && left == -1 && size_now == 3);
 }
 
 /* The first two meet, and the third joins them by an invitation. */
-static koloComm_t join(int started_as, const char *path) {
+static koloComm_t join(int started_as, const char *path, koloState_t *state) {
     koloComm_t comm = NULL;
     char text[4096] = {0};
     FILE *file = NULL;
     if (started_as == 2) {
         for (int turn = 0; turn < 3000 && (file = fopen(path, "r")) == NULL; turn++) sleep_ms(10);
         CHECK(file != NULL && fread(text, 1, sizeof text - 1, file) > 0 && fclose(file) == 0);
+        fetch(state, text);
         OK(koloCommInitInvitation(&comm, text, KOLO_UNSET, 60000, NULL));
         return comm;
     }
     OK(koloCommInitUrl(&comm, getenv("KOLO_RENDEZVOUS"), 2, started_as, NULL));
+    OK(koloStateCreate(comm, state));
+    OK(koloStateSetVersion(*state, 3));
+    for (int i = 0; i < 300 * COUNT; i++) table[i] = (float)(i % 1000);
     if (started_as == 0) {
         char beside[4200];
         size_t needed = 0;
@@ -147,10 +186,11 @@ int main(int argc, char **argv) {
     koloConfig_t config = KOLO_CONFIG_INITIALIZER;
     koloSurvivors_t group = NULL;
     koloComm_t comm = NULL;
+    koloState_t state = NULL;
     int rank = number == NULL ? 0 : atoi(number);
     for (int i = 0; i < COUNT; i++) input[i] = (float)(1 << rank);
     if (strcmp(what, "admit") == 0 && argc > 2) {
-        comm = join(rank, argv[2]);
+        comm = join(rank, argv[2], &state);
     } else {
         if (argc > 2) config.transport = argv[2];
         OK(koloCommInitEnv(&comm, &config));
@@ -161,7 +201,8 @@ int main(int argc, char **argv) {
     OK(koloSurvivorsOnChange(group, watch, &changes));
     if (strcmp(what, "lost") == 0) lost(group, rank, &comm);
     if (strcmp(what, "limit") == 0) limited(group, rank);
-    if (strcmp(what, "admit") == 0) admit(group);
+    if (strcmp(what, "admit") == 0) admit(group, state, rank == 2);
+    OK(koloStateDestroy(&state));
     OK(koloSurvivorsDestroy(&group));
     OK(koloSurvivorsDestroy(&group));
     CHECK(group == NULL);

@@ -1,31 +1,12 @@
 // Steps that outlive losses, in C++. Three processes.
 
-#include <kolo.hpp>
+#include "test.hpp"
 
-#include <cstdio>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                       \
-            std::exit(1);                                                                                              \
-        }                                                                                                              \
-    } while (0)
-
 static_assert(!std::is_copy_constructible_v<kolo::Survivors> && std::is_nothrow_move_constructible_v<kolo::Survivors>);
-
-template <class Call> static koloResult_t failure(Call &&call) {
-    try {
-        call();
-    } catch (const kolo::Error &error) {
-        return error.result();
-    }
-    return KOLO_SUCCESS;
-}
 
 int main() {
     auto comm = kolo::Communicator::from_env();
@@ -70,6 +51,21 @@ int main() {
     EXPECT(late == KOLO_TIMEOUT || late == KOLO_ABORTED || late == KOLO_REVOKED);
     group.all_reduce(input, output, kolo::Op::sum, std::chrono::minutes(1));
     EXPECT(output[0] == 7);
+
+    // All have the same state, and nobody asks for a copy. Fetching one is tested with survivors.c.
+    std::vector<double> table(500, 0.5);
+    int steps[2] = {3, 4};
+    const std::vector<kolo::Part> parts = {{"table", table}, {"steps", steps}};
+    auto state = group.with_members([](const kolo::Communicator &members) { return kolo::State(members); });
+    EXPECT(state.version() == 0);
+    state.set_version(6);
+    state.advance();
+    EXPECT(group.run([&](const kolo::Communicator &members) { return state.share(members, parts); }) == 0);
+    EXPECT(state.version() == 7 && !state.offer(group, parts));
+    kolo::State none;
+    EXPECT(!none.version());
+    EXPECT(failure([&] { none.fetch("nonsense", parts, std::chrono::seconds(1)); }) == KOLO_CONFIGURATION);
+    EXPECT(failure([&] { none.offer(group, parts); }) == KOLO_USAGE);
 
     // Rank 0, which runs the control plane, ends in the middle of a step.
     changes.clear();

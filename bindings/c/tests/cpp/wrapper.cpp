@@ -1,10 +1,8 @@
 // kolo.hpp as a program uses it, on three ranks.
 
-#include <kolo.hpp>
+#include "test.hpp"
 
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -12,14 +10,6 @@
 #if __cplusplus >= 202002L
 #include <span>
 #endif
-
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                       \
-            std::exit(1);                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 static_assert(!std::is_copy_constructible_v<kolo::Communicator> && !std::is_copy_constructible_v<kolo::Request>);
 static_assert(std::is_nothrow_move_constructible_v<kolo::Communicator>);

@@ -310,6 +310,11 @@ impl DoorAddress {
         }
     }
 
+    /// The port, if other processes can knock there.
+    pub(in crate::control) fn port(&self) -> Option<u16> {
+        self.addresses.first().map(SocketAddr::port)
+    }
+
     /// Whether other processes can knock there.
     pub(in crate::control) fn has_port(&self) -> bool {
         !self.addresses.is_empty()

@@ -1,5 +1,7 @@
 //! A connection to another member.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::mpsc;
@@ -19,6 +21,8 @@ pub(super) struct Line {
     /// To another host: the connection, and what was sent that its kernel may not have yet.
     beneath: Option<line::Line>,
     underway: Vec<Bytes>,
+    /// Since when.
+    since: Instant,
 }
 
 impl Line {
@@ -34,7 +38,7 @@ impl Line {
         let (queue, frames) = mpsc::unbounded_channel();
         tokio::spawn(write_frames(write, frames, |_| ()));
         let reader = tokio::spawn(read_frames(rank, number, read, events)).abort_handle();
-        Self { number, queue, reader, beneath, underway: Vec::new() }
+        Self { number, queue, reader, beneath, underway: Vec::new(), since: Instant::now() }
     }
 
     pub(super) fn send(&mut self, frame: Bytes) {
@@ -42,6 +46,7 @@ impl Line {
             // The kernel repeats what is lost in a short cut, and the sooner the less there is. Repetitions would only add to it.
             if beneath.answered().is_none_or(|answered| answered.all) {
                 self.underway.clear();
+                self.since = Instant::now();
             } else if self.underway.contains(&frame) {
                 return;
             }
@@ -50,6 +55,24 @@ impl Line {
             }
         }
         let _ = self.queue.send(frame);
+    }
+
+    /// Whether it is one that a cut can make slow.
+    pub(super) const fn leads_to_another_host(&self) -> bool {
+        self.beneath.is_some()
+    }
+
+    /// Whether the other end's kernel has answered nothing for so long that was to be answered.
+    pub(super) fn is_stuck(&self, silence: Duration, now: Instant) -> bool {
+        let is_long = !self.underway.is_empty() && now.saturating_duration_since(self.since) >= silence;
+        let answered = self.beneath.as_ref().filter(|_| is_long).and_then(line::Line::answered);
+        answered.is_some_and(|answered| !answered.all && answered.ago >= silence)
+    }
+
+    /// What it has sent that did not arrive, as far as that is known.
+    pub(super) fn unheard(&self) -> &[Bytes] {
+        let answered = self.beneath.as_ref().and_then(line::Line::answered);
+        if answered.is_some_and(|answered| answered.all) { &[] } else { &self.underway }
     }
 
     pub(super) fn end(&self) {

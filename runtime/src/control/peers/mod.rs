@@ -10,6 +10,7 @@ mod lines;
 pub(super) mod lobby;
 pub(super) mod porter;
 mod relays;
+mod renewals;
 pub(super) mod rounds;
 pub(super) mod snapshots;
 
@@ -33,6 +34,7 @@ use door::{Door, DoorAddress, NoAnswer};
 use lines::Line;
 use porter::Opening;
 use relays::relays;
+use renewals::Renewals;
 use rounds::{Heard, RoundKey, Rounds};
 
 /// Frames that wait for a line to a member; what is lost beyond them is said again.
@@ -82,6 +84,11 @@ pub(super) enum Event {
         stream: BoxedStream,
     },
     Knocked {
+        rank: u32,
+        outcome: Result<BoxedStream, NoAnswer>,
+    },
+    /// The same in the place of a line whose other end answers nothing.
+    Renewed {
         rank: u32,
         outcome: Result<BoxedStream, NoAnswer>,
     },
@@ -173,6 +180,7 @@ impl Peers {
             gone: BTreeMap::new(),
             watches: Vec::new(),
             next_ping: Instant::now(),
+            renewals: Renewals::new(Instant::now()),
             untold: BTreeSet::new(),
             await_told: Vec::new(),
         };
@@ -258,7 +266,7 @@ struct Task {
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
-    /// To each rank: two may have called each other at the same time.
+    /// To each rank, the newest first: two may have called each other at the same time.
     lines: BTreeMap<u32, Vec<Line>>,
     next_line: u64,
     /// Whose door is knocked at, or not before when it is again.
@@ -270,6 +278,7 @@ struct Task {
     gone: BTreeMap<u32, String>,
     watches: Vec<Watch>,
     next_ping: Instant,
+    renewals: Renewals,
     /// Who was told of an abort and has not answered.
     untold: BTreeSet<u32>,
     await_told: Vec<std::sync::mpsc::SyncSender<()>>,
@@ -302,7 +311,10 @@ impl Task {
     fn next_wakeup(&self) -> Option<Instant> {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
         let knock = self.knocking.values().copied().flatten().min();
-        [self.rounds.next_wakeup(), ping, knock].into_iter().flatten().min()
+        let rounds = self.rounds.next_wakeup();
+        // Whoever waits for an answer looks after its lines.
+        let renewal = rounds.or(ping).and(self.renewals.due());
+        [rounds, ping, knock, renewal].into_iter().flatten().min()
     }
 
     fn handle(&mut self, event: Event) {
@@ -313,31 +325,8 @@ impl Task {
                 self.adopt(rank, stream);
             }
             Event::Called { .. } => {}
-            Event::Knocked { rank, outcome } => match outcome {
-                Ok(stream) => {
-                    self.knocking.remove(&rank);
-                    self.setbacks.remove(&rank);
-                    self.adopt(rank, stream);
-                }
-                Err(NoAnswer::Gone(text)) => self.gone(rank, text),
-                Err(NoAnswer::LeftBehind(told)) => {
-                    // First: as one of those that are gone it would count for a quorum.
-                    self.left_behind(rank, |communicator| told.is_of(communicator));
-                    self.gone(rank, NoAnswer::LeftBehind(told).text());
-                }
-                Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
-                    let text = no.text();
-                    tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
-                    self.untold.remove(&rank);
-                    let setbacks = self.setbacks.entry(rank).or_default();
-                    *setbacks += 1;
-                    let pause = door::pause_after(*setbacks);
-                    if pause == AGREEMENT_BEAT {
-                        self.unsent.remove(&rank);
-                    }
-                    self.knocking.insert(rank, Some(Instant::now() + pause));
-                }
-            },
+            Event::Knocked { rank, outcome } => self.knocked(rank, outcome),
+            Event::Renewed { rank, outcome } => self.renewed(rank, outcome),
             Event::Said { rank, said } => {
                 self.heard.insert(rank, Instant::now());
                 self.hear(rank, said);
@@ -349,9 +338,7 @@ impl Task {
                     self.untold.remove(&rank);
                 }
                 // Whether it is gone is known by calling it again.
-                let is_needed =
-                    self.rounds.needs(rank) || self.watches.iter().any(|w| w.ranks.contains(&rank));
-                if lines.is_empty() && is_needed {
+                if lines.is_empty() && self.needs(rank) {
                     self.knock(rank);
                 }
             }
@@ -370,6 +357,39 @@ impl Task {
             Event::Abort { members, communicator, cause } => self.spread(&members, communicator, cause),
             Event::AwaitTold(told) => self.await_told.push(told),
         }
+    }
+
+    fn knocked(&mut self, rank: u32, outcome: Result<BoxedStream, NoAnswer>) {
+        match outcome {
+            Ok(stream) => {
+                self.knocking.remove(&rank);
+                self.setbacks.remove(&rank);
+                self.adopt(rank, stream);
+            }
+            Err(NoAnswer::Gone(text)) => self.gone(rank, text),
+            Err(NoAnswer::LeftBehind(told)) => {
+                // First: as one of those that are gone it would count for a quorum.
+                self.left_behind(rank, |communicator| told.is_of(communicator));
+                self.gone(rank, NoAnswer::LeftBehind(told).text());
+            }
+            Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
+                let text = no.text();
+                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
+                self.untold.remove(&rank);
+                let setbacks = self.setbacks.entry(rank).or_default();
+                *setbacks += 1;
+                let pause = door::pause_after(*setbacks);
+                if pause == AGREEMENT_BEAT {
+                    self.unsent.remove(&rank);
+                }
+                self.knocking.insert(rank, Some(Instant::now() + pause));
+            }
+        }
+    }
+
+    /// Whether an answer of it is waited for.
+    fn needs(&self, rank: u32) -> bool {
+        self.rounds.needs(rank) || self.watches.iter().any(|watch| watch.ranks.contains(&rank))
     }
 
     fn gone(&mut self, rank: u32, text: String) {
@@ -482,10 +502,11 @@ impl Task {
             .collect();
         for rank in due {
             self.knocking.remove(&rank);
-            if self.rounds.needs(rank) || self.watches.iter().any(|watch| watch.ranks.contains(&rank)) {
+            if self.needs(rank) {
                 self.knock(rank);
             }
         }
+        self.renew(now);
         self.keep_watch(now);
         if self.untold.is_empty() {
             self.await_told.clear();
@@ -541,24 +562,38 @@ impl Task {
             return;
         }
         self.knocking.insert(rank, None);
-        let (door, at, near) = (self.door.clone(), at.clone(), self.near[rank as usize]);
-        let credentials = at.credentials(&self.spec);
-        let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
         let patience = self.rounds.longest_silence();
+        let knocking = self.knock_with(rank, at.clone(), patience);
         tokio::spawn(async move {
-            let outcome = door.knock(&at, near, credentials, &opening, patience).await;
+            let outcome = knocking.await;
             let _ = events.send(Event::Knocked { rank, outcome });
         });
     }
 
+    /// Knocks at that door, which is a rank's.
+    fn knock_with(
+        &self,
+        rank: u32,
+        at: DoorAddress,
+        patience: Duration,
+    ) -> impl Future<Output = Result<BoxedStream, NoAnswer>> + use<> {
+        let (door, near) = (self.door.clone(), self.near[rank as usize]);
+        let credentials = at.credentials(&self.spec);
+        let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
+        async move { door.knock(&at, near, credentials, &opening, patience).await }
+    }
+
+    /// It takes over what other lines to that rank have not brought there.
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
         let number = self.next_line;
         self.next_line += 1;
         let mut line = Line::new(rank, number, stream, events);
-        for frame in self.unsent.remove(&rank).unwrap_or_default() {
+        let lines = self.lines.entry(rank).or_default();
+        let unheard = lines.first().map(|line| line.unheard().to_vec()).unwrap_or_default();
+        for frame in unheard.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
             line.send(frame);
         }
-        self.lines.entry(rank).or_default().push(line);
+        lines.insert(0, line);
     }
 }
