@@ -1,6 +1,7 @@
 //! The endpoints of a communicator, and which of them leads to which peer.
 
 use super::Lent;
+use crate::network::Between;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
     Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
@@ -138,6 +139,14 @@ impl Links {
     pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
         self.endpoints.get(via as usize).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
+    }
+
+    /// See [`Endpoint::expect`].
+    fn expect(&mut self, peer: u32, bytes_per_second: f64) {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        if let Some(endpoint) = self.endpoints.get_mut(via as usize) {
+            endpoint.expect(peer, bytes_per_second);
+        }
     }
 
     /// See [`Endpoint::is_hearing`].
@@ -284,5 +293,13 @@ impl super::Engine {
     /// See [`Endpoint::relayed`].
     pub(crate) fn relayed(&self) -> Vec<u32> {
         self.links.relayed()
+    }
+
+    /// Says what the ways from a host to the ranks of others carry, where that is known. `hosts` has the host of each rank.
+    pub(crate) fn expect(&mut self, here: u32, hosts: &[u32], between: Option<&Between>) {
+        let Some(between) = between else { return };
+        for (peer, there) in (0..).zip(hosts).filter(|(_, there)| **there != here) {
+            self.links.expect(peer, between.rate(here, *there));
+        }
     }
 }
