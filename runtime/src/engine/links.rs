@@ -1,7 +1,6 @@
 //! The endpoints of a communicator, and which of them leads to which peer.
 
 use super::Lent;
-use crate::network::Between;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
     Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
@@ -295,11 +294,10 @@ impl super::Engine {
         self.links.relayed()
     }
 
-    /// Says what the ways from a host to the ranks of others carry, where that is known. `hosts` has the host of each rank.
-    pub(crate) fn expect(&mut self, here: u32, hosts: &[u32], between: Option<&Between>) {
-        let Some(between) = between else { return };
-        for (peer, there) in (0..).zip(hosts).filter(|(_, there)| **there != here) {
-            self.links.expect(peer, between.rate(here, *there));
+    /// See [`Endpoint::expect`]; for some peers.
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+        for (peer, bytes_per_second) in rates {
+            self.links.expect(peer, bytes_per_second);
         }
     }
 }

@@ -188,8 +188,14 @@ impl Between {
         })
     }
 
+    /// Bytes per second from one host to the ranks of others; `hosts` has the host of each rank.
+    pub(crate) fn rates(&self, here: u32, hosts: &[u32]) -> impl Iterator<Item = (u32, f64)> {
+        let ranks = (0..).zip(hosts).filter(move |(_, there)| **there != here);
+        ranks.map(move |(rank, there)| (rank, self.rate(here, *there)))
+    }
+
     /// Bytes per second from one host to another.
-    pub(crate) fn rate(&self, from: u32, to: u32) -> f64 {
+    fn rate(&self, from: u32, to: u32) -> f64 {
         let pair = self.rates.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
         let (out, inward) = (self.rates.hosts.get(from as usize), self.rates.hosts.get(to as usize));
         match (pair, out, inward) {

@@ -52,8 +52,8 @@ pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
 /// How many connections share a long message on the way of this one, if the user does not say. On a long way a lost packet costs
 /// a connection much of its rate for many round trips, unless its congestion control goes by the rate; of several connections, one is hit
 /// at a time. On `kolo-netlab run --hosts 2 --rate 200M --delay 20ms --loss 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s
-/// with one and 0.23 to 0.44 s with four. On a near way four are slower: see docs/tried.md. There are as many, too, as it takes to fill a way
-/// of which the rate is known (bytes per second, or 0).
+/// with one and 0.23 to 0.44 s with four. On a near way four are slower: see docs/tried.md. There are also as many as it takes
+/// to fill a way of which the rate is known (bytes per second, or 0).
 pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
     const STREAMS_WHERE_FAR: usize = 4;
     let is_far = || is_far(socket) && !PACING.contains(&current(socket).as_str());

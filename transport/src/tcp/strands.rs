@@ -36,17 +36,30 @@ impl Peer {
 }
 
 impl TcpEndpoint {
-    /// Makes a link that has just been connected ready for further connections, if there is a way for them.
-    pub(super) fn bundle(&mut self, number: u32, remote: Option<SocketAddr>) {
+    /// Makes a link that has just been connected ready for long messages.
+    pub(super) fn prepare(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        let State::Open(socket) = &link.state else { return };
+        let peer = &self.peers[link.channel.peer as usize];
+        if !peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host)) {
+            link.window = Window::of(socket, &self.options, peer.expected);
+            link.losses = Losses::of(socket, &self.options.congestion);
+        }
+        self.bundle(number);
+    }
+
+    /// Makes a link ready for further connections, if it is not and there is a way for them.
+    fn bundle(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         let peer = &mut self.peers[link.channel.peer as usize];
         let loopback = peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host));
         let State::Open(socket) = &link.state else { return };
         let streams =
             if loopback { 1 } else { congestion::streams(socket, self.options.streams, peer.expected) };
-        link.window = if loopback { None } else { Window::of(socket, &self.options, peer.expected) };
-        link.losses = if loopback { None } else { Losses::of(socket, &self.options.congestion) };
+        // The relay is no address of the peer's, to which there could be further connections.
+        let remote = link.route.as_ref().filter(|route| !route.is_relayed).and_then(|route| route.remote);
         if let Some(remote) = remote
+            && link.bundle.is_none()
             && (peer.rails.len() > 1 || streams > 1)
         {
             link.bundle = Some(Box::new(Bundle::new(peer.path(remote))));
@@ -64,20 +77,12 @@ impl TcpEndpoint {
             if let Some(window) = &mut link.window {
                 window.expect(first, bytes_per_second);
             }
-            match &mut link.bundle {
-                Some(bundle) => {
-                    for strand in &mut bundle.strands {
-                        if let (Some(socket), Some(window)) = (&strand.socket, &mut strand.window) {
-                            window.expect(socket, bytes_per_second);
-                        }
-                    }
-                }
-                None => {
-                    let remote = link.route.as_ref().filter(|route| !route.is_relayed);
-                    let remote = remote.and_then(|route| route.remote);
-                    self.bundle(number, remote);
+            for strand in link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands) {
+                if let (Some(socket), Some(window)) = (&strand.socket, &mut strand.window) {
+                    window.expect(socket, bytes_per_second);
                 }
             }
+            self.bundle(number);
         }
     }
 
