@@ -348,6 +348,10 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Vec::new()
     }
 
+    /// Says how many bytes per second the way to `peer` carries, as all ranks know it. Connections to it may then make room for what
+    /// a long way holds. Never blocks.
+    fn expect(&mut self, _peer: u32, _bytes_per_second: f64) {}
+
     /// Peers that this end reaches by a relay, since neither can dial the other.
     fn relayed(&self) -> Vec<u32> {
         Vec::new()

@@ -54,6 +54,7 @@ impl Communicator {
         let mut core = shared.core();
         if let Some(between) = table.between(&shared.group.members) {
             let known = core.planner.network().clone().measured(between, table.took);
+            core.engine.expect(known.between().into_iter().flat_map(|between| between.rates(host, hosts)));
             core.planner.learn(known);
         }
         // Calls are counted from the caller's first.

@@ -171,7 +171,7 @@ impl Making {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
-        let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
+        let mut engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
         let peers = self.world.control.peer_info();
         let names = self.host_names(hosts, peers);
         let network = self.known_network(&names);
@@ -183,6 +183,8 @@ impl Making {
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let mut planner = Planner::new(rank, (Arc::clone(hosts), &names), model, config, limits)?;
+        let here = hosts[rank as usize];
+        engine.expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {

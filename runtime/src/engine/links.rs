@@ -140,6 +140,14 @@ impl Links {
         self.endpoints.get(via as usize).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
     }
 
+    /// See [`Endpoint::expect`].
+    fn expect(&mut self, peer: u32, bytes_per_second: f64) {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        if let Some(endpoint) = self.endpoints.get_mut(via as usize) {
+            endpoint.expect(peer, bytes_per_second);
+        }
+    }
+
     /// See [`Endpoint::is_hearing`].
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
@@ -284,5 +292,12 @@ impl super::Engine {
     /// See [`Endpoint::relayed`].
     pub(crate) fn relayed(&self) -> Vec<u32> {
         self.links.relayed()
+    }
+
+    /// See [`Endpoint::expect`]; for some peers.
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+        for (peer, bytes_per_second) in rates {
+            self.links.expect(peer, bytes_per_second);
+        }
     }
 }

@@ -188,6 +188,23 @@ impl Between {
         })
     }
 
+    /// Bytes per second from one host to the ranks of others; `hosts` has the host of each rank.
+    pub(crate) fn rates(&self, here: u32, hosts: &[u32]) -> impl Iterator<Item = (u32, f64)> {
+        let ranks = (0..).zip(hosts).filter(move |(_, there)| **there != here);
+        ranks.map(move |(rank, there)| (rank, self.rate(here, *there)))
+    }
+
+    /// Bytes per second from one host to another.
+    fn rate(&self, from: u32, to: u32) -> f64 {
+        let pair = self.rates.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
+        let (out, inward) = (self.rates.hosts.get(from as usize), self.rates.hosts.get(to as usize));
+        match (pair, out, inward) {
+            (Some(pair), ..) => pair.bytes_per_second,
+            (None, Some(out), Some(inward)) => out.out_bytes_per_second.min(inward.in_bytes_per_second),
+            _ => self.bytes_per_second,
+        }
+    }
+
     /// See [`Rates::speeds`].
     pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
         self.rates.speeds()
@@ -254,6 +271,9 @@ mod tests {
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
         assert!(!some.describe(&"a test").contains("slowest"), "{some:?}");
         assert_eq!(all.speeds(), Some(vec![128, 128, 16]));
+        for (from, to, rate) in [(0, 1, 128e6), (1, 2, 16e6), (2, 0, 16e6)] {
+            assert!((all.rate(from, to) / rate - 1.0).abs() < 0.1, "from {from} to {to}");
+        }
         // In the order of the communicator's ranks.
         assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
         assert_eq!(some.speeds(), None);

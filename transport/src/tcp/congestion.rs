@@ -7,6 +7,7 @@ use socket2::Socket;
 
 use super::options::Congestion;
 use super::socket::TcpInfo;
+use super::window;
 
 /// Pacing spaces packets out in time, for the good of queues in a network; on the loopback device there
 /// is none, and the timers halve the throughput (loopback, 256 KiB calls: 3.5 GB/s with bbr, 7 with these).
@@ -51,11 +52,13 @@ pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
 /// How many connections share a long message on the way of this one, if the user does not say. On a long way a lost packet costs
 /// a connection much of its rate for many round trips, unless its congestion control goes by the rate; of several connections, one is hit
 /// at a time. On `kolo-netlab run --hosts 2 --rate 200M --delay 20ms --loss 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s
-/// with one and 0.23 to 0.44 s with four. On a near way four are slower: see docs/tried.md.
-pub(super) fn streams(socket: &Socket, wanted: Option<u8>) -> usize {
+/// with one and 0.23 to 0.44 s with four. On a near way four are slower: see docs/tried.md. There are also as many as it takes
+/// to fill a way of which the rate is known (bytes per second, or 0).
+pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
     const STREAMS_WHERE_FAR: usize = 4;
     let is_far = || is_far(socket) && !PACING.contains(&current(socket).as_str());
-    wanted.map_or_else(|| if is_far() { STREAMS_WHERE_FAR } else { 1 }, usize::from)
+    let needed = || window::streams(socket, rate).max(if is_far() { STREAMS_WHERE_FAR } else { 1 });
+    wanted.map_or_else(needed, usize::from)
 }
 
 /// Bytes that a connection sends between two looks at what was lost.

@@ -166,14 +166,12 @@ impl TcpEndpoint {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
         let link = &mut self.links[number as usize];
-        // The relay is no address of the peer's, to which there could be further connections.
-        let remote = route.remote.filter(|_| !route.is_relayed);
         self.peers[link.channel.peer as usize].is_relayed |= route.is_relayed;
         link.state = State::Open(socket);
         link.route = Some(route);
         link.readable = true;
         link.writable = true;
-        self.bundle(number, remote);
+        self.prepare(number);
     }
 
     /// Registers every socket there is.

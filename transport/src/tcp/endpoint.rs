@@ -88,6 +88,8 @@ pub(super) struct Peer {
     pub(super) dials_first: Option<bool>,
     /// Whether neither end got through to the other, and they have met at a relay.
     pub(super) is_relayed: bool,
+    /// Bytes per second of the way there; 0 while nobody has said.
+    pub(super) expected: f64,
 }
 
 const NO_LINK: u32 = u32::MAX;
@@ -431,6 +433,10 @@ impl Endpoint for TcpEndpoint {
         let idle = idle.map(|idle| rail(&Path::new(idle.to.ip(), idle.interface.clone())));
         let all: Vec<_> = known.paths.iter().map(rail).chain(idle).collect();
         if all.len() > 1 { all } else { Vec::new() }
+    }
+
+    fn expect(&mut self, peer: u32, bytes_per_second: f64) {
+        self.expect_rate(peer, bytes_per_second);
     }
 
     fn relayed(&self) -> Vec<u32> {

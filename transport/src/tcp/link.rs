@@ -12,6 +12,7 @@ use super::memory::{IoList, Line, bytes_of};
 use super::outbound::{BATCH, Outbound};
 use super::socket::Stop;
 use super::stripes::{Bundle, Path};
+use super::window::Window;
 use super::wire::HEADER_BYTES;
 use crate::endpoint::{Channel, Event, Token};
 
@@ -76,6 +77,8 @@ pub(super) struct Link {
     pub(super) route: Option<Route>,
     /// What the connection loses, while that may change its congestion control.
     pub(super) losses: Option<Losses>,
+    /// Its send buffer, where that is the transport's affair.
+    pub(super) window: Option<Window>,
     /// The connections over which long messages go, where there may be several.
     pub(super) bundle: Option<Box<Bundle>>,
     /// Whether connections beside the first are to be made, or are being made.
@@ -119,6 +122,7 @@ impl Link {
             called_at: None,
             route: None,
             losses: None,
+            window: None,
             bundle: None,
             strands: Strands::None,
         }
@@ -194,6 +198,9 @@ impl Link {
     /// What the first connection loses shows in what it sends.
     fn note_sent(&mut self, bytes: usize) {
         let State::Open(socket) = &self.state else { return };
+        if let Some(window) = &mut self.window {
+            window.note(socket, bytes);
+        }
         if let Some(congestion) = congestion::watch(&mut self.losses, socket, bytes)
             && let Some(route) = &mut self.route
         {

@@ -49,6 +49,7 @@ mod stripes;
 mod tests;
 mod traffic;
 mod turns;
+mod window;
 mod wire;
 
 use crate::endpoint::Endpoint;

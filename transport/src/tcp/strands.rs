@@ -14,6 +14,7 @@ use super::park::Whose;
 use super::route::Candidate;
 use super::socket;
 use super::stripes::{Bundle, Path, Strand, UNSENT_BYTES};
+use super::window::Window;
 use super::wire::Verdict;
 use crate::endpoint::Channel;
 
@@ -35,19 +36,53 @@ impl Peer {
 }
 
 impl TcpEndpoint {
-    /// Makes a link that has just been connected ready for further connections, if there is a way for them.
-    pub(super) fn bundle(&mut self, number: u32, remote: Option<SocketAddr>) {
+    /// Makes a link that has just been connected ready for long messages.
+    pub(super) fn prepare(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        let State::Open(socket) = &link.state else { return };
+        let peer = &self.peers[link.channel.peer as usize];
+        if !peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host)) {
+            link.window = Window::of(socket, &self.options, peer.expected);
+            link.losses = Losses::of(socket, &self.options.congestion);
+        }
+        self.bundle(number);
+    }
+
+    /// Makes a link ready for further connections, if it is not and there is a way for them.
+    fn bundle(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         let peer = &mut self.peers[link.channel.peer as usize];
         let loopback = peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host));
         let State::Open(socket) = &link.state else { return };
-        let streams = if loopback { 1 } else { congestion::streams(socket, self.options.streams) };
-        link.losses = if loopback { None } else { Losses::of(socket, &self.options.congestion) };
+        let streams =
+            if loopback { 1 } else { congestion::streams(socket, self.options.streams, peer.expected) };
+        // The relay is no address of the peer's, to which there could be further connections.
+        let remote = link.route.as_ref().filter(|route| !route.is_relayed).and_then(|route| route.remote);
         if let Some(remote) = remote
+            && link.bundle.is_none()
             && (peer.rails.len() > 1 || streams > 1)
         {
             link.bundle = Some(Box::new(Bundle::new(peer.path(remote))));
             (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
+        }
+    }
+
+    /// Notes what the way to a peer carries, and makes its connections ready for that.
+    pub(super) fn expect_rate(&mut self, peer: u32, bytes_per_second: f64) {
+        let Some(known) = self.peers.get_mut(peer as usize) else { return };
+        known.expected = bytes_per_second;
+        for number in known.links.clone() {
+            let Some(link) = self.links.get_mut(number as usize) else { continue };
+            let State::Open(first) = &link.state else { continue };
+            if let Some(window) = &mut link.window {
+                window.expect(first, bytes_per_second);
+            }
+            for strand in link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands) {
+                if let (Some(socket), Some(window)) = (&strand.socket, &mut strand.window) {
+                    window.expect(socket, bytes_per_second);
+                }
+            }
+            self.bundle(number);
         }
     }
 
@@ -60,7 +95,7 @@ impl TcpEndpoint {
         let known = &mut self.peers[on.peer as usize];
         let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
         let (Some(first), State::Open(socket)) = (route.remote, &link.state) else { return };
-        let streams = congestion::streams(socket, self.options.streams);
+        let streams = congestion::streams(socket, self.options.streams, known.expected);
         // The first connection is one of those on its way.
         let again = (1..streams).map(|_| (first, String::new(), None));
         let others = known.rails.iter().filter(|rail| rail.to.ip() != first.ip()).flat_map(|rail| {
@@ -173,8 +208,9 @@ impl TcpEndpoint {
             let _ = socket::keep_unsent(strand, UNSENT_BYTES);
         }
         let losses = Losses::of(&socket, &self.options.congestion);
+        let window = Window::of(&socket, &self.options, self.peers[link.channel.peer as usize].expected);
         let mut strand = Strand::new(Some(socket), path);
-        strand.losses = losses;
+        (strand.losses, strand.window) = (losses, window);
         bundle.strands.push(strand);
         (link.readable, link.writable) = (true, true);
     }

@@ -25,6 +25,7 @@ use super::congestion::{self, Losses};
 use super::link::Workspace;
 use super::outbound::Send;
 use super::socket::{self, Stop, TcpInfo};
+use super::window::Window;
 use super::wire::{HEADER_BYTES, Header, Part};
 use crate::endpoint::GRAIN_BYTES;
 use crate::pieces::Cursor;
@@ -73,6 +74,8 @@ pub(super) struct Strand {
     sent: u64,
     /// What it loses, while that may change its congestion control. The link knows of the first.
     pub(super) losses: Option<Losses>,
+    /// Its send buffer, where that is the transport's affair. The link knows of the first.
+    pub(super) window: Option<Window>,
     out: Outgoing,
     pub(super) inward: Incoming,
 }
@@ -123,6 +126,7 @@ impl Strand {
             backlog: 0.0,
             sent: 0,
             losses: None,
+            window: None,
             out: Outgoing { head, head_len: 0, head_sent: 0, left: 0, cursor },
             inward: Incoming {
                 header: [0; HEADER_BYTES],
@@ -232,6 +236,9 @@ impl Bundle {
                 let sent = std::mem::take(&mut strand.sent);
                 if let Some(socket) = &strand.socket {
                     congestion::watch(&mut strand.losses, socket, sent as usize);
+                    if let Some(window) = &mut strand.window {
+                        window.note(socket, sent as usize);
+                    }
                 }
                 paths.get_mut(strand.path).into_iter().for_each(|path| path.sent += sent);
             }
