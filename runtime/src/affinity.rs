@@ -55,17 +55,41 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     shared.then(|| processors[place % processors.len()])
 }
 
+/// Who else computes there, as calls have noticed. Whoever kept the processor from a long call may have been a rank that copies, so short
+/// ones see for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after all-reduces of 16 MiB.
+#[derive(Debug, Default)]
+pub(crate) struct Contentions {
+    by_short: Contention,
+    by_long: Contention,
+}
+
+impl Contentions {
+    /// What a call goes by.
+    pub(crate) fn of(&self, is_short: bool, now: impl FnOnce() -> Instant) -> Contention {
+        if is_short {
+            self.by_short.in_question(self.by_long, now)
+        } else {
+            self.by_long.or_later(self.by_short)
+        }
+    }
+
+    /// What it knows at its end.
+    pub(crate) const fn keep(&mut self, is_short: bool, contention: Contention) {
+        if is_short { self.by_short = contention } else { self.by_long = contention }
+    }
+}
+
 /// Where a rank runs, and beside whom.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// None where it has a processor to itself.
     pub(crate) affinity: Option<SoftAffinity>,
-    pub(crate) contention: Contention,
+    pub(crate) contention: Contentions,
 }
 
 impl Place {
     pub(crate) fn new(affinity: Option<SoftAffinity>) -> Self {
-        Self { affinity, contention: Contention::default() }
+        Self { affinity, contention: Contentions::default() }
     }
 }
 

@@ -164,6 +164,19 @@ impl Contention {
         self.until.is_some_and(|until| now < until)
     }
 
+    /// The same, with the contention that is believed in for longer.
+    #[must_use]
+    pub(crate) fn or_later(self, other: Self) -> Self {
+        if other.until > self.until { Self { until: other.until, spell: other.spell, ..self } } else { self }
+    }
+
+    /// The same; if `other` is believed in for longer, a yield is to tell, and is believed for as long.
+    #[must_use]
+    pub(crate) fn in_question(self, other: Self, now: impl FnOnce() -> Instant) -> Self {
+        let Some(until) = other.until.filter(|until| self.until < Some(*until)) else { return self };
+        Self { until: self.until.max(Some(until.min(now()))), spell: self.spell.max(other.spell), ..self }
+    }
+
     /// Whether a wait is to begin with spinning.
     fn lets_spin(&mut self) -> bool {
         if self.vain_spins < VAIN_SPINS {
@@ -471,6 +484,28 @@ mod tests {
         assert_eq!(own.idle(|| again + SPELL_MAX + SPIN_BESIDE_OTHERS), Next::Sleep, "but not for long");
         let asked = Duration::from_micros(70);
         assert_eq!(Policy::for_host(2, 2, Some(asked)).spin_beside_others, asked, "unless that is asked for");
+    }
+
+    #[test]
+    fn what_long_calls_notice_short_ones_ask_a_yield_about() {
+        let (start, us) = (Instant::now(), Duration::from_micros(1));
+        let mut by_long = Contention::NONE;
+        (0..4).for_each(|n| by_long.notice(start + n * us));
+        let later = start + FIRST_SPELL;
+        assert!(by_long.is_present(later));
+        let mut by_short = Contention::NONE.in_question(by_long, || later);
+        assert!(
+            !by_short.is_present(later) && by_short.is_in_question(later) && by_short.is_in_question(later)
+        );
+        // One late yield, and it knows what took long calls several.
+        by_short.notice(later + us);
+        assert!(by_short.is_present(later + 2 * by_long.spell - us));
+        let before = by_short.until;
+        assert_eq!(by_short.in_question(by_long, || unreachable!("it knows better")).until, before);
+        // What short calls notice holds for long ones.
+        assert!(Contention::NONE.or_later(by_short).is_present(later + us));
+        assert_eq!(by_short.or_later(by_long).until, before);
+        assert!(Contention::NONE.in_question(Contention::NONE, || start).until.is_none());
     }
 
     #[test]

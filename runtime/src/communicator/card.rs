@@ -81,10 +81,36 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
 }
 
 /// The processor that this rank comes back to, beside those that may run on the same ones.
-pub(super) fn assign_processor(rank: usize, cards: &[Card]) -> Option<usize> {
-    let same = |other: &usize| cards[*other].affinity == cards[rank].affinity;
-    let place = (0..rank).filter(same).count();
-    affinity::assign(place, (0..cards.len()).filter(same).count())
+pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
+    let (place, ranks) = place_among(rank, hosts, cards);
+    affinity::assign(place, ranks)
+}
+
+/// The place of a rank among those that may run on the same processors, and their number.
+///
+/// Ranks of several hosts (containers of one machine) take turns host by host, as those with the same number within their hosts work at
+/// the same time: the first ones talk to the network. Each host begins one place later in the next turn, so that its own ranks are spread
+/// too. Of 2 hosts x 4 ranks on 2 processors, both first ranks were on one: all-reduces of 8 bytes took 1.6 times as long.
+fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, usize) {
+    let same: Vec<usize> =
+        (0..cards.len()).filter(|other| cards[*other].affinity == cards[rank].affinity).collect();
+    let mut members: BTreeMap<u32, usize> = BTreeMap::new();
+    let within: Vec<(usize, u32)> = same
+        .iter()
+        .map(|other| {
+            let count = members.entry(hosts[*other]).or_default();
+            *count += 1;
+            (*count - 1, hosts[*other])
+        })
+        .collect();
+    let indices: Vec<u32> = members.into_keys().collect();
+    let turn = |(number, host): (usize, u32)| {
+        let index = indices.iter().position(|other| *other == host).unwrap_or(0);
+        (number, (index + number) % indices.len())
+    };
+    let own = same.iter().position(|other| *other == rank).map(|at| turn(within[at]));
+    let place = within.iter().filter(|other| Some(turn(**other)) < own).count();
+    (place, same.len())
 }
 
 /// Whether there are more ranks than processors where this rank runs.
@@ -175,7 +201,26 @@ mod tests {
         // One host, with ranks that are bound to different processors.
         assert_eq!(fullest(&[0, 0], &cards(&[(5, 1), (6, 1)])), (2, 2));
         let shared = cards(&[(5, 2); 4]);
-        assert_eq!(assign_processor(0, &shared).is_some(), affinity::assign(0, 4).is_some());
+        assert_eq!(assign_processor(0, &[0; 4], &shared).is_some(), affinity::assign(0, 4).is_some());
+    }
+
+    #[test]
+    fn ranks_of_several_hosts_on_the_same_processors_take_turns_host_by_host() {
+        let places = |hosts: &[u32], pools: &[u64]| -> Vec<(usize, usize)> {
+            let cards: Vec<Card> =
+                pools.iter().map(|affinity| Card { affinity: *affinity, ..card() }).collect();
+            (0..hosts.len()).map(|rank| place_among(rank, hosts, &cards)).collect()
+        };
+        let alone: Vec<_> = (0..4).map(|place| (place, 4)).collect();
+        assert_eq!(places(&[0; 4], &[5; 4]), alone);
+        assert_eq!(places(&[0, 1, 2, 3], &[5; 4]), alone);
+        // The first of each host are on different ones of two processors, and so are the first and second of one host.
+        let two_hosts = places(&[0, 0, 0, 0, 1, 1, 1, 1], &[5; 8]);
+        assert_eq!(two_hosts, [0, 3, 4, 7, 1, 2, 5, 6].map(|place| (place, 8)));
+        // Round robin, and hosts of different size.
+        assert_eq!(places(&[0, 1, 0, 1, 0], &[5; 5]), [0, 1, 3, 2, 4].map(|place| (place, 5)));
+        // Other processors.
+        assert_eq!(places(&[0, 0, 1, 1], &[5, 5, 6, 6]), [(0, 2), (1, 2), (0, 2), (1, 2)]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
         let cards = [card];
         let hosts = host_indices(&cards);
         let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
-        let _ = assign_processor(0, &cards);
+        let _ = assign_processor(0, &hosts, &cards);
     }
     let _ = routes::failed_paths(0, &[bytes.to_vec()]);
 }
@@ -203,7 +203,7 @@ impl Making {
         });
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
-        let assign = || assign_processor(rank as usize, cards);
+        let assign = || assign_processor(rank as usize, &group.hosts, cards);
         Ok(Core {
             engine,
             planner,

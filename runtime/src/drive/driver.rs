@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ParkBy};
 
@@ -103,6 +103,12 @@ impl Goal for Operation {
     }
 }
 
+/// Whether no rank needs a processor for long in that call.
+fn is_short(waited: Waited) -> bool {
+    let bytes = waited.summary().and_then(|call| Some(call.count? * call.data_type.size()));
+    bytes.is_some_and(|bytes| bytes < SHORT_BYTES)
+}
+
 /// Drives until the goal is reached.
 pub(super) fn drive<'a, G: Goal>(
     shared: &'a Shared,
@@ -111,26 +117,17 @@ pub(super) fn drive<'a, G: Goal>(
     waited: Waited,
     mut patience: Patience,
 ) -> Result<MutexGuard<'a, Core>> {
-    let is_short = |count: usize, size: usize| count * size < SHORT_BYTES;
-    let contention = core.place.contention;
-    let mut driver = Driver {
-        shared,
-        core: Some(core),
-        goal,
-        waited,
-        has_returned: false,
-        is_short: waited
-            .summary()
-            .is_some_and(|call| call.count.is_some_and(|count| is_short(count, call.data_type.size()))),
-        has_asked: false,
-    };
+    let is_short = is_short(waited);
+    let contention = core.place.contention.of(is_short, Instant::now);
+    let mut driver =
+        Driver { shared, core: Some(core), goal, waited, has_returned: false, is_short, has_asked: false };
     patience.pacer().contention = contention;
     if let Some(left) = shared.time_limit.left() {
         patience.end_within(left);
     }
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
-    core.place.contention = patience.pacer().contention;
+    core.place.contention.keep(is_short, patience.pacer().contention);
     Ok(core)
 }
 
@@ -288,7 +285,7 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
     if !came_back {
         affinity.come_back();
     } else if let Some(pacer) = short.filter(|pacer| pacer.gap() > GAP_MAX) {
-        affinity.held_up(pacer.now(std::time::Instant::now));
+        affinity.held_up(pacer.now(Instant::now));
     }
 }
 
