@@ -109,6 +109,7 @@ impl Communicator {
     pub fn duplicate(&self, config: Config) -> Result<Self> {
         let number = self.next_child()?;
         let shared = &self.shared;
+        shared.note_relayed();
         let id = child_id(shared.group.id, number, u64::MAX);
         let deadline = Instant::now() + patience(&config);
         let (world, members) = (Arc::clone(&shared.world), Arc::clone(&shared.group.members));
@@ -117,6 +118,7 @@ impl Communicator {
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
         let shared = &self.shared;
+        shared.note_relayed();
         let id = child_id(shared.group.id, number, color);
         let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {

@@ -9,7 +9,7 @@ use kolo_transport::{Endpoint, ErrorKind, Options, RdmaOptions, RegistrationPoli
 use super::connect::{Making, WORLD};
 use super::shared::Adapters;
 use crate::config::{Config, TransportKind, Transports};
-use crate::control::{AbortCause, AbortKind, Control, Membership};
+use crate::control::{AbortCause, AbortKind, Membership};
 use crate::engine::{Links, Route};
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::adopt;
@@ -45,8 +45,8 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
             stores: config.shm_stores,
             ..ShmOptions::default()
         },
-        rdma: rdma_options(control, config),
-        tcp: tcp_options(control, config),
+        rdma: rdma_options(making),
+        tcp: tcp_options(making),
     };
     let info = control.peer_info();
     let own = info[control.rank() as usize].host_key;
@@ -81,7 +81,8 @@ fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     }
 }
 
-fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
+fn tcp_options(making: &Making) -> TcpOptions {
+    let (control, config) = (&making.world.control, &making.config);
     let (dial_patience, dial_timeout) = dial_times(config.timeout);
     TcpOptions {
         dial_patience,
@@ -97,6 +98,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
         },
         streams: config.socket_streams,
         relay: control.coordinator_at().filter(|_| config.relay),
+        relayed_before: making.world.relayed_of(&making.members),
         ..TcpOptions::default()
     }
 }
@@ -108,7 +110,8 @@ fn dial_times(timeout: Duration) -> (Duration, Duration) {
     (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
 }
 
-fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
+fn rdma_options(making: &Making) -> RdmaOptions {
+    let config = &making.config;
     RdmaOptions {
         library: config.ib_library.as_ref().map(Into::into),
         adapters: config.ib_adapters.clone(),
@@ -117,7 +120,7 @@ fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
         service_level: config.ib_service_level,
         queue_pairs: config.ib_queue_pairs,
         keep: config.ib_cache,
-        side: tcp_options(control, config),
+        side: tcp_options(making),
         ..RdmaOptions::default()
     }
 }

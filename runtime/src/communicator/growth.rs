@@ -7,6 +7,7 @@
 //! 3. They make the communicator, as all ranks do, and confirm it to each other: the members by the old communicator, then all by
 //!    the new one.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -88,8 +89,16 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             }
         }));
         let next = control.reunite(meeting(tag, place, world_size, at, Some(alarm)))?;
-        let (processor, lineage) = (shared.world.processor.clone(), (lineage, shared.world.elastic.clone()));
-        Ok(Growth { making: making(next, lineage, processor, shared.config.clone(), deadline), called })
+        let world = World::changed(
+            next,
+            lineage,
+            shared.world.elastic.clone(),
+            shared.world.processor.clone(),
+            // The newcomers know nothing of the network, so all measure it, as when a job starts.
+            None,
+            relayed(shared, &seating, &world_ranks),
+        );
+        Ok(Growth { making: making(world, shared.config.clone(), deadline), called })
     };
     attempt().inspect_err(|error| {
         let reason = format!("rank {} has given up: {error}", shared.group.rank);
@@ -98,18 +107,22 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
 }
 
 /// What is needed to make the communicator, once all are there.
-fn making(
-    control: Control,
-    (lineage, elastic): (Lineage, Elastic),
-    processor: OnceLock<Option<usize>>,
-    config: Config,
-    deadline: Instant,
-) -> Making {
+fn making(world: World, config: Config, deadline: Instant) -> Making {
+    let control = &world.control;
     control.watch_hosts(config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
-    // The newcomers know nothing of the network, so all measure it, as when a job starts.
-    let world = Arc::new(World::changed(control, lineage, elastic, processor, None));
-    Making { world, id: WORLD, members, rank, config, deadline }
+    Making { world: Arc::new(world), id: WORLD, members, rank, config, deadline }
+}
+
+/// Whom this member has met at a relay, by their places from now on.
+fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<u32> {
+    shared.note_relayed();
+    let before = shared.world.relayed_of(world_ranks);
+    let is_one = |holder: &Holder| match holder {
+        Holder::Member(member) => before.contains(&(*member as u32)),
+        Holder::Newcomer { .. } => false,
+    };
+    (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
 /// Who waits at each member's door.
@@ -256,7 +269,8 @@ pub(crate) fn take(
         return Err(broken(offer.seat.rank, &"its lists are of another length"));
     }
     let control = applicant.take(offer)?;
-    Ok(making(control, (lineage, elastic.clone()), OnceLock::new(), config.clone(), deadline))
+    let world = World::changed(control, lineage, elastic.clone(), OnceLock::new(), None, BTreeSet::new());
+    Ok(making(world, config.clone(), deadline))
 }
 
 /// The settings of a newcomer, as members compare them.

@@ -7,6 +7,7 @@
 //! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
 //! the mutex until that is over.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -85,6 +86,8 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
+    /// Whom this rank has met at a relay, here or in the world before: there it looks for them first.
+    relayed: Mutex<BTreeSet<u32>>,
     /// What it was made of, if another one was before it.
     lineage: Option<Lineage>,
     /// What the launcher says of members that come and go.
@@ -99,6 +102,7 @@ impl World {
             communicators: AtomicUsize::new(0),
             processor: OnceLock::new(),
             network: OnceLock::new(),
+            relayed: Mutex::new(BTreeSet::new()),
             lineage: None,
         }
     }
@@ -110,10 +114,17 @@ impl World {
         elastic: Elastic,
         processor: OnceLock<Option<usize>>,
         network: Option<(Table, Transports)>,
+        relayed: BTreeSet<u32>,
     ) -> Self {
         let network = network.map_or_else(OnceLock::new, OnceLock::from);
         let (communicators, lineage) = (AtomicUsize::new(0), Some(lineage));
-        Self { control, communicators, processor, network, lineage, elastic }
+        Self { control, communicators, processor, network, relayed: Mutex::new(relayed), lineage, elastic }
+    }
+
+    /// The ranks, by their places among these, that this rank has met at a relay.
+    pub(super) fn relayed_of(&self, ranks: &[u32]) -> Vec<u32> {
+        let relayed = self.relayed.lock().unwrap_or_else(PoisonError::into_inner);
+        ranks.iter().zip(0..).filter(|(rank, _)| relayed.contains(rank)).map(|(_, place)| place).collect()
     }
 
     /// What was measured, for a world of some of the ranks.
@@ -232,6 +243,13 @@ impl Shared {
             self.meet_newcomers();
         }
         Ok(self.lobby.get())
+    }
+
+    /// Keeps for communicators to come whom this rank has met at a relay.
+    pub(crate) fn note_relayed(&self) {
+        let relayed = self.look(|core| core.engine.relayed());
+        let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
+        self.world.relayed.lock().unwrap_or_else(PoisonError::into_inner).extend(relayed);
     }
 
     /// Takes the core; a driver that holds it gives way.

@@ -126,6 +126,9 @@ pub(crate) fn reunite(
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();
-    let world = Arc::new(World::changed(control, lineage, shared.world.elastic.clone(), processor, network));
+    shared.note_relayed();
+    let relayed = shared.world.relayed_of(&world_ranks).into_iter().collect();
+    let elastic = shared.world.elastic.clone();
+    let world = Arc::new(World::changed(control, lineage, elastic, processor, network, relayed));
     Ok(Making { world, id: WORLD, members, rank, config: shared.config.clone(), deadline })
 }

@@ -33,8 +33,8 @@ impl TcpEndpoint {
 
     /// Dials, if the peer has been introduced; if not, that will do it.
     pub(super) fn dial(&mut self, number: u32) {
-        // The higher rank waits for the lower's hello at the relay: see `step_relays`.
-        let relay = self.call_for(number).filter(|(_, call)| call.is_dialer);
+        let now = Instant::now();
+        let relay = self.detour(number, now);
         let link = &mut self.links[number as usize];
         let known = &self.peers[link.channel.peer as usize];
         let Some(address) = &known.address else { return };
@@ -45,10 +45,9 @@ impl TcpEndpoint {
             address.instance,
             loopback,
             candidates,
-            Instant::now(),
+            now,
         );
-        let dial = dial.or_by(relay, &self.options);
-        link.state = State::Dialing(Box::new(dial));
+        link.state = State::Dialing(Box::new(dial.or_by(relay)));
         self.dialing.push(number);
     }
 

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::congestion;
 use super::options::TcpOptions;
-use super::relay::{self, Calling, RelayCall};
+use super::relay::{self, Calling, Detour, RelayCall};
 use super::route::Candidate;
 use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
@@ -49,14 +49,6 @@ pub(super) struct Dial {
     hungry_since: Option<Instant>,
     /// The relay that is asked if no address has answered by then.
     relay: Option<Detour>,
-}
-
-/// A relay that has not been asked yet.
-#[derive(Debug)]
-struct Detour {
-    to: SocketAddr,
-    call: RelayCall,
-    at: Instant,
 }
 
 #[derive(Debug)]
@@ -126,10 +118,8 @@ impl Dial {
     }
 
     /// The same, by a relay where no address lets this end connect.
-    pub(super) fn or_by(mut self, relay: Option<(SocketAddr, RelayCall)>, options: &TcpOptions) -> Self {
-        let at = self.next_at + relay::patience(options);
-        self.relay = relay.map(|(to, call)| Detour { to, call, at });
-        self
+    pub(super) fn or_by(self, relay: Option<Detour>) -> Self {
+        Self { relay, ..self }
     }
 
     /// When [`Dial::step`] has something to do even if nothing arrives.

@@ -52,6 +52,8 @@ pub struct TcpOptions {
     pub streams: Option<u8>,
     /// Where peers meet of which neither can dial the other; see [`RelayCall`](super::RelayCall).
     pub relay: Option<SocketAddr>,
+    /// Peers that were met there before: for these it is asked at once, beside their addresses.
+    pub relayed_before: Vec<u32>,
     /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
     pub cookie: [u8; 16],
     /// Send buffer of the kernel in bytes; `None` lets it tune itself, which is best or nearly so everywhere.
@@ -82,6 +84,7 @@ impl Default for TcpOptions {
             congestion: Congestion::Auto,
             streams: None,
             relay: None,
+            relayed_before: Vec::new(),
             cookie: [0; 16],
             send_buffer_bytes: None,
             recv_buffer_bytes: None,

@@ -5,7 +5,8 @@
 //! from then on what one sends is what the other receives: hello, answer and messages, as on a connection of their own. The lower rank is
 //! the dialer, as in `turns`, and the relay learns nothing that proves it to be somebody.
 //!
-//! A relay is asked when no address has let an end connect for a while. It costs the relay's host every byte twice.
+//! A relay is asked when no address has let an end connect for a while, and at once for peers that were met at one before. It costs the
+//! relay's host every byte twice.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -93,8 +94,20 @@ fn key_of(cookie: &[u8; 16]) -> Key {
 }
 
 /// How long an end waits for the addresses of a peer before it asks a relay too.
-pub(super) fn patience(options: &TcpOptions) -> Duration {
-    RELAY_AFTER.min(options.dial_timeout / 4)
+fn patience(options: &TcpOptions, peer: u32) -> Duration {
+    match options.relayed_before.contains(&peer) {
+        true => Duration::ZERO,
+        false => RELAY_AFTER.min(options.dial_timeout / 4),
+    }
+}
+
+/// A relay that a dialer has not asked yet.
+#[derive(Debug)]
+pub(super) struct Detour {
+    pub(super) to: SocketAddr,
+    pub(super) call: RelayCall,
+    /// Until when addresses are tried alone.
+    pub(super) at: Instant,
 }
 
 /// The part of a connection to a relay that comes before the other end is there.
@@ -159,8 +172,16 @@ pub(super) fn connect(to: SocketAddr, options: &TcpOptions) -> std::io::Result<S
 }
 
 impl TcpEndpoint {
+    /// The way by the relay to the other end of a link, which this one dials. The higher rank waits for the lower's hello there: see
+    /// [`TcpEndpoint::step_relays`].
+    pub(super) fn detour(&self, number: u32, now: Instant) -> Option<Detour> {
+        let (to, call) = self.call_for(number).filter(|(_, call)| call.is_dialer)?;
+        let at = now + patience(&self.options, self.links[number as usize].channel.peer);
+        Some(Detour { to, call, at })
+    }
+
     /// The call of this end for a link.
-    pub(super) fn call_for(&self, number: u32) -> Option<(SocketAddr, RelayCall)> {
+    fn call_for(&self, number: u32) -> Option<(SocketAddr, RelayCall)> {
         let relay = self.options.relay?;
         let channel = self.links[number as usize].channel;
         let theirs = self.peers[channel.peer as usize].address.as_ref()?.instance;
@@ -181,9 +202,8 @@ impl TcpEndpoint {
         if self.at_relay.iter().any(|at| at.number == number) {
             return None;
         }
-        let patience =
-            if self.peers[peer as usize].is_relayed { Duration::ZERO } else { patience(&self.options) };
-        let first = link.asked_at? + patience;
+        let is_relayed = self.peers[peer as usize].is_relayed;
+        let first = link.asked_at? + if is_relayed { Duration::ZERO } else { patience(&self.options, peer) };
         Some(link.called_at.map_or(first, |last| first.max(last + CALL_AGAIN)))
     }
 
