@@ -312,18 +312,20 @@ mod tests {
         let process = Process::new();
         let mut end = process.endpoint(1);
         end.probe(Channel { peer: 0, index: 0 }).unwrap();
-        let ready = |end: &mut TcpEndpoint, wait: i64| {
+        // What has come before it lies down, it looks at first, as those do that progress once more after arming.
+        let ready = |end: &mut TcpEndpoint, meanwhile: &dyn Fn(), wait: i64| {
             let Armed::Fd(fd) = end.arm(ParkBy::Fd) else { panic!("it waits for a connection") };
+            meanwhile();
             let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
             let wait = rustix::time::Timespec { tv_sec: wait, tv_nsec: 0 };
             let ready = rustix::event::poll(&mut polled, Some(&wait)).unwrap() > 0;
             end.disarm();
             ready
         };
-        assert!(!ready(&mut end, 0), "nobody has come");
+        assert!(!ready(&mut end, &|| (), 0), "nobody has come");
         let hello = hello(end.me.instance).encode(&key_of(&COOKIE));
-        process.knock().write_all(&hello).unwrap();
-        assert!(ready(&mut end, 20), "somebody has");
+        let knock = || process.knock().write_all(&hello).unwrap();
+        assert!(ready(&mut end, &knock, 20), "somebody has");
     }
 
     fn hello(target: u64) -> Hello {
