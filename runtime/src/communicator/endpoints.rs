@@ -91,11 +91,7 @@ fn tcp_options(making: &Making) -> TcpOptions {
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         ports: config.port_range.clone(),
         port: control.port(),
-        congestion: match config.socket_congestion.as_deref() {
-            None => Congestion::Auto,
-            Some("system") => Congestion::System,
-            Some(name) => Congestion::Named(name.to_owned()),
-        },
+        congestion: Congestion::from_setting(config.socket_congestion.as_deref()),
         streams: config.socket_streams,
         relay: control.coordinator_at().filter(|_| config.relay),
         relayed_before: making.world.relayed_of(&making.members),

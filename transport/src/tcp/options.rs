@@ -32,6 +32,18 @@ pub enum Congestion {
     Named(String),
 }
 
+impl Congestion {
+    /// The choice that `KOLO_SOCKET_CONGESTION` holds: `system`, or a name; without one, [`Auto`](Self::Auto).
+    #[must_use]
+    pub fn from_setting(setting: Option<&str>) -> Self {
+        match setting {
+            None => Self::Auto,
+            Some("system") => Self::System,
+            Some(name) => Self::Named(name.to_owned()),
+        }
+    }
+}
+
 /// Options of a [`TcpEndpoint`](super::TcpEndpoint). All have defaults but the cookie.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use kolo::{Communicator, TransportKind, Transports};
+use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, Options, Reach, ShmOptions, TcpOptions};
 
 use super::{NET, Net, servant};
@@ -139,6 +140,8 @@ fn options(world: &Communicator) -> Outcome<Options> {
         port: world.port(),
         ports: config.port_range.clone(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+        congestion: Congestion::from_setting(config.socket_congestion.as_deref()),
+        streams: config.socket_streams,
         ..TcpOptions::default()
     };
     let shm = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
