@@ -1,0 +1,107 @@
+//! The gradients of a module.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Tensor, TensorData};
+use kolo::{Communicator, ReduceOp};
+
+use crate::elements::{self, Started};
+use crate::{Error, Result};
+
+/// Gradients are reduced together up to so many bytes: one call for many small ones, while the next ones are gathered.
+pub const BUCKET_BYTES: usize = 8 << 20;
+
+/// The gradients of a module's parameters, reduced over all ranks, with [`ReduceOp::Avg`] as a rule. All ranks have modules of the same
+/// shape. A parameter without a gradient on this rank contributes zeros, and has one after.
+///
+/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; a bucket is under way while the next one is gathered.
+///
+/// # Errors
+/// As [`all_reduce`](crate::all_reduce).
+pub fn all_reduce_gradients<M: Module>(
+    comm: &Communicator,
+    module: &M,
+    gradients: GradientsParams,
+    op: ReduceOp,
+) -> Result<GradientsParams> {
+    let mut gathering = Gathering {
+        comm,
+        op,
+        gradients: &gradients,
+        bucket: Vec::new(),
+        bytes: 0,
+        started: Vec::new(),
+        failure: None,
+    };
+    module.visit(&mut gathering);
+    gathering.end_bucket();
+    if let Some(failure) = gathering.failure {
+        return Err(failure);
+    }
+    let mut sums = Vec::new();
+    for bucket in gathering.started {
+        sums.extend(bucket.finish()?);
+    }
+    let mut placing = Placing { sums: sums.into_iter(), gradients };
+    module.visit(&mut placing);
+    Ok(placing.gradients)
+}
+
+/// Starts the reductions, in the order of the parameters.
+struct Gathering<'c, 'g> {
+    comm: &'c Communicator,
+    op: ReduceOp,
+    gradients: &'g GradientsParams,
+    bucket: Vec<TensorData>,
+    bytes: usize,
+    started: Vec<Started<'c>>,
+    failure: Option<Error>,
+}
+
+impl Gathering<'_, '_> {
+    fn end_bucket(&mut self) {
+        self.bytes = 0;
+        match elements::start(self.comm, std::mem::take(&mut self.bucket), self.op) {
+            Ok(started) if self.failure.is_none() => self.started.push(started),
+            Ok(_) => {}
+            Err(error) => drop(self.failure.get_or_insert(error)),
+        }
+    }
+}
+
+impl ModuleVisitor for Gathering<'_, '_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.failure.is_some() {
+            return;
+        }
+        let own = match self.gradients.get::<D>(param.id) {
+            Some(gradient) => elements::read(gradient),
+            None => elements::read(param.val().zeros_like()),
+        };
+        let own = match own {
+            Ok(own) => own,
+            Err(error) => return self.failure = Some(error),
+        };
+        let bytes = own.as_bytes().len();
+        let is_another = self.bucket.first().is_some_and(|first| first.dtype() != own.dtype());
+        if is_another || self.bytes + bytes > BUCKET_BYTES && !self.bucket.is_empty() {
+            self.end_bucket();
+        }
+        self.bytes += bytes;
+        self.bucket.push(own);
+    }
+}
+
+/// Puts the sums in the places of the gradients.
+struct Placing {
+    sums: std::vec::IntoIter<TensorData>,
+    gradients: GradientsParams,
+}
+
+impl ModuleVisitor for Placing {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(sum) = self.sums.next() else { unreachable!("there is one for each parameter") };
+        let (dtype, device) = (sum.dtype(), param.val().device().inner());
+        self.gradients.register(param.id, Tensor::<D>::from_data(sum, (&device, dtype)));
+    }
+}

@@ -1,0 +1,81 @@
+//! The gradients of a model.
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
+use candle_nn::VarMap;
+use kolo::{Communicator, ReduceOp};
+
+use crate::{Result, elements};
+
+/// Gradients are reduced together up to so many bytes: one call for many small ones, while the next ones are gathered.
+pub const BUCKET_BYTES: usize = 8 << 20;
+
+/// The variables of a map by name, which is the same order on all ranks. [`VarMap::all_vars`] has an order of its own in every process, so
+/// calls for its variables would not match.
+///
+/// # Panics
+/// If a thread panicked while it held the map.
+#[must_use]
+pub fn ordered_vars(map: &VarMap) -> Vec<Var> {
+    let vars = map.data().lock().expect("the map is whole");
+    let mut named: Vec<_> = vars.iter().collect();
+    named.sort_by_key(|(name, _)| *name);
+    named.into_iter().map(|(_, var)| var.clone()).collect()
+}
+
+/// Replaces each variable's gradient by its reduction over all ranks, with [`ReduceOp::Avg`] as a rule. `vars` has the same variables in
+/// the same order on all ranks: see [`ordered_vars`]. A variable without a gradient on this rank contributes zeros, and has one
+/// after.
+///
+/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; a bucket is under way while the next one is gathered.
+///
+/// # Errors
+/// As [`all_reduce`](crate::all_reduce). Then some gradients may be replaced and others not.
+pub fn all_reduce_gradients(
+    comm: &Communicator,
+    gradients: &mut GradStore,
+    vars: &[Var],
+    op: ReduceOp,
+) -> Result<()> {
+    let mut own = Vec::with_capacity(vars.len());
+    for var in vars {
+        own.push(match gradients.get(var) {
+            Some(gradient) => gradient.clone(),
+            None => var.zeros_like()?,
+        });
+    }
+    let mut started = Vec::new();
+    for bucket in own.chunk_by_bytes() {
+        started.push(elements::all_reduce(comm, bucket, op)?);
+    }
+    let mut vars = vars.iter();
+    for bucket in started {
+        for (gradient, var) in bucket.finish()?.into_iter().zip(vars.by_ref()) {
+            gradients.insert(var, gradient);
+        }
+    }
+    Ok(())
+}
+
+trait ChunkByBytes {
+    /// Neighbours of one type, together up to [`BUCKET_BYTES`].
+    fn chunk_by_bytes(&self) -> Vec<&[Tensor]>;
+}
+
+impl ChunkByBytes for [Tensor] {
+    fn chunk_by_bytes(&self) -> Vec<&[Tensor]> {
+        let mut chunks = Vec::new();
+        let mut rest = self;
+        while let Some(first) = rest.first() {
+            let mut bytes = 0;
+            let fits = |tensor: &&Tensor| {
+                bytes += tensor.elem_count() * tensor.dtype().size_in_bytes();
+                tensor.dtype() == first.dtype() && bytes <= BUCKET_BYTES
+            };
+            let (chunk, after) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            chunks.push(chunk);
+            rest = after;
+        }
+        chunks
+    }
+}
