@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::args::put;
 use crate::comm;
 use crate::comm::Comm;
-use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC, Status};
+use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC};
 use crate::error::{Class, Outcome, fail};
 use crate::flavor;
 use crate::handle::Held;
@@ -74,11 +74,17 @@ impl Buffers {
         net::wait_until(|| self.state().pending.iter().all(|(done, _)| done.is_done()))
     }
 
-    /// A flush whose request is over when this returns.
+    /// A flush of the messages that are in the buffer now.
     unsafe fn iflush(&self, comm: impl Into<Held<Comm>>, into: *mut c_int) -> Outcome {
-        self.flush()?;
+        let pending = self
+            .state()
+            .pending
+            .iter()
+            .map(|(done, _)| Arc::clone(done))
+            .filter(|done| !done.is_done())
+            .collect();
         // SAFETY: the caller's promise: a place for a handle.
-        unsafe { put(into, request::register(Active::Over(Status::EMPTY), comm)) }
+        unsafe { put(into, request::register(Active::Flush(pending), comm)) }
     }
 
     unsafe fn detach(&self, address: *mut c_void, size: *mut i64) -> Outcome {

@@ -208,6 +208,31 @@ static void progress_inside_collectives(void) {
   for (int i = 0; i < 50 && rank == 0; i++) CHECK(!MPI_Recv(data, 2000, MPI_DOUBLE, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
 }
 
+/* The receiver posts its receive once the sender has begun to flush: a flush that waited would wait for ever. */
+static void flushes(void) {
+  static double data[200000];
+  const int bytes = sizeof data + MPI_BSEND_OVERHEAD;
+  if (size < 2 || rank > 1) return;
+  if (rank == 1) {
+    CHECK(!MPI_Recv(NULL, 0, MPI_BYTE, 0, 6, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    CHECK(!MPI_Recv(data, 200000, MPI_DOUBLE, 0, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && data[199999] == 3);
+    return;
+  }
+  void *buffer = malloc(bytes);
+  MPI_Request flush[2];
+  int done = 1;
+  CHECK(!MPI_Buffer_attach(buffer, bytes));
+  CHECK(!MPI_Buffer_iflush(&flush[0]) && !MPI_Wait(&flush[0], MPI_STATUS_IGNORE) && flush[0] == MPI_REQUEST_NULL);
+  data[199999] = 3;
+  CHECK(!MPI_Bsend(data, 200000, MPI_DOUBLE, 1, 5, MPI_COMM_WORLD));
+  CHECK(!MPI_Buffer_iflush(&flush[0]) && !MPI_Buffer_iflush(&flush[1]));
+  CHECK(!MPI_Test(&flush[0], &done, MPI_STATUS_IGNORE) && !done && "nobody receives yet");
+  CHECK(!MPI_Send(NULL, 0, MPI_BYTE, 1, 6, MPI_COMM_WORLD));
+  CHECK(!MPI_Waitall(2, flush, MPI_STATUSES_IGNORE));
+  CHECK(!MPI_Buffer_detach(&buffer, &done) && done == bytes);
+  free(buffer);
+}
+
 int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
@@ -216,6 +241,7 @@ int main(int argc, char **argv) {
   /* What comes next must not meet the wildcards. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
   requests(), datatypes(), waiting_receives(), threads(), progress_inside_collectives();
+  flushes();
   CHECK(!MPI_Finalize());
   return 0;
 }

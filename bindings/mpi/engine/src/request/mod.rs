@@ -27,6 +27,8 @@ pub(crate) enum Active {
     Recv(Arc<Completion>, u32),
     /// A send and a receive.
     Both(Arc<Completion>, Arc<Completion>),
+    /// The messages of a buffer.
+    Flush(Arc<[Arc<Completion>]>),
     /// A collective.
     Collective(Arc<Started>),
     /// Something that is over.
@@ -189,6 +191,7 @@ impl Active {
         match self {
             Self::Send(done) | Self::Recv(done, _) => done.is_done(),
             Self::Both(one, other) => one.is_done() && other.is_done(),
+            Self::Flush(sends) => sends.iter().all(|done| done.is_done()),
             Self::Collective(started) => started.outcome().is_some(),
             Self::Over(_) => true,
             Self::General(general) => general.is_complete.load(Ordering::Acquire),
@@ -212,6 +215,10 @@ impl Active {
                 let (send, recv) = (send.get()?, recv.get()?);
                 let error = recv.error.clone().or_else(|| send.error.clone());
                 Ended { status: received(recv, comm), error }
+            }
+            Self::Flush(sends) => {
+                let ended: Option<Vec<_>> = sends.iter().map(|done| done.get()).collect();
+                Ended { status: Status::EMPTY, error: ended?.into_iter().find_map(|send| send.error.clone()) }
             }
             Self::Collective(started) => Ended { status: Status::EMPTY, error: started.outcome()?.err() },
             Self::Over(status) => Ended { status: *status, error: None },
