@@ -10,7 +10,7 @@ use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::MOST_PATIENCE;
 
-/// What the ranks that live have agreed on: see [`Communicator::agree`].
+/// The agreement of the ranks that live: see [`Communicator::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Agreement {

@@ -30,7 +30,7 @@ fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Re
     (meetings.get(), made)
 }
 
-/// What a rank says that has waited for one that is stopped.
+/// The error of a rank that has waited for one that is stopped.
 fn nobody_answers(rank: u32) -> Error {
     Error::Join {
         rank: Some(rank),

@@ -1,4 +1,4 @@
-//! What a communicator tells of GPUs' memory.
+//! A communicator's facts about GPUs' memory.
 
 use kolo_gdr::Driver;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::GpuCounters;
 
 impl Communicator {
-    /// What was done with memory of GPUs so far.
+    /// Counts of operations on memory of GPUs so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
         self.shared.look(|core| {

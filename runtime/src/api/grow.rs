@@ -180,7 +180,7 @@ pub(super) fn join(
                 return Ok(made);
             }
             Ok(made) => made.abort("the members have not come to its end"),
-            // What failed here would fail again.
+            // Such a failure here would repeat itself.
             Err(error) if !may_be_theirs(&error) => return Err(error),
             Err(error) => {
                 tracing::info!(%error, "the members have given it up for now; this newcomer waits again")

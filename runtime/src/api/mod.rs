@@ -304,7 +304,7 @@ impl Communicator {
         Ok(format!("{symmetric}{way}{constants}{unused}{memory}"))
     }
 
-    /// What would carry a blocking call out, by name: an algorithm, `exchange` for the exchange inside a host, or `plan` for a plan of
+    /// The carrier of a blocking call, by name: an algorithm, `exchange` for the exchange inside a host, or `plan` for a plan of
     /// `KOLO_PLAN`.
     ///
     /// # Errors

@@ -68,7 +68,7 @@ impl Communicator {
         source: Option<u32>,
         tags: RangeInclusive<u32>,
     ) -> Result<Option<WaitingMessage>> {
-        /// What has come is taken by the first; what that brings to light, by the second.
+        /// The first look takes what has come; the second takes the messages that this brings to light.
         const LOOKS: usize = 2;
         let shared = &self.shared;
         drive::lend(shared, || {

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 
 const WAITED: Waited = Waited::other("register");
 
-/// What became of a registration, transport by transport: the name, and why it was not needed if it was not.
+/// Outcome of a registration, transport by transport: the name, and the reason if it was not needed.
 pub type RegistrationStatus = (&'static str, Option<&'static str>);
 
 /// Memory that is registered with a communicator. Dropping it ends that; so does dropping the communicator.
@@ -86,7 +86,7 @@ pub struct RegisteredBuffer<B: StableBuffer> {
 }
 
 impl<B: StableBuffer> RegisteredBuffer<B> {
-    /// What became of the registration.
+    /// Outcome of the registration.
     pub fn registration(&self) -> &Registration {
         &self.registration
     }
@@ -203,8 +203,7 @@ impl Communicator {
         self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
-    /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found
-    /// registered.
+    /// The transports' work with memory so far: bytes in place and copied, registrations, ranges found registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
         self.shared.look(|core| core.engine.memory_counters())

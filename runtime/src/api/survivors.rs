@@ -31,9 +31,9 @@ const NOBODY_ASKS: u64 = 16;
 pub struct Change {
     /// How many times the group has changed, this time too.
     pub epoch: u64,
-    /// Who has left: ranks in the communicator before. Empty on a newcomer, which does not know.
+    /// Ranks in the communicator before that have left. Empty on a newcomer, which does not know.
     pub left: Vec<u32>,
-    /// Who has come: ranks now.
+    /// Ranks now that have come.
     pub came: Vec<u32>,
     /// This rank now.
     pub rank: u32,
@@ -45,9 +45,9 @@ type Watcher = Box<dyn FnMut(&Change) + Send>;
 
 /// A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
 ///
-/// What is called by [`Survivors::run`] and its like succeeds on all ranks that live, or on none. If a rank was lost, those that live
-/// repeat it among themselves, from the same inputs, until it succeeds. So the results are of the members that
-/// [`Survivors::comm`] then has, and all members have the same.
+/// A step that [`Survivors::run`] or its like calls succeeds on all ranks that live, or on none. If a rank was lost, those that live
+/// repeat it among themselves, from the same inputs, until it succeeds. So the results are of the members that [`Survivors::comm`] then
+/// has, and all members have the same.
 ///
 /// All ranks of the communicator make one, and call the same methods in the same order. After a step, they agree
 /// ([`Communicator::agree`]), which costs one round among all members over TCP. Where calls are short, put several into one
@@ -203,7 +203,7 @@ impl Survivors {
                 && (agreed.flags & (MAY_REPEAT | IS_HERE) != MAY_REPEAT | IS_HERE
                     || agreed.ranks.len() as u32 == before)
             {
-                // Who is late comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                // A late rank comes to the next step too, so nothing waits for it here. All ranks see the same bits.
                 self.is_spent = true;
                 let is_late = agreed.flags & IS_HERE == 0;
                 let (kind, why) =

@@ -281,17 +281,17 @@ impl Made {
     }
 }
 
-/// What a rank tells the others before it allocates.
+/// A rank's message to the others before it allocates.
 #[derive(Debug, Serialize, Deserialize)]
 struct AllocRequest {
     bytes: u64,
     /// Allocations that it still uses.
     live: Vec<u64>,
-    /// What it draws from.
+    /// The pools it draws from.
     pools: Vec<Pool>,
 }
 
-/// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
+/// Its message once it has allocated: the way to its memory, if that can be shared; or the reason it has none.
 type Card = std::result::Result<Option<Vec<u8>>, String>;
 
 impl<T: Element> Deref for SymmetricBuffer<T> {

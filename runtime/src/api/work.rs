@@ -47,7 +47,7 @@ pub struct Work<B> {
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
-/// What the engine keeps alive for an operation.
+/// Memory that the engine keeps alive for an operation.
 pub(crate) type Kept = Box<dyn Any + Send>;
 
 impl<B: 'static> Work<B> {

@@ -80,7 +80,7 @@ impl Agreed {
     }
 }
 
-/// What a newcomer's settings ([`Agreed`], as bytes) differ in from these, if they do.
+/// Difference between a newcomer's settings ([`Agreed`], as bytes) and these, if there is one.
 pub(super) fn objection(ours: &Config, theirs: &[u8]) -> Option<String> {
     let ours = Agreed::of(ours);
     match postcard::from_bytes::<Agreed>(theirs) {

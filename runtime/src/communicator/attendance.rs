@@ -1,9 +1,9 @@
-//! Who drives the engine: threads for themselves, or else the helper thread. What the helper does is in `drive`.
+//! The driver of the engine: threads for themselves, or else the helper thread, whose work is in `drive`.
 //!
 //! # No work is forgotten
-//! Whoever leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks whether the helper
-//! sleeps; the helper says that it sleeps and then looks whether there is work that nobody does ([`Attendance::rest`]). All of it is in one
-//! order, so at least one of them sees what the other did. A wake-up is sent under the lock under which the helper looks.
+//! A thread that leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks whether the helper
+//! sleeps; the helper says that it sleeps and then looks whether there is work that nobody does ([`Attendance::rest`]). All of it is in
+//! one order, so at least one of them sees the other's step. A wake-up is sent under the lock under which the helper looks.
 //! `models` runs this in every order.
 
 use std::thread::JoinHandle;
@@ -81,7 +81,7 @@ impl Attendance {
         is_there
     }
 
-    /// Whoever drives has seen that nothing is left. Whoever starts something more holds the core, and says so afterwards.
+    /// The driver has seen that nothing is left. A thread that starts something more holds the core, and says so afterwards.
     pub(crate) fn nothing_left(&self) {
         self.pending.store(false, Ordering::SeqCst);
     }

@@ -28,7 +28,7 @@ struct Awaiting {
 /// When a task will have waited for too long.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// What was given to it.
+    /// The limit it was given.
     pub(crate) limit: Duration,
     /// When that is over; none if never.
     pub(crate) at: Option<Instant>,

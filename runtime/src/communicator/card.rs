@@ -1,4 +1,4 @@
-//! What the ranks tell each other when a communicator is made, and what follows from it on all ranks alike.
+//! Cards: the facts that ranks exchange when a communicator is made, and their consequences, which are alike on all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::affinity;
 use crate::config::{Config, TransportKind};
 use crate::wait::Policy;
 
-/// What a rank tells the others when a communicator is made.
+/// A rank's facts for the others when a communicator is made.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Card {
     /// Address of each transport, or why there is none.
@@ -141,7 +141,7 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     pools.into_values().chain(by_host).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((1, 1))
 }
 
-/// What decides the constants of the selection.
+/// Facts that decide the constants of the selection.
 pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
     let (ranks, processors) = fullest(hosts, cards);
     let all_have = |is: fn(&Features) -> bool| {

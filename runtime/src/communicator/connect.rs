@@ -153,7 +153,7 @@ impl Making {
         names
     }
 
-    /// What is known of the network between the hosts of this communicator, before anything is measured for it.
+    /// Prior knowledge of the network between the hosts of this communicator, before anything is measured for it.
     fn known_network(&self, names: &[&str]) -> Knowledge {
         let config = &self.config;
         let measured = || self.world.network(&self.members, &config.transports);
@@ -166,7 +166,7 @@ impl Making {
         known
     }
 
-    /// What calls move.
+    /// The core, which moves calls.
     fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.

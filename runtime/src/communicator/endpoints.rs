@@ -69,7 +69,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
         .collect()
 }
 
-/// What is wrong with the range of ports, if that has too few for so many ranks of a host, with words to begin.
+/// The problem with the range of ports, if it has too few for so many ranks of a host, with words to begin.
 fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     let Some(ports) = &config.port_range else { return String::new() };
     match ports.len() < local_ranks {

@@ -16,7 +16,7 @@ const LENGTH: usize = 512;
 pub struct Record {
     /// Its number in the communicator, from 1.
     pub sequence: u64,
-    /// What was called.
+    /// The call.
     pub summary: Summary,
     /// When, since the communicator was made.
     pub started: Duration,
@@ -66,7 +66,7 @@ impl Recorder {
         }
     }
 
-    /// What was called under a number, if it is still remembered.
+    /// The call with a number, if it is still remembered.
     pub(crate) fn find(&self, sequence: u64) -> Option<Summary> {
         let entry = self.entries.get(slot(sequence.max(1)))?;
         (entry.sequence == sequence).then_some(entry.summary)

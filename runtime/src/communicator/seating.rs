@@ -1,4 +1,4 @@
-//! Who of those that wait becomes a member, and where: a pure function, computed by all members alike.
+//! Choice of the newcomers that become members, and of their places: a pure function, computed by all members alike.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub(crate) enum Places {
     FreeThenLast { most: u32 },
 }
 
-/// What a member knows of one that waits at its door.
+/// A member's knowledge of one newcomer at its door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) id: u64,
@@ -26,12 +26,12 @@ pub(super) struct Listed {
     pub(super) who: String,
 }
 
-/// Who has a place in the new communicator.
+/// Holder of a place in the new communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A member, by its place among those that live.
     Member(usize),
-    /// Who waits at the door of such a member, and where in its list.
+    /// The newcomer at such a place in the list of such a member.
     Newcomer { host: usize, at: usize },
 }
 

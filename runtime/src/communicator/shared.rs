@@ -1,4 +1,4 @@
-//! What the handles of one communicator share.
+//! State shared by the handles of one communicator.
 //!
 //! # Threads
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(super) process: Process,
 }
 
-/// Who belongs to a communicator, and how each is reached.
+/// The members of a communicator, and the way to each.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) id: u64,
@@ -58,11 +58,11 @@ pub(crate) struct Group {
     /// Host index of each member.
     pub(crate) hosts: Arc<[u32]>,
     pub(crate) routes: Vec<Route>,
-    /// What the adapters do with buffers, if any peer is reached by them.
+    /// The adapters' treatment of buffers, if any peer is reached by them.
     pub(crate) adapters: Option<Adapters>,
 }
 
-/// What RDMA adapters do with buffers, in words.
+/// RDMA adapters' treatment of buffers, in words.
 #[derive(Debug)]
 pub(crate) struct Adapters {
     pub(crate) registrations: String,
@@ -86,11 +86,11 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
-    /// Whom this rank has met at a relay, here or in the world before: there it looks for them first.
+    /// Peers that this rank has met at a relay, here or in the world before: there it looks for them first.
     relayed: Mutex<BTreeSet<u32>>,
-    /// What it was made of, if another one was before it.
+    /// Its origin, if another communicator was before it.
     lineage: Option<Lineage>,
-    /// What the launcher says of members that come and go.
+    /// The launcher's settings for members that come and go.
     pub(crate) elastic: Elastic,
 }
 
@@ -127,7 +127,7 @@ impl World {
         ranks.iter().zip(0..).filter(|(rank, _)| relayed.contains(rank)).map(|(_, place)| place).collect()
     }
 
-    /// What was measured, for a world of some of the ranks.
+    /// Measurements, for a world of some of the ranks.
     pub(super) fn network_of(&self, ranks: &[u32]) -> Option<(Table, Transports)> {
         let (table, by) = self.network.get()?;
         Some((table.of(ranks)?, by.clone()))
@@ -257,7 +257,7 @@ impl Shared {
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         match self.core.core.try_lock() {
             Ok(core) => core,
-            // Whoever panicked has left the communicator unusable: see `drive::lend`.
+            // The thread that panicked has left the communicator unusable: see `drive::lend`.
             Err(TryLockError::Poisoned(core)) => core.into_inner(),
             Err(TryLockError::WouldBlock) => self.core_in_use(),
         }

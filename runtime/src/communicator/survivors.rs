@@ -1,4 +1,4 @@
-//! What is left of a communicator makes a new one.
+//! The survivors of a communicator make a new one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Lineage {
     pub(crate) slot_count: u32,
 }
 
-/// What a launcher says of a group whose members come and go. Each process has its own; all that follow a communicator take it over.
+/// The launcher's settings for a group whose members come and go. Each process has its own; all communicators that follow inherit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elastic {
     /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
@@ -122,7 +122,7 @@ pub(crate) fn reunite(
     control.watch_hosts(shared.config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     let lineage = shared.lineage_of(ranks_before);
-    // What was measured still holds; measuring again would take longer than all the rest.
+    // The measurements still hold; measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();

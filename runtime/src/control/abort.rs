@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{AbortReason, Error, ErrorContext, LossCause};
 
-/// What kind of failure ended a communicator.
+/// Kind of failure that ended a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AbortKind {
     /// A member's process ended or its connection broke.
@@ -84,7 +84,7 @@ pub struct AbortCause {
     /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for
     /// the others. For [`AbortKind::CoordinatorLost`] it is the observer's own.
     pub by: u32,
-    /// What kind.
+    /// Kind of failure.
     pub kind: AbortKind,
     /// How the member was lost, for [`AbortKind::PeerLost`].
     pub loss: Option<LossCause>,

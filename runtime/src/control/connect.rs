@@ -34,7 +34,7 @@ const STAGGER: Duration = Duration::from_millis(100);
 /// Frames that wait for the control task; then the connection is not read.
 const FRAMES_MAX: usize = 4;
 
-/// What comes to a rank.
+/// Message or event that reaches a rank.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// A frame of the coordinator.
@@ -54,7 +54,7 @@ pub(crate) struct Connected {
     pub(crate) doors: Vec<Option<DoorAddress>>,
     /// The welcome, if it is to be passed on.
     pub(crate) welcome: Option<Vec<u8>>,
-    /// What came before it.
+    /// Messages that came before it.
     pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
@@ -64,14 +64,14 @@ pub(crate) struct Connected {
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
 
-/// What has come to a rank, in order. The connection is read as long as this lives.
+/// Messages to a rank, in order. The connection is read as long as this lives.
 pub(crate) struct Inbox {
     heard: mpsc::Receiver<Heard>,
     reader: AbortHandle,
 }
 
 impl Inbox {
-    /// What is passed on at a door comes too.
+    /// Messages passed on at a door arrive here too.
     fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
         let (to, heard) = mpsc::channel(FRAMES_MAX);
         if let Some(door) = door {
@@ -160,16 +160,16 @@ pub(crate) async fn become_member(
 struct Search {
     tried: BTreeSet<SocketAddr>,
     attempts: u64,
-    /// What came of the last attempt that came to an end.
+    /// Outcome of the last attempt that ended.
     last: Option<String>,
-    /// What came of the attempts before it, as far as that was something else: rank 0 takes its address away when it gives
-    /// up, and that it is not there any more says less than why this rank did not come.
+    /// Outcome of the attempts before it, where that differs: rank 0 takes its address away when it gives up, and a missing address
+    /// explains less than the reason this rank did not join.
     before: Option<String>,
     /// Where the coordinator listens that the attempt under way has reached.
     reached: Option<SocketAddr>,
-    /// What the attempt under way waits for.
+    /// Event that the attempt under way waits for.
     waits_for: String,
-    /// Whom rank 0 still waits for; `Some` once this rank is a member.
+    /// Ranks that rank 0 still waits for; `Some` once this rank is a member.
     missing: Option<String>,
     /// Connections that rank 0 has rejected, as far as it has told.
     rejected: u64,
@@ -413,7 +413,7 @@ impl Search {
     }
 }
 
-/// What a rank says first.
+/// A rank's first message.
 fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
     Hello {
         peer: PeerInfo {

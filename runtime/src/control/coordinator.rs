@@ -227,7 +227,7 @@ impl Driver {
         }
         self.act();
         drop(self.entry.take());
-        // What is queued is still sent; whoever does not read cannot hold this up.
+        // Queued messages are still sent; a rank that does not read cannot hold this up.
         self.connections.clear();
         let flush = async { while self.writers.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(CLOSING_TIMEOUT, flush).await;
@@ -384,7 +384,7 @@ impl Driver {
         if self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed)) {
             return; // its descriptor is free within the pause
         }
-        // Who waits at the port is dropped rather than left waiting; a rank comes again.
+        // Callers that wait at the port are dropped rather than left waiting; a rank calls again.
         if self.spare.take().is_some() {
             drop(look(self.entry.as_mut()).await);
         }
@@ -450,7 +450,7 @@ fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
 }
 
-/// Who has come.
+/// Caller that has introduced itself.
 enum Introduced {
     Rank(BoxedStream, Hello),
     /// An end of a pair that is to meet another, with its first bytes.
@@ -505,7 +505,7 @@ async fn introduce(
 /// Tells a connection that makes room for another why. A rank comes again.
 pub(super) fn turn_away(stream: &mut TcpStream, turned_away: u64) {
     if let Some(answer) = too_many(turned_away) {
-        // What lies unread would turn the answer into a reset.
+        // Unread bytes would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);
         let _ = stream.try_write(&answer);
     }

@@ -20,7 +20,7 @@ pub(crate) enum Standing {
     Lost(Loss),
 }
 
-/// What is to be sent.
+/// A message to send.
 #[derive(Debug)]
 pub(crate) enum Delivery {
     /// To one rank.
@@ -29,7 +29,7 @@ pub(crate) enum Delivery {
     Completed { key: ExchangeKey, members: Vec<u32>, frame: Bytes },
 }
 
-/// What a rank brings.
+/// A rank's part of an exchange.
 #[derive(Debug)]
 pub(crate) struct Contribution {
     pub(crate) key: ExchangeKey,

@@ -29,7 +29,7 @@ use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 /// A connection, numbered by the coordinator's driver.
 pub(crate) type ConnectionId = u64;
 
-/// What the driver has to do.
+/// Work for the driver.
 #[derive(Debug)]
 pub(crate) enum Action {
     Send {
@@ -104,7 +104,7 @@ impl CoordinatorState {
         }
     }
 
-    /// What is to be done now, in order. Departures are told here, so that many at once make one message.
+    /// Actions due now, in order. Departures are told here, so that many at once make one message.
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         if !self.newly_departed.is_empty() {
             let ranks = std::mem::take(&mut self.newly_departed);
@@ -152,7 +152,7 @@ impl CoordinatorState {
         self.settings.world_size
     }
 
-    /// What is sent to ranks so that something is.
+    /// The message that ranks get so that they hear something.
     pub(crate) fn beat(&self) -> Bytes {
         self.beat.clone()
     }
@@ -408,7 +408,7 @@ impl CoordinatorState {
         self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
     }
 
-    /// Who does not have a message after a while gets it from here.
+    /// Sends a message from here to ranks that still lack it after a while.
     fn look_after_underway(&mut self) {
         let mut all = std::mem::take(&mut self.underway);
         all.retain_mut(|underway| {

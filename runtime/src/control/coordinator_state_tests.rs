@@ -41,7 +41,7 @@ fn running(world_size: u32, now: Instant) -> CoordinatorState {
     coordinator
 }
 
-/// What each connection is sent now, and which are closed.
+/// Messages sent to each connection now, and connections closed.
 fn told(coordinator: &mut CoordinatorState) -> (Vec<(ConnectionId, FromCoordinator)>, Vec<ConnectionId>) {
     let (mut sent, mut closed) = (Vec::new(), Vec::new());
     for action in coordinator.take_actions() {

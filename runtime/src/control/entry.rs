@@ -43,7 +43,7 @@ impl Entry {
         })
     }
 
-    /// What the coordinator counts in.
+    /// The coordinator's counters.
     pub(super) fn counters(&self) -> Arc<CoordinatorCounters> {
         match self {
             Self::Own(_) => Arc::default(),
@@ -78,7 +78,7 @@ pub(super) async fn accept(
     std::future::poll_fn(|context| entry.poll(context)).await
 }
 
-/// Who waits there now.
+/// Callers that wait there now.
 pub(super) async fn look(entry: Option<&mut Entry>) -> Option<Poll<io::Result<Caller>>> {
     let entry = entry?;
     Some(std::future::poll_fn(|context| Poll::Ready(entry.poll(context))).await)

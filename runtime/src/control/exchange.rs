@@ -88,7 +88,7 @@ pub(crate) fn exchange(
     outcome
 }
 
-/// What the coordinator's verdict on an exchange means here.
+/// Meaning of the coordinator's verdict on an exchange for this rank.
 fn verdict(
     failure: ExchangeFailure,
     context: &ErrorContext,

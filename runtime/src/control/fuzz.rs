@@ -159,8 +159,8 @@ pub(crate) fn coordinator_state(script: &[u8]) {
     }
 }
 
-/// What members say to each other, and one of five that agrees with the rest: bytes are a script of what it hears, and of times. A
-/// decision stays, and what it says names members only.
+/// One of five members that agree: bytes are a script of the messages it hears, and of times. A decision stays, and its messages name
+/// members only.
 pub(crate) fn members(script: &[u8]) {
     const MEMBERS: u32 = 5;
     const ME: u32 = 1;

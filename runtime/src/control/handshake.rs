@@ -46,7 +46,7 @@ const FLAG_KNOCK: u32 = 8;
 pub(crate) type Start = [u8; START_BYTES];
 const START_BYTES: usize = 16;
 
-/// What the rank sends to prove its keys: one MAC for each.
+/// The rank's proof of its keys: one MAC for each.
 const PROOF_BYTES: usize = 2 * MAC_BYTES;
 
 const VERDICT_GOOD: u8 = 0;
@@ -111,7 +111,7 @@ impl Credentials {
 /// The rank's preamble and the coordinator's.
 type Transcript = [u8; 2 * PREAMBLE_BYTES];
 
-/// What follows from the keys and the transcript.
+/// Keys derived from the job's keys and the transcript.
 struct Derived {
     proof: Hmac<Sha256>,
     to_coordinator: [u8; 32],
@@ -240,7 +240,7 @@ impl Preamble {
     }
 }
 
-/// What the coordinator says to a connection that it gives up for lack of room.
+/// The coordinator's message to a connection that it gives up for lack of room.
 pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
     preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
@@ -329,7 +329,7 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
             Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
-        // Whoever is between does not get what is meant for rank 0; the real one may answer the next time.
+        // A process in between does not get the bytes meant for rank 0; the real one may answer the next time.
         _ => Err(Rejection::Foreign(format!("what answers does not know the keys of this job ({them}?)"))),
     }
 }
@@ -353,7 +353,7 @@ pub(crate) async fn read_magic<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[
     Ok(magic)
 }
 
-/// What comes after [`read_magic`], of a caller that is Kolo.
+/// The bytes after [`read_magic`], of a caller that is Kolo.
 pub(crate) async fn read_start<S: AsyncRead + Unpin>(
     magic: [u8; MAGIC.len()],
     stream: &mut S,

@@ -192,7 +192,7 @@ async fn a_false_coordinator_is_recognised() {
     assert!(!seen.windows(16).any(|window| window == [7; 16]), "the key itself is not among it");
 }
 
-/// What follows the handshake can be read by nobody else.
+/// Nobody else can read the bytes after the handshake.
 #[tokio::test(flavor = "current_thread")]
 async fn what_follows_is_sealed() {
     let own = keys(Some("sesame"), None);

@@ -1,4 +1,4 @@
-//! What a newcomer needs to find a group, as text.
+//! A newcomer's way to a group, as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub struct Invitation {
     pub(super) group: GroupId,
     /// The doors of some members, the inviting one's first.
     pub(super) entrances: Vec<Entrance>,
-    /// What was drawn of the job's secret: see [`JobSecret::for_newcomers`].
+    /// Derived from the job's secret: see [`JobSecret::for_newcomers`].
     pub(super) secret: Option<Vec<u8>>,
 }
 

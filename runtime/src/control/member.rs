@@ -26,7 +26,7 @@ use crate::error::LossCause;
 use crate::job::Cookie;
 use crate::job::limits::Liveness;
 
-/// What the rank's threads and its control task share.
+/// Shared by the rank's threads and its control task.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rank: u32,
@@ -80,7 +80,7 @@ struct Registered {
     board: Weak<StatusBoard>,
 }
 
-/// What a rank is told that is out.
+/// The reason given to a rank that is out.
 pub(crate) const FENCED: &str =
     "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
 
@@ -459,7 +459,7 @@ async fn listen(
                     Some(Loss::new(LossCause::Protocol, text))
                 }
             },
-            // What others say of the coordinator's counts for nothing else.
+            // Other members' reports of the coordinator count for nothing else.
             Heard::PassedOn(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
                 _ => None,

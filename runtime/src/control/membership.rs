@@ -124,7 +124,7 @@ impl Membership {
                     Some(target) => {
                         shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
-                    // Whoever is not a member has no answer, and is not waited for.
+                    // A rank that is no member has no answer, and is not waited for.
                     None => drop(shared.lock().answers.insert(ticket, Some(None))),
                 }
             }

@@ -341,7 +341,7 @@ impl Inner {
         }
     }
 
-    /// Who waits for this rank must hear that it has given up before the end of its connections: it would be blamed.
+    /// Ranks that wait for this one must hear that it has given up before its connections end: they would blame it.
     fn pass_on_last_words(&self) {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
@@ -474,7 +474,7 @@ async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coord
     let mut key = RendezvousKey::default();
     getrandom::fill(&mut key)
         .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
-    let shared = door.filter(|_| spec.locator.publishes_address()).and_then(Door::entry);
+    let shared = door.filter(|_| spec.locator.publishes_key()).and_then(Door::entry);
     let (shared, addresses) = shared.map_or((None, None), |(entry, at)| (Some(entry), Some(at)));
     let anchor = join::bind(spec, &key, addresses).await?;
     let entry = shared.or(anchor.listener.map(Entry::Own));

@@ -48,7 +48,7 @@ impl Drop for Offer {
     }
 }
 
-/// What came of an attempt at one door.
+/// Outcome of an attempt at one door.
 enum Setback {
     Closed(String),
     Silent(String),

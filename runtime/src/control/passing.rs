@@ -3,8 +3,8 @@
 //!
 //! All this does for the coordinator is to spare it bytes: each rank says that it has the message, and if nobody has said so for a
 //! while, the coordinator sends it to those that have not, whatever the reason: a door that cannot be reached, or a rank that has died or left.
-//! What comes twice does no harm, since an exchange ends once. Those whose door others could not reach get the messages
-//! after that from the coordinator at once.
+//! Duplicates do no harm, since an exchange ends once. Members whose door others could not reach get the messages after that from the
+//! coordinator at once.
 //!
 //! The tree is that of a heap: the message's receivers have *places* from 0 on, in the order of their ranks (or of the members of
 //! an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p to those from `FAN_OUT * (p + 1)` on.

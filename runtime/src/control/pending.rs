@@ -90,7 +90,7 @@ impl PendingConnections {
     }
 }
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
+/// The unit that counts as one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
 fn network(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
         IpAddr::V6(ip) if !ip.is_loopback() => {

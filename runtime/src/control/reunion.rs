@@ -1,4 +1,4 @@
-//! What is left of a communicator meets anew: agreements among its members, and a control plane of the survivors.
+//! The survivors of a communicator meet anew: agreements among its members, and a control plane of their own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
 
-/// What a decision takes at most, beside silences, on a busy host.
+/// Longest time for a decision, beside silences, on a busy host.
 const DECIDING: Duration = Duration::from_secs(2);
 
-/// What a member calls.
+/// The call for which members agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
     /// The user's own flags.
     Agree = 1,
-    /// Who is left.
+    /// The survivors.
     Shrink = 2,
     /// Whether those who are left have met.
     Confirm = 4,
-    /// Who is left, to become more.
+    /// The survivors, before newcomers join them.
     Grow = 8,
     /// Members old and new: whether all are there.
     Enter = 16,
@@ -178,7 +178,7 @@ impl Control {
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
         };
-        // Who runs the coordinator looks after all; the others look after it. After newcomers looks the alarm.
+        // The rank that runs the coordinator looks after all; the others look after it. The alarm looks after newcomers.
         let others = || ranks.iter().copied().filter(|rank| *rank != spec.rank).collect();
         let watched: Vec<u32> = if place == 0 { others() } else { center.into_iter().copied().collect() };
         let watch = self.inner.peers.as_ref().filter(|_| !watched.is_empty());

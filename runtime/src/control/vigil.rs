@@ -51,7 +51,7 @@ pub(crate) struct Vigil {
     silence: Silence,
 }
 
-/// What follows of a look.
+/// Result of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// Something is to be sent.
@@ -134,7 +134,7 @@ impl Vigil {
 #[derive(Debug, Default)]
 pub(crate) struct Vigils(HashMap<ConnectionId, Vigil>);
 
-/// What follows of a look at all of them.
+/// Result of a look at all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
     pub(crate) silent: Vec<(ConnectionId, Duration)>,
@@ -171,7 +171,7 @@ impl Vigils {
     }
 }
 
-/// What is said of a host that was silent for so long.
+/// Error text for a host that was silent for so long.
 pub(crate) fn text(silence: Duration) -> String {
     format!("its host has not answered for {:.1} s", silence.as_secs_f64())
 }

@@ -74,7 +74,7 @@ pub(crate) async fn bind(
 ) -> Result<Anchor> {
     let (listener, addresses) = match shared {
         Some(addresses) => (None, addresses),
-        None if spec.locator.publishes_address() => {
+        None if spec.locator.publishes_key() => {
             let (listener, addresses) = open_port(spec).await?;
             (Some(listener), addresses)
         }

@@ -191,14 +191,9 @@ impl JoinSpec {
 }
 
 impl Locator {
-    /// Whether rank 0 publishes a key beside its address.
+    /// Whether rank 0 listens at a port of its own choice, and publishes its address and a key.
     pub(crate) fn publishes_key(&self) -> bool {
         !matches!(self, Self::Tcp { .. } | Self::Local(_) | Self::Survivors(_))
-    }
-
-    /// Whether rank 0 listens at a port of its own choice, and publishes where.
-    pub(crate) fn publishes_address(&self) -> bool {
-        self.publishes_key()
     }
 
     /// Whether others than the job's ranks learn all that is needed to join without a secret.

@@ -12,7 +12,7 @@ use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::join::{JoinSpec, process_environment};
 
-/// What a member is asked for at a time: while it answers the one, the other is on its way.
+/// Requests outstanding at a member: while it answers the one, the other is on its way.
 const JOBS_AT_ONCE: usize = 2;
 
 impl State {

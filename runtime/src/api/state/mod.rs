@@ -72,7 +72,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What has come of [`State::share`] on this rank.
+/// Outcome of [`State::share`] on this rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shared {

@@ -45,7 +45,7 @@ const STAGGER: Duration = Duration::from_millis(20);
 /// Before the second knock at a door that has not answered; the next ones wait twice as long each.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
-/// What others need to knock.
+/// Address and key for knocking.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DoorAddress {
     /// Drawn by its process: no two are the same, of one process that starts again neither.
@@ -194,7 +194,7 @@ impl Door {
         });
     }
 
-    /// What members pass on is for `to` from now on.
+    /// Messages that members pass on are for `to` from now on.
     pub(in crate::control) fn take_passed(&self, to: mpsc::Sender<Heard>) {
         self.residents.send_modify(|residents| residents.passed = Some(to));
     }

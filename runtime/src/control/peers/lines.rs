@@ -26,7 +26,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// What comes from this rank goes to `events`, and at last that the line has ended.
+    /// Messages from this rank go to `events`, and at last the end of the line.
     pub(super) fn new(
         rank: u32,
         number: u64,
@@ -69,7 +69,7 @@ impl Line {
         answered.is_some_and(|answered| !answered.all && answered.ago >= silence)
     }
 
-    /// What it has sent that did not arrive, as far as that is known.
+    /// Frames sent that did not arrive, as far as that is known.
     pub(super) fn unheard(&self) -> &[Bytes] {
         let answered = self.beneath.as_ref().and_then(line::Line::answered);
         if answered.is_some_and(|answered| answered.all) { &[] } else { &self.underway }

@@ -74,7 +74,7 @@ pub(crate) struct Seat {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) patience: Duration,
-    /// What the communicator adds.
+    /// The communicator's own addition.
     pub(crate) lineage: Vec<u8>,
 }
 
@@ -232,7 +232,7 @@ impl Lobby {
             let problem = clip(problem, usize::MAX);
             let refused = ToNewcomer::Refused { problem, remedy: remedy.to_owned() };
             let _ = state.waiting[at].queue.send(encode(&refused));
-            // What is queued is still sent.
+            // Queued messages are still sent.
             state.waiting.swap_remove(at);
         }
     }

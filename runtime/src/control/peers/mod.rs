@@ -1,4 +1,4 @@
-//! What the members of a job do together without the coordinator: they agree, and watch each other while they meet anew.
+//! Cooperation of a job's members without the coordinator: they agree, and watch each other while they meet anew.
 //!
 //! One task per job and process owns the lines to other members and the agreements under way (`rounds`, which are those of
 //! [`kolo_membership`]). Lines are made when there is something to say. A line that ends is made again; if the system refuses that,
@@ -40,7 +40,7 @@ use rounds::{Heard, RoundKey, Rounds};
 /// Frames that wait for a line to a member; what is lost beyond them is said again.
 const UNSENT_MAX: usize = 64;
 
-/// What members say to each other.
+/// A message among members.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
     Round {
@@ -76,7 +76,7 @@ pub(crate) enum Agreed {
     Late { late: Vec<u32>, silent: Vec<u32> },
 }
 
-/// What the task hears.
+/// An event for the task.
 pub(super) enum Event {
     /// Another member has knocked.
     Called {
@@ -134,7 +134,7 @@ type Reply = std::sync::mpsc::Sender<Agreed>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    /// What has come before the task runs.
+    /// Events from before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     doors: Arc<[DoorAddress]>,
 }
@@ -269,7 +269,7 @@ struct Task {
     /// To each rank, the newest first: two may have called each other at the same time.
     lines: BTreeMap<u32, Vec<Line>>,
     next_line: u64,
-    /// Whose door is knocked at, or not before when it is again.
+    /// Members being knocked for, or the time before which none is repeated.
     knocking: BTreeMap<u32, Option<Instant>>,
     /// Knocks in a row that nobody has answered.
     setbacks: BTreeMap<u32, u32>,
@@ -279,7 +279,7 @@ struct Task {
     watches: Vec<Watch>,
     next_ping: Instant,
     renewals: Renewals,
-    /// Who was told of an abort and has not answered.
+    /// Ranks that were told of an abort and have not answered.
     untold: BTreeSet<u32>,
     await_told: Vec<std::sync::mpsc::SyncSender<()>>,
 }
@@ -312,7 +312,7 @@ impl Task {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
         let knock = self.knocking.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
-        // Whoever waits for an answer looks after its lines.
+        // A member that waits for an answer looks after its lines.
         let renewal = rounds.or(ping).and(self.renewals.due());
         [rounds, ping, knock, renewal].into_iter().flatten().min()
     }

@@ -79,21 +79,21 @@ impl LeftBehind {
     }
 }
 
-/// Who lives behind a door.
+/// Residents of the process, reached through its door.
 #[derive(Default)]
 pub(super) struct Residents {
     pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
     pub(super) coordinators: HashMap<Tag, Coordinator>,
     /// Meetings that are over: who comes late to one is told so.
     pub(super) over: VecDeque<Tag>,
-    /// Who was left behind, by jobs and ranks: told after this process's place in the job has ended too. Who knocks at a door that does not
-    /// remember takes its owner for one that has left, and all of them gone for a quorum of one.
+    /// Members left behind, by jobs and ranks: told after this process's place in the job has ended too. A member that knocks at a door
+    /// with no memory of it takes the door's owner for one that has left, and all of them gone for a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
     pub(super) desks: HashMap<GroupId, Weak<Desk>>,
-    /// Who takes what is passed on.
+    /// Receiver of the messages that are passed on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
-    /// Who takes the ranks that join, where this port is also the one at which they do.
+    /// Receiver of the ranks that join, where they join at this port too.
     joins: Option<mpsc::Sender<Caller>>,
 }
 
@@ -158,7 +158,7 @@ fn is_shortage(error: &io::Error) -> bool {
 
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
 
-/// What is reached at one port of a process.
+/// Everything reached at one port of a process.
 #[derive(Clone)]
 pub(super) struct House {
     pub(super) credentials: Credentials,
@@ -278,14 +278,14 @@ impl House {
     }
 }
 
-/// What a caller wants.
+/// A caller's purpose.
 enum Beginning {
     Hello([u8; HELLO_MAGIC_BYTES]),
     Relay([u8; HELLO_MAGIC_BYTES]),
     Kolo(Start),
 }
 
-/// What became of a caller.
+/// Outcome of a call.
 enum Greeted {
     HandedOn,
     Knocked(BoxedStream),

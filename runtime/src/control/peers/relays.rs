@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Whom a member tells of what all are to know; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
+/// Members that a member tells news for all; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
 /// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
 pub(super) fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
     let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };

@@ -50,7 +50,7 @@ pub(super) struct Rounds {
     longest_silence: Duration,
 }
 
-/// What a message meant.
+/// Outcome of hearing a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Taken,
@@ -267,7 +267,7 @@ impl Rounds {
         }
     }
 
-    /// What is to be said, to ranks of the world. Programs that wait hear how it ended.
+    /// Messages to send, to ranks of the world. Programs that wait hear how it ended.
     pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
         let now = self.clock();
         let mut messages = Vec::new();

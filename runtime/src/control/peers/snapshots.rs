@@ -37,7 +37,7 @@ pub(in crate::control) enum FromFetcher {
 /// From the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum ToFetcher {
-    /// What is served, once there is something.
+    /// The copy that is served, once there is one.
     Offered {
         version: u64,
         digest: Hash,
@@ -98,7 +98,7 @@ impl Desk {
         let (mut read, mut write) = tokio::io::split(stream);
         let mut copies = self.copy.subscribe();
         let waits = Visit::new(&self, |desk| &desk.waiting);
-        // What is there now may be of a newcomer that is about to go, and serves this one as well.
+        // The copy at hand may belong to a newcomer that is about to go, and serves this one as well.
         drop(self);
         let copy = tokio::select! {
             copy = copies.wait_for(Option::is_some) => copy.ok().and_then(|copy| copy.clone()),
