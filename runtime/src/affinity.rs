@@ -31,9 +31,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 /// A rank not held up for this long after a back-off begins with the shortest one again.
 const CALM_AFTER: Duration = Duration::from_secs(1);
 
-/// What a rank of such a host tells of the processors it may run on: the same number means the same ones. Containers and
-/// network namespaces of one machine share its processors, although they are hosts to each other; but a container with a quota
-/// has its own share.
+/// A digest of the processors that a rank of such a host may run on: equal digests mean the same processors. Containers and network
+/// namespaces of one machine share its processors, although they are hosts to each other; but a container with a quota has its own share.
 pub(crate) fn processors_digest(host_key: u64) -> u64 {
     let own = processors();
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -55,8 +54,9 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     shared.then(|| processors[place % processors.len()])
 }
 
-/// Who else computes there, as calls have noticed. Whoever kept the processor from a long call may have been a rank that copies, so short
-/// ones see for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after all-reduces of 16 MiB.
+/// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a rank that copies, so
+/// short calls judge for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after
+/// all-reduces of 16 MiB.
 #[derive(Debug, Default)]
 pub(crate) struct Contentions {
     by_short: Contention,
@@ -64,7 +64,7 @@ pub(crate) struct Contentions {
 }
 
 impl Contentions {
-    /// What a call goes by.
+    /// The belief that a call starts with.
     pub(crate) fn of(&self, is_short: bool, now: impl FnOnce() -> Instant) -> Contention {
         if is_short {
             self.by_short.in_question(self.by_long, now)
@@ -73,7 +73,7 @@ impl Contentions {
         }
     }
 
-    /// What it knows at its end.
+    /// The call's belief at its end.
     pub(crate) const fn keep(&mut self, is_short: bool, contention: Contention) {
         if is_short { self.by_short = contention } else { self.by_long = contention }
     }

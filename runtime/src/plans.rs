@@ -58,7 +58,7 @@ fn text_of(path: &Path) -> std::result::Result<String, String> {
 /// The plans in a text, proved.
 ///
 /// # Errors
-/// What is wrong, in a line.
+/// The problem, in a line.
 pub fn parse(text: &str) -> std::result::Result<PlanSet, String> {
     let file: PlanFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
     PlanSet::new(file)
@@ -88,7 +88,7 @@ pub fn to_text(set: &PlanSet) -> String {
     )
 }
 
-/// What tells sets of plans apart.
+/// A digest that tells sets of plans apart.
 #[must_use]
 pub fn digest(set: &PlanSet) -> String {
     let hash = Sha256::digest(to_text(set));

@@ -22,13 +22,13 @@ pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
 /// The version of the format that this build writes and reads.
 pub const VERSION: u32 = 2;
 
-/// What communication costs on a machine.
+/// Cost of communication on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Of the format: [`VERSION`].
     pub version: u32,
-    /// What was measured, for people.
+    /// The machine that was measured, for people.
     pub machine: String,
     /// Bytes that a rank copies per second.
     pub copy_bytes_per_second: f64,
@@ -44,7 +44,7 @@ pub struct Profile {
     pub network: Option<NetworkProfile>,
 }
 
-/// What a transport costs inside a host.
+/// Cost of a transport inside a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportProfile {
@@ -75,7 +75,7 @@ pub struct TransportProfile {
 pub struct Loaded {
     /// Where it was.
     pub path: PathBuf,
-    /// What it says.
+    /// Its content.
     pub profile: Profile,
 }
 
@@ -235,7 +235,7 @@ impl Profile {
     }
 }
 
-/// What ranks of a host meet over.
+/// The means by which ranks of a host communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// Shared memory.

@@ -30,7 +30,7 @@ const SPARE: u64 = 32;
 /// Backed between two looks at the clock, at the other ranks and at what is left: a few hundredths of a second.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// What this process draws from. What the system does not tell is left out.
+/// The pools that this process draws from. Pools of which the system says nothing are left out.
 pub(crate) fn pools() -> Vec<Pool> {
     pools_by(Path::new("/proc"))
 }

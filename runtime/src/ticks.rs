@@ -44,7 +44,7 @@ impl Ticks {
     }
 }
 
-/// What a tick is in time.
+/// Length of a tick.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     first: Tick,

@@ -85,7 +85,7 @@ const SLEEPS: u32 = 64;
 /// Polls between two looks at the clock while spinning: reading it costs about as much as a few polls.
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
-/// What the waiting loop is to do next.
+/// The waiting loop's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Next {
@@ -502,7 +502,7 @@ mod tests {
         assert!(by_short.is_present(later + 2 * by_long.spell - us));
         let before = by_short.until;
         assert_eq!(by_short.in_question(by_long, || unreachable!("it knows better")).until, before);
-        // What short calls notice holds for long ones.
+        // Contention that short calls notice holds for long ones.
         assert!(Contention::NONE.or_later(by_short).is_present(later + us));
         assert_eq!(by_short.or_later(by_long).until, before);
         assert!(Contention::NONE.in_question(Contention::NONE, || start).until.is_none());
@@ -542,7 +542,7 @@ mod tests {
         let tried = (0..WAITS_PER_SPIN).position(|_| wait(&mut pacer, true));
         assert_eq!(tried, Some(WAITS_PER_SPIN as usize - 1));
         assert!(wait(&mut pacer, true));
-        // Whoever asks for spinning has it.
+        // A setting that asks for spinning is obeyed.
         let mut asked = Pacer::new(Policy::for_host(2, 2, Some(50 * us)));
         assert!((0..2 * VAIN_SPINS).all(|_| wait(&mut asked, false)));
     }

@@ -7,10 +7,10 @@ use kolo_collectives::plan::Collective;
 use crate::mix::mix;
 use crate::types::{DataType, ReduceOp};
 
-/// What tells one call from another, for messages and the flight recorder.
+/// The facts that tell one call from another, for messages and the flight recorder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// What was called.
+    /// The collective.
     pub collective: Collective,
     /// Elements, as in [`RawCall`](crate::RawCall); `None` for the v-forms, where ranks differ.
     pub count: Option<usize>,
@@ -26,7 +26,7 @@ pub struct Summary {
     pub asynchronous: bool,
 }
 
-/// What all ranks must agree on in a call, in two words: cheap to keep for each call, and to hand from thread to thread.
+/// The part of a call on which all ranks must agree, in two words: cheap to keep for each call, and to hand from thread to thread.
 ///
 /// ```text
 /// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | sharded << 26
@@ -46,7 +46,7 @@ const SHARDED: u64 = 1 << 26;
 const ROOT_AT: u32 = 28;
 
 impl Summary {
-    /// What of it must agree across ranks.
+    /// The part that must agree across ranks.
     #[must_use]
     #[inline]
     pub fn label(&self) -> CallLabel {

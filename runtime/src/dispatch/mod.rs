@@ -22,7 +22,7 @@ pub(crate) enum Form {
     Started,
 }
 
-/// What carries a call out.
+/// The carrier of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The exchange of the host.
@@ -54,7 +54,7 @@ pub(crate) fn decide(
     }
 }
 
-/// What carries a call out, with its reasons.
+/// The carrier of a call, with its reasons.
 #[derive(Debug)]
 pub(crate) enum CarriedOut {
     /// In words.

@@ -9,7 +9,7 @@ use kolo_collectives::task::Task;
 use super::planner::{Limits, Planned};
 use crate::plans::LoadedPlans;
 
-/// What a call is, as far as files of plans ask.
+/// Description of a call, as far as files of plans ask.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) collective: Collective,
@@ -139,7 +139,7 @@ impl PlanFile {
         })
     }
 
-    /// What it is, in words.
+    /// Its text form.
     pub(crate) fn words(&self) -> String {
         let LoadedPlans { path, set, digest } = &self.loaded;
         format!("plan {} of {} ({digest})", set.name(), path.display())

@@ -18,14 +18,14 @@ use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
 
-/// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
+/// The key of a call's plan. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlanKey {
     task: Task,
     algorithm: Algorithm,
 }
 
-/// What decides the selection.
+/// The key of a selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ChoiceKey {
     collective: Collective,
@@ -52,7 +52,7 @@ pub(crate) struct Planned {
     pub(crate) window: usize,
 }
 
-/// What the transports of all ranks have for one call.
+/// The transports' common limits for one call, over all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Channels to a peer.
@@ -82,8 +82,8 @@ pub(crate) struct Planner {
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
 
-/// What a block of a v-form is taken to be as long as where nobody knows all lengths: long enough for the segments of a
-/// long one to be sized for bandwidth.
+/// Assumed length of a v-form's block where nobody knows all lengths: long enough for the segments of a long one to be sized for
+/// bandwidth.
 const UNKNOWN_BYTES: usize = 1 << 20;
 
 /// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
@@ -237,7 +237,7 @@ impl Planner {
         self.choices.clear();
     }
 
-    /// What is known of the network between the hosts.
+    /// Knowledge of the network between the hosts.
     pub(crate) const fn network(&self) -> &Knowledge {
         &self.network
     }

@@ -27,12 +27,12 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Between two looks at copies that nobody tells of: about what a segment takes.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
-/// What a thread drives to its end.
+/// Something that a thread drives to its end.
 pub(super) trait Goal {
     /// Moves it on, and whatever else is outstanding.
     ///
     /// # Errors
-    /// What it met in the exchange that does not fit.
+    /// The mismatch that it met in the exchange.
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault>;
 
     /// Ranks that it waits for.
@@ -44,7 +44,7 @@ pub(super) trait Goal {
     }
 }
 
-/// What a goal can meet.
+/// A fault that a goal can meet.
 pub(super) enum Fault {
     /// A member called something else.
     Mismatch(crate::exchange::Mismatch),

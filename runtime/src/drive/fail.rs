@@ -126,7 +126,7 @@ pub(super) fn poison(shared: &Shared, cause: &Cause) {
     core.abort(&error);
 }
 
-/// What is known at once.
+/// The evidence at hand.
 fn evidence(shared: &Shared, waited: Waited) -> Evidence {
     let report = shared.membership.abort_flag().cause();
     let core = shared.core();

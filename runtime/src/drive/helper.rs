@@ -37,7 +37,7 @@ pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
                 )
                 .ok();
         }
-        // Whoever closes the communicator wakes all tasks at its end.
+        // The thread that closes the communicator wakes all tasks at its end.
         helper.thread.is_some() || helper.stop
     })
 }

@@ -1,4 +1,4 @@
-//! What happens when a panic leaves a call while the engine holds pointers into the caller's memory.
+//! Memory lent to the engine: the guard against a panic that leaves a call while the engine holds pointers into it.
 //!
 //! Code of users runs inside calls (subscribers of `tracing`), and so do assertions of ours. To unwind frees the caller's
 //! buffers, into which messages would still be received when the communicator is dropped, or by the helper. So whatever lends

@@ -34,7 +34,7 @@ pub(crate) use timed_out::time_out;
 
 use crate::wait::{Next, Pacer};
 
-/// What one look at something has brought.
+/// Result of one look at a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// It is over.
@@ -52,7 +52,7 @@ pub(crate) enum Step {
     Behind,
 }
 
-/// What else has become of the communicator.
+/// News of the communicator itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A peer was lost that is not waited for: the others may get along without it.
@@ -74,7 +74,7 @@ pub(crate) enum End {
     Deadline(Duration),
 }
 
-/// What asking the peers has brought.
+/// Result of asking the peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     None,
@@ -82,7 +82,7 @@ pub(crate) enum Suspicion {
     HasLeft,
 }
 
-/// Whoever waits: what it moves on, hears, asks and rests on.
+/// A waiting thread's surroundings: the work it moves on, the news it hears, the peers it asks, and its rest.
 pub(crate) trait Waiter {
     type Error;
 

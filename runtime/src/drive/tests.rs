@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// How long a step takes that moves something.
 const STEP: Duration = Duration::from_micros(5);
 
-/// What ends a wait in these tests.
+/// Events that end a wait in these tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fails {
     Ended(End),
@@ -191,7 +191,7 @@ fn after_a_loss_what_was_sent_before_has_its_time() {
     let (result, script) = Script { step, news, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, 100 * MS + LOSS_GRACE);
-    // What is done meanwhile is done.
+    // Work finished meanwhile stays finished.
     let step = |now| Ok(if now > 40 * MS { Step::Done } else { Step::Waits { moved: false } });
     assert_eq!(Script { step, news, ..QUIET }.play(LONG).0, Ok(()));
     // A rank that needs others for nothing but the end of the call does not go on working.
@@ -265,7 +265,7 @@ fn a_suspicion_is_believed_after_the_grace() {
 
 #[test]
 fn a_suspicion_is_dropped_when_something_comes() {
-    // What the peer sent before it left comes at 270 ms; then the wait stalls anew.
+    // The peer's messages from before it left come at 270 ms; then the wait stalls anew.
     let step = |now: Duration| Ok(Step::Waits { moved: (270..275).contains(&now.as_millis()) });
     let (result, script) = Script { step, answers: left, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Asked));

@@ -73,7 +73,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
 }
 
-/// What is known of a peer that was asked.
+/// Facts about a peer that was asked.
 fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier) -> AwaitedRank {
     let over = || {
         let route = shared.group.routes.iter().find(|route| route.peer == peer && !route.shares_memory());

@@ -72,7 +72,7 @@ impl Links {
         self.endpoints.get_mut(self.stage?)?.stage_mut()
     }
 
-    /// What it offers.
+    /// Its capabilities.
     pub(crate) fn stage_caps(&self) -> Option<StageCaps> {
         self.endpoints.get(self.stage?)?.caps().stage
     }

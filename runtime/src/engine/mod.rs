@@ -456,7 +456,7 @@ impl Engine {
         }
     }
 
-    /// What a probe that is done has found: the source, the tag and the length.
+    /// The message that a finished probe has found: the source, the tag and the length.
     pub(crate) fn found(&self, id: Id) -> Option<(u32, u64, usize)> {
         match id {
             Id::Operation { .. } => None,

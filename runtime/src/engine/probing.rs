@@ -48,7 +48,7 @@ impl Transfers {
         drop(self.finish(slot));
     }
 
-    /// What a probe has found: the source, the tag and the length.
+    /// The message that a probe has found: the source, the tag and the length.
     pub(crate) fn found(&self, slot: u16) -> (u32, u64, usize) {
         let transfer = &self.slots[slot as usize];
         (transfer.peer, transfer.tag, transfer.piece.get().len)

@@ -1,4 +1,4 @@
-//! What an error knows of other ranks.
+//! An error's knowledge of other ranks.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::types::DataType;
 pub struct AwaitedRank {
     /// The rank, in the communicator concerned.
     pub rank: u32,
-    /// What it was doing.
+    /// Its activity.
     pub state: PeerState,
     /// The same in words, with the operation's name and how the rank is reached.
     pub detail: String,
@@ -28,7 +28,7 @@ impl fmt::Display for AwaitedRank {
     }
 }
 
-/// What a rank was doing when another rank's deadline passed.
+/// A rank's activity when another rank's deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerState {
@@ -59,7 +59,7 @@ pub enum PeerState {
     Unknown,
 }
 
-/// What a peer called where this rank called something else.
+/// A peer's call where this rank's was different.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCall {
@@ -88,9 +88,9 @@ pub enum PeerCall {
         /// Bytes that were expected.
         expected: u64,
     },
-    /// What it called is not known.
+    /// Its call is not known.
     Unknown {
-        /// What is known, in words.
+        /// The known facts, in words.
         detail: String,
     },
 }

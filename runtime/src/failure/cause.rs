@@ -58,7 +58,7 @@ impl Cause {
         }
     }
 
-    /// What the other ranks are told.
+    /// The report to the other ranks.
     pub(crate) fn report(&self, rank: u32) -> AbortCause {
         match self {
             Self::Mismatch { peer, theirs, ours, sequence } => AbortCause::new(

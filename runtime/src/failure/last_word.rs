@@ -1,4 +1,4 @@
-//! What ranks of a host leave for each other where no control plane tells: the cause, in one word.
+//! Last words: the cause, in one word, which ranks of a host leave for each other where no control plane tells it.
 
 use super::Cause;
 use crate::control::AbortKind;

@@ -1,4 +1,4 @@
-//! What there is of GPUs on this host, and how adapters reach their memory: found out when a communicator is made.
+//! The GPUs of this host, and the adapters' ways to their memory: found out when a communicator is made.
 
 use std::ffi::OsStr;
 

@@ -20,7 +20,7 @@ use crate::call::{AdapterAccess, Call, GpuBuffers, reduces, touches};
 use crate::cancel::Whole;
 use crate::engine::Engine;
 
-/// What was done with memory of GPUs, for calls on it.
+/// Counts of operations on memory of GPUs, for calls on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuCounters {
@@ -119,7 +119,7 @@ impl GpuAccess {
         Ok(path)
     }
 
-    /// What a path is to the engine.
+    /// Meaning of a path for the engine.
     pub(crate) fn access(&self, path: GpuPath) -> AdapterAccess {
         match path {
             GpuPath::Direct => {

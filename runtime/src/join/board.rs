@@ -13,7 +13,7 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// Leaves the notice where the other ranks read it.
     ///
     /// # Errors
-    /// What went wrong, in words; joining fails.
+    /// The problem, in words; joining fails.
     fn publish(&self, notice: &[u8]) -> Result<(), String>;
 
     /// Reads the notice.
@@ -22,7 +22,7 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// Why there is none yet, in words; it is read again later.
     fn read(&self) -> Result<Vec<u8>, String>;
 
-    /// What to call this place in messages.
+    /// Name of this place in messages.
     fn name(&self) -> String;
 
     /// The host that serves this place, if one does: rank 0 puts the address by which it reaches that host first.

@@ -46,7 +46,7 @@ impl JoinSpec {
         Ok(spec)
     }
 
-    /// What the variables say of a newcomer, whose rank and world size nobody knows yet: job, secret, time limits.
+    /// A newcomer's variables, whose rank and world size nobody knows yet: job, secret, time limits.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a variable is not understood.

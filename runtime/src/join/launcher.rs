@@ -86,7 +86,7 @@ const LAUNCHERS: [Launcher; 4] = [
     },
 ];
 
-/// What the variables of an MPI launcher or of Slurm say about a process.
+/// A process's place, by the variables of an MPI launcher or of Slurm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launched {
@@ -121,12 +121,12 @@ pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<L
     }))
 }
 
-/// Who this process is, for whichever launcher started it.
+/// This process's place, for whichever launcher started it.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
     Ok(identify(environment)?.map(|(_, place)| place))
 }
 
-/// Who this process is and where rank 0 is.
+/// This process's place, and the way to rank 0.
 pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
     if place.world_size == 1 {
@@ -207,7 +207,7 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
     Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
 }
 
-/// What Open MPI 5 puts into the name of a job: "prterun-HOST-PID@JOB".
+/// The parts of a job's name under Open MPI 5: "prterun-HOST-PID@JOB".
 struct PmixJob<'a> {
     /// Where mpirun runs.
     host: &'a str,

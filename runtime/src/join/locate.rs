@@ -27,12 +27,12 @@ pub(crate) struct Anchor {
     pub(crate) published: Option<Box<dyn Send>>,
 }
 
-/// What a rank knows about where the coordinator may be.
+/// A rank's knowledge of the coordinator's address.
 #[derive(Debug)]
 pub(crate) struct Advert {
     /// To be tried in order.
     pub(crate) candidates: Vec<SocketAddr>,
-    /// What rank 0 has drawn and published beside its address, where the locator has room for it.
+    /// The key that rank 0 has drawn and published beside its address, where the locator has room for it.
     pub(crate) key: Option<RendezvousKey>,
     /// Where this comes from, for messages: "node7:29500", "process 12 on node7".
     pub(crate) origin: String,

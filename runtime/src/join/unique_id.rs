@@ -33,7 +33,7 @@ const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
 /// An id by which the ranks of one job find each other; a program makes one and passes its bytes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId {
-    /// What is to be passed on, unchanged.
+    /// The bytes to pass on, unchanged.
     pub bytes: [u8; UNIQUE_ID_BYTES],
 }
 

@@ -107,7 +107,7 @@ pub enum Way {
     Both,
 }
 
-/// What empty messages tell.
+/// Result of empty messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoundTrip {
     /// There and back, processors' time included.
@@ -159,7 +159,7 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
     Ok(samples)
 }
 
-/// What long messages are sent from, and received into.
+/// Memory that long messages are sent from, and received into.
 #[derive(Debug)]
 pub struct Buffers {
     out: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What was measured, and the constants that follow.
+//! The table of measurements, and the constants that follow.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ impl Sample {
     }
 }
 
-/// What is known of the network between the hosts of a job; the same on all ranks.
+/// Knowledge of the network between the hosts of a job; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Table {
     /// Number of the host of each rank of the job.
     host_of: Arc<[u32]>,
     hosts: u32,
     samples: Vec<Sample>,
-    /// What measuring took, on the slowest rank.
+    /// Duration of the measurement, on the slowest rank.
     pub(crate) took: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Table {
         })
     }
 
-    /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
+    /// Its entries for the hosts of some ranks of the job; nothing if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
         for rank in ranks {
@@ -233,7 +233,7 @@ impl Between {
     }
 }
 
-/// What a rate is taken to be where there is none.
+/// The rate assumed where none is known.
 const RATE_UNKNOWN: f64 = Model::TCP.nic_bytes_per_second;
 
 /// The round trip that [`Between::apply`] takes apart again.

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Number, RATES};
 
-/// What the network between hosts costs.
+/// Cost of the network between hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkProfile {
@@ -81,7 +81,7 @@ impl Rates {
 }
 
 impl NetworkProfile {
-    /// What it says of these hosts.
+    /// Its entries for these hosts.
     ///
     /// # Errors
     /// In words: a host that was not measured, or two of one name.
@@ -121,7 +121,7 @@ impl NetworkProfile {
         ]
     }
 
-    /// What is wrong with hosts and pairs.
+    /// The problem with hosts and pairs, if there is one.
     pub(super) fn complaint(&self) -> Option<String> {
         let names: Vec<&str> = self.hosts.iter().map(|host| host.name.as_str()).collect();
         let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));

@@ -51,7 +51,7 @@ fn combined(kernel: Kernel, a: &[u8], b: &[u8]) -> Vec<u8> {
 trait Value: Copy + PartialEq + std::fmt::Debug + 'static {
     const TYPE: DataType;
     fn to_bits(self) -> u64;
-    /// What the operator should make of two values, from its definition and the type's own arithmetic.
+    /// The operator's result for two values, from its definition and the type's own arithmetic.
     fn expect(op: ReduceOp, a: Self, b: Self) -> Self;
 }
 

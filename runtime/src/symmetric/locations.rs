@@ -31,12 +31,12 @@ pub(super) struct BufferLocations {
     pub(super) is_on_gpu: bool,
     /// Whether nothing of the allocation follows the output in its last page.
     pub(super) owns_last_page: bool,
-    /// What the values are multiplied by before a pre-multiplied sum.
+    /// Factor for the values before a pre-multiplied sum.
     pub(super) factor: f64,
 }
 
 impl BufferLocations {
-    /// What matters for the choice of a plan.
+    /// The part that matters for the choice of a plan.
     pub(super) fn shown(&self) -> Shown {
         let placement = if self.is_in_place { Placement::InPlace } else { Placement::OutOfPlace };
         Shown { placement, input: self.input.is_some(), output: self.output.is_some() }

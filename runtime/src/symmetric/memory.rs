@@ -13,7 +13,7 @@ pub(crate) struct OwnMemory {
     /// Bytes asked for.
     used: usize,
     is_retired: AtomicBool,
-    /// Whose ranks share it.
+    /// The process whose ranks share it.
     process: Process,
 }
 

@@ -272,7 +272,7 @@ impl SymmetricBuffers {
         }
     }
 
-    /// What this rank does now that all have said where their buffers lie; nothing if these serve no plan.
+    /// This rank's work now that all have told the locations of their buffers; nothing if these serve no plan.
     fn agreed(
         &mut self,
         exchange: &mut CompiledExchange,
@@ -306,7 +306,7 @@ impl SymmetricBuffers {
         Forms::new(Task { placement: call.placement, ..task }, self.rank as u32)
     }
 
-    /// What this rank says of its buffers, and which pages that lets others write.
+    /// This rank's buffers as it describes them, and the pages that others may therefore write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
         let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
@@ -353,7 +353,7 @@ impl SymmetricBuffers {
         forms.fewest().lacks(self.rank, self.members, &locations.shown())
     }
 
-    /// What a call can count on here for which KOLO_ALGO asks for this way.
+    /// The facilities that a call can count on here if KOLO_ALGO asks for this way.
     pub(crate) fn asked_for(&self, call: &Call) -> Symmetric {
         let is_asked_for = self.forced.covers(call) && self.considers(call);
         if is_asked_for && self.lacks(call).is_none() { Symmetric::All } else { Symmetric::Nothing }

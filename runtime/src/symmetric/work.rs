@@ -1,4 +1,4 @@
-//! What one rank does in a call on symmetric buffers, piece by piece.
+//! One rank's work in a call on symmetric buffers, piece by piece.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub(super) struct Item {
     pub(super) bytes: usize,
 }
 
-/// What is put into this rank's output once nobody reads there any more.
+/// Bytes for this rank's output, written once nobody reads there any more.
 #[derive(Debug)]
 struct Patch {
     /// Which item makes it.
@@ -82,7 +82,7 @@ struct Patch {
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) items: Vec<Item>,
-    /// Whom this rank awaits at the end, if anybody.
+    /// Members that this rank awaits at the end, if any.
     pub(super) needs: Option<Needs>,
     /// Of these, the first so many are done.
     done: usize,

@@ -7,11 +7,11 @@ use crate::types::data_types;
 
 /// How a type computes and is stored. Signed integers are computed as unsigned ones; `bool` is a byte.
 pub(super) trait Lane: 'static {
-    /// What patterns and values are computed in.
+    /// The type in which patterns and values are computed.
     type Word: Copy + Default;
     /// Random bits.
     type Hash: Copy;
-    /// What lies in memory: an unsigned integer of the element's size.
+    /// The element in memory: an unsigned integer of its size.
     type Stored: Copy + Default;
 
     /// Random bits of element `j` of a tile.

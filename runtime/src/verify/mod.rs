@@ -1,8 +1,7 @@
 //! Data that checks a collective exactly, for any algorithm, order and number of ranks.
 //!
-//! What rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result
-//! of the reduction: nobody has to communicate to know it, and results are compared bit by bit, floating point
-//! included.
+//! The value that rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result of the
+//! reduction: nobody has to communicate to know it, and results are compared bit by bit, floating point included.
 //!
 //! # How
 //! Rank r's value at index i is `f(h(i), p(r, j))`, with h a hash of the index, p a pattern of the rank that repeats
@@ -49,9 +48,9 @@ pub struct Problem {
 pub struct Wrong {
     /// Its index, counted as `offset` is.
     pub index: u64,
-    /// What it is, byte by byte as in memory.
+    /// The actual value, byte by byte as in memory.
     pub got: Vec<u8>,
-    /// What it should be.
+    /// The expected value.
     pub want: Vec<u8>,
 }
 

@@ -169,7 +169,7 @@ impl Staged<'_> {
         payload_bytes(self.binding, payload, self.segment)
     }
 
-    /// What an answer of the stage means for this segment.
+    /// Meaning of the stage's answer for this segment.
     fn heard(&mut self, answer: Result<bool, StageMismatch>, awaited: Awaited) -> Result<bool, Error> {
         let is_there = answer.map_err(|found| mismatch(self.stage, self.tag, found))?;
         *self.awaited = (!is_there).then_some(awaited);
@@ -177,7 +177,7 @@ impl Staged<'_> {
     }
 }
 
-/// Whose payloads an `Await` waits for.
+/// Members whose payloads an `Await` waits for.
 pub(crate) const fn needs(of: Members) -> Needs {
     match of {
         Members::All => Needs::All,
@@ -186,7 +186,7 @@ pub(crate) const fn needs(of: Members) -> Needs {
     }
 }
 
-/// What folding needs beside its operands.
+/// The means of folding, beside its operands.
 #[derive(Debug, Default)]
 pub(super) struct Kit {
     operands: Vec<*const u8>,

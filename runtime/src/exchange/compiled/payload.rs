@@ -47,7 +47,7 @@ impl CompiledExchange {
         self.flat.publish(cursor.tag, cursor.published(), self.needs(call), fill);
     }
 
-    /// Whom this rank waits for.
+    /// Members that this rank waits for.
     #[inline]
     fn needs(&self, call: &Call) -> Needs {
         let (root, rank) = (call.root as usize, self.rank);
