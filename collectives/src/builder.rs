@@ -70,7 +70,7 @@ impl PlanBuilder {
         }
     }
 
-    /// Whose plan it is.
+    /// The rank whose plan it is.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.memory.rank

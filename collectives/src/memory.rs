@@ -11,7 +11,7 @@ use crate::shards;
 pub struct Memory {
     /// The operation.
     pub collective: Collective,
-    /// Whose memory.
+    /// The rank whose memory it is.
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,

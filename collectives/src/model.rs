@@ -16,7 +16,7 @@ pub struct LinkClass {
     pub bytes_per_second: f64,
 }
 
-/// What the network interfaces of one host carry, where hosts differ.
+/// Rate of one host's network interfaces, where hosts differ.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostRate {
@@ -26,7 +26,7 @@ pub struct HostRate {
     pub in_bytes_per_second: f64,
 }
 
-/// What one connection carries between two hosts, where that is less than both hosts have.
+/// Rate of one connection between two hosts, where that is less than both hosts have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairRate {

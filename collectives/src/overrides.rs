@@ -39,7 +39,7 @@ impl Overrides {
     #[must_use]
     pub fn force(&self, task: &Task, bytes: u64) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
-            // What reduces shards says nothing of other reductions, nor do others of shards.
+            // An algorithm that reduces shards says nothing of other reductions, nor do others of shards.
             Some(collective) => {
                 collective == task.collective && rule.algorithm.takes_shards() == task.shards.is_some()
             }

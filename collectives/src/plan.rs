@@ -285,13 +285,13 @@ pub enum Action {
     /// outputs of some, in one pass; with one input it is a copy. Where an input and an output are the same memory, so are the blocks,
     /// or they are apart.
     Spread {
-        /// Whose input.
+        /// The member whose input it is.
         of: Members,
         /// Number of the first block there.
         first: u32,
         /// How many blocks.
         count: u32,
-        /// Whose output.
+        /// The member whose output it is.
         to: Members,
         /// Number of the first block there.
         at: u32,
@@ -440,7 +440,7 @@ pub struct Plan {
     pub collective: Collective,
     /// Name of the generator, for people.
     pub algorithm: &'static str,
-    /// Whose program it is.
+    /// The rank whose program it is.
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,

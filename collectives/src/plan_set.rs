@@ -30,13 +30,13 @@ const NAME_BYTES_MAX: usize = 200;
 /// Segments in flight of plans that use stages, at most.
 pub const STAGED_WINDOW_MAX: u32 = 4;
 
-/// What a file of plans says.
+/// Content of a file of plans.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
     /// Of the format: [`VERSION`].
     pub version: u32,
-    /// What the plans are, for people.
+    /// Description of the plans, for people.
     pub name: String,
     /// The calls they serve.
     pub serves: Serves,
@@ -95,9 +95,9 @@ const fn is_unlimited(bytes: &u64) -> bool {
 pub struct SharedMemory {
     /// Ranks, ascending.
     pub members: Vec<u32>,
-    /// Whose blocks those of a stage are as long as.
+    /// The space whose blocks set the length of a stage's.
     pub like: Space,
-    /// What each member publishes in each round.
+    /// Each member's payload in each round.
     pub rounds: Vec<Vec<Payload>>,
 }
 
@@ -130,7 +130,7 @@ impl PlanSet {
     /// The plans of a file, proved.
     ///
     /// # Errors
-    /// What is wrong with them, in a sentence.
+    /// The problem with them, in a sentence.
     pub fn new(file: PlanFile) -> Result<Self, String> {
         if file.version != VERSION {
             return Err(format!("it has version {}, and this build reads version {VERSION}", file.version));
@@ -200,7 +200,7 @@ impl PlanSet {
         Self::new(Self { name, serves, segment_bytes, window, plans }.to_file())
     }
 
-    /// What they are, for people.
+    /// Their description, for people.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

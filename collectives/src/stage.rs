@@ -26,7 +26,7 @@ pub struct Stage {
     /// For each round of a segment: what each member publishes. [`Algorithm::plans`](crate::Algorithm::plans) makes one table
     /// for all members.
     pub rounds: Arc<[Box<[Payload]>]>,
-    /// Whose buffers others reach into.
+    /// Members whose buffers others reach into.
     pub windows: Windows,
 }
 

@@ -44,7 +44,7 @@ pub struct Forms {
     plans: [Option<Plan>; 2],
 }
 
-/// What one rank tells the others of its buffers before a call.
+/// A rank's account of its buffers for the others, before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// Whether they share memory.
@@ -101,7 +101,7 @@ impl Forms {
         &self.task
     }
 
-    /// Whose buffers are reached into where all of them are symmetric; nobody's if there is no form at all.
+    /// Members whose buffers are reached into where all of them are symmetric; none if there is no form at all.
     #[must_use]
     pub const fn most(&self) -> Windows {
         self.most
@@ -113,7 +113,7 @@ impl Forms {
         Windows::of(&self.task.clone().with_symmetric(symmetric)).unwrap_or_default()
     }
 
-    /// Whose buffers are reached into in any case.
+    /// Members whose buffers are reached into in any case.
     #[must_use]
     pub fn fewest(&self) -> Windows {
         let inputs = self.windows(Symmetric::Inputs);

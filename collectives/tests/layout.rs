@@ -41,7 +41,7 @@ fn cover(extents: &[Extent], total: usize) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// What `len` and `extents` say of a range is what its blocks say one by one.
+/// The answers of `len` and `extents` for a range agree with those of its blocks one by one.
 fn range_agrees(layout: &Layout, range: Blocks, segment: usize) -> Result<(), TestCaseError> {
     let blocks: Vec<Extent> = (range.first..range.first + range.count)
         .map(|block| layout.block(range.space, block, segment))

@@ -215,8 +215,8 @@ fn a_fold_without_a_member_or_its_own_is_found() {
     every(fewer, 500);
 }
 
-/// What a rank leaves out of its payload nobody reads, and what it does not leave out somebody does. But for reduce-scatter on
-/// several hosts: there a rank looks after blocks in several places, and leaves out those in one.
+/// Nobody reads the part of a payload that a rank leaves out, and somebody reads every other part. But for reduce-scatter on several
+/// hosts: there a rank looks after blocks in several places, and leaves out those in one.
 #[test]
 fn a_hole_elsewhere_is_found() {
     let moved = |plan: &Plan, action: &Action| {

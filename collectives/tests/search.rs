@@ -1,4 +1,4 @@
-//! What the search finds: right everywhere, never slower than the algorithms, and faster where hosts or pairs differ.
+//! The search's plans: right everywhere, never slower than the algorithms, and faster where hosts or pairs differ.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What is said of stages: each rule fires when its defect is put into a good set of plans.
+//! The checker's rules for stages: each fires when its defect is put into a good set of plans.
 
 mod common;
 
@@ -77,7 +77,7 @@ fn nothing_is_read_that_is_not_published() {
     let hole = Some(stage(1));
     plans[1].lanes[0][0].action = Action::Publish { src: [Some(IN), None], except: hole };
     assert!(matches!(of(&plans), Violation::Unpublished { member: 1, .. }));
-    // Who reads its own from where it is may leave it out, if nobody else reads it.
+    // A rank that reads its own from where it is may leave it out, if nobody else reads it.
     for plan in &mut plans {
         let me = plan.rank as u16;
         plan.lanes[0][0].action = Action::Publish { src: [Some(IN), None], except: Some(stage(me)) };

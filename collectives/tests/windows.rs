@@ -1,4 +1,4 @@
-//! What is said of windows: each rule fires when its defect is put into a good set of plans.
+//! The checker's rules for windows: each fires when its defect is put into a good set of plans.
 
 mod common;
 

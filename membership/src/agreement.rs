@@ -50,7 +50,7 @@ pub struct Agreement {
     own: Option<Part>,
     /// Whether its own part was brought for it, since a caller's time was over.
     stood_in_for: bool,
-    /// What was called by who waits no longer for parts that are missing.
+    /// The calls of members that no longer wait for missing parts.
     overdue: Option<u8>,
     /// Brought by others, to this member.
     parts: BTreeMap<u32, Part>,
@@ -82,9 +82,9 @@ struct Attempt {
     ballot: Ballot,
     /// In the second phase: the value.
     value: Option<Decision>,
-    /// Who has answered in this phase, with whom each holds for gone.
+    /// Members that have answered in this phase, with those that each holds for gone.
     answers: BTreeMap<u32, Set>,
-    /// What was accepted last, as far as the promises tell.
+    /// The decision accepted last, as far as the promises tell.
     best: Option<(Ballot, Decision)>,
 }
 
@@ -154,7 +154,7 @@ impl Agreement {
         self.settings.stranded_after = stranded_after;
     }
 
-    /// Who was asked and does not answer.
+    /// Members that were asked and do not answer.
     #[must_use]
     pub fn silent(&self, now: Duration) -> Vec<u32> {
         self.others().filter(|other| self.is_silent(*other, now)).collect()
@@ -169,7 +169,7 @@ impl Agreement {
         }
     }
 
-    /// What is to be sent, in order.
+    /// Messages to send, in order.
     pub fn take_messages(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.out)
     }
@@ -191,7 +191,7 @@ impl Agreement {
         Stand::Open { late, silent }
     }
 
-    /// Who has ended, as far as this member knows.
+    /// Members that have ended, as far as this one knows.
     #[must_use]
     pub const fn known_gone(&self) -> &Set {
         &self.gone
@@ -218,7 +218,8 @@ impl Agreement {
         self.next_beat = now + self.settings.beat;
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
-            // Who has brought its part and is not heard any more may bring it to another by now, whom it takes for the proposer.
+            // A member that has brought its part and is not heard any more may bring it to another by now, whom it takes for the
+            // proposer.
             let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * WORRY_BEATS;
             let is_missing = |other: &u32| !self.parts.contains_key(other) || quiet(other);
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
@@ -404,7 +405,7 @@ impl Agreement {
         true
     }
 
-    /// What this member would have chosen.
+    /// This member's own choice.
     fn proposal(&self) -> Decision {
         let own = self.own.expect("only who has brought a part proposes");
         let mut value = Decision {
@@ -518,7 +519,7 @@ impl Agreement {
         self.out.push((from, answer));
     }
 
-    /// Whom it holds for gone, as it tells the proposer that has just told it.
+    /// Members that it holds for gone, as it tells the proposer that has just told it.
     fn holds(&self, _told: &Set) -> Set {
         #[cfg(test)]
         if self.flaw == Some(crate::simulator::Flaw::HearsTheDead) {

@@ -1,4 +1,4 @@
-//! What members say to each other.
+//! Messages among members.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,17 +9,17 @@ use crate::set::Set;
 pub struct Ballot {
     /// Rounds count from 1; 0 is before all.
     pub round: u64,
-    /// Who proposes: no two members share a ballot.
+    /// The proposer: no two members share a ballot.
     pub by: u32,
 }
 
 /// Rounds of messages that other processes send stay below: then there is always a next one.
 const ROUNDS_MAX: u64 = 1 << 62;
 
-/// What a member brings.
+/// A member's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
-    /// What it has called, as one bit of its caller's choice.
+    /// Its call, as one bit of its caller's choice.
     pub kinds: u8,
     /// The decision has the bits that all who took part have set.
     pub flags: u64,
@@ -27,14 +27,14 @@ pub struct Part {
     pub seed: [u8; 32],
 }
 
-/// What all agree on.
+/// The common decision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
-    /// Who took part; the others are out.
+    /// Members that took part; the others are out.
     pub members: Set,
     /// The bits that all of these have set.
     pub flags: u64,
-    /// What they have called, all bits together: more than one if they called different things.
+    /// Their calls, all bits together: more than one if they called different things.
     pub kinds: u8,
     /// A number that nobody else knows.
     pub seed: [u8; 32],
@@ -43,13 +43,13 @@ pub struct Decision {
 /// From one member to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// What the sender brings, to the member that it takes for the proposer.
+    /// The sender's part, to the member that it takes for the proposer.
     Part(Part),
     /// Asks for the part, or for a sign of life.
     Asked,
     /// The same when a caller's time is over: who has brought no part is to bring one with no flag set.
     Overdue {
-        /// What the caller has called.
+        /// The caller's call.
         kinds: u8,
     },
     /// A sign of life of a member that has not brought its part yet.
@@ -58,23 +58,23 @@ pub enum Message {
     Prepare {
         /// Which ballot.
         ballot: Ballot,
-        /// Whom the proposer holds for gone.
+        /// Members that the proposer holds for gone.
         gone: Set,
     },
     /// The answer.
     Promise {
         /// To which ballot.
         ballot: Ballot,
-        /// Whom the acceptor holds for gone now.
+        /// Members that the acceptor holds for gone now.
         gone: Set,
-        /// What it accepted last.
+        /// The decision it accepted last.
         accepted: Option<(Ballot, Decision)>,
     },
     /// Second phase: accept this value.
     Accept {
         /// Which ballot.
         ballot: Ballot,
-        /// Whom the proposer holds for gone.
+        /// Members that the proposer holds for gone.
         gone: Set,
         /// The value.
         value: Decision,
@@ -83,7 +83,7 @@ pub enum Message {
     Accepted {
         /// To which ballot.
         ballot: Ballot,
-        /// Whom the acceptor holds for gone now.
+        /// Members that the acceptor holds for gone now.
         gone: Set,
     },
     /// The answer to a ballot that is too early.

@@ -1,4 +1,4 @@
-//! What RDMA costs through Kolo's transport, for comparison with perftest in the same guest.
+//! Cost of RDMA through Kolo's transport, for comparison with perftest in the same guest.
 //!
 //! `cargo run --release -p kolo-transport --example rdma_bench`. Two processes, which poll for latency, and for
 //! throughput wait as the runtime does (spin, yield, sleep). Prints lines of `name value`: half a round trip in

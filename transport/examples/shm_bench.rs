@@ -1,4 +1,4 @@
-//! What the shared-memory transport costs between processes.
+//! Cost of the shared-memory transport between processes.
 //!
 //! ```text
 //! shm_bench latency            one way, 0 to 4096 bytes, 2 processes

@@ -1,4 +1,4 @@
-//! What TCP costs here, against bare sockets in the same run.
+//! Cost of TCP here, against bare sockets in the same run.
 //!
 //! `cargo run --release -p kolo-transport --example tcp_bench`. Two threads, all polling without sleep; every figure
 //! is the best of several rounds, since disturbances only ever add.

@@ -70,7 +70,7 @@ pub struct Consumer {
     pub context: *mut (),
 }
 
-/// What becomes of a received message.
+/// Destination of a received message.
 #[derive(Clone, Copy, Debug)]
 pub enum Sink<'a> {
     /// It is put into these pieces, in place where the transport can.
@@ -79,7 +79,7 @@ pub enum Sink<'a> {
     Consume {
         /// Expected length in bytes.
         len: usize,
-        /// Who eats it.
+        /// The consumer of its pieces.
         consumer: Consumer,
     },
 }
@@ -94,7 +94,7 @@ pub enum Posted {
     Pending,
 }
 
-/// What [`Endpoint::poll`] reports.
+/// Event that [`Endpoint::poll`] reports.
 #[derive(Debug)]
 pub enum Event {
     /// A send's source may be reused, or a receive is complete.
@@ -117,7 +117,7 @@ pub enum Event {
     Warning(String),
 }
 
-/// What is known of a message before it is received.
+/// Facts about a message before it is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The channel it has come on.
@@ -128,7 +128,7 @@ pub struct Envelope {
     pub len: u64,
 }
 
-/// What a transport can do, as data. The runtime never asks for a name.
+/// A transport's capabilities, as data. The runtime never asks for a name.
 #[derive(Clone, Debug)]
 pub struct Caps {
     /// Name for people: "tcp", "shm".
@@ -148,7 +148,7 @@ pub struct Caps {
     pub park_fd: bool,
     /// Whether payload is placed without an intermediate copy of the transport's own.
     pub in_place: bool,
-    /// What its [stage](Endpoint::stage) offers, if it has one.
+    /// Capabilities of its [stage](Endpoint::stage), if it has one.
     pub stage: Option<StageCaps>,
 }
 
@@ -161,7 +161,7 @@ pub enum ParkBy {
     Fd,
 }
 
-/// What to sleep on.
+/// Something to sleep on.
 #[derive(Clone, Copy, Debug)]
 pub enum Armed<'a> {
     /// Nothing is outstanding here; this endpoint will not wake anybody.
@@ -172,7 +172,7 @@ pub enum Armed<'a> {
     Fd(BorrowedFd<'a>),
 }
 
-/// What an endpoint says when it is told of a peer.
+/// An endpoint's answer when it is told of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// It can talk to that peer.
@@ -204,7 +204,7 @@ pub struct Rail {
 
 /// One rank's end of a transport. See the module for the contract.
 pub trait Endpoint: Send + std::fmt::Debug {
-    /// What it can do.
+    /// Its capabilities.
     fn caps(&self) -> &Caps;
 
     /// How peers find this endpoint: opaque and at most 1 KiB; the control plane carries it to all ranks.
@@ -392,7 +392,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
-    /// What was done with the caller's memory so far. All zero where nothing is registered.
+    /// Work with the caller's memory so far. All zero where nothing is registered.
     fn memory_counters(&self) -> MemoryCounters {
         MemoryCounters::default()
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// What went wrong.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -39,7 +39,7 @@ pub enum ErrorKind {
 /// An error of a transport: who, what, and what to do.
 #[derive(Clone, Debug)]
 pub struct Error {
-    /// What went wrong.
+    /// The kind.
     pub kind: ErrorKind,
     /// Name of the transport.
     pub transport: &'static str,

@@ -4,7 +4,7 @@
 //! line. Every such text therefore passes [`printable`] where its bytes become text; it may pass again.
 
 /// The text with everything escaped that is not simply shown, cut to at most `most` bytes ("..." at the end says so).
-/// What it returns it leaves alone when called again with the same limit.
+/// Its result is left alone when passed in again with the same limit.
 #[must_use]
 pub fn printable(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));

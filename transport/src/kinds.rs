@@ -6,7 +6,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::{RdmaOptions, ShmOptions, TcpOptions};
 
-/// What all endpoints of a transport have in common, so that a rank knows it of another's by the name.
+/// Features that all endpoints of a transport have in common, so that a rank knows another's by the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Name, as in `KOLO_TRANSPORT`.
@@ -20,7 +20,7 @@ pub struct Features {
     pub tries_paths: bool,
 }
 
-/// What the owner says to the endpoints that it opens. Each takes what is its own.
+/// The owner's options for the endpoints that it opens. Each takes its own part.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// For shared memory.
@@ -44,7 +44,7 @@ macro_rules! table {
             /// All, in order of preference.
             pub const ALL: [Self; [$(stringify!($kind)),+].len()] = [$(Self::$kind),+];
 
-            /// What is known of it before an endpoint is opened.
+            /// Its features, known before an endpoint is opened.
             #[must_use]
             pub const fn features(self) -> &'static Features {
                 match self {

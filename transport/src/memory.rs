@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// What is behind a range of addresses.
+/// Memory behind a range of addresses.
 #[derive(Clone, Copy, Debug)]
 pub enum Backing<'a> {
     /// Memory of this process, as any.
@@ -21,7 +21,7 @@ pub enum Backing<'a> {
     Device {
         /// As for [`Backing::DmaBuf`]; none where a kernel module lets adapters find such memory by its address.
         export: Option<(BorrowedFd<'a>, u64)>,
-        /// Who copies what is too short to be registered for.
+        /// Copies ranges that are too short to be registered.
         copier: &'a Arc<dyn DeviceCopier>,
     },
 }
@@ -47,7 +47,7 @@ pub trait DeviceCopier: fmt::Debug + Send + Sync {
     unsafe fn store(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
 }
 
-/// What came of making memory known.
+/// Result of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registered {
     /// It is registered, until [`Endpoint::deregister`](crate::Endpoint::deregister).
@@ -56,7 +56,7 @@ pub enum Registered {
     NotNeeded(&'static str),
 }
 
-/// What becomes of registrations of the caller's memory that nobody uses any more.
+/// Fate of registrations of the caller's memory that nobody uses any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistrationPolicy {
@@ -64,7 +64,7 @@ pub enum RegistrationPolicy {
     Watched,
     /// They are to be kept, and the kernel tells nothing to this process: they end with their operations.
     Unwatched {
-        /// What was refused, and how.
+        /// The refused system call, with its error.
         because: String,
     },
     /// They are kept, as the user promises not to unmap.
@@ -94,15 +94,15 @@ impl fmt::Display for RegistrationPolicy {
 /// How devices that read and write memory by themselves get at it.
 #[derive(Clone, Debug)]
 pub struct DeviceAccess {
-    /// What becomes of registrations of the caller's memory.
+    /// Fate of registrations of the caller's memory.
     pub registrations: RegistrationPolicy,
     /// Whether they take memory of other drivers, such as a GPU's, as dma-bufs; if not, which does not, and why.
     pub takes_dma_bufs: Result<(), String>,
-    /// What a `fork` of this process does to memory that is registered, in words.
+    /// Effect of a `fork` of this process on registered memory, in words.
     pub fork: String,
 }
 
-/// What a transport has done with the caller's memory since its beginning: so that zero-copy is a number and no claim.
+/// A transport's work with the caller's memory since its beginning: so that zero-copy is a number and no claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryCounters {

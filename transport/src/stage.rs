@@ -20,7 +20,7 @@ use std::fmt::Debug;
 
 use crate::shm::Copier;
 
-/// What a stage offers.
+/// Capabilities of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCaps {
     /// How many areas there are.
@@ -29,7 +29,7 @@ pub struct StageCaps {
     pub payload_max: usize,
 }
 
-/// Whose payload a member needs.
+/// Members whose payload a member needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Everybody's.
@@ -85,7 +85,7 @@ pub trait Stage: Debug {
     /// Unless [`Stage::is_free`] has said yes for as much.
     fn slot(&mut self, area: u16, len: usize) -> *mut u8;
 
-    /// What copies into slots, in the way that suits those who read them.
+    /// The copier for slots, which suits those who read them.
     fn copier(&mut self) -> &mut Copier;
 
     /// Publishes what lies in the slot.
@@ -112,7 +112,7 @@ pub trait Stage: Debug {
     fn waited_for(&self, area: u16, what: Awaited) -> Vec<usize>;
 }
 
-/// What a member waits for in an area, for error texts.
+/// A member's wait in an area, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// That it may publish so many bytes.

@@ -188,8 +188,8 @@ fn a_port_that_goes_down_is_a_warning_and_wakes_who_sleeps() {
     }
 }
 
-/// What cannot be had later is reckoned before: pairs beyond what either end may lock go another way, with the reason, and
-/// both ends decide alike.
+/// Scarce resources are reckoned before: pairs beyond the memory that either end may lock go another way, with the reason, and both ends
+/// decide alike.
 #[test]
 fn peers_beyond_what_may_be_locked_go_another_way() {
     let fake = Fake::new();

@@ -158,7 +158,7 @@ fn a_process_without_descriptors_says_so() {
     }
 }
 
-/// What the started processes do; as a test of its own, nothing.
+/// Body of the started processes; as a test of its own, nothing.
 #[test]
 fn child() {
     let Ok(scenario) = env::var("SHM_TEST_SCENARIO") else { return };

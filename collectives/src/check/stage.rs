@@ -113,7 +113,7 @@ struct Lane<'a> {
     steps: &'a [Step],
     /// By rank and round.
     exceptions: &'a [Vec<Option<Blocks>>],
-    /// Whose stages may be read.
+    /// Members whose stages may be read.
     awaited: Vec<bool>,
     /// Sends from stages that no fence has waited for.
     sends: Vec<(StepRef, Blocks)>,

@@ -150,7 +150,7 @@ impl Cells {
         }
     }
 
-    /// What others find in block `block` of this rank's input.
+    /// The value that others find in block `block` of this rank's input.
     pub(crate) fn contributed(&self, block: u32) -> Option<Value> {
         let at = self.memory.contribution(block, 1);
         self.read(at.space, at.first)

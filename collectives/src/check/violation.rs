@@ -89,7 +89,7 @@ pub enum Violation {
     },
     /// The plans of a stage contradict each other.
     Stage {
-        /// Whose plan.
+        /// The rank whose plan it is.
         rank: u32,
         /// The contradiction.
         what: &'static str,
@@ -105,14 +105,14 @@ pub enum Violation {
     NotAwaited {
         /// The step.
         at: Place,
-        /// Whose memory.
+        /// The member whose memory it is.
         member: u16,
     },
     /// A step touches a buffer of a member that the plans do not say to be a window.
     NotAWindow {
         /// The step.
         at: Place,
-        /// Whose buffer.
+        /// The member whose buffer it is.
         member: u16,
     },
     /// A step may still be using a buffer of another rank when that rank is through.
@@ -126,7 +126,7 @@ pub enum Violation {
     Unpublished {
         /// The step.
         at: Place,
-        /// Whose stage.
+        /// The member whose stage it is.
         member: u16,
     },
     /// A rank can be through with a barrier before another one has called.

@@ -1,8 +1,8 @@
 //! Static checks of windows: no rank touches a member's buffer before it has awaited that member, while another one uses the same
 //! block, or after its owner is through.
 //!
-//! What ranks know of each other they know from rounds. A rank that published k rounds before a step is known to be done with the step by
-//! whoever has awaited its round k (rounds count from 0). So two steps of different ranks are in order if one rank knows of the other's
+//! Ranks know of each other's progress from rounds. A rank that published k rounds before a step is known to be done with the step by any
+//! rank that has awaited its round k (rounds count from 0). So two steps of different ranks are in order if one rank knows of the other's
 //! step before its own, and the end of a plan is a step that touches all of its rank's windows.
 
 use std::ops::Range;
@@ -26,11 +26,11 @@ struct Access {
     at: StepRef,
     /// Rounds that this one has published before.
     rounds: usize,
-    /// What it knows then: an index into [`Program::known`].
+    /// Its knowledge then: an index into [`Program::known`].
     known: usize,
 }
 
-/// What the steps of one member touch.
+/// Memory that the steps of one member touch.
 struct Program<'a> {
     plans: &'a [Plan],
     stage: &'a Stage,
@@ -96,7 +96,7 @@ fn apart(plans: &[Plan], stage: &Stage, programs: &[Program<'_>]) -> Result<(), 
     Ok(())
 }
 
-/// Whoever has touched a member's window is known to be done when that member is through.
+/// A rank that has touched a member's window is known to be done when that member is through.
 fn outlived(plans: &[Plan], stage: &Stage, programs: &[Program<'_>]) -> Result<(), Violation> {
     for access in programs.iter().flat_map(|program| &program.accesses) {
         let owner = access.cell.0;

@@ -127,7 +127,7 @@ impl Bill {
         let reduce = if reduces { bytes / self.model.reduce_bytes_per_second } else { 0.0 };
         let share = if let Reach::Network(share) = reach { share } else { 1.0 };
         let sharers = (self.model.oversubscription * share).max(1.0);
-        // Whoever shares a processor comes to its turn for each message that a network brings.
+        // A rank that shares a processor comes to its turn for each message that a network brings.
         let turns = match reach {
             Reach::Network(_) if sharers > 1.0 => messages * self.model.switch_seconds,
             _ => 0.0,

@@ -41,7 +41,7 @@ impl Generator for ShardsOneShot {
         let pieces = Pieces::of(task);
         bill.reduce(pieces.additions * bytes);
         bill.wave(task.world_size - 1, pieces.mean * bytes, true, f64::INFINITY);
-        // What has to wait for its other half is stored as it arrives, and reduced later.
+        // A piece that has to wait for its other half is stored as it arrives, and reduced later.
         bill.copy(bytes * pieces.mean * f64::from(task.world_size - 1));
     }
 

@@ -20,7 +20,7 @@ pub(crate) struct Shares;
 /// vector is a twentieth of the time of the faster.
 const PARTS: u32 = 128;
 
-/// What the simulator sees above the closed form, with few exceptions: pieces of different lengths wait for each other.
+/// The simulator's excess over the closed form, with few exceptions: pieces of different lengths wait for each other.
 const MARGIN: f64 = 1.15;
 
 /// Beyond, the messages to all others at once are too many.
@@ -81,8 +81,8 @@ impl Generator for Shares {
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let speeds = task.speeds.as_deref().unwrap_or_default();
         let others = task.world_size - 1;
-        // What the slowest rank could carry each way in the time that all take, in both phases together. What goes out in the
-        // first comes in in the second, so that with segments in flight each phase has one direction of the link.
+        // Bytes that the slowest rank could carry each way in the time that all take, in both phases together. Bytes that go out in the
+        // first phase come in in the second, so that with segments in flight each phase has one direction of the link.
         let carried = MARGIN * slowest_carries(speeds) * bytes / f64::from(others);
         bill.wave(others, carried, true, f64::INFINITY);
         let busy = bill.busy;

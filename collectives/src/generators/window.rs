@@ -135,7 +135,7 @@ impl Generator for Window {
     }
 }
 
-/// Whose buffers others reach into.
+/// Members whose buffers others reach into.
 pub(crate) fn windows(task: &Task) -> Windows {
     use Collective as C;
     let root = Some(Members::One(task.root as u16));

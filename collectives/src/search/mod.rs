@@ -20,12 +20,12 @@ use crate::select::{Order, select};
 use crate::simulate::{Cluster, simulate};
 use crate::{Algorithm, Task};
 
-/// What was found for calls of one length.
+/// The plans found for calls of one length.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The plans.
     pub set: PlanSet,
-    /// What the simulator sees.
+    /// Their time in the simulator.
     pub seconds: f64,
     /// The best of the algorithms in the simulator, and its time.
     pub built_in: (Algorithm, f64),
@@ -176,7 +176,7 @@ struct Effort<'a> {
 }
 
 impl Effort<'_> {
-    /// What the simulator sees; nothing if that takes too long, or the plans do not fit together.
+    /// Their time in the simulator; nothing if that takes too long, or the plans do not fit together.
     fn time(&mut self, plans: &[Plan], (segment_bytes, window): Run) -> Option<f64> {
         let steps: usize = plans.iter().flat_map(|plan| plan.lanes.iter()).map(|lane| lane.len()).sum();
         let steps = steps.saturating_mul(segments(self.bytes, segment_bytes));

@@ -171,7 +171,7 @@ struct Load<'a> {
     out: Vec<f64>,
     into: Vec<f64>,
     pairs: Vec<f64>,
-    /// What the busiest resource cannot do without, for prices to be relative to.
+    /// The least load of the busiest resource, for prices to be relative to.
     scale: f64,
     steepness: f64,
 }

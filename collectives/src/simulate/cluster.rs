@@ -14,7 +14,7 @@ pub struct Cluster {
     pub ranks_per_host: u32,
     /// The constants.
     pub model: Model,
-    /// What each host's interfaces carry; as the model says where there are none.
+    /// Rate of each host's interfaces; as the model says where there are none.
     pub rates: Vec<HostRate>,
     /// Pairs of hosts that have less than both.
     pub pairs: Vec<PairRate>,

@@ -92,7 +92,7 @@ pub struct Stuck {
     pub segment: usize,
     /// Its head step.
     pub step: StepRef,
-    /// Whom it waits for, if the step is a receive.
+    /// The rank it waits for, if the step is a receive.
     pub peer: Option<u32>,
 }
 

@@ -58,7 +58,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Whom a step waits for.
+    /// The rank that a step waits for.
     fn awaited(&self, rank: usize, slot: usize, action: &Action) -> Option<u32> {
         match action {
             Action::Await { of } => self.stages.missing(*of, rank, slot),

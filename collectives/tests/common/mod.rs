@@ -1,4 +1,4 @@
-//! What the tests share: tasks, shapes, and checks with readable failures.
+//! Common parts of the tests: tasks, shapes, and checks with readable failures.
 #![allow(dead_code, unreachable_pub)]
 
 use kolo_collectives::check::{Options, Report, Violation, check};

@@ -1,4 +1,4 @@
-//! What goes wrong in a run, drawn from its seed.
+//! The faults of a run, drawn from its seed.
 
 use std::time::Duration;
 

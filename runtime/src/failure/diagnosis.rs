@@ -279,7 +279,7 @@ impl Evidence {
         DataType::ALL.into_iter().find(is_it)
     }
 
-    /// What a peer called, by the tag of its message, or else at `sequence`.
+    /// A peer's call, by the tag of its message, or else at `sequence`.
     fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
         let of_tag =
             |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;

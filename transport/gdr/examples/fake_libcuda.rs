@@ -30,7 +30,7 @@ const DEFAULT_STREAMS: [usize; 2] = [1, 2];
 const PAGE: usize = 4096;
 
 struct Allocation {
-    /// What the caller sees.
+    /// The address that the caller sees.
     start: usize,
     bytes: usize,
     /// Where the stand-in reaches it.
@@ -50,14 +50,14 @@ struct State {
     started: bool,
     /// Fewer than the one that there is.
     lacking: i64,
-    /// What questions whose an address is are answered with, if not 0.
+    /// Answer to questions about the owner of an address, if not 0.
     answer: c_int,
     allocations: Vec<Allocation>,
     /// Addresses that were given back, with their lengths: for the GPU's memory alone, as the real ones are.
     places: Vec<(usize, usize)>,
     pinned: HashMap<usize, usize>,
     streams: HashMap<usize, VecDeque<Item>>,
-    /// What asking gives, by event; none while it is on its way in a stream.
+    /// Answers to queries, by event; none while the event is on its way in a stream.
     events: HashMap<usize, Option<c_int>>,
     names: usize,
     /// Copies until one fails.

@@ -33,7 +33,7 @@ impl<T> Copies<T> {
     /// A stream of its own.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, String> {
         let stream = gpu.within(|library| {
             let create = library.need(library.functions.create_stream)?;
@@ -51,7 +51,7 @@ impl<T> Copies<T> {
         })
     }
 
-    /// Whose memory it copies from and to.
+    /// The GPU whose memory it copies from and to.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
@@ -60,7 +60,7 @@ impl<T> Copies<T> {
     /// Starts copies, and marks their end.
     ///
     /// # Errors
-    /// What the driver says; some of the copies may be under way then.
+    /// The driver's error; some of the copies may be under way then.
     ///
     /// # Safety
     /// Every part (from, to, bytes) names valid memory: a GPU's, or pinned memory of the host. It stays so, and is

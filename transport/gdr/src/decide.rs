@@ -2,7 +2,7 @@
 
 use super::path::{DmaBuf, Flush, Mode, Path, Plan, Refused, Ruled};
 
-/// What the drivers of a GPU and of the adapter beside it say. An error is a reason in plain words.
+/// The answers of the drivers of a GPU and of the adapter beside it. An error is a reason in plain words.
 pub trait Drivers {
     /// Whether there is a GPU's driver at all.
     ///

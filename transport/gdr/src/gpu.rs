@@ -29,7 +29,7 @@ const MAPPED_FOR_PCIE: c_ulonglong = 1;
 /// The kernel's side of the driver: there where GPUs are, in containers too if they were given one.
 const KERNEL_DRIVER: &str = "/dev/nvidiactl";
 
-/// Whose memory an address is of.
+/// Owner of the memory at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The host's, or managed memory, which the host reaches too.
@@ -38,7 +38,7 @@ pub enum Owner {
     Gpu(u32),
     /// The driver did not say. The processor reads it, so it counts as the host's.
     Untold {
-        /// What the driver said instead.
+        /// The driver's words instead.
         words: String,
         /// Whether this is the first such answer.
         is_first: bool,
@@ -56,7 +56,7 @@ pub struct Driver {
     untold: AtomicU64,
 }
 
-/// What the driver says of an address. All 0 for memory of the host that it does not know.
+/// The driver's attributes of an address. All 0 for memory of the host that it does not know.
 #[derive(Default)]
 struct Attributes {
     kind: c_uint,
@@ -92,7 +92,7 @@ impl Driver {
         if found > 0 { Ok(()) } else { Err("the GPU's driver knows of no GPU".to_owned()) }
     }
 
-    /// Whose memory this address is of. One call of the driver. Only its plain answer that memory is a GPU's makes it that:
+    /// Owner of the memory at this address. One call of the driver. Only its plain answer that memory is a GPU's makes it that:
     /// programs that use no GPU are not stopped by a driver that has failed, or is not in a state to answer (no context in
     /// this thread, the toolkit's stub library, the end of the process).
     ///
@@ -132,7 +132,7 @@ impl Driver {
     /// or not. Blocks. `stream` is a `CUstream`, or 1 for the legacy default stream and 2 for the calling thread's.
     ///
     /// # Errors
-    /// What the driver says: also an error of what was queued.
+    /// The driver's error: also that of an operation queued before.
     ///
     /// # Safety
     /// The stream exists until this returns.
@@ -158,7 +158,7 @@ impl Driver {
     /// A GPU by its number, ready for copies.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn gpu(&self, number: u32) -> Result<Arc<Gpu>, String> {
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = gpus.iter().find(|gpu| gpu.number == number) {
@@ -230,7 +230,7 @@ impl Gpu {
     /// The allocation that an address is in.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn allocation(&self, address: *const u8) -> Result<Allocation, String> {
         self.within(|library| {
             let range = library.need(library.functions.address_range)?;
@@ -252,7 +252,7 @@ impl Gpu {
     /// of does, but for the rest of a page.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn export(&self, address: u64, len: usize, how: DmaBuf) -> Result<DeviceRange, String> {
         // SAFETY: takes no pointer.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
@@ -278,7 +278,7 @@ impl Gpu {
     /// Makes what adapters have written to this GPU's memory visible to it.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn flush(&self) -> Result<(), String> {
         self.within(|library| {
             let missing = |_| "the driver has no cuFlushGPUDirectRDMAWrites (11.3 or newer)".to_owned();
@@ -291,7 +291,7 @@ impl Gpu {
     /// Pins memory of the host, so that the GPU copies from and to it by itself.
     ///
     /// # Errors
-    /// What the driver says: such as that no more may be locked.
+    /// The driver's error: such as that no more may be locked.
     ///
     /// # Safety
     /// The memory stays mapped until what is returned is dropped.

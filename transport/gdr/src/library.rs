@@ -8,10 +8,10 @@ use std::fmt;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
 
-/// What is loaded if nothing else is named: the driver's own library, not the toolkit's.
+/// The library that is loaded if nothing else is named: the driver's own, not the toolkit's.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// What every function returns; 0 is success.
+/// Return value of every function; 0 is success.
 pub(crate) type Code = c_int;
 /// An address as the driver takes it: of a GPU's memory, or of the host's.
 pub(crate) type Address = c_ulonglong;
@@ -119,7 +119,7 @@ impl Library {
         Ok(found)
     }
 
-    /// What a code means.
+    /// Meaning of a code.
     pub(crate) fn check(&self, what: &str, code: Code) -> Result<(), String> {
         if code == 0 {
             return Ok(());

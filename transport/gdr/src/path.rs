@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What the user wants: `KOLO_GDR`.
+/// The user's choice: `KOLO_GDR`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The best that works.
@@ -58,7 +58,7 @@ pub enum Path {
     Staged,
 }
 
-/// What makes bytes that an adapter has written visible to the GPU before anybody is told of them.
+/// The way in which bytes that an adapter has written become visible to the GPU before anybody is told of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// The device orders such writes before whatever comes after.
@@ -78,12 +78,12 @@ pub struct Ruled {
     pub because: String,
 }
 
-/// What is done, and why nothing better is.
+/// The path taken, and the reasons why no better one is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The way.
     pub path: Path,
-    /// What comes before telling of a message.
+    /// The flush before a message is announced.
     pub flush: Flush,
     /// The better ways, in order.
     pub ruled_out: Vec<Ruled>,

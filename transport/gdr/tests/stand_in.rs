@@ -111,7 +111,7 @@ fn copies_are_done_when_their_mark_comes_back() {
         }
         assert_eq!(marks, [1, 2]);
         assert!(questions > 5, "nothing is done before anybody asks");
-        // What is given up is over when that returns.
+        // Copies given up are over when that returns.
         there.fill(0);
         copies.start([(memory_read, to, 250)], 3).expect("started");
         copies.settle();

@@ -6,10 +6,10 @@ use crate::endpoint::{Consumer, GRAIN_BYTES, Piece, Sink};
 /// Bytes before, between and after pieces that nobody may touch.
 const GUARD_BYTES: usize = 24;
 const GUARD: u8 = 0xa5;
-/// What a target is filled with before something arrives.
+/// Filling of a target before something arrives.
 const BLANK: u8 = 0x5c;
 
-/// What a message looks like.
+/// Shape of a message.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pattern: Pattern,
@@ -70,7 +70,7 @@ pub(super) struct Memory {
 // SAFETY: the pieces point into `bytes`, which moves with this.
 unsafe impl Send for Memory {}
 
-/// What a consumer has seen.
+/// Bytes that a consumer has seen.
 #[derive(Debug)]
 struct Eaten {
     pattern: Pattern,
@@ -165,7 +165,7 @@ impl Memory {
         }
     }
 
-    /// What is wrong with a message that was received.
+    /// The defect of a received message, if it has one.
     pub(super) fn fault(&self) -> Option<String> {
         if self.shape.eaten {
             if let Some(fault) = &self.eaten.fault {
@@ -185,7 +185,7 @@ impl Memory {
         self.guard_fault()
     }
 
-    /// What is wrong around the pieces, whatever is in them.
+    /// The defect around the pieces, if there is one, whatever is in them.
     pub(super) fn guard_fault(&self) -> Option<String> {
         let mut at = 0;
         let ends = self.starts.iter().zip(&self.pieces).map(|(&start, piece)| (start, start + piece.len));

@@ -112,7 +112,7 @@ pub(super) fn random_traffic(subject: &dyn Subject) {
         let mut world = World::new(subject, WORLD);
         let channels = world.end(0).caps().channels_max.min(3);
         let mut random = Random::new(seed);
-        // What each sender and receiver has still to post, in the order of its channel.
+        // Operations that each sender and receiver has still to post, in the order of its channel.
         let mut to_post: Vec<(bool, u32, u32, u16, u64, Shape)> = Vec::new();
         for i in 0..250u64 {
             let (from, index) = (random.below(WORLD as usize) as u32, random.below(channels.into()) as u16);

@@ -1,4 +1,4 @@
-//! What every transport must do, as tests that run against any of them.
+//! The duties of every transport, as tests that run against any of them.
 //!
 //! A transport's test file says how its endpoints are made, and which suite to run:
 //!

@@ -215,7 +215,7 @@ pub(super) fn a_probe_outlives_its_peer(subject: &dyn Subject) {
         }
         assert_eq!(world.waiting.len(), 1, "told of a message that is not there");
     }
-    // Whoever posts a receive meets the end.
+    // A later receive meets the end.
     let lost = world.recv(1, 0, 0, 6, Shape::new(6, 6));
     world.wait("the loss", |world| !world.is_pending(lost));
     assert_eq!(world.error(lost).kind, crate::error::ErrorKind::PeerLost);

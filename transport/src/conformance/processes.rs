@@ -19,10 +19,10 @@ use crate::error::ErrorKind;
 const ROLE: &str = "KOLO_CONFORMANCE_ROLE";
 const MARKER: &str = "@kolo ";
 const WORLD: u32 = 3;
-/// Who dies in the scenario about that: neither the lowest nor the highest, so that it dials and accepts.
+/// The rank that dies in the scenario about that: neither the lowest nor the highest, so that it dials and accepts.
 const VICTIM: u32 = 1;
 
-/// What the ranks do together.
+/// The ranks' common work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scenario {
     /// They talk.

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
 use crate::stage::Stage;
 
-/// What is broken.
+/// The broken part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing; but only one poll in so many does anything. Everything must still work.

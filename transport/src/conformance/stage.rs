@@ -173,7 +173,7 @@ pub(super) fn sleepers_wake_for_stages(subject: &dyn Subject) {
                             std::hint::spin_loop();
                         }
                         sleep_until(&mut *end, by, deadline, |end| {
-                            // What woke this end by a descriptor lies there until it is read.
+                            // The event that woke this end by a descriptor lies there until it is read.
                             end.poll(&mut Vec::new());
                             let stage = end.stage_mut().expect("there is one");
                             publish(stage, area, round, own)

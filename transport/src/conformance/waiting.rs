@@ -113,7 +113,7 @@ fn scattered_ping_pong(
         end.poll(&mut Vec::new());
         assert!(Instant::now() < deadline, "stuck flushing");
     }
-    // Who leaves early fails the receives that the other has posted still.
+    // An early leaver fails the receives that the other has posted still.
     finished.fetch_add(1, Ordering::AcqRel);
     while finished.load(Ordering::Acquire) < 2 {
         assert!(Instant::now() < deadline, "stuck waiting for the other end");
@@ -185,7 +185,7 @@ fn ping_pong(
     });
 }
 
-/// What to sleep on, without borrowing the endpoint, which must be polled once more.
+/// Something to sleep on, without borrowing the endpoint, which must be polled once more.
 enum Bed {
     Fd(i32),
     Word(*const SharedWord, u32),

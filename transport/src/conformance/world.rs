@@ -59,7 +59,7 @@ pub(super) struct World {
     pub(super) downs: Vec<(u32, u32)>,
     /// (who was told, what waits there) in order.
     pub(super) waiting: Vec<(u32, Envelope)>,
-    /// What came back, in order.
+    /// Tickets that came back, in order.
     pub(super) returned: Vec<Ticket>,
     events: Vec<Event>,
     pending: usize,

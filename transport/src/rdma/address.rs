@@ -18,7 +18,7 @@ pub(super) struct RailAddress {
     pub(super) mtu: Mtu,
 }
 
-/// What the control plane carries.
+/// The blob that the control plane carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// Peers that its rank's locked memory is enough for.

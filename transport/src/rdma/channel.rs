@@ -81,7 +81,7 @@ pub(super) struct SendOp {
     pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
 }
 
-/// What a received message goes into.
+/// Destination of a received message.
 #[derive(Debug)]
 pub(super) enum Landing {
     Place { pieces: Pieces, cursor: Cursor },

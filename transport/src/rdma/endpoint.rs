@@ -30,7 +30,7 @@ use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 /// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
 
-/// What is known of a rank.
+/// Facts about a rank.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     // The queue pairs go before the memory of the channels.
@@ -72,7 +72,7 @@ pub struct RdmaEndpoint {
     /// Peers that are needed and not connected yet.
     pub(super) connecting: u32,
     pub(super) counters: Counters,
-    /// What happened outside of a poll.
+    /// Events from outside of a poll.
     pub(super) backlog: Vec<Event>,
     pub(super) news: Vec<News>,
     /// Peers that are lost and of which something that has arrived is asked for.
@@ -424,7 +424,7 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn is_flushed(&self) -> bool {
-        // What is not known yet the next polls find out.
+        // The next polls find out the rest.
         self.flush_wanted.store(true, Ordering::Relaxed);
         self.peers.iter().all(|peer| {
             peer.link.as_ref().is_none_or(|link| link.is_flushed())

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 /// acknowledged. Soft-RoCE under load needs some ms.
 const GOODBYE: Duration = Duration::from_millis(50);
 
-/// What becomes of messages that are there when a peer is given up.
+/// Fate of messages that are there when a peer is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
     /// Receives that they fit are complete.
@@ -24,8 +24,7 @@ pub(super) enum Arrived {
     Fails,
 }
 
-/// What cannot be used any more is a loss, whatever it came from; a mistake of the peer's stays one, and so does what failed
-/// on this side.
+/// An unusable peer is a loss, whatever the cause; a mistake of the peer's stays one, and so does a failure of this side.
 pub(super) fn given_up(kind: ErrorKind) -> ErrorKind {
     match kind {
         ErrorKind::Corrupt | ErrorKind::Local => kind,
@@ -58,7 +57,7 @@ impl RdmaEndpoint {
             }
         }
         let peer = &mut self.peers[number as usize];
-        // Whoever is through may leave: that is news only to those who want something of it, now or later.
+        // A peer that is through may leave: that is news only to those who want something of it, now or later.
         let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
             || peer.link.as_ref().is_some_and(|link| !link.is_settled());
         self.close(number, &cause, Arrived::Counts, events);
@@ -144,7 +143,7 @@ impl RdmaEndpoint {
             }
             events.extend(chan.recvs.drain(..).map(|op| fail(op.token)));
             (chan.probed, chan.unfit) = (false, false);
-            // What has arrived may still be asked for.
+            // Messages that have arrived may still be asked for.
             if !has_arrivals(chan) {
                 *entry = None;
             }

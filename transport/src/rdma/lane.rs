@@ -24,7 +24,7 @@ const LANE_SHIFT: u32 = 48;
 /// Bytes asked for within a request: a header and a few cache lines. More makes the entries of the queue larger.
 const INLINE_BYTES: u32 = 192;
 
-/// What a completed request gives back.
+/// Resources that a completed request gives back.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
     /// It was so long.
@@ -65,7 +65,7 @@ pub(super) struct Lane {
     pub(super) probed: bool,
 }
 
-/// Whose request has completed.
+/// Owner of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Receive { lane: u8 },
@@ -234,7 +234,7 @@ impl Lane {
         true
     }
 
-    /// What is to be settled, one after the other.
+    /// The next request to be settled.
     pub(super) fn settle(&mut self) -> Option<Settled> {
         let first = self.under_way.front()?;
         if first.count >= self.reaped {

@@ -162,7 +162,7 @@ impl Link {
         Ok(())
     }
 
-    /// What the peer is told. `theirs` says with which of its rails each of this side's is paired.
+    /// The hello for the peer. `theirs` says with which of its rails each of this side's is paired.
     pub(super) fn hello(&self, rails: &[Rail], theirs: impl Fn(usize, u8) -> u8) -> Hello {
         let lanes = self.lanes.iter().enumerate().map(|(number, lane)| LaneHello {
             ours: lane.rail,
@@ -198,7 +198,7 @@ impl Link {
         Remote { address: self.remote_table.address.wrapping_add(at), key: self.remote_table.key }
     }
 
-    /// What the peer wrote of a channel's block.
+    /// The peer's entry in a channel's block.
     pub(super) fn entry(&self, channel: u8) -> Place {
         let mut bytes = [0; Place::BYTES];
         self.table.read(usize::from(channel) * ENTRY_BYTES, &mut bytes);

@@ -21,7 +21,7 @@ impl RdmaEndpoint {
         }
     }
 
-    /// What becomes of registrations of the caller's memory that nobody uses any more.
+    /// Fate of registrations of the caller's memory that nobody uses any more.
     #[must_use]
     pub fn registration_policy(&self) -> RegistrationPolicy {
         match (self.options.keep, &self.unwatched) {
@@ -32,13 +32,13 @@ impl RdmaEndpoint {
         }
     }
 
-    /// What a `fork` of this process does to memory that is registered, in words.
+    /// Effect of a `fork` of this process on registered memory, in words.
     #[must_use]
     pub fn fork_safety(&self) -> String {
         self.rails.first().map_or_else(String::new, |rail| rail.context().fork_safety().to_string())
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut all = self.counters;

@@ -31,7 +31,7 @@ const QUIET_EVERY: u32 = 64;
 /// Completions taken at a time.
 const BATCH: usize = 16;
 
-/// What both halves of a channel need beside it.
+/// Context of both halves of a channel.
 pub(super) struct Hands<'a> {
     pub(super) rails: &'a [Rail],
     pub(super) registrations: &'a mut [Registrations],
@@ -47,7 +47,7 @@ impl RdmaEndpoint {
         let mut moved = !self.backlog.is_empty();
         events.append(&mut self.backlog);
         let quiet = self.tick.is_multiple_of(QUIET_EVERY);
-        // Who waits for the last acknowledgements polls seldom, and waits in vain for those of a peer that has left.
+        // An end that waits for the last acknowledgements polls seldom, and those of a peer that has left never come.
         let leaving = quiet && self.flush_wanted.load(Ordering::Relaxed);
         if self.connecting > 0 || self.side_due || leaving || self.tick.is_multiple_of(SIDE_EVERY) {
             self.side_due = false;
@@ -116,7 +116,7 @@ impl RdmaEndpoint {
         Ok(moved)
     }
 
-    /// What the side connection and the devices have to say.
+    /// News from the side connection and the devices.
     fn look_aside(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = self.look_at_devices(events);
         let mut news = std::mem::take(&mut self.news);
@@ -244,8 +244,7 @@ pub(super) fn drain(
             for completion in &batch[..count] {
                 moved = true;
                 if let Err(failure) = completion.result() {
-                    // What was posted behind a failure comes back too, and says only that there was one: another
-                    // completion may say more.
+                    // Requests posted behind a failure come back too, and say only that there was one: another completion may say more.
                     if failure.status.blame() == Blame::Consequence {
                         flushed.get_or_insert((completion.queue_pair(), failure));
                         continue;
@@ -298,7 +297,7 @@ fn settle(link: &mut Link, lane: u8, count: u64, hands: &mut Hands<'_>) -> Resul
     Ok(())
 }
 
-/// What a note says.
+/// Acts on a note.
 fn hear(
     link: &mut Link,
     channels: &mut [Option<Box<Chan>>],

@@ -41,7 +41,7 @@ pub(super) fn receive_now(
     }
     let sequence = chan.recv_sequence;
     Ok(match take_slot(chan, peer, op, sequence)? {
-        // What does not fit is told by a poll.
+        // A poll reports a message that does not fit.
         Taken::Nothing | Taken::Unfit(_) => Ok(Posted::Pending),
         Taken::Done => {
             chan.recv_sequence = sequence.wrapping_add(1);
@@ -75,7 +75,7 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
             return Ok(Taken::Nothing);
         }
         let matches = header.tag == op.tag && header.len == op.len as u64;
-        // What a notice tells may have happened meanwhile: the message it announced has come by grants.
+        // The message that a notice announces may have come by grants meanwhile.
         let taken = match (ahead, header.kind) {
             (0, _) if !matches && op.conditional => {
                 chan.unfit = true;

@@ -47,7 +47,7 @@ struct Entry {
     stamp: u64,
 }
 
-/// What the cache has done.
+/// The cache's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Look-ups that found a region.
@@ -81,14 +81,14 @@ pub(super) struct Registrations {
     watcher: Option<Arc<MemoryWatcher>>,
     seen: u64,
     pub(super) lent: Vec<Lent>,
-    /// What the watcher has refused, the latest first.
+    /// Ranges that the watcher has refused, the latest first.
     unwatchable: Vec<(usize, usize)>,
     pub(super) counters: CacheCounters,
 }
 
 const REMOTE: Access = Access::REMOTE_WRITE;
 
-/// What is not kept is registered for its operation from this length on. To register and deregister takes an adapter's driver
+/// Ranges that are not kept are registered for their operation from this length on. To register and deregister takes an adapter's driver
 /// some 20 to 100 us, and 0.1 to 0.25 us a page (4 KiB); to copy takes 25 us per 256 KiB at both ends. They meet here.
 const LONG_BYTES: usize = 1 << 20;
 

@@ -25,7 +25,7 @@ struct Mail {
 // SAFETY: the pieces point to the boxes beside them, which move along.
 unsafe impl Send for Mail {}
 
-/// What has happened.
+/// News on the side connection.
 #[derive(Debug)]
 pub(super) enum News {
     /// A peer's hello is here.

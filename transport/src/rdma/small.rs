@@ -1,7 +1,7 @@
 //! Memory of our own that peers need, and how many peers what may be locked is enough for.
 //!
-//! What a peer needs is reckoned before anything relies on it: peers beyond what this rank, or they, may lock go another way
-//! from the start. The caller's buffers are registered from what is left, and copied where nothing is.
+//! A peer's needs are reckoned before anything relies on them: peers beyond the memory that this rank, or they, may lock go another way
+//! from the start. The caller's buffers are registered from the rest, and copied where nothing is left.
 
 use kolo_verbs::{Access, Error, MemoryLock, PinnedBuffer, ProtectionDomain};
 
@@ -26,7 +26,7 @@ const CHANNELS_USUAL: u64 = 8;
 /// Of a channel: its block, and staging as short as it gets.
 const CHANNEL_BYTES: u64 = (BLOCK_BYTES.next_multiple_of(4096) + GRANTS as usize * CHUNK_BYTES_LEAST) as u64;
 
-/// What may be locked, and what peers take of it.
+/// Memory that may be locked, and the peers' share of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lockable {
     /// Bytes left when the endpoint was opened; none without a limit.

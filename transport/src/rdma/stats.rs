@@ -1,4 +1,4 @@
-//! What an endpoint has done: so that zero-copy is a number and not a claim.
+//! Counters of an endpoint: so that zero-copy is a number and not a claim.
 
 use super::registrations::CacheCounters;
 

@@ -19,7 +19,7 @@ pub(super) const GRANTS: u32 = 4;
 
 const _: () = assert!(SLOTS.is_power_of_two() && GRANTS.is_power_of_two() && CHANNELS <= 64);
 
-/// What an immediate says.
+/// Meaning of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// The next slot of the channel has a message.
@@ -73,7 +73,7 @@ impl Note {
     }
 }
 
-/// What a slot holds.
+/// Content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The message itself, behind the header.
@@ -135,7 +135,7 @@ pub(super) struct Grant {
     pub(super) key: u32,
     pub(super) address: u64,
     pub(super) len: u64,
-    /// What the receiver expects of the whole message.
+    /// Length of the whole message that the receiver expects.
     pub(super) message_len: u64,
     pub(super) tag: u64,
     /// Whether a message that it is not for stays with its sender, until it is granted for.

@@ -1,4 +1,4 @@
-//! What all ranks of a host share: doorbells, the abort word, and the areas of exchanges.
+//! Memory shared by all ranks of a host: doorbells, the abort word, and the areas of exchanges.
 //!
 //! ```text
 //! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange
@@ -65,7 +65,7 @@ const AWAKE: u32 = 0;
 pub(crate) const ASLEEP_WORD: u32 = 1;
 const ASLEEP_FD: u32 = 2;
 
-/// Who must be woken, and how.
+/// Members to wake, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     /// Nobody.

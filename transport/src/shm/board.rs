@@ -83,7 +83,7 @@ impl Board {
         first_word.store(first, Ordering::Release);
     }
 
-    /// What a member has announced last; zeros if nothing. Members are the indices of [`ShmEndpoint::members`].
+    /// A member's last announcement; zeros if there is none. Members are the indices of [`ShmEndpoint::members`].
     ///
     /// # Panics
     /// If there is no such member.

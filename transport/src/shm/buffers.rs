@@ -37,7 +37,7 @@ const FLAT_SHORT: usize = 8 * 1024;
 /// third as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB 1.15 times as fast).
 const LONGS_LEAST: usize = 4;
 
-/// What the buffers of all members take together, of each length: more than their second-level caches, and little of the third-level one.
+/// Bytes of the buffers of all members together, of each length: more than their second-level caches, and little of the third-level one.
 const TOGETHER: usize = 5 << 20;
 
 /// Where in a page long buffers begin. Callers' buffers begin at or shortly after the beginning of a page, and a copy to an

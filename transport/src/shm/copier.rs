@@ -28,10 +28,10 @@ const STREAMING_MIN: usize = 1 << 10;
 /// Lengths that are judged together: powers of two from [`STREAMING_MIN`] on.
 const CLASSES: usize = 11;
 
-/// What finding the first line in memory costs the reader.
+/// Cost to the reader of finding the first line in memory.
 const READER_NS: f32 = 300.0;
 
-/// What each further byte costs it.
+/// Cost to the reader of each further byte.
 const READER_NS_PER_BYTE: f32 = 0.06;
 
 /// Streaming stores are taken up where ordinary ones cost so many times as much, and given up where those cost less.
@@ -138,7 +138,7 @@ enum Way {
     Streaming,
 }
 
-/// What is known of copies of about the same length.
+/// Measurements of copies of about the same length.
 #[derive(Debug)]
 struct Class {
     way: Way,

@@ -487,7 +487,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn is_flushed(&self) -> bool {
-        // What is in a delivered segment stays readable for the peer without this end.
+        // Bytes in a delivered segment stay readable for the peer without this end.
         self.undelivered.is_empty() && self.send_lanes.iter().all(SendLane::is_idle)
     }
 }

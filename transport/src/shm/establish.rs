@@ -345,9 +345,8 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
     }
 }
 
-/// What an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of
-/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece. A message by rendezvous waits for its
-/// receiver.
+/// Bytes that an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of less than 4
+/// KiB (or of less than half the ring, if that is less) and one shorter piece. A message by rendezvous waits for its receiver.
 fn eager_max(ring: usize, options: &ShmOptions) -> usize {
     let piece = options.piece_bytes.min(ring / 2);
     let fits = (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece);

@@ -25,8 +25,8 @@ use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::AtomicU32;
 
-/// What a member published. Other processes can write there at any time, so nobody makes a reference to these bytes: they are
-/// reached by address, or copied out. With members that keep the protocol they do not change while this lives.
+/// A member's payload. Other processes can write there at any time, so nobody makes a reference to these bytes: they are reached by
+/// address, or copied out. With members that keep the protocol they do not change while this lives.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     start: *const u8,
@@ -136,7 +136,7 @@ pub struct Exchange {
     /// Of the current round: who is needed, and how long payloads are.
     needs: Needs,
     len: usize,
-    /// What the bell was when the owner said that it would sleep.
+    /// The bell's value when the owner said that it would sleep.
     armed_at: Option<u32>,
     copier: Copier,
 }
@@ -255,7 +255,7 @@ impl Exchange {
         Ok(is_complete)
     }
 
-    /// What a member published in this round, this one included.
+    /// A member's payload in this round, this member's own included.
     ///
     /// # Panics
     /// Unless [`Exchange::poll`] has said that the round is complete, it is not finished, and this is one of the members
@@ -315,7 +315,7 @@ impl Exchange {
     pub fn awaited(&self) -> NonZeroU32 {
         match self.state {
             State::Waiting => self.rounds.first_late(self.needs).map_or(NonZeroU32::MAX, bell_bit),
-            // What it waits for between rounds, only its owner knows.
+            // Only the owner knows its wait between rounds.
             State::Idle | State::Complete => NonZeroU32::MAX,
         }
     }

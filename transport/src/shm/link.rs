@@ -343,7 +343,7 @@ impl ShmEndpoint {
             let Fate::Leaving { cause, report } = &self.peers[peer].fate else { continue };
             let (cause, mut report) = (cause.clone(), *report);
             let before = events.len();
-            // Who takes a message and leaves at once has taken it.
+            // A peer that takes a message and leaves at once has taken it.
             self.settle_sends(peer, events);
             report |= self.fail_sends(peer, &cause, events);
             let (waits, corrupt) = self.receive_the_rest(peer, events);
@@ -390,7 +390,7 @@ impl ShmEndpoint {
                 });
                 match result {
                     Ok(true) => {}
-                    // What the peer took back is not there.
+                    // Memory that the peer took back is not there.
                     Ok(false) | Err(Trouble::Gone | Trouble::Unreadable(_)) => break,
                     Err(Trouble::Unfit) => {
                         give_back(lane, rank, &mut self.pending, events);

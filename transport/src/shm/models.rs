@@ -1,9 +1,9 @@
 //! Models of what processes do to each other through shared memory, run by loom in every order of events that the memory model
 //! permits: `.ci/models`. The code is that of the transport; circles are shorter (two cells, two rounds).
 //!
-//! Whoever touches a payload while another writes it ends the model; a wake-up that is lost is a deadlock. Without any one of the
-//! releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models pass through, some model fails, as
-//! it does if a sender or member may run one cell or round further ahead.
+//! A thread that touches a payload while another writes it ends the model; a wake-up that is lost is a deadlock. Without any one of the
+//! releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models pass through, some model fails, as it does
+//! if a sender or member may run one cell or round further ahead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

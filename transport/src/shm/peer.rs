@@ -36,7 +36,7 @@ pub(crate) enum Fate {
     Fine,
     /// It is gone, but what it left in the rings may still be received.
     Leaving {
-        /// What its tokens fail with.
+        /// The error of its tokens.
         cause: Error,
         /// Whether the loss is to be reported as soon as nothing is left to receive: it did not close in good
         /// order, or a token has failed.

@@ -21,7 +21,7 @@ const PENDING_MAX: usize = 64;
 /// began has been seen when it ends, and a flood holds up the owner for some milliseconds at the worst.
 const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
 
-/// What `epoll` reports for the listener, the bell and the pending: nothing needs to be told apart.
+/// The mark that `epoll` reports for the listener, the bell and the pending: nothing needs to be told apart.
 pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 
 /// Somebody who has greeted.
@@ -41,7 +41,7 @@ struct Pending {
     fd: Attached,
 }
 
-/// What became of reading from a pending.
+/// Result of reading from a pending connection.
 enum Heard {
     /// More is to come.
     Silence,

@@ -61,7 +61,7 @@ impl From<Corrupt> for Trouble {
     }
 }
 
-/// What a receive expects.
+/// A receive's expectations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) tag: u64,

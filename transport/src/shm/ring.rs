@@ -51,7 +51,7 @@ const CELL_INLINE: usize = 24;
 pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
 
 const _: () = assert!(RTS_WORDS * 8 <= INLINE_BYTES);
-/// What a receiver that reads its sender's memory writes in the word `can_get`.
+/// Value of the word `can_get` of a receiver that reads its sender's memory.
 pub(crate) const CAN_GET: u32 = 1;
 
 /// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
@@ -303,9 +303,9 @@ pub(crate) struct Arrival {
 pub(crate) struct Consumer {
     control: *mut u8,
     ring: *mut u8,
-    /// What is mapped.
+    /// Bytes mapped.
     ring_max: usize,
-    /// What the sender uses; 0 until the first piece in the ring.
+    /// Bytes that the sender uses; 0 until the first piece in the ring.
     ring_bytes: usize,
     cell: u32,
     consumed: u64,

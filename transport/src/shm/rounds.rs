@@ -97,7 +97,7 @@ impl Rounds {
         self.all_seen >= self.least_seen(len)
     }
 
-    /// What everybody must have published before this member publishes the next round.
+    /// The round that everybody must have published before this member publishes the next one.
     #[inline]
     fn least_seen(&self, len: usize) -> u64 {
         let depth = self.arena.buffers().depth(len);
@@ -224,7 +224,7 @@ impl Rounds {
 /// Bits of a word that hold the round.
 const ROUND_BITS: u32 = 24;
 
-/// What a member publishes: the round, and a digest of what all must agree on.
+/// A member's word: the round, and a digest of the facts on which all must agree.
 #[inline]
 fn word_of(round: u64, tag: u64, digest: u64) -> u64 {
     // Multiplications by odd numbers (of the golden ratio and of Steele and Vigna's mixers) spread both over the upper bits.

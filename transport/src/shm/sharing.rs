@@ -142,7 +142,7 @@ impl MemorySharing {
         &self.memory
     }
 
-    /// What the other ranks need to know.
+    /// The blob for the other ranks.
     #[must_use]
     pub fn address(&self) -> Vec<u8> {
         [&self.address.name[..], &self.address.cookie[..]].concat()

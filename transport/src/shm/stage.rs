@@ -9,7 +9,7 @@ use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 
-/// What the stage offers, whoever its members are.
+/// The stage's capabilities, whoever its members are.
 pub(super) const STAGE: StageCaps = StageCaps { areas: STAGE_AREAS, payload_max: FLAT_MAX };
 
 /// One area, as its owner sees it.

@@ -30,7 +30,7 @@ struct Bed {
 /// Runs a model under every order of events. Memory is zero at first.
 pub(crate) fn model(body: impl Fn() + Sync + Send + 'static) {
     loom::model(move || {
-        // What was made for the execution before means nothing in this one.
+        // Words made for the execution before mean nothing in this one.
         WORDS.take();
         PAYLOADS.take();
         BEDS.take();
@@ -58,7 +58,7 @@ macro_rules! by_address {
 
 by_address!(AtomicU32: u32, AtomicU64: u64);
 
-/// What both sides touch and is no atomic: whoever does so at the same time as one who writes ends the model.
+/// Memory that both sides touch and that is no atomic: an access at the same time as a write ends the model.
 #[derive(Clone)]
 pub(crate) struct Payload(Rc<UnsafeCell<u64>>);
 

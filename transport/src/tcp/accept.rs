@@ -27,7 +27,7 @@ const ACCEPTS_PER_STEP: usize = 64;
 /// A pending may be turned away for its descriptor after this long: a peer says its hello at once.
 const HESITATION: Duration = Duration::from_millis(100);
 
-/// Who this endpoint is.
+/// This endpoint's identity.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) rank: u32,
@@ -302,7 +302,7 @@ impl Acceptor {
 }
 
 impl Identity {
-    /// What this endpoint says first on a connection of a channel, and what proves the answer.
+    /// This endpoint's first bytes on a connection of a channel, and the key that proves the answer.
     pub(super) fn hello(&self, on: Channel, strand: u16, target: u64) -> ([u8; HELLO_BYTES], Key) {
         let mut nonce = [0; NONCE_BYTES];
         // The system had random numbers when the endpoint was made. Without one, the answer's proof is still about this

@@ -13,7 +13,7 @@ use super::window;
 /// is none, and the timers halve the throughput (loopback, 256 KiB calls: 3.5 GB/s with bbr, 7 with these).
 const PACING: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 
-/// What to take instead: both keep loopback full; an ordinary process is always allowed reno.
+/// Alternatives: both keep loopback full; an ordinary process is always allowed reno.
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
 /// Sets a connection's congestion control; returns its name.
@@ -106,7 +106,7 @@ pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) 
         *losses = None;
         return None;
     };
-    // What arrived twice was not lost, but late.
+    // Segments that arrived twice were not lost, but late.
     if !known.look(info.resent.saturating_sub(info.duplicates)) {
         return None;
     }

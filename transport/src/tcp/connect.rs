@@ -229,7 +229,7 @@ impl TcpEndpoint {
         self.close_peer(peer, &cause, events);
         let known = &mut self.peers[peer as usize];
         if cause.kind != ErrorKind::PeerLost {
-            // Who caused it is told once; what comes after is told that the peer is lost.
+            // The operation that caused it is told once; later ones are told that the peer is lost.
             known.down = Some(Error { kind: ErrorKind::PeerLost, ..cause.clone() });
         }
         events.push(Event::Down { peer, cause });

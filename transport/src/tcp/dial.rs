@@ -76,7 +76,7 @@ pub(super) struct Connected {
     pub(super) is_relayed: bool,
 }
 
-/// What a step of dialing came to.
+/// Result of a step of dialing.
 #[derive(Debug)]
 pub(super) enum Dialed {
     /// Not there yet.
@@ -85,7 +85,7 @@ pub(super) enum Dialed {
     Connected(Connected),
     /// No address works.
     Failed {
-        /// What was tried.
+        /// The addresses tried.
         tried: String,
         /// Whether an address did not answer, or there is no way to it: the peer may still get through to this end.
         is_silent: bool,

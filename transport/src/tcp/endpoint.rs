@@ -73,7 +73,7 @@ pub struct TcpEndpoint {
     pub(super) tick: u32,
 }
 
-/// What is known of a rank.
+/// Facts about a rank.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) address: Option<Address>,
@@ -127,8 +127,7 @@ impl TcpEndpoint {
                 name: NAME,
                 channels_max: CHANNELS_MAX,
                 message_max: MESSAGE_MAX,
-                // What the kernel's buffers take is unknown, and before the peer has polled there is no
-                // connection.
+                // The room in the kernel's buffers is unknown, and before the peer has polled there is no connection.
                 eager_max: 0,
                 staging_per_channel: 0,
                 park_word: false,

@@ -95,7 +95,7 @@ pub(super) struct Inbound {
     /// Bytes read too far, and where they begin.
     stash: Vec<u8>,
     stash_start: usize,
-    /// What made the stream unreadable for good.
+    /// The defect that made the stream unreadable for good.
     corrupt: Option<&'static str>,
 }
 
@@ -206,7 +206,7 @@ impl Inbound {
         self.stash_start < self.stash.len()
     }
 
-    /// What the peer's end of stream cuts short, for people.
+    /// The message that the peer's end of stream cuts short, for people.
     pub(super) fn position(&self) -> String {
         match self.queue.front() {
             Some(recv) if self.header_bytes > 0 => format!(

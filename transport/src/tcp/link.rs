@@ -43,7 +43,7 @@ pub(super) struct Awaiting {
     pub(super) dial_at: Option<Instant>,
     /// When the peer is lost.
     pub(super) lose_at: Option<Instant>,
-    /// What came of this side's own dial.
+    /// Outcome of this side's own dial.
     pub(super) tried: Option<String>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Link {
     pub(super) called_at: Option<Instant>,
     /// For the summary.
     pub(super) route: Option<Route>,
-    /// What the connection loses, while that may change its congestion control.
+    /// The connection's losses, while they may change its congestion control.
     pub(super) losses: Option<Losses>,
     /// Its send buffer, where that is the transport's affair.
     pub(super) window: Option<Window>,
@@ -195,7 +195,7 @@ impl Link {
         Ok((moved, moved < work.io.bytes()))
     }
 
-    /// What the first connection loses shows in what it sends.
+    /// The first connection's losses show in its own bytes.
     fn note_sent(&mut self, bytes: usize) {
         let State::Open(socket) = &self.state else { return };
         if let Some(window) = &mut self.window {
@@ -218,7 +218,7 @@ impl Link {
     }
 }
 
-/// What every transfer needs for the duration of one call, made once.
+/// Workspace of every transfer for the duration of one call, made once.
 #[derive(Debug)]
 pub(super) struct Workspace {
     pub(super) io: IoList,

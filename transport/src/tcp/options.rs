@@ -82,7 +82,7 @@ pub struct TcpOptions {
     pub dead_after: Duration,
     /// `TCP_USER_TIMEOUT`: how long data may go unacknowledged. Off by default, because the kernel also counts the
     /// time for which a peer that is alive, but late to post its receives, has no room (measured on Linux 6.18).
-    /// Who sets it promises that no rank lags behind by more.
+    /// A setting here promises that no rank lags behind by more.
     pub user_timeout: Option<Duration>,
 }
 

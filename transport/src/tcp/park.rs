@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-/// Who a descriptor belongs to.
+/// Owner of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The acceptor, a pending or a dial: all stepped whenever one of them stirs.
@@ -44,7 +44,7 @@ impl Whose {
     }
 }
 
-/// What stirred.
+/// Sources of events that stirred.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stir {
     pub(super) whose: Whose,

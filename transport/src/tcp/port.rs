@@ -312,7 +312,7 @@ mod tests {
         let process = Process::new();
         let mut end = process.endpoint(1);
         end.probe(Channel { peer: 0, index: 0 }).unwrap();
-        // What has come before it lies down, it looks at first, as those do that progress once more after arming.
+        // Events from before it lies down are looked at first, as by ends that progress once more after arming.
         let ready = |end: &mut TcpEndpoint, meanwhile: &dyn Fn(), wait: i64| {
             let Armed::Fd(fd) = end.arm(ParkBy::Fd) else { panic!("it waits for a connection") };
             meanwhile();

@@ -29,7 +29,7 @@ pub const RELAY_MAGIC_BYTES: usize = 8;
 /// Bytes of a call.
 pub const RELAY_CALL_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
 
-/// What a relay says to both ends when both are there.
+/// A relay's byte to both ends when both are there.
 pub const RELAY_READY: u8 = 0x06;
 
 /// How long no address may have let this end connect before a relay is asked beside them: a request for a connection that is lost
@@ -39,7 +39,7 @@ const RELAY_AFTER: Duration = Duration::from_millis(2500);
 /// Between two calls for one channel.
 const CALL_AGAIN: Duration = Duration::from_secs(1);
 
-/// What an end of a pair says to a relay: whom it wants to meet.
+/// A call of one end of a pair to a relay, which names the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayCall {
     /// Number of the endpoint that is going to send the hello.

@@ -88,7 +88,7 @@ pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
     if rc == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
-/// What the kernel knows of a connection (`TCP_INFO`).
+/// The kernel's facts about a connection (`TCP_INFO`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Whether the request for a connection is on its way, and nothing else.
@@ -221,7 +221,7 @@ pub enum Reuse {
 /// be kept for somebody.
 ///
 /// # Errors
-/// What `open` fails with, other than that the port is taken; if all are taken, an error that says so.
+/// The error of `open`, other than that the port is taken; if all are taken, an error that says so.
 pub fn in_port_range<T>(
     ports: &RangeInclusive<u16>,
     open: impl Fn(u16, Reuse) -> io::Result<T>,

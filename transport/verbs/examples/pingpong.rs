@@ -22,7 +22,7 @@ const TOLD: u64 = 1;
 const PLAIN: u64 = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // What there is, tried out, and the way out of it.
+    // The devices that are there, tried out, and the way out if there are none.
     let devices = match probe() {
         Probe::Ready(devices) => devices,
         Probe::Absent(absence) => return Err(format!("{absence}; {}", absence.remedy()).into()),
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = report.path().ok_or("no way out")?;
     let context = Library::open()?.devices()?.find(&device.name).ok_or("the device is gone")?.open()?;
 
-    // What a connection is made of. Receives are posted before the peer can send.
+    // The parts of a connection. Receives are posted before the peer can send.
     let domain = context.protection_domain()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let buffer = domain.allocate(BUFFER_BYTES, access)?;
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             end.stream(bytes)?;
         }
     }
-    // Whoever is done waits for the other: a queue pair that is gone does not acknowledge.
+    // An end that is done waits for the other: a queue pair that is gone does not acknowledge.
     control.write_all(b"!")?;
     let [_] = take::<1>(&mut control)?;
     Ok(())

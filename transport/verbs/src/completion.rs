@@ -11,7 +11,7 @@ use crate::error::{Error, code, errno};
 use crate::status::{Failure, Status};
 use crate::sys;
 
-/// What ended.
+/// Kind of operation that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -35,7 +35,7 @@ pub enum Kind {
 pub struct Completion(sys::ibv_wc);
 
 impl Completion {
-    /// What the request was given.
+    /// The id that the request was given.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.wr_id
@@ -58,7 +58,7 @@ impl Completion {
         }
     }
 
-    /// What ended.
+    /// Kind of operation that ended.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self.0.opcode {

@@ -37,7 +37,7 @@ impl Drop for Inner {
     }
 }
 
-/// What a device can do; limits of one process' or one queue's.
+/// A device's capabilities; limits of one process' or one queue's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
@@ -69,7 +69,7 @@ pub struct DeviceAttributes {
     pub read_depth_initiator_max: u8,
 }
 
-/// What befell a device, not a completion.
+/// Event of a device, not a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -94,7 +94,7 @@ pub enum AsyncEvent {
     },
     /// A completion queue is out of service, and with it all queue pairs that use it.
     CompletionQueueFailed {
-        /// What the queue was made with.
+        /// The cookie that the queue was made with.
         cookie: usize,
     },
     /// Another event, by libibverbs' number.
@@ -132,13 +132,13 @@ impl Context {
         &self.0.device
     }
 
-    /// What `fork` does to memory that is registered with it.
+    /// Effect of `fork` on memory that is registered with it.
     #[must_use]
     pub fn fork_safety(&self) -> ForkSafety {
         self.device().library().fork_safety()
     }
 
-    /// What it can do.
+    /// Its capabilities.
     ///
     /// # Errors
     /// If the device is gone.

@@ -13,7 +13,7 @@ use crate::sys::LoadError;
 pub enum Absence {
     /// No libibverbs, or one that does not load.
     NoLibrary {
-        /// What was asked for.
+        /// The library asked for.
         library: OsString,
         /// The dynamic loader's words.
         reason: String,
@@ -47,7 +47,7 @@ pub enum Absence {
 }
 
 impl Absence {
-    /// What somebody who wants RDMA would do.
+    /// The next step for somebody who wants RDMA.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
@@ -142,23 +142,23 @@ pub enum Error {
     Call {
         /// The function.
         call: &'static str,
-        /// What it was to do, with names and numbers.
+        /// The action, with names and numbers.
         doing: String,
         /// The system's error number.
         errno: i32,
-        /// What to look at, or empty.
+        /// Things to look at, or empty.
         remedy: &'static str,
     },
     /// Memory could not be registered because this process may not lock that much.
     MemoryLock {
-        /// What was to be registered.
+        /// The bytes to be registered.
         bytes: usize,
         /// `RLIMIT_MEMLOCK`.
         limit_bytes: u64,
     },
     /// The library or the device lacks it.
     Unsupported {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
     },
     /// A queue pair is not in the state that a step needs.
@@ -192,7 +192,7 @@ impl Error {
         }
     }
 
-    /// What to do, or empty.
+    /// The remedy, or empty.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -203,7 +203,7 @@ impl Error {
     }
 }
 
-/// What usually stands behind an error number of a call.
+/// The usual reason behind an error number of a call.
 fn remedy(call: &str, errno: i32) -> &'static str {
     match (call, errno) {
         ("ibv_open_device", libc::EACCES | libc::EPERM) => {

@@ -14,7 +14,7 @@ use crate::sys::{self, Symbols};
 /// Environment variable with the file to load in place of `libibverbs.so.1`.
 pub const LIBRARY_VARIABLE: &str = "KOLO_IBVERBS_LIB";
 
-/// What is loaded without it.
+/// The library that is loaded without it.
 pub const LIBRARY_NAME: &str = "libibverbs.so.1";
 
 /// libibverbs, loaded. Cheap to clone; never unloaded.
@@ -27,8 +27,8 @@ struct Inner {
     fork: ForkSafety,
 }
 
-/// What `fork` does to registered memory. Without copy-on-fork of pinned pages in the kernel (5.9, for huge pages 5.12), the
-/// first write after it gives the parent a new page, and the device keeps the old one: silent wrong bytes.
+/// Effect of `fork` on registered memory. Without copy-on-fork of pinned pages in the kernel (5.9, for huge pages 5.12), the first write
+/// after it gives the parent a new page, and the device keeps the old one: silent wrong bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkSafety {
@@ -48,7 +48,7 @@ pub enum ForkSafety {
     NotOffered,
 }
 
-/// What `ibv_is_fork_initialized` says where the kernel does it.
+/// Answer of `ibv_is_fork_initialized` where the kernel does it.
 const FORK_UNNEEDED: i32 = 2;
 
 impl ForkSafety {
@@ -124,7 +124,7 @@ impl Library {
         &self.0.symbols
     }
 
-    /// What `fork` does to memory that is registered through this library. It was prepared when it was loaded.
+    /// Effect of `fork` on memory that is registered through this library. It was prepared when it was loaded.
     #[must_use]
     pub fn fork_safety(&self) -> ForkSafety {
         self.0.fork
@@ -216,7 +216,7 @@ impl DeviceList {
     }
 }
 
-/// What the wire below a device is.
+/// Kind of wire below a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -254,7 +254,7 @@ impl Device {
         u64::from_be(unsafe { (self.library().symbols().ibv_get_device_guid)(self.device.as_ptr()) })
     }
 
-    /// What the wire below is.
+    /// Kind of wire below.
     #[must_use]
     pub fn transport(&self) -> Transport {
         match self.raw().transport_type {

@@ -15,7 +15,7 @@ use crate::queue_pair::{QueuePair, QueuePairSpec};
 use crate::sys;
 use crate::work::{Local, Remote};
 
-/// What a region's memory may be used for.
+/// Permitted uses of a region's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access(u32);
 
@@ -264,7 +264,7 @@ impl MemoryRegion {
         self.len == 0
     }
 
-    /// What it was registered for; without optional bits that the library does not know.
+    /// Uses it was registered for; without optional bits that the library does not know.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access

@@ -48,7 +48,7 @@ impl Mtu {
     }
 }
 
-/// What lies below RDMA.
+/// The layer below RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand: addressed by LID.
@@ -67,7 +67,7 @@ pub struct Port {
     pub number: u8,
     /// Its state.
     pub state: PortState,
-    /// What lies below.
+    /// The layer below.
     pub link_layer: LinkLayer,
     /// The MTU in use; none if libibverbs gives a value this version does not know.
     pub active_mtu: Option<Mtu>,

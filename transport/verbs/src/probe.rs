@@ -14,7 +14,7 @@ use crate::memory::Access;
 use crate::port::{LinkLayer, Mtu, Port, PortState};
 use crate::queue_pair::QueuePairSpec;
 
-/// What there is.
+/// Result of the probe.
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum Probe {
@@ -32,7 +32,7 @@ pub struct DeviceReport {
     pub name: String,
     /// Its world-wide name.
     pub node_guid: u64,
-    /// What the wire below is.
+    /// Kind of wire below.
     pub transport: Transport,
     /// The NUMA node it hangs off.
     pub numa_node: Option<u32>,
@@ -95,7 +95,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// What to do.
+    /// The remedy.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {

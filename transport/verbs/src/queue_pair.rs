@@ -63,7 +63,7 @@ impl fmt::Display for State {
     }
 }
 
-/// What a queue pair is to hold.
+/// Wanted capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePairSpec<'a> {
     /// Where sends, writes and reads end.
@@ -82,7 +82,7 @@ pub struct QueuePairSpec<'a> {
     pub inline_bytes: u32,
 }
 
-/// What it got: as asked or more.
+/// Capacity it got: as asked or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capacity {
@@ -202,7 +202,7 @@ impl QueuePair {
         self.number
     }
 
-    /// What it holds.
+    /// Its capacity.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         self.capacity

@@ -42,7 +42,7 @@ pub enum Status {
     Other(u32),
 }
 
-/// Who is to be looked at first.
+/// The side to be looked at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     /// Nobody: a consequence of another failure or of closing.
@@ -82,7 +82,7 @@ impl Status {
         }
     }
 
-    /// Who is to be looked at first.
+    /// The side to be looked at first.
     #[must_use]
     pub fn blame(self) -> Blame {
         match self {
@@ -101,19 +101,19 @@ impl Status {
         }
     }
 
-    /// What happened.
+    /// The event.
     #[must_use]
     pub fn cause(self) -> &'static str {
         self.words().0
     }
 
-    /// What usually stands behind it.
+    /// The usual reasons.
     #[must_use]
     pub fn reasons(self) -> &'static str {
         self.words().1
     }
 
-    /// What to do.
+    /// The remedy.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         self.words().2

@@ -30,7 +30,7 @@ pub struct Remote {
     pub key: u32,
 }
 
-/// What to do with the local pieces.
+/// Operation on the local pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Into the peer's next receive.
@@ -60,7 +60,7 @@ pub enum Report {
 pub struct Send<'a> {
     /// Comes back in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// This side's memory. May be empty.
     pub local: &'a [Local],

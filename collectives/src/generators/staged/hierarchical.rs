@@ -147,7 +147,7 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
     let output = blocks(Space::Output, slice(me));
     let own = blocks(task.own(), slice(me));
     let swaps = pieces == 1 && is_rail;
-    // Whoever swaps sends and receives whole slices at once, which must not be the same memory.
+    // A rank that swaps sends and receives whole slices at once, which must not be the same memory.
     let sum = match (swaps, local.len() == 1 && own != output) {
         (false, _) => output,
         (true, true) => own,

@@ -1,4 +1,4 @@
-//! What the adapters and the network between them do: requests are carried out, with the checks of the real ones.
+//! The adapters and the network between them: requests are carried out, with the checks of the real ones.
 
 use std::ptr;
 

@@ -1,4 +1,4 @@
-//! What tests set, and ask.
+//! The tests' settings and questions.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

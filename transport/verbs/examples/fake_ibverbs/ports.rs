@@ -1,4 +1,4 @@
-//! What a device, its port and its addresses are like.
+//! The properties of a device, its port and its addresses.
 
 use std::ffi::c_int;
 

@@ -46,7 +46,7 @@ macro_rules! symbols {
             pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
         }
 
-        /// What a library must export.
+        /// Symbols that a library must export.
         pub const REQUIRED_SYMBOLS: &[&str] = &[$(stringify!($name)),*];
 
         impl Symbols {

@@ -312,7 +312,7 @@ pub struct ibv_wr_atomic {
     pub rkey: u32,
 }
 
-/// What a work request needs beyond local memory. The arm for datagrams is left out; it is not the largest.
+/// A work request's needs beyond local memory. The arm for datagrams is left out; it is not the largest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_target {

@@ -204,7 +204,7 @@ pub fn refused_access(context: &Context) {
     assert_eq!(one.completion().result().unwrap_err().status, Status::Flushed);
 }
 
-/// What is posted comes back flushed when this side gives up.
+/// Posted requests come back flushed when this side gives up.
 pub fn gives_up(context: &Context) {
     let (one, _two) = connected(context, None);
     one.post_receive(1, &[one.local(0, 64)]);

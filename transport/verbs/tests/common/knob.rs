@@ -1,4 +1,4 @@
-//! What tests set in the stand-in, for both sides.
+//! The tests' settings in the stand-in, for both sides.
 
 /// A knob of the stand-in.
 #[derive(Clone, Copy, Debug)]
@@ -21,13 +21,13 @@ pub enum Knob {
     FailPair = 12,
     /// Which queue pair or completion queue, by its place, an event is about.
     EventPlace = 13,
-    /// What `ibv_fork_init` returns.
+    /// Return value of `ibv_fork_init`.
     ForkErrno = 14,
     /// Bytes that may be registered, all regions together; without bound if 0.
     Lockable = 15,
 }
 
-/// What can be asked of the stand-in.
+/// Counts that can be asked of the stand-in.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub enum Count {

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Common parts of the tests.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod ends;
