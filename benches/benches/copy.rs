@@ -10,7 +10,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kolo_transport::shm::copy_streaming;
 
-/// What a copy comes from or goes to, and how far the copies walk through it.
+/// Length of the memory that copies come from or go to, and walk through.
 const SPANS: [usize; 3] = [16 << 10, 512 << 10, 64 << 20];
 /// Bytes of one copy: a slot's, and a block of the staged kind.
 const PIECES: [usize; 2] = [16 << 10, 128 << 10];

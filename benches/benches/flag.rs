@@ -1,4 +1,4 @@
-//! What two processors take to tell each other something: a bare flag, the exchange of a host, and calls over it.
+//! Time for two processors to tell each other something: a bare flag, the exchange of a host, and calls over it.
 //!
 //! The time of `bare` is that of a round trip, of the others that of one exchange. Threads have a processor each; where
 //! there are more than two, neighbours and the ends of the row are shown. `cargo bench -p kolo-benches --bench flag`.

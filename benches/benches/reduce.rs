@@ -115,7 +115,7 @@ fn many(c: &mut Criterion) {
     }
 }
 
-/// What Avg and PreMulSum add.
+/// Additional cost of Avg and PreMulSum.
 fn scaling(c: &mut Criterion) {
     let bytes = SIZES[1];
     let mut a = Buffer::new(bytes);

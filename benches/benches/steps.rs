@@ -1,4 +1,4 @@
-//! What Kolo itself takes: to select an algorithm, to make a plan and to bind it; for a call; and for each step of a plan.
+//! Kolo's own cost: to select an algorithm, to make a plan and to bind it; for a call; and for each step of a plan.
 //!
 //! `step/...` counts steps: many short segments make a plan's few steps many. `cargo bench -p kolo-benches --bench steps`.
 
@@ -18,7 +18,7 @@ use kolo_collectives::task::Task;
 /// Segments of a call whose steps are counted.
 const SEGMENTS: usize = 1000;
 
-/// What is done once for each kind of call, and then remembered.
+/// Work done once for each kind of call, and then remembered.
 fn planning(c: &mut Criterion) {
     let mut group = c.benchmark_group("planning");
     for ranks in [8, 64] {

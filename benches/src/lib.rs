@@ -1,4 +1,4 @@
-//! What the measuring programs share: a table of limits, and what the machine does without Kolo.
+//! Common parts of the measuring programs: a table of limits, and the machine's figures without Kolo.
 
 pub mod bare_flag;
 pub mod limit;

@@ -7,21 +7,21 @@ pub const HEAD: &str = "\
 | limit | ranks | size | possible | Kolo | share | target |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |";
 
-/// What the figures of a row count.
+/// Unit of a row's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Less is better.
     Micros,
     /// More is better; 10^9 bytes.
     GigabytesPerSecond,
-    /// What Kolo takes of what it may.
+    /// Kolo's share of its allowance.
     Mebibytes,
 }
 
 /// One limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
-    /// What is possible, and what of Kolo's is measured by it.
+    /// The limit, and the part of Kolo that is measured by it.
     pub what: &'a str,
     /// Ranks of the job.
     pub ranks: u32,

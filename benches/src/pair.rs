@@ -23,7 +23,7 @@ pub fn in_pair<R>(
         scope.spawn(move || {
             processors::pin(places[0]).expect("one of the processors that are allowed");
             for times in orders_first {
-                // What both do together begins when both are there.
+                // Common work begins when both are there.
                 first();
                 let begin = Instant::now();
                 (0..times).for_each(|_| first());

@@ -1,4 +1,4 @@
-//! What the system says of this process.
+//! The system's account of this process.
 
 use std::fs;
 use std::io;

@@ -81,7 +81,7 @@ fn functions(table: &str) -> Vec<Function> {
     all
 }
 
-/// What a front end does with an argument: its C type in Rust, what comes before the call, what the engine gets, what comes after.
+/// A front end's handling of an argument: its C type in Rust, the code before the call, the engine's argument, the code after.
 struct Passing {
     of: String,
     before: String,

@@ -27,7 +27,7 @@ pub fn distance(network: &Mlp, reference: &Mlp) -> f64 {
     layers.map(|(a, b)| relative(&a.parameters, &b.parameters)).fold(0.0, greater)
 }
 
-/// What rounding may make of the distance between two trainings of so many steps that sum in different orders.
+/// Largest effect of rounding on the distance between two trainings of so many steps that sum in different orders.
 ///
 /// Every step rounds every weight by half a unit in its last place at most, in either training. Steps that pass a
 /// difference on without enlarging it therefore keep the distance below a unit per step. Roundings average out, so

@@ -20,7 +20,7 @@ pub struct Images {
     pub labels: Vec<u8>,
 }
 
-/// What to learn from, and what to test with.
+/// Data to learn from, and data to test with.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// To learn from.

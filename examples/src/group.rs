@@ -1,4 +1,4 @@
-//! What data-parallel training asks of communication; Kolo's communicators have it.
+//! Data-parallel training's needs of communication; Kolo's communicators have it.
 
 use kolo::{Communicator, ReduceOp, Work};
 

@@ -1,4 +1,4 @@
-//! What the example programs share: ranks to run on, and data-parallel training of a small network in plain Rust.
+//! Common parts of the example programs: ranks to run on, and data-parallel training of a small network in plain Rust.
 //!
 //! * [`cluster`] gives an example its ranks: a launcher's processes, or threads.
 //! * [`idx`] reads the file format of MNIST and its kin; [`dataset`] finds and loads such files.

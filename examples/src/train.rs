@@ -13,7 +13,7 @@ use crate::dataset::Images;
 use crate::group::Group;
 use crate::mlp::{Mlp, Score, Step, Workspace};
 
-/// What is trained, and how.
+/// The training's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Widths of the hidden layers.
@@ -34,7 +34,7 @@ pub struct Settings {
     pub bucket_bytes: usize,
 }
 
-/// What an epoch achieved.
+/// An epoch's result.
 #[derive(Clone, Copy, Debug)]
 pub struct Epoch {
     /// From 1.

@@ -111,7 +111,7 @@ fn deaths() -> Vec<Kind> {
         Kind::new("kill -9 while the job starts", 10, |draw| {
             let (ranks, way) = (draw.pick(&[2, 4, 8]), draw.pick(&Way::LOCAL));
             let victim = draw.below(u64::from(ranks)) as u32;
-            // Who has not joined yet is missing when the limit of the join is over; then he is named.
+            // A rank that has not joined yet is missing when the limit of the join is over, and is named then.
             let expect = Expect::new(Outcome::Told(WHILE_JOINING), &[victim], 3 + SOON_S);
             at_work(draw, ranks, way, expect).set("KOLO_JOIN_TIMEOUT", 3).then([
                 Step::Pause(moment(draw, 120)),

@@ -119,7 +119,7 @@ fn cuts() -> Vec<Kind> {
     ]
 }
 
-/// What a program must live with: no errors, right results.
+/// Weather that a program must live with: no errors, right results.
 fn fine(draw: &mut Draw, calls: u64) -> Plan {
     at_work(draw, Expect::new(Outcome::Fine, &[], 25).of_all()).word("calls", calls).word("pause_us", 500)
 }

@@ -1,4 +1,4 @@
-//! What a trial may leave behind, and must not: processes, sockets, files.
+//! Leftovers that a trial must not leave behind: processes, sockets, files.
 
 use std::fs;
 use std::path::Path;

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::draw::Draw;
 
-/// What becomes of the packets from one rank's host to another's. `None` stands for all ranks.
+/// Fate of the packets from one rank's host to another's. `None` stands for all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub from: Option<u32>,

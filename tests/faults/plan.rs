@@ -1,4 +1,4 @@
-//! What a trial does and what must come of it, as data.
+//! A trial and its expected outcome, as data.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub(crate) enum Step {
     },
 }
 
-/// What the ranks must say.
+/// The ranks' expected reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Nothing: every rank does all its calls, with right results.
@@ -91,7 +91,7 @@ pub(crate) enum Outcome {
     FineOrTold(&'static [&'static str]),
 }
 
-/// What must be seen.
+/// The expectation.
 #[derive(Clone, Debug)]
 pub(crate) struct Expect {
     /// The ranks that nothing is asked of: they are dead, stopped, or do not know.
@@ -133,9 +133,9 @@ impl Expect {
 /// Ranks that `kolo run` starts, and the end of the launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct Launched {
-    /// What each rank runs in a shell, with `RANK_PROGRAM` for a rank at work.
+    /// The script that each rank runs in a shell, with `RANK_PROGRAM` for a rank at work.
     pub script: &'static str,
-    /// What the launcher gets, after so long.
+    /// The launcher's signal, after so long.
     pub signal: Signal,
     pub after: Duration,
 }

@@ -11,7 +11,7 @@ use kolo_tests::system::machine_time;
 use crate::acts::{self, Act};
 use crate::draw::Draw;
 
-/// What a rank has been told on its command line, as `name=value`.
+/// A rank's command line, as `name=value`.
 #[derive(Debug)]
 pub(crate) struct Told(HashMap<String, String>);
 
@@ -107,7 +107,7 @@ fn work(comm: Communicator, told: &Told) -> Result<()> {
     }
 }
 
-/// What the calls of a trial are, the same on all ranks.
+/// The calls of a trial, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     AllReduce(usize),

@@ -23,7 +23,7 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 /// Where rank 0 listens in a namespace of its own, where nobody else can have the port.
 const PORT: u16 = 29_500;
 
-/// What has come of a trial.
+/// Report of a trial.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Report {
     pub problems: Problems,
@@ -278,7 +278,7 @@ impl Trial<'_> {
         let asked = self.asked();
         self.until(limit, &asked, |rank| rank.end.is_some());
         if self.plan.expect.outcome == Outcome::Fine {
-            // Who did harm to itself must have come through it.
+            // A rank that did harm to itself must have come through it.
             let all: Vec<u32> = (0..self.plan.ranks).collect();
             self.until(Duration::from_secs(5), &all, |rank| rank.end.is_some());
         }
@@ -303,7 +303,7 @@ impl Trial<'_> {
             let _ = rank.child.kill();
             let _ = rank.child.wait();
         }
-        // What they said last.
+        // Their last words.
         let all: Vec<u32> = (0..self.ranks.len() as u32).collect();
         self.until(Duration::from_secs(2), &all, |rank| rank.is_closed);
     }

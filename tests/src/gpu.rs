@@ -10,7 +10,7 @@ use kolo::{Communicator, Config, RawCall, Result};
 
 use crate::reference::{Case, Memory};
 
-/// What can be asked of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda.rs`.
+/// Counts that can be asked of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda.rs`.
 #[derive(Clone, Copy, Debug)]
 pub enum Count {
     /// Flushes.
@@ -214,7 +214,7 @@ impl OnGpu {
 /// Runs a case on one rank with buffers on the GPU, and counts what is wrong as [`Case::run`] does.
 ///
 /// # Errors
-/// What the call returns.
+/// The call's result.
 ///
 /// # Panics
 /// As [`Case::run`].

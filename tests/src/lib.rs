@@ -1,5 +1,5 @@
-//! What the cross-crate tests share: clusters in every arrangement of transports, a serial reference, processes that
-//! can be killed, and deadlines that turn a hang into a failure.
+//! Common parts of the cross-crate tests: clusters in every arrangement of transports, a serial reference, processes that can be killed,
+//! and deadlines that turn a hang into a failure.
 
 pub mod arrangement;
 pub mod gpu;

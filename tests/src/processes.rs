@@ -195,8 +195,8 @@ impl Process {
         writeln!(self.input.as_mut().expect("its input is open"), "{line}").expect("it reads");
     }
 
-    /// What the kernel says of its threads: where each waits, how long it has run, and how long it has waited for a processor, in ns. Empty
-    /// if it has ended.
+    /// The kernel's account of its threads: where each waits, how long it has run, and how long it has waited for a processor, in ns.
+    /// Empty if it has ended.
     #[must_use]
     pub fn threads(&self) -> String {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).into_iter().flatten().flatten();

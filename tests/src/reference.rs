@@ -1,4 +1,4 @@
-//! What every collective must give, computed serially from what all ranks put in.
+//! Every collective's expected result, computed serially from all ranks' inputs.
 
 use kolo::internal::verify::Problem;
 use kolo::{Collective, Communicator, DataType, RawCall, ReduceOp, Result};
@@ -6,7 +6,7 @@ use kolo::{Collective, Communicator, DataType, RawCall, ReduceOp, Result};
 /// A call on buffers of bytes, with the data of every rank known everywhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What is called.
+    /// The collective.
     pub collective: Collective,
     /// Of which type.
     pub data_type: DataType,
@@ -34,7 +34,7 @@ impl Case {
     /// outside the output that changed.
     ///
     /// # Errors
-    /// What the call returns.
+    /// The call's result.
     ///
     /// # Panics
     /// If the operator is not defined for the type.
@@ -54,7 +54,7 @@ impl Case {
     /// As [`Case::run`], in memory of the caller's that is as long as [`Case::bytes`] says.
     ///
     /// # Errors
-    /// What the call returns.
+    /// The call's result.
     ///
     /// # Panics
     /// As [`Case::run`], and if the memory is not as long.

@@ -82,7 +82,7 @@ fn handles_may_be_dropped_or_leaked() {
             let work = comm.all_reduce_start(vec![1.0_f32; elements(i)], ReduceOp::Sum).expect("starts");
             match (i + comm.rank() as usize) % 3 {
                 0 => drop(work),
-                // What is leaked is memory, and no more than that.
+                // Only memory is leaked.
                 1 if i < 6 => std::mem::forget(work),
                 _ => check(&work.wait().expect("done"), 3.0),
             }

@@ -119,7 +119,7 @@ fn messages(comm: &Communicator, memory: &mut [i32]) {
         let long = comm.batch().recv_message(message(0, isize::MAX as usize + 1), left);
         refused("long", long.run(), &["more than can be addressed"]);
         refused("long", comm.send_raw_start(&message(0, usize::MAX), left), &["more than can be addressed"]);
-        // What is only read may be read twice.
+        // Memory that is only read may be read twice.
         memory.fill(comm.rank() as i32);
         let mut source = 9;
         let fine = comm

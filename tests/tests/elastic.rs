@@ -44,7 +44,7 @@ fn sum_without_the_others(job: &mut Job, left: &[usize], what: &str) {
     }
 }
 
-/// What every rank of `left` says after its first good sum: when, and that it is of these ranks in their order.
+/// Every rank of `left` reports its first good sum: when, and that it is of these ranks in their order.
 fn all_sum_again(job: &mut Job, left: &[usize], epoch: u64, what: &str) -> Vec<Duration> {
     let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
     let times = left.iter().enumerate().map(|(place, rank)| {
@@ -138,7 +138,7 @@ fn several_die_at_once() {
 #[test]
 fn a_rank_may_die_at_any_moment_of_a_shrink() {
     for (i, delay) in [0, 200, 500, 1000, 1500, 2000, 3000, 4000, 6000, 9000].into_iter().enumerate() {
-        // Who runs the coordinator of the survivors is among them, and who ran the first one.
+        // The rank that runs the coordinator of the survivors is among them, and the one that ran the first.
         let (victim, second) = [(3, 0), (0, 1), (2, 1), (1, 4)][i % 4];
         let arrangement = Arrangement::ALL[(i + i / 4) % 4];
         let what = format!("{arrangement:?}: {victim} killed, {second} dies {delay} us into the shrink");
@@ -178,7 +178,7 @@ fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
 #[test]
 fn a_rank_may_pause_at_any_moment_of_a_shrink() {
     for (i, delay) in [0, 300, 800, 1500, 3000, 5000].into_iter().enumerate() {
-        // Who runs the coordinator of the survivors, or one of the others.
+        // The rank that runs the coordinator of the survivors, or one of the others.
         let (victim, pauses) = [(3, 0), (0, 1), (1, 2)][i % 3];
         let arrangement = [Arrangement::Exchange, Arrangement::Tcp][i % 2];
         let what = format!("{arrangement:?}: {victim} killed, {pauses} pauses {delay} us into the shrink");

@@ -192,7 +192,7 @@ fn messages_keep_their_order_and_their_tags() {
                         batch
                             .send_message(message(&there[at], bytes, 0), other)
                             .send_tagged(&here[at], other, 0)
-                            // What the other has sent from its GPU comes to the host, and the other way round.
+                            // Data sent from the other's GPU comes to the host, and the other way round.
                             .recv_tagged(got, other, 0)
                             .recv_message(message(&got_there[at], bytes, 0), other)
                     };
@@ -277,7 +277,7 @@ fn pinned_memory_is_bounded() {
     });
 }
 
-/// What a call did is recorded, with the reason; memory that the processor reaches is the host's.
+/// A call's path is recorded, with the reason; memory that the processor reaches is the host's.
 #[test]
 fn what_was_done_is_said() {
     for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {

@@ -184,7 +184,7 @@ fn memory_that_comes_back_at_the_same_address() {
     });
 }
 
-/// What is too short for an adapter to fetch the driver copies; where it cannot, the call says so.
+/// The driver copies messages too short for an adapter to fetch; where it cannot, the call says so.
 #[test]
 fn a_copy_of_a_short_message_fails() {
     over_rdma(2, GpuDirectMode::Auto, |comm| {

@@ -1,5 +1,5 @@
-//! What ranks cost each other when they join, by their number: bytes through rank 0, descriptors, threads. Times are no matter of
-//! this test; `benches/src/bin/growth.rs` shows them.
+//! Cost of joining, by the number of ranks: bytes through rank 0, descriptors, threads. Times are no matter of this test;
+//! `benches/src/bin/growth.rs` shows them.
 
 use std::process::Command;
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ const RANKS: u32 = 256;
 /// Bytes of a rank's facts, door and addresses, as they are told to all: some 350.
 const FACTS_BYTES: u64 = 512;
 
-/// What is there once all ranks have joined and made a call: what rank 0 has sent and received, and what each rank holds.
+/// Figures once all ranks have joined and made a call: rank 0's bytes sent and received, and each rank's holdings.
 fn joined(arrangement: Arrangement, ranks: u32) -> (u64, u64, Holdings) {
     let before = Holdings::now();
     let all = Barrier::new(ranks as usize);

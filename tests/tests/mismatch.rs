@@ -42,7 +42,7 @@ fn a_call_before_the_one_that_differs_is_said_to_match() {
 /// From the moment that all have called, or sooner.
 const SOON: Duration = Duration::from_secs(2);
 
-/// What one rank calls.
+/// One rank's call.
 #[derive(Clone, Copy, Debug)]
 enum Does {
     AllReduce(usize, ReduceOp),
@@ -79,7 +79,7 @@ impl Does {
         }
     }
 
-    /// What an error text calls it.
+    /// Its name in error texts.
     fn name(self) -> &'static str {
         match self {
             AllReduce(..) | AllReduceF64(_) | AllReduceAsync(_) => "all_reduce",

@@ -174,7 +174,7 @@ fn a_group_of_one_takes_others_in() {
     });
 }
 
-/// Who dies while two newcomers come, of whom one waits at the door of process 2 and the other at that of process 0.
+/// Ranks die while two newcomers come, of whom one waits at the door of process 2 and the other at that of process 0.
 #[test]
 fn anybody_may_die_at_any_moment_of_a_growth() {
     let number = |name: &str, usual: u64| {

@@ -21,7 +21,7 @@ fn enumeration(header: &str, name: &str) -> String {
     })
 }
 
-/// What that enumeration should be.
+/// The expected enumeration.
 fn numbered(names: &[impl AsRef<str>]) -> String {
     names.iter().enumerate().fold(String::new(), |mut all, (number, name)| {
         writeln!(all, "KOLO_{} = {number}", name.as_ref().to_uppercase()).expect("a string");

@@ -23,7 +23,7 @@ fn config(fake: &Fake) -> Config {
     })
 }
 
-/// What each rank ends with when something happens to rank 0's adapter in mid-job, and how long that takes.
+/// Each rank's error when something happens to rank 0's adapter in mid-job, and the time until then.
 fn errors_after(happens: impl Fn(&Fake) + Sync) -> Vec<(String, Duration)> {
     let fake = Fake::new();
     let run = |comm: Communicator| {

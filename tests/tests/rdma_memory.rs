@@ -1,4 +1,4 @@
-//! What is registered with adapters, and how often, over the stand-in for libibverbs.
+//! Registrations with adapters, and their number, over the stand-in for libibverbs.
 
 use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
 use kolo_transport::MemoryCounters;
@@ -26,7 +26,7 @@ fn config(fake: &Fake) -> Config {
     })
 }
 
-/// What one more all-reduce of this vector does to the counters.
+/// The counters' change by one more all-reduce of this vector.
 fn counted(comm: &Communicator, data: &mut [u8]) -> MemoryCounters {
     let before = comm.memory_counters();
     let value = data[0].max(1);

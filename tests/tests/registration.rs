@@ -13,7 +13,7 @@ const ELEMENTS: usize = 1 << 20;
 fn over_rdma<R: Send>(body: impl Fn(Communicator) -> R + Sync) -> Option<Vec<R>> {
     let config = Config::default().with(|config| {
         config.transports = Transports::Only(vec![TransportKind::Rdma]);
-        // What is kept beyond a message is then what was registered by hand.
+        // Registrations kept beyond a message are then those made by hand.
         config.ib_cache = kolo_transport::rdma::Keep::Never;
     });
     match Cluster::with_config(2, &config, body) {

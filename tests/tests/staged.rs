@@ -33,7 +33,7 @@ fn fill(rank: u32, data_type: DataType, memory: &mut [u8]) {
     }
 }
 
-/// What a case leaves in the output of this rank.
+/// This rank's output of a case.
 fn output(case: &Case, comm: &Communicator) -> Vec<u8> {
     let (inputs, outputs) = case.bytes(comm);
     let (mut input, mut output) = (vec![0; inputs], vec![0; outputs]);

@@ -26,7 +26,7 @@ fn numbers(comm: &Communicator, len: usize) -> Vec<i64> {
     (0..len as i64).map(|i| (i + 1) * (i64::from(comm.rank()) + 2)).collect()
 }
 
-/// What a blocking call puts into a buffer of `len` elements.
+/// A blocking call's result in a buffer of `len` elements.
 fn blocking(len: usize, call: impl FnOnce(&mut [i64]) -> Result<()>) -> Vec<i64> {
     let mut output = vec![-1; len];
     call(&mut output).expect("blocking");

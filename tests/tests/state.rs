@@ -10,7 +10,7 @@ use kolo_tests::watchdog::within;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What stays as it is, and what each step changes.
+/// Bytes that stay as they are, and bytes that each step changes.
 const TABLE: usize = 3 << 20;
 const WEIGHTS: usize = 1000;
 const BYTES: u64 = 4 * (TABLE + WEIGHTS) as u64;
@@ -61,8 +61,8 @@ fn step(group: &mut Survivors, state: &mut State, model: &mut Model) -> kolo::Re
     Ok(shared)
 }
 
-/// What a member does until there are so many members, the newcomer among them, and three steps more. `goes_on`: told whether it has
-/// taken a copy.
+/// A member's work until there are so many members, the newcomer among them, and three steps more. `goes_on`: told whether it has taken a
+/// copy.
 fn work_until(comm: Communicator, ranks: u32, goes_on: impl Fn(bool) -> bool) {
     let (mut group, mut state, mut model) = (Survivors::new(comm).up_to(ranks), State::at(0), Model::first());
     let mut rest = 3;

@@ -1,5 +1,5 @@
-//! Who does not belong to a job reaches its ports: the job starts and runs, tells how many were turned away, gives
-//! nobody a place, and tells nobody anything.
+//! Strangers reach a job's ports: the job starts and runs, tells how many were turned away, gives nobody a place, and tells nobody
+//! anything.
 //!
 //! `KOLO_TEST_STRANGERS` sets how many connections are made before and during a job (2000 without it); with 10000 the time
 //! to start is asserted as it is promised, which wants a machine of its own.
@@ -25,7 +25,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 /// Connections that the strangers hold at a time; the next one closes their oldest.
 const HELD: usize = 400;
 
-/// What a rank may grow by while they knock.
+/// Most memory that a rank may grow by while they knock.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 fn free_port() -> u16 {
@@ -265,7 +265,7 @@ fn who_has_not_read_the_file_gets_no_seat() {
         let path = folder.path().join("job");
         let zero = start(file(0, &path));
         let (at, _) = posted(&path);
-        // Whoever finds the port and has Kolo.
+        // A stranger that finds the port and has Kolo.
         let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
         let stranger =
             JoinSpec { timeout: Duration::from_secs(1), ..JoinSpec::new(1, 2, locator, "a stranger") };
@@ -418,7 +418,7 @@ fn a_relay_learns_nothing() {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         assert!(!has(host.trim().as_bytes()), "the host's name");
 
-        // What it has recorded opens nothing: said again to a coordinator, it is a stranger's.
+        // Its recording opens nothing: said again to a coordinator, it is a stranger's.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");
         std::fs::copy(other, folder.path().join("old")).unwrap();
@@ -498,7 +498,7 @@ fn a_rank_without_descriptors_is_named_by_all() {
     }
 }
 
-/// What a rank reports that has joined, or why it has not.
+/// The report of a rank that has joined, or the reason why it has not.
 fn last_words(rank: &mut Process) -> String {
     let first = rank.expect("@");
     if first.starts_with("joined") { rank.expect("@") } else { first }

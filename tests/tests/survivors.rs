@@ -62,7 +62,7 @@ fn draw(state: &mut u64, end: u64) -> u64 {
     (*state >> 33) % end
 }
 
-/// What came of jobs whose ranks were killed.
+/// Outcome of jobs whose ranks were killed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     killed: usize,

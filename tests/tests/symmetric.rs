@@ -29,7 +29,7 @@ fn any_length(mut config: Config) -> Config {
     config
 }
 
-/// What `explain` says of an all-reduce in place on some memory.
+/// The explanation of an all-reduce in place on some memory.
 fn explained(comm: &Communicator, memory: &mut [u8]) -> String {
     let at = memory.as_mut_ptr();
     let call = RawCall {
@@ -237,7 +237,7 @@ fn the_plan_can_be_asked_for() {
             comm.barrier().unwrap();
         });
     }
-    // What comes first counts.
+    // The first name counts.
     Arrangement::Exchange.run_with(2, forced("ring,window"), |comm| {
         let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
         symmetric.fill(1);
@@ -341,7 +341,7 @@ fn memory_comes_back() {
     });
 }
 
-/// What the ranks of a communicator call at the same time.
+/// Calls that the ranks of a communicator make at the same time.
 fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result<()>) {
     bounded(name, move || {
         let results = Arrangement::Exchange.run(3, |comm| {
@@ -398,7 +398,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
         let begin = Instant::now();
         let result = comm.all_reduce(&mut data, ReduceOp::Sum);
         assert!(begin.elapsed() < Duration::from_secs(3));
-        // What the caller gets back is its own again, whatever the late rank does then.
+        // The caller's memory is its own again, whatever the late rank does then.
         data.fill(3);
         if !is_late {
             gate.wait();

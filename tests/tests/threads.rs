@@ -117,7 +117,7 @@ fn collectives_of_two_threads_in_an_agreed_order() {
     }
 }
 
-/// What each of two threads of a rank does.
+/// Calls of each of two threads of a rank.
 #[derive(Clone, Copy, Debug)]
 enum Calls {
     Blocking,

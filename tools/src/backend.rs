@@ -13,7 +13,7 @@ use kolo_collectives::overrides::{Overrides, Rule};
 use crate::error::{CliError, Result};
 use crate::planning::has_block_per_rank;
 
-/// What the communicators of a run should be like.
+/// Wanted properties of the communicators of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     /// Transports that may be used; `None` for all.
@@ -127,7 +127,7 @@ pub(crate) trait Memory: DerefMut<Target = [u8]> + std::fmt::Debug {}
 impl Memory for Vec<u8> {}
 impl Memory for SymmetricBuffer<u8> {}
 
-/// What a rank does with its communicator.
+/// A rank's work with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
 
 /// Says whether a request can be understood and fulfilled, before anything is started.

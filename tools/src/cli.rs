@@ -69,7 +69,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What a command line asks for.
+/// Meaning of a command line.
 #[derive(Debug)]
 pub(crate) struct Invocation {
     /// The command.

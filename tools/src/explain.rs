@@ -62,7 +62,7 @@ pub(crate) struct ExplainArgs {
     /// Between hosts
     #[arg(long, value_enum, default_value = "tcp")]
     network: Network,
-    /// Whose steps to show
+    /// Rank whose steps to show
     #[arg(long, value_name = "RANK", default_value = "0")]
     rank: u32,
     /// Show no steps
@@ -194,7 +194,7 @@ pub(crate) fn known_rates(hosts: u32, profile: Option<&Loaded>) -> Option<Rates>
     (names.len() == hosts as usize).then(|| network.rates(&names).ok())?
 }
 
-/// What ranks on this host would do with the call, which need not be a plan; `None` where that cannot be tried out.
+/// The way that ranks on this host would take for the call, which need not be a plan; `None` where that cannot be tried out.
 fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
     let call = &args.call;
     let data_type = match call.element_bytes {
@@ -283,7 +283,7 @@ fn losers(choice: &Choice) -> String {
     table.build().with(Style::psql()).to_string()
 }
 
-/// What the checker says of the plans.
+/// The checker's verdict on the plans.
 fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: usize) -> Result<String> {
     if task.world_size > MAX_CHECKED_RANKS {
         return Ok(format!(

@@ -1,4 +1,4 @@
-//! What `explain` and `sim` share: a collective, a size and a number of ranks as a task with a shape.
+//! Common part of `explain` and `sim`: a collective, a size and a number of ranks as a task with a shape.
 
 use std::str::FromStr;
 
@@ -86,7 +86,7 @@ impl CallArgs {
         }
     }
 
-    /// What a plan is bound to.
+    /// The shape that a plan is bound to.
     pub(crate) fn shape(&self, plan: &Plan) -> Shape {
         let count = (self.selection_bytes(plan.world_size) / self.element_bytes) as usize;
         match plan.cut {
@@ -95,7 +95,7 @@ impl CallArgs {
         }
     }
 
-    /// What is asked of the order of reduction.
+    /// The required order of reduction.
     pub(crate) const fn order(&self) -> Order {
         if self.canonical { Order::Canonical } else { Order::Any }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// What may be waited for at all: far longer than anything here takes, far shorter than a night.
+/// Longest wait at all: far longer than anything here takes, far shorter than a night.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn kolo(line: &str) -> Command {

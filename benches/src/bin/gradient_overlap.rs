@@ -99,7 +99,7 @@ fn arithmetic(rounds: u64) {
     black_box(x);
 }
 
-/// What one kind of step took.
+/// Time of one kind of step.
 struct Took {
     seconds: f64,
     processor_seconds: f64,

@@ -1,6 +1,7 @@
-//! What calls cost in a group that goes on after losses, while there are none. `group_cost [shm|tcp] [ranks] [rounds]`, for example
-//! `group_cost tcp 4 10`. In each round one job calls on a communicator of its own, and one in a step of `Survivors`, in turn; a figure is
-//! the median of the rounds, of which each is the least of several batches. The agreement at the end of a step has a column of its own.
+//! Cost of calls in a group that goes on after losses, while there are none. `group_cost [shm|tcp] [ranks] [rounds]`, for example
+//! `group_cost tcp 4 10`. In each round one job calls on a communicator of its own, and one in a step of `Survivors`, in turn; a figure
+//! is the median of the rounds, of which each is the least of several batches. The agreement at the end of a step has a column of its
+//! own.
 
 use std::error::Error;
 use std::process::{Command, Stdio};
@@ -50,7 +51,7 @@ fn median(jobs: &[Vec<f64>], at: usize) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What rank 0 of a job has measured: the time of a call for each length, and of the agreement after a step.
+/// Measurements of rank 0 of a job: the time of a call for each length, and of the agreement after a step.
 fn job(way: &str, ranks: u32, kind: &str) -> Outcome<Vec<f64>> {
     let meeting = std::env::temp_dir().join(format!("kolo-group-cost-{}", std::process::id()));
     let start = |rank: u32| {

@@ -1,5 +1,5 @@
-//! What joining costs, by the number of ranks: `growth [threads|processes] [shm|tcp|HOSTS] [ranks ...]`, for example
-//! `growth threads shm 64 256 1024`. A number of hosts deals the ranks out to as many hosts of one machine.
+//! Cost of joining, by the number of ranks: `growth [threads|processes] [shm|tcp|HOSTS] [ranks ...]`, for example `growth threads shm 64
+//! 256 1024`. A number of hosts deals the ranks out to as many hosts of one machine.
 //!
 //! Each row is a process of its own (or one for each rank), so that nothing is left of the row before. Figures are taken when all
 //! ranks have joined and made one all-reduce of 8 bytes: the time from the start to the end of joining, processor time of all ranks,
@@ -16,7 +16,7 @@ use kolo_benches::status;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// What one process has to tell.
+/// Figures of one process.
 #[derive(Clone, Copy, Default)]
 struct Figures {
     seconds: f64,

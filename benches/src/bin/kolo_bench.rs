@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, ReduceOp, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What a sample lasts at least, so that reading the clock does not count.
+/// Least duration of a sample, so that reading the clock does not count.
 const SAMPLE_SECONDS: f64 = 300e-6;
 /// A sample this long needs no company, and no second attempt.
 const SLOW_SECONDS: f64 = 50e-3;

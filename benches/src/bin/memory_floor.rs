@@ -27,7 +27,7 @@ const SYMMETRIC_SHARE: f64 = 0.8;
 const SYMMETRIC_FROM: usize = 64 << 20;
 const STAGED_FROM: usize = 32 << 20;
 
-/// What is measured in turn.
+/// Kind of measurement, in turn.
 #[derive(Clone, Copy)]
 enum Kind {
     FusedFloor,

@@ -16,7 +16,7 @@ use kolo_benches::limit::{HEAD, Row, Unit, median};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::set_tcp_congestion;
 
-/// What is measured in turn.
+/// Kind of measurement, in turn.
 #[derive(Clone, Copy)]
 enum Kind {
     /// With at most so many bytes for each call: which is better depends on the machine.

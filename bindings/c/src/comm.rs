@@ -15,7 +15,7 @@ use crate::guard::{Failure, LastError, Outcome, guard, place, take, usage, with_
 use crate::memory::Lent;
 use crate::text::give_text;
 
-/// What a `koloComm_t` points to.
+/// Target of a `koloComm_t`.
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(crate) communicator: Whose,
@@ -81,7 +81,7 @@ unsafe extern "C" fn koloCommSplit(
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommSplit", comm, |comm| {
-            // What this rank gets wrong the others hear, rather than wait for it.
+            // The others hear of this rank's mistakes, rather than wait for it.
             let refuse = |problem: &str| comm.communicator.refuse_split(problem);
             if result.is_null() {
                 return Err(refuse("result is NULL").into());

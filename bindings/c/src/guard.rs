@@ -1,4 +1,4 @@
-//! What every entry does: keep the thread from being cancelled, catch panics, turn errors into codes, and keep their messages.
+//! The guard of every entry: keep the thread from being cancelled, catch panics, turn errors into codes, and keep their messages.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -102,7 +102,7 @@ impl LastError {
 thread_local! {
     /// The last error of this thread.
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
-    /// What `koloGetLastError` last gave to this thread.
+    /// The text that `koloGetLastError` last gave to this thread.
     static GIVEN: RefCell<CString> = RefCell::default();
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn guard(function: &str, kept_by: Option<&LastError>, body: impl FnOn
 /// The same for a body that comes to no cancellation point but inside the runtime, which sees to that by itself.
 #[inline]
 fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
-    // What a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
+    // State that a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();

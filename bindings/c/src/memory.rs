@@ -79,7 +79,7 @@ unsafe extern "C" fn koloCommMemFree(comm: *const Comm, memory: *mut c_void) -> 
     }
 }
 
-/// What a `koloRegistration_t` points to.
+/// Target of a `koloRegistration_t`.
 #[derive(Debug)]
 pub(crate) struct Registration(#[expect(dead_code, reason = "kept for its end")] kolo_rs::Registration);
 

@@ -116,7 +116,7 @@ unsafe extern "C" fn koloCommSlots(comm: *const Comm, slots: *mut c_int) -> c_in
     }
 }
 
-/// What a `koloState_t` points to.
+/// Target of a `koloState_t`.
 type Handle = Mutex<State>;
 
 /// See `kolo.h`.
@@ -347,7 +347,7 @@ fn no_state() -> Failure {
     usage("the state is NULL; was it made, and not yet destroyed?")
 }
 
-/// What a `koloSurvivors_t` points to.
+/// Target of a `koloSurvivors_t`.
 type Members = Mutex<Group>;
 
 /// `koloStep_t`

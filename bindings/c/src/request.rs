@@ -10,14 +10,14 @@ use crate::abi::{ANY_SOURCE, UNSET};
 use crate::comm::Comm;
 use crate::guard::{LastError, Outcome, guard, place, take, usage};
 
-/// What a `koloRequest_t` points to.
+/// Target of a `koloRequest_t`.
 #[derive(Debug)]
 pub(crate) struct Request {
     work: Progress,
     last_error: Arc<LastError>,
 }
 
-/// What is in progress.
+/// The operation in progress.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// A collective, a send or a group of messages.

@@ -13,11 +13,11 @@ use crate::abi::result::SUCCESS;
 use crate::comm::{Comm, Whose};
 use crate::guard::{Failure, LastError, Outcome, usage};
 
-/// What a `koloSurvivors_t` points to, behind a lock.
+/// Target of a `koloSurvivors_t`, behind a lock.
 pub(crate) struct Group {
     /// Taken out for a moment while it is set up.
     survivors: Option<Survivors>,
-    /// What C has for the members of the moment.
+    /// C's communicator of the current members.
     comm: Arc<Comm>,
 }
 
@@ -64,7 +64,7 @@ impl Group {
         mut step: impl FnMut(*const Comm) -> c_int,
     ) -> Outcome {
         let (survivors, handle) = (self.survivors.as_mut().ok_or_else(broken)?, &self.comm);
-        // What the step returned last, and the error that stands for it.
+        // The step's last return value, and the error that stands for it.
         let (last, mut meant) = (Cell::new(SUCCESS), String::new());
         let step = |comm: &Communicator| {
             show(handle, comm);
@@ -82,7 +82,7 @@ impl Group {
             Some(limit) => survivors.run_within(limit, step),
         };
         done.map_err(|error| match last.get() {
-            // What its caller knows best is the result of its own step.
+            // The caller knows its own step's result best.
             code if code != SUCCESS && error.to_string() == meant => {
                 let own = handle.last_error.copy().filter(|failure| failure.code() == code);
                 own.unwrap_or_else(|| Failure::from(error).with_code(code))

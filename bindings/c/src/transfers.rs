@@ -163,7 +163,7 @@ unsafe extern "C" fn koloProbeNow(
     }
 }
 
-/// Whose messages are meant; none for any.
+/// The rank whose messages are meant; none for any.
 fn source(from: c_int) -> Outcome<Option<u32>> {
     if from == ANY_SOURCE {
         return Ok(None);

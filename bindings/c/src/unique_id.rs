@@ -26,7 +26,7 @@ pub(crate) fn join_spec(id: &UniqueId, world_size: u32, rank: u32) -> Outcome<Jo
     join::UniqueId { bytes: id.bytes }.join_spec(world_size, rank).map_err(argument)
 }
 
-/// What keeps the port of an id free, if this process made it. It can be taken once.
+/// Keeps the port of an id free, if this process made it. It can be taken once.
 pub(crate) fn take_reservation(id: &UniqueId) -> Option<Reservation> {
     join::UniqueId { bytes: id.bytes }.take_reservation()
 }

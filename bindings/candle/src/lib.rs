@@ -82,7 +82,7 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// What calls on tensors return.
+/// Result of calls on tensors.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The reduction of all ranks' tensors, on every rank, with the shape of the input. Detached: gradients do not flow through it.

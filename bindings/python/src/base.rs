@@ -1,4 +1,4 @@
-//! What `kolo.Communicator` is built on.
+//! The base of `kolo.Communicator`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

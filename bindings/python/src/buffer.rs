@@ -95,7 +95,7 @@ impl View {
     }
 }
 
-/// What is lent.
+/// The loan.
 #[derive(Debug)]
 enum Loan {
     Buffer(View),
@@ -132,7 +132,7 @@ pub(crate) struct Lent<'py> {
 }
 
 impl<'py> Lent<'py> {
-    /// What an object lends; `None` if it has no memory of this kind. Raises nothing.
+    /// The memory that an object lends; `None` if it has none of this kind. Raises nothing.
     #[inline]
     pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> Option<Self> {
         // SAFETY: a live object.

@@ -80,8 +80,8 @@ impl Comm {
         self.start_message(py, Message::new(transfer)?, owner)
     }
 
-    /// What message with a tag between these waits: its source, tag, bytes and type. Without `seconds` it does not wait, and there
-    /// may be none.
+    /// The waiting message with a tag between these: its source, tag, bytes and type. Without `seconds` it does not wait, and there may
+    /// be none.
     #[pyo3(signature = (source, first, last, seconds, /))]
     fn probe(
         &self,

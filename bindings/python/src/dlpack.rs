@@ -112,7 +112,7 @@ const DIMENSIONS_MOST: usize = 64;
 /// Address, shape, strides in elements, type code, bits, lanes, and the flags, if it says any.
 type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16, Option<u64>);
 
-/// What a capsule describes.
+/// Description of a capsule's tensor.
 #[pyfunction]
 pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
     let (tensor, flags) = if capsule.is_valid_checked(Some(VERSIONED_NAME)) {

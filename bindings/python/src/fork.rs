@@ -1,4 +1,4 @@
-//! What a child made by `fork` must not touch.
+//! Objects that a child made by `fork` must not touch.
 //!
 //! The threads of a communicator do not exist in the child, and its connections are the parent's. So every handle
 //! remembers in which process it was made: used elsewhere it raises, freed elsewhere it leaks.

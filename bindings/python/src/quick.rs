@@ -96,7 +96,7 @@ const SOURCE: usize = 5;
 const TAG: usize = 6;
 const FACTOR: usize = 7;
 
-/// What is known of an operation once the package is loaded.
+/// Facts about an operation once the package is loaded.
 struct Method {
     /// The method in Python.
     general: Py<PyAny>,
@@ -538,7 +538,7 @@ fn room<'py>(input: &Bound<'py, PyAny>, collective: Collective, ranks: usize) ->
 struct Ready<'py> {
     what: What,
     lent: [Option<Lent<'py>>; 2],
-    /// What it returns, or its work's wait.
+    /// Its return value, or its work's wait.
     result: Bound<'py, PyAny>,
 }
 

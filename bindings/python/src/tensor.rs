@@ -39,7 +39,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// What an object lends; `None` if it is no such tensor. Raises nothing.
+    /// The memory that an object lends; `None` if it is no such tensor. Raises nothing.
     #[inline]
     pub(crate) fn of(object: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
         let py = object.py();

@@ -14,7 +14,7 @@ use crate::errors::exception;
 use crate::fork::OfProcess;
 use crate::numbers::limit;
 
-/// What keeps the buffers of an operation alive.
+/// Keeps the buffers of an operation alive.
 pub(crate) type Owner = Py<PyAny>;
 
 /// A started operation. It makes progress whether or not anybody waits.
@@ -42,7 +42,7 @@ enum State {
     Over(Result<Option<u32>, Error>),
 }
 
-/// What runs.
+/// The operation under way.
 #[derive(Debug)]
 pub(crate) enum Progress {
     Plain(kolo_rs::Work<Owner>),

@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     cluster::main("Shows which algorithm an all-reduce takes, and how long calls took", explain)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn explain(ranks: &Communicator) -> Result<()> {
     // The same ranks with other settings; as `KOLO_ALGO=all_reduce:ring` would have it for the whole job.
     let mut config = ranks.config().clone();

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     cluster::main("Lets the last rank leave early, and shows the errors of the others", failure)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn failure(ranks: &Communicator) -> Result<()> {
     let rank = ranks.rank();
     // An error of usage: nothing was sent, so this rank may go on.

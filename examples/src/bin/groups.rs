@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     cluster::main("Arranges the ranks as a grid, and sums along its rows and columns", groups)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn groups(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let width = width(world_size);

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     cluster::main("Sums the ranks, and says how they reach each other", hello)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn hello(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let mut sum = [rank];

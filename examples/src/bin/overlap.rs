@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     cluster::main("All-reduces buckets while computing the next ones, and compares the time", overlap)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn overlap(ranks: &Communicator) -> Result<()> {
     one_after_another(ranks)?; // Makes connections, so that neither version pays for them.
     ranks.barrier()?;

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     cluster::main("Passes a token around the ring, and all-reduces with send and receive alone", ring)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn ring(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     println!("rank {rank}: the token came with {}", pass_token(ranks)?);

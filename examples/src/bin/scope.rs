@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     cluster::main("Sums the layers of a model asynchronously, in place", scope)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn scope(ranks: &Communicator) -> Result<()> {
     let mut layers = LAYERS.map(|elements| vec![1.0_f32; elements]);
     // The layers are borrowed, not moved: the compiler keeps everything else away from them until the scope ends.

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     cluster::main("All-reduces in symmetric buffers, and compares with ordinary memory", symmetric)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn symmetric(ranks: &Communicator) -> Result<()> {
     let mut ordinary = vec![0.0; LEN];
     let without = time(ranks, &mut ordinary)?;

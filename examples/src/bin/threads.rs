@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     cluster::main("Communicates from two threads of each rank", threads)
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn threads(ranks: &Communicator) -> Result<()> {
     // Calls on one communicator must come in the same order on all ranks, and the order of two threads is not known. So the
     // second thread gets a communicator of its own, with the same ranks.

@@ -107,14 +107,14 @@ fn settings(arguments: &Arguments, data: &Dataset) -> Settings {
     }
 }
 
-/// What a rank ends with.
+/// A rank's result.
 struct Outcome {
     rank: u32,
     network: Mlp,
     identical: bool,
 }
 
-/// What each rank does.
+/// Each rank's part.
 fn run_rank(ranks: &Communicator, data: &Dataset, settings: &Settings) -> Result<Outcome> {
     let rank = ranks.rank();
     if rank == 0 {

@@ -1,4 +1,4 @@
-//! What the laboratory promises, measured with bare sockets.
+//! The laboratory's promises, measured with bare sockets.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -126,7 +126,7 @@ fn cards_and_directions_have_rates_of_their_own() {
         (0, 1, 0, 200e6),
         (1, 0, 0, 20e6),
         (0, 2, 0, 100e6),
-        // What is said of a host later also counts for its second card.
+        // A later word about a host also counts for its second card.
         (2, 0, 1, 50e6),
     ] {
         let bytes = (rate / 8.0 * 0.5) as usize;

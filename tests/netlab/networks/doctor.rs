@@ -29,7 +29,7 @@ fn network(hosts: usize) -> Network {
     Network::hosts(hosts).rate(100_000_000).delay(Duration::from_micros(200))
 }
 
-/// What the doctor says on a network, on rank 0; nothing if there is no program.
+/// The doctor's report on a network, on rank 0; nothing if there is no program.
 fn examined(lab: &Lab, words: &str) -> Option<End> {
     let ends = run(command(lab, 1, "doctor", words, &[])?, LONG);
     ends.into_iter().next()

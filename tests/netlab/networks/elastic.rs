@@ -81,7 +81,7 @@ impl Group {
         worst
     }
 
-    /// What a rank says that may not go on.
+    /// The report of a rank that may not go on.
     fn stops(&mut self, rank: usize, how: &str) -> String {
         let (_, text) = self.ranks[rank].expect(how, LONG);
         assert!(!self.ranks[rank].said.contains("@again"), "{}: rank {rank} went on: {text}", self.what);

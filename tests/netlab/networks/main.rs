@@ -97,7 +97,7 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What measures rates, delays and times is measured again where others had the processors meanwhile. A wrong one stays wrong.
+/// Measurements of rates, delays and times are repeated where others had the processors meanwhile. A wrong one stays wrong.
 fn attempts(test: &Test) -> u32 {
     let measures = ["::bare::", "::doctor::", "_within_1300_ms_"].iter().any(|part| test.name.contains(part));
     if measures { 3 } else { 1 }

@@ -202,7 +202,7 @@ fn all_collectives_over_two_cards() {
             let ends = run(commands, LONG);
             succeed(&ends, name);
             assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{name}: {}", ends[0].said);
-            // What the probe has sent, rates with it.
+            // The probe's results, rates with them.
             let said = &ends[0].said;
             assert!(said.contains("rails eth0") && said.contains(" % ("), "{name}: {said}");
         }

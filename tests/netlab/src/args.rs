@@ -14,7 +14,7 @@ use crate::quantity::{self, Of};
 #[derive(Parser, Debug)]
 #[command(name = "kolo-netlab", version)]
 pub struct Cli {
-    /// What to do.
+    /// The command
     #[command(subcommand)]
     pub command: Command,
 }
@@ -42,7 +42,7 @@ pub enum Command {
     Tell {
         /// The socket that `run --control` has made
         socket: PathBuf,
-        /// What to change
+        /// Changes to make
         #[arg(required = true)]
         words: Vec<String>,
     },

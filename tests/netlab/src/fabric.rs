@@ -64,7 +64,7 @@ pub enum What {
     LongerThan(u64),
 }
 
-/// What the switch sees of a frame.
+/// The switch's view of a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     /// Its length and packets.

@@ -1,4 +1,4 @@
-//! What one direction of a cable does to packets: a pure function of packets and times, with its own dice.
+//! One direction of a cable, as a pure function of packets and times, with its own dice.
 //!
 //! A link sends one bundle of packets after the other at its rate. What waits for that is its queue; a bundle that would
 //! make the queue longer than permitted is dropped whole. Afterwards a packet is lost by chance, and takes the delay and
@@ -100,7 +100,7 @@ pub struct Passage {
     pub last: Nanos,
 }
 
-/// What becomes of a bundle.
+/// Fate of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It comes out.

@@ -177,7 +177,7 @@ fn on(host: &str, command: &[OsString]) -> Result<ExitCode, String> {
     Err(format!("{}: {error}", command[0].display()))
 }
 
-/// What launchers call in ssh's place.
+/// The command that launchers call in ssh's place.
 fn rsh(words: &[String]) -> Result<ExitCode, String> {
     let mut words = words.iter().peekable();
     while let Some(option) = words.next_if(|word| word.starts_with('-')) {

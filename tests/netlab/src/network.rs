@@ -42,7 +42,7 @@ pub struct Network {
     seed: u64,
 }
 
-/// What is different for some cables.
+/// A difference of some cables.
 #[derive(Clone, Debug)]
 struct Change {
     host: Option<usize>,
@@ -244,7 +244,7 @@ impl Network {
         self
     }
 
-    /// What makes no sense, if anything.
+    /// The contradiction in it, if there is one.
     ///
     /// # Errors
     /// A sentence about it.
@@ -311,8 +311,8 @@ impl Network {
         ports
     }
 
-    /// What a card's cable does, upward and downward. The time from host to host is on the downward way, and the upward one
-    /// has no queue, since a card holds its host back.
+    /// The two shapes of a card's cable, upward and downward. The time from host to host is on the downward way, and the upward one has
+    /// no queue, since a card holds its host back.
     fn shapes(&self, card: Card) -> (Shape, Shape) {
         if card.host == self.hosts {
             let router = self.router.clone().unwrap_or_default();
@@ -340,7 +340,7 @@ impl Network {
         (up, down)
     }
 
-    /// What `ip -batch` is to do on a host or on the router.
+    /// Commands for `ip -batch` on a host or on the router.
     pub(crate) fn setup(&self, host: usize) -> String {
         let mut text = String::from("link set lo up\n");
         let (has_v4, has_v6) = (self.family != Family::V6, self.family != Family::V4);

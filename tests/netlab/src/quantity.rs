@@ -74,12 +74,12 @@ fn scaled(text: &str, factor: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor(unit.trim())?)
 }
 
-/// What holds for one host or card: `2=100M`.
+/// A value for one host or card: `2=100M`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Of<T> {
     /// The host or card, from 0.
     pub which: usize,
-    /// What holds for it.
+    /// Its value.
     pub value: T,
 }
 

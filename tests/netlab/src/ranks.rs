@@ -40,7 +40,7 @@ pub struct Job {
     ids: Vec<u32>,
 }
 
-/// What [`Job::wait`] returns with.
+/// Result of [`Job::wait`].
 #[derive(Debug)]
 pub enum News {
     /// A rank has ended.

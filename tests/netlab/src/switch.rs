@@ -30,7 +30,7 @@ pub(crate) struct Switch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Loop {
     fabric: Arc<Mutex<Fabric<Vec<u8>>>>,
     stop: Arc<OwnedFd>,
@@ -159,7 +159,7 @@ impl Loop {
     }
 }
 
-/// What the switch sees of a frame behind its virtio header; `None` if it is too short to be one.
+/// The switch's view of a frame behind its virtio header; `None` if it is too short to be one.
 fn facts(frame: &[u8]) -> Option<Facts> {
     let (virtio, ethernet) = frame.split_at_checked(VIRTIO_HEADER)?;
     let bytes = ethernet.len() as u64;

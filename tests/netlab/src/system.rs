@@ -1,4 +1,4 @@
-//! What only the kernel does: TAP devices, namespaces, and commands that start in them. All `unsafe` of the laboratory.
+//! The kernel's part: TAP devices, namespaces, and commands that start in them. All `unsafe` of the laboratory.
 
 use std::ffi::{OsStr, c_int, c_short, c_uint, c_ulong};
 use std::fs::File;

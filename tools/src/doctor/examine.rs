@@ -43,7 +43,7 @@ pub(crate) enum Depth {
     Communicator,
 }
 
-/// What has come of it.
+/// Result of an examination.
 pub(crate) struct Examined {
     pub rank: u32,
     pub report: Report,
@@ -199,7 +199,7 @@ fn addresses(host: &Host) -> impl Iterator<Item = (String, IpAddr)> + '_ {
     })
 }
 
-/// What a leader has measured in a round.
+/// A leader's measurements in a round.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Round {
     measured: Option<Measured>,

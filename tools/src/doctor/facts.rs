@@ -1,4 +1,4 @@
-//! What each rank knows of its host without asking anybody.
+//! Each rank's own knowledge of its host.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ pub(crate) struct Facts {
     pub version: String,
     /// Processors it may use.
     pub processors: usize,
-    /// What its control group allows of them.
+    /// The control group's share of them.
     pub processor_quota: Option<f64>,
     /// Files that it may open; no limit if not set.
     pub open_files: Option<u64>,

@@ -17,11 +17,11 @@ pub(crate) struct Finding {
     pub kind: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What was seen, and where.
+    /// The observation, and its place.
     pub what: String,
     /// The likely cause.
     pub cause: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn findings(report: &Report) -> Vec<Finding> {
     found
 }
 
-/// Whom a set of pairs points at.
+/// Hosts that a set of pairs points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
     /// All pairs there are.
@@ -73,7 +73,7 @@ enum Blame {
     Pair(u32, u32),
 }
 
-/// What the bad ones among all pairs have in common. `of` gives the ends of a pair that may be to blame.
+/// The common end of the bad ones among all pairs. `of` gives the ends of a pair that may be to blame.
 fn blame(
     bad: &BTreeSet<(u32, u32)>,
     all: &BTreeSet<(u32, u32)>,

@@ -33,7 +33,7 @@ pub(crate) struct Line {
     socket: TcpStream,
     /// Longest time of one send or receive.
     limit: Duration,
-    /// What the clock showed at some moment.
+    /// The clock's time at some moment.
     clock: (Instant, Duration),
 }
 
@@ -108,7 +108,7 @@ impl Line {
     }
 }
 
-/// What a system call has moved; nothing if it cannot now.
+/// Bytes that a system call has moved; nothing if it cannot now.
 fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Stop> {
     match outcome {
         Ok(0) => Err(Stop::Closed("the other end has closed the connection".to_owned())),

@@ -57,7 +57,7 @@ pub(crate) const fn rounds(hosts: u32) -> u32 {
     (hosts + hosts % 2).saturating_sub(1)
 }
 
-/// What measuring needs to know.
+/// Context of a measurement.
 pub(crate) struct Place<'a> {
     pub host: u32,
     pub token: &'a Token,

@@ -27,10 +27,10 @@ pub(crate) const SMALL_SEGMENT: u32 = 536;
 /// How often the listener looks whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What the hosts of a job know, and a stranger does not.
+/// Secret of the hosts of a job, which a stranger does not know.
 pub(crate) type Token = [u8; 16];
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// A burst there and back.
@@ -58,7 +58,7 @@ pub(crate) struct Reach {
     pub to: u32,
     /// Every address of the other, in its order.
     pub tries: Vec<Try>,
-    /// What a connection carries, if there was one.
+    /// Capability of a connection, if there was one.
     pub carries: Carries,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Try {
     pub problem: Option<String>,
 }
 
-/// What a connection carries.
+/// Capability of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carries {
     /// There is no connection.

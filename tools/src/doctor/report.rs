@@ -1,4 +1,4 @@
-//! What the doctor has found out, as all ranks know it.
+//! The doctor's report, as all ranks know it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use super::reach::Reach;
 pub(crate) struct Report {
     /// The hosts, in the order of their first ranks.
     pub hosts: Vec<Host>,
-    /// Who dialled whom, and what came of it.
+    /// Dialled pairs, with the results.
     pub reaches: Vec<Reach>,
     /// Directions between hosts.
     pub measured: Vec<Measured>,
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     pub routes: Vec<Route>,
     /// Why a communicator could not be made or used.
     pub failure: Option<String>,
-    /// What all this took.
+    /// Duration of all this.
     pub seconds: f64,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Report {
 pub(crate) struct Host {
     /// Its ranks.
     pub ranks: Vec<u32>,
-    /// What its first rank knows; limits are the tightest of all its ranks.
+    /// Its first rank's facts; limits are the tightest of all its ranks.
     pub facts: Facts,
 }
 
@@ -63,7 +63,7 @@ impl Report {
         self.hosts.iter().position(|host| host.ranks.contains(&rank)).map(|at| at as u32)
     }
 
-    /// What was measured from one host to another.
+    /// Measurements from one host to another.
     pub(crate) fn between(&self, from: u32, to: u32) -> Option<&Measured> {
         self.measured.iter().find(|way| way.from == from && way.to == to)
     }

@@ -6,9 +6,9 @@ use std::path::Path;
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// What the machine has, or what the control group may use.
+    /// Memory of the machine, or the control group's limit.
     pub total: u64,
-    /// What can be had now.
+    /// Memory that can be had now.
     pub available: u64,
 }
 

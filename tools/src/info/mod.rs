@@ -253,7 +253,7 @@ fn tcp() -> Section {
     }
 }
 
-/// What the planner goes by.
+/// The planner's constants.
 fn costs(config: &Config) -> Section {
     let facts = match &config.profile {
         None => vec![("profile", "none: built-in constants. `kolo tune` writes one".to_owned())],
@@ -266,7 +266,7 @@ fn costs(config: &Config) -> Section {
     Section { title: "cost model", facts }
 }
 
-/// What will surprise.
+/// Surprises to expect.
 fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
     let mut remarks = Vec::new();
     let usable = machine::usable_cpus();

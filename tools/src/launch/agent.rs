@@ -25,7 +25,7 @@ use crate::error::{CliError, Result};
 /// Format of the assignment; both ends must be of it.
 const FORMAT: u32 = 2;
 
-/// What a pipe takes without a reader, by POSIX's least and Linux's usual size; an assignment must fit.
+/// Bytes that a pipe takes without a reader, by POSIX's least and Linux's usual size; an assignment must fit.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
 
 /// Beyond the grace of the ranks, for their host to tell of their end.
@@ -35,7 +35,7 @@ const AGENT_GRACE: Duration = Duration::from_secs(2);
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u16 = 10_000;
 
-/// What a host is to run.
+/// A host's orders.
 #[derive(Debug, Serialize, Deserialize)]
 struct Assignment {
     kolo: u32,
@@ -52,7 +52,7 @@ struct Assignment {
     elastic: Option<Elastic>,
 }
 
-/// What a host is told of a job whose members come and go.
+/// A host's orders for a job whose members come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Elastic {
     bounds: Bounds,

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 
-/// What ranks are bound to.
+/// The unit that ranks are bound to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(super) enum Bind {
     /// Nothing: the system places them, which suits ranks that share processors.
@@ -108,7 +108,7 @@ mod tests {
         }
         let sets = |allowed: &[usize]| cores(folder.path(), &allowed.iter().copied().collect());
         assert_eq!(sets(&[0, 1, 2, 3]), [BTreeSet::from([0, 2]), BTreeSet::from([1, 3])]);
-        // What this process may not use, its ranks do not get. Of processor 7 nothing is told.
+        // Ranks do not get processors that this process may not use. Of processor 7 nothing is told.
         assert_eq!(sets(&[1, 2, 7]), [BTreeSet::from([1]), BTreeSet::from([2]), BTreeSet::from([7])]);
     }
 

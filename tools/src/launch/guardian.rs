@@ -12,7 +12,7 @@
 //! 3. The supervisor tells the launcher of a folder before there are ranks, so either can remove it.
 //! 4. The supervisor leads a process group of its own: what a terminal sends reaches it once, through the launcher.
 //!
-//! Whoever kills both in the same instant ends the ranks (PR_SET_PDEATHSIG), but not what these have started.
+//! A signal that kills both in the same instant ends the ranks (PR_SET_PDEATHSIG), but not the processes that these have started.
 //!
 //! `unsafe` only for the fork.
 
@@ -41,7 +41,7 @@ const GONE_AFTER_KILL: Duration = Duration::from_secs(10);
 /// Between two looks whether processes that were signalled are gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What the supervisor has of the launcher.
+/// The supervisor's hold on the launcher.
 #[derive(Debug)]
 pub(super) struct Lifeline {
     /// At its end when the launcher is.

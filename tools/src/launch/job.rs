@@ -37,17 +37,17 @@ use crate::error::{CliError, Result};
 pub(crate) struct Rank {
     /// Its rank in the whole job.
     pub rank: u32,
-    /// What it is told in variables, beyond what this process has.
+    /// Its variables, beyond those of this process.
     pub environment: Vec<(String, OsString)>,
-    /// What happens to its standard output.
+    /// Use of its standard output.
     pub stdout: Stdout,
-    /// What its standard input is.
+    /// Source of its standard input.
     pub input: Input,
     /// Arguments that it alone has, behind those of all.
     pub arguments: Vec<OsString>,
     /// The processors that it may run on, if not all.
     pub cpus: Option<CpuSet>,
-    /// What it is called in messages, if it is no rank: an agent.
+    /// Its name in messages, if it is no rank: an agent.
     pub name: Option<String>,
     /// How many ranks of the job it stands for: an agent, for those of its host.
     pub stands_for: u32,
@@ -74,7 +74,7 @@ impl Rank {
     }
 }
 
-/// What a rank reads.
+/// Source of a rank's input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// Rank 0 reads what we would, the others nothing.
@@ -85,7 +85,7 @@ pub(crate) enum Input {
     Lifeline(Vec<u8>),
 }
 
-/// What happens to a rank's standard output.
+/// Use of a rank's standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdout {
     /// It goes where ours goes.
@@ -105,7 +105,7 @@ pub(crate) enum Prefix {
     Lines,
 }
 
-/// What to start, and how to end it.
+/// Ranks to start, and the way to end them.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// The program.
@@ -122,7 +122,7 @@ pub(crate) struct Job {
     pub grace: Duration,
     /// An exit code that is a result rather than a failure: it is passed on, and nobody is told.
     pub quiet_exit_code: Option<i32>,
-    /// What our standard input says.
+    /// Meaning of our standard input.
     pub orders: Orders,
     /// As long as so many ranks live or have ended well, the end of another does not end the job; nor that of the last one, if that is
     /// started again and the number is 0.
@@ -131,7 +131,7 @@ pub(crate) struct Job {
     pub again: Option<Again>,
 }
 
-/// What the standard input of the one that starts ranks is to them.
+/// Meaning of the standard input of the one that starts ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Orders {
     /// Rank 0's own.
@@ -153,7 +153,7 @@ const ORDER_MOST: Duration = Duration::from_secs(1);
 pub(crate) struct Again {
     /// How often each at most.
     pub times: u32,
-    /// What tells it that it is a newcomer.
+    /// Variables that make it a newcomer.
     pub environment: Vec<(String, OsString)>,
     /// Whether it is to have the slot of the one that has died, and no other.
     pub in_its_slot: bool,
@@ -184,7 +184,7 @@ struct Member {
     at: usize,
     /// How often it was started again.
     times: u32,
-    /// What it is called.
+    /// Its name.
     name: String,
     child: Child,
     /// The input of an agent, whose end asks it to end; gone once it was asked.
@@ -235,7 +235,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let outcome = supervisor.start().and_then(|()| supervisor.supervise(&events));
     handle.close();
     let _ = forwarder.join();
-    // What the ranks started may hold their outputs open for as long as it likes.
+    // Processes that ranks have started may hold their outputs open for as long as they like.
     supervisor.readers.finish(job.grace);
     outcome
 }

@@ -75,7 +75,7 @@ pub(crate) struct RunArgs {
     /// The same from a file with a host a line: `a`, `a:4` or `a slots=4`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "nodes", "node_rank"])]
     hostfile: Option<PathBuf>,
-    /// What starts a command on a host. {host} in it is the host's name, which else comes behind it
+    /// Command that starts another on a host. {host} in it is the host's name, which else comes behind it
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     agent: String,
     /// Where this program is on the other hosts [default: where it is here]
@@ -84,7 +84,7 @@ pub(crate) struct RunArgs {
     /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are theirs anyway
     #[arg(short = 'x', long, value_name = "NAME")]
     export: Vec<String>,
-    /// What each rank is bound to
+    /// Unit that each rank is bound to
     #[arg(long, value_enum, default_value = "none")]
     bind: Bind,
     /// Take ranks and program from standard input; what an agent starts
@@ -273,7 +273,7 @@ struct Bounds {
     most: Option<u32>,
 }
 
-/// What --elastic says of a job of so many ranks.
+/// Meaning of --elastic for a job of so many ranks.
 fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     let Some(text) = &args.elastic else { return Ok(None) };
     let wrong = |problem: String| {
@@ -322,12 +322,12 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     Ok(())
 }
 
-/// Who joins a job on one machine, from the beginning and later.
+/// Processes that join a job on one machine, from the beginning and later.
 struct Newcomers {
     bounds: Bounds,
     /// Of those that join from the beginning.
     numbers: Range<u32>,
-    /// What these are told beside.
+    /// Their additional variables.
     environment: Vec<(String, OsString)>,
     restarts: u32,
     in_its_slot: bool,

@@ -31,7 +31,7 @@ impl Process {
     /// Sends a signal to this process, and to none that has got its number since.
     pub(super) fn signal(self, signal: Signal) {
         let Ok(descriptor) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
-        // Whom the descriptor means does not change any more; so this is the process that was seen, or neither is.
+        // The descriptor's process does not change any more; so this is the process that was seen, or neither is.
         if read(&folder(self.pid.as_raw_pid())).is_some_and(|stat| stat.started == self.started) {
             let _ = pidfd_send_signal(&descriptor, signal);
         }
@@ -57,7 +57,7 @@ pub(super) fn is_ending(pid: Pid) -> bool {
     are_seen() && threads.flatten().all(|thread| read(&thread.path()).is_none_or(|stat| stat.ending))
 }
 
-/// What this process has started, and what these have started, and so on, without those that have ended.
+/// The processes that this one has started, and those that these have started, and so on, without those that have ended.
 pub(super) fn descendants() -> Vec<Process> {
     let (all, own) = (all(), getpid().as_raw_pid());
     let descends = |mut at: i32| {

@@ -8,7 +8,7 @@ use crate::info::machine::Memory;
 /// Send and receive buffer; expectations are made piece by piece and need none.
 const BUFFERS: u64 = 2;
 
-/// What one rank may use.
+/// One rank's allowance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     /// Longest buffer that fits into what is free now, with an eighth left to everything else.

@@ -13,8 +13,8 @@ use crate::error::{CliError, Result};
 /// Buffers start at a page, so that measurements do not depend on where the allocator put them.
 const ALIGNMENT_BYTES: usize = 4096;
 
-/// What is written where a result will be, so that a call that does nothing is found out. An odd pattern: as a
-/// float it is a large negative number in every type.
+/// Filling of the memory for a result, so that a call that does nothing is found out. An odd pattern: as a float it is a large negative
+/// number in every type.
 const POISON: u8 = 0xA5;
 
 /// One operation of the table: a size, a type, an operator, a root.
@@ -53,7 +53,7 @@ impl Operation {
         self.counts.send.max(self.counts.receive) * self.element_bytes() as u64
     }
 
-    /// What the ranks' inputs hold.
+    /// Content of the ranks' inputs.
     fn inputs(&self, seed: u64, ranks: u32) -> Result<Inputs> {
         Inputs::new(seed, self.element.data_type, self.test.reduces().then_some(self.op), ranks)
     }
@@ -110,7 +110,7 @@ impl Buffers {
         let shift = operation.bytes() as usize * (iteration % self.positions(operation));
         let counts = &operation.counts;
         match placement {
-            // What is received must lie apart from what is sent.
+            // Received data must lie apart from sent data.
             _ if operation.test.lies_apart() => Place { input: shift, output: shift, in_place: false },
             Placement::OutOfPlace => Place { input: shift, output: shift, in_place: false },
             Placement::InPlace => Place {

@@ -9,7 +9,7 @@ use crate::error::{CliError, Result};
 pub(crate) struct NamedType {
     /// As in `-d`.
     pub name: &'static str,
-    /// What it is.
+    /// The type.
     pub data_type: DataType,
 }
 
@@ -76,7 +76,7 @@ impl NamedOp {
     }
 }
 
-/// What becomes of a name that nobody knows.
+/// Treatment of an unknown name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// It is an error.

@@ -1,8 +1,8 @@
 //! The data that is sent, and the proof that what came back is right, to the last bit.
 //!
-//! What is only moved is random bytes; what is reduced comes from [`kolo::internal::verify`], whose values make every partial
-//! reduction exact in whatever order. Both are pure functions of seed, rank and place, so expectations are made
-//! piece by piece and need no buffer.
+//! Inputs that are only moved are random bytes; inputs that are reduced come from [`kolo::internal::verify`], whose values make every
+//! partial reduction exact in whatever order. Both are pure functions of seed, rank and place, so expectations are made piece by piece
+//! and need no buffer.
 
 use kolo::DataType;
 use kolo::internal::verify::{Problem, count_wrong, fill_bytes};
@@ -15,7 +15,7 @@ use crate::error::{CliError, Result};
 /// of every element size.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What the inputs of all ranks hold.
+/// Content of the inputs of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs {
     seed: u64,

@@ -49,7 +49,7 @@ impl Split {
     }
 }
 
-/// What the variables say.
+/// Values of the variables.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Environment {
     /// `NCCL_TESTS_MIN_BW`: the run fails below nine tenths of it.

@@ -15,7 +15,7 @@ use super::text::{Device, Verdict};
 
 const FORMAT_VERSION: u64 = 3;
 
-/// What stands at the head of the file.
+/// Head of the file.
 #[derive(Debug)]
 pub(crate) struct Head<'a> {
     /// Local time.

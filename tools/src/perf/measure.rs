@@ -12,7 +12,7 @@ use crate::error::Result;
 /// Seed of the data that is timed, as in nccl-tests; checks count up from 1.
 const TIMED_SEED: u64 = 99;
 
-/// What measures, on one rank.
+/// A measurement on one rank.
 pub(crate) struct Bench<'a> {
     /// The options.
     pub settings: &'a Settings,
@@ -20,7 +20,7 @@ pub(crate) struct Bench<'a> {
     pub world: &'a dyn Comm,
     /// The ranks that work together: the world, or a part of it.
     pub group: &'a dyn Comm,
-    /// What is measured on.
+    /// Its buffers.
     pub buffers: Buffers,
     /// Zero of the clock.
     pub epoch: Instant,
@@ -30,7 +30,7 @@ pub(crate) struct Bench<'a> {
     pub failed_checks: u64,
 }
 
-/// What one rank found by timing: seconds per operation, and per iteration where asked for.
+/// One rank's times: seconds per operation, and per iteration where asked for.
 struct Timing {
     seconds: f64,
     iterations: Vec<f64>,

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
     Ok(if okay || silent { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
 }
 
-/// What can be known to fail is best said once, before there are ranks.
+/// Foreseeable failures are best reported once, before there are ranks.
 fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What a rank's result must consist of: which part of whose input, or of the reduction of all.
+//! Parts of a rank's result: which part of which rank's input, or of the reduction of all.
 
 use super::test::{Counts, Test};
 
@@ -63,7 +63,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What the result of `rank` must consist of.
+/// Parts of the result of `rank`.
 #[must_use]
 pub(crate) fn pieces(
     test: Test,

@@ -3,7 +3,7 @@
 use super::stats::Spread;
 use super::test::Bandwidth;
 
-/// What one placement (out of place or in place) of one size gave.
+/// Measurement of one placement (out of place or in place) of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measurement {
     /// Seconds per operation, over the ranks as `-a` says.

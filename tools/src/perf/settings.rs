@@ -1,4 +1,4 @@
-//! What `kolo perf` was asked to do, checked.
+//! Checked settings of `kolo perf`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) enum Root {
     Every,
 }
 
-/// What happens after an operation (`-z`).
+/// The wait after an operation (`-z`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocking {
     /// Nothing but what the iteration needs.

@@ -5,7 +5,7 @@ use kolo::Collective;
 
 use crate::error::CliError;
 
-/// What is measured.
+/// The operation under measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub(crate) enum Test {
@@ -23,7 +23,7 @@ pub(crate) enum Test {
     Barrier,
 }
 
-/// What one size means for one rank, in elements.
+/// Meaning of one size for one rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Counts {
     /// Elements of the send buffer.
@@ -41,9 +41,9 @@ pub(crate) struct Counts {
 /// Algorithm and bus bandwidth, in units of 1e9 bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub(crate) struct Bandwidth {
-    /// What the caller sees.
+    /// Bandwidth that the caller sees.
     pub algorithm: f64,
-    /// What the links must have carried.
+    /// Bandwidth that the links must have carried.
     pub bus: f64,
 }
 
@@ -173,7 +173,7 @@ impl Test {
         matches!(self, Self::SendRecv | Self::AllToAllV)
     }
 
-    /// What `bytes` on the command line means with elements of `element_bytes` on `ranks` ranks.
+    /// Meaning of `bytes` on the command line with elements of `element_bytes` on `ranks` ranks.
     #[must_use]
     pub(crate) fn counts(self, bytes: u64, element_bytes: u64, ranks: u64) -> Counts {
         let elements = bytes / element_bytes;

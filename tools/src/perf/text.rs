@@ -49,7 +49,7 @@ impl Columns {
     }
 }
 
-/// What comes before the devices. `max_bytes` is the one asked for.
+/// Text before the devices. `max_bytes` is the one asked for.
 pub(crate) fn preamble(settings: &Settings, kolo_version: &str) -> Vec<String> {
     let (step, unit) = match settings.step {
         Step::Factor(factor) => (factor, "factor"),
@@ -187,7 +187,7 @@ pub(crate) struct Verdict {
     pub failed_checks: u64,
     /// Mean of all bus bandwidths.
     pub average_bus_bandwidth: f64,
-    /// What `NCCL_TESTS_MIN_BW` says.
+    /// Value of `NCCL_TESTS_MIN_BW`.
     pub wanted: Option<f64>,
 }
 
@@ -211,7 +211,7 @@ impl Verdict {
     }
 }
 
-/// What comes after the table. `memory` is the text of the memory line, where asked for.
+/// Text after the table. `memory` is the text of the memory line, where asked for.
 pub(crate) fn trailer(program: &str, verdict: &Verdict, memory: Option<&str>) -> Vec<String> {
     let okay = |okay: bool| if okay { "OK" } else { "FAILED" };
     let mut lines = vec![

@@ -111,7 +111,7 @@ enum Patience {
     Long,
 }
 
-/// What a simulation gave.
+/// Outcome of a simulation.
 struct Outcome {
     /// Name of the algorithm, or of the plan of a file.
     algorithm: String,

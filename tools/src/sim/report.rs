@@ -1,4 +1,4 @@
-//! What a simulation gave, for people.
+//! Results of a simulation, for people.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use crate::planning::{CallArgs, human_seconds};
 /// Up to so many ranks every value is followed; beyond, only messages, lengths and the absence of deadlock.
 const MAX_RANKS_WITH_VALUES: u32 = 128;
 
-/// What was simulated, and how long it took.
+/// The simulation, and its duration.
 pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
     let (cluster, timing) = (&outcome.cluster, &outcome.timing);
     let done: Vec<f64> = timing.finished.iter().flatten().copied().collect();
@@ -64,7 +64,7 @@ pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
     out
 }
 
-/// What went over each class of links.
+/// Traffic over each class of links.
 pub(super) fn traffic(outcome: &Outcome) -> String {
     let mut table = Builder::default();
     table.push_record(["links", "messages", "bytes", "bytes per rank"]);
@@ -82,7 +82,7 @@ pub(super) fn traffic(outcome: &Outcome) -> String {
     table.build().with(Style::psql()).to_string()
 }
 
-/// What could be proved of the plans; an error if they are wrong.
+/// Proof of the plans; an error if they are wrong.
 pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
     let Plans::All(plans) = &outcome.plans else {
         return Ok("not checked: one rank stands for all; use fewer ranks for a proof".into());
@@ -140,7 +140,7 @@ pub(super) fn critical_path(outcome: &Outcome, shown: usize) -> String {
     out
 }
 
-/// Who never got through, if a rank was killed.
+/// Ranks that never got through, if a rank was killed.
 pub(super) fn stuck(timing: &Timing) -> String {
     if timing.stuck.is_empty() {
         return String::new();

@@ -105,7 +105,7 @@ fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result
     Ok(format!("{} {}{mark}, {bus:.3} GB/s", choice.algorithm, human_seconds(seconds)))
 }
 
-/// What nccl-tests multiplies the bandwidth of an algorithm by to get that of the bus.
+/// Factor by which nccl-tests multiplies the bandwidth of an algorithm to get that of the bus.
 fn bus_share(collective: Collective, ranks: u32) -> f64 {
     let p = f64::from(ranks);
     match collective {

@@ -22,10 +22,10 @@ const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16
 /// Rounds, the middle one of which counts.
 const ROUNDS: usize = 5;
 
-/// What is expected to take this many times as long as the best is not timed.
+/// A plan that is expected to take this many times as long as the best is not timed.
 const HOPELESS: f64 = 8.0;
 
-/// What is timed beside the algorithms: the exchange inside a host that needs no plan.
+/// The way that is timed beside the algorithms: the exchange inside a host that needs no plan.
 pub(super) const EXCHANGE: &str = "exchange";
 
 /// The collectives that are checked.
@@ -37,7 +37,7 @@ pub(super) const COLLECTIVES: [Collective; 5] = [
     Collective::AllToAll,
 ];
 
-/// What one collective took on some ranks.
+/// Times of one collective on some ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Checked {
     /// The constants in force.
@@ -46,12 +46,12 @@ pub(super) struct Checked {
     pub points: Vec<Point>,
 }
 
-/// What one size took.
+/// Times of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Point {
     /// Of the vector, or of the blocks of all ranks together.
     pub bytes: u64,
-    /// What Kolo chooses, by name.
+    /// Kolo's choice, by name.
     pub chosen: String,
     /// Seconds that each candidate takes, by name.
     pub seconds: Vec<(String, f64)>,
@@ -148,7 +148,7 @@ fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
     hash.finish()
 }
 
-/// What Kolo chooses.
+/// Kolo's choice.
 fn chosen(
     comm: &Communicator,
     collective: Collective,

@@ -18,7 +18,7 @@ const TIME: Duration = Duration::from_secs(120);
 /// A pair is slow if it has less than this share of what both its hosts have; others are taken to have what their hosts have.
 const SLOW: f64 = 0.7;
 
-/// Whom this process is one of.
+/// The ranks that this process belongs to.
 pub(super) enum Cluster {
     /// There is no launcher, or one host.
     Alone,
@@ -129,7 +129,7 @@ mod tests {
         let rates: Vec<(f64, f64)> =
             profile.hosts.iter().map(|host| (host.out_bytes_per_second, host.in_bytes_per_second)).collect();
         assert_eq!(rates, [(1e8, 9e7), (9e7, 1e8), (9e7, 1e7)]);
-        // What host c receives slowly is its own; what it sends slowly to b is the pair's.
+        // Slow receiving is host c's own; slow sending to b is the pair's.
         let slow = PairProfile { from: "c".into(), to: "b".into(), bytes_per_second: 1e7 };
         assert_eq!(profile.pairs, [slow]);
         assert!(

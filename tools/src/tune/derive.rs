@@ -19,7 +19,7 @@ const WORK_SHARE_MAX: f64 = 0.9;
 /// Reducing what arrives costs at least this share of copying it: it is in the cache, but no processor does it for nothing.
 const REDUCE_SHARE_MIN: f64 = 0.5;
 
-/// What times that make no sense are taken for, in seconds a byte: no machine is as fast.
+/// Substitute for times that make no sense, in seconds a byte: no machine is as fast.
 const BYTE_SECONDS_MIN: f64 = 1e-13;
 
 /// Seconds a byte takes, by the buffers that are gone through.
@@ -48,7 +48,7 @@ impl Rate {
     }
 }
 
-/// What short messages take, whatever their length; and what a byte of long ones takes at each of the sizes of a curve.
+/// Time of short messages, whatever their length; and time of a byte of long ones at each of the sizes of a curve.
 fn split(samples: &[Sample]) -> Result<(f64, [f64; POINTS])> {
     let senseless =
         || CliError::failure("the times measured make no sense", "Try again when the machine is quiet");
@@ -182,7 +182,7 @@ fn without_outliers(seconds: [f64; POINTS]) -> [f64; POINTS] {
 /// Steps that leave less than a thousandth of what is looked for.
 const BISECTIONS: usize = 24;
 
-/// What the simulator says of an all-reduce round the ring of two ranks, of twice so many bytes.
+/// The simulator's time for an all-reduce round the ring of two ranks, of twice so many bytes.
 fn all_reduce_seconds(of: &TransportProfile, copies: &Rate, bytes: f64) -> f64 {
     let cluster = Cluster { model: model(of, copies, 1.0), ..Cluster::default() };
     simulated(Collective::AllReduce, Algorithm::Ring, 2 * bytes as u64, &cluster)
@@ -227,7 +227,7 @@ mod tests {
 
     const COPIES: Rate = Rate { seconds: 4e-11, factors: Curve::FLAT };
 
-    /// What a machine with these constants would have measured.
+    /// Measurements that a machine with these constants would give.
     fn measured(of: &TransportProfile) -> Pair {
         let step = of.latency_seconds + 2.0 * of.overhead_seconds;
         let (link, both) = (1.0 / of.bytes_per_second, 4.0 / of.host_bytes_per_second);

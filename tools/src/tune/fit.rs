@@ -1,11 +1,11 @@
 //! A straight line through measured times.
 
-/// What was measured at one size.
+/// Measurement at one size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Sample {
     /// Bytes, or messages.
     pub amount: f64,
-    /// What that took.
+    /// Its duration.
     pub seconds: f64,
 }
 

@@ -36,7 +36,7 @@ mod verdict;
 /// More ranks than this are not started to find out what sharing a processor costs: on large machines ranks seldom do.
 const CROWD_MAX: u32 = 32;
 
-/// What waiting for the processor costs where it was not measured, in seconds: a wake-up and a context switch.
+/// Cost of waiting for the processor where it was not measured, in seconds: a wake-up and a context switch.
 const SWITCH_SECONDS: f64 = 5e-6;
 
 const EXAMPLES: &str = "\
@@ -94,7 +94,7 @@ enum Part {
     Pair,
     /// Between more ranks than processors.
     Crowd,
-    /// What is chosen for a collective, and what could be.
+    /// The choice for a collective, and the alternatives.
     Check,
 }
 

@@ -1,4 +1,4 @@
-//! What one transport is asked, on every rank: the raw times that a profile is made of.
+//! Questions to one transport, on every rank: the raw times that a profile is made of.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::fit::{Sample, median};
 use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
 
-/// What a message costs whatever its length is found at these lengths.
+/// Lengths at which the cost of a message whatever its length is found.
 const SHORT: [usize; 5] = [8, 64, 512, 4 << 10, 16 << 10];
 
 /// Lengths from what the nearest caches hold to what none holds: two ranks that exchange so many bytes in place, copy them, or

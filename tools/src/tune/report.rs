@@ -1,4 +1,4 @@
-//! What `kolo tune` found, as tables.
+//! Findings of `kolo tune`, as tables.
 
 use kolo::internal::profile::{Curve, NetworkProfile, Profile};
 use tabled::builder::Builder;
@@ -49,7 +49,7 @@ pub(super) fn profile(profile: &Profile) -> Vec<String> {
         .collect()
 }
 
-/// What hosts and slow pairs have.
+/// Rates of hosts and slow pairs.
 fn network(network: &NetworkProfile) -> Vec<String> {
     let mega = |rate: f64| format!("{:.1} MB/s", rate / 1e6);
     let latency = network.latency_seconds * 1e6;

@@ -7,7 +7,7 @@ use kolo::{Collective, Communicator, ReduceOp};
 use super::fit::median;
 use crate::error::{CliError, Result};
 
-/// What a round of one thing measured should take: many wake-ups, little of a person's patience.
+/// Wanted duration of a round of one measurement: many wake-ups, little of a person's patience.
 const ROUND_SECONDS: f64 = 3e-3;
 
 /// Calls in a round, at most.

@@ -1,4 +1,4 @@
-//! What a check found: where the selection misses, and how well the simulator predicts.
+//! Result of a check: where the selection misses, and how well the simulator predicts.
 
 use kolo::{Collective, TransportKind};
 use kolo_collectives::Algorithm;

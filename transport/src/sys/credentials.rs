@@ -1,4 +1,4 @@
-//! Who is at the other end of a UNIX stream.
+//! The process at the other end of a UNIX stream.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -15,7 +15,7 @@ use loom::sync::{Condvar, Mutex};
 use super::atomic::{Atomic, AtomicU32, AtomicU64};
 
 thread_local! {
-    /// What stands for the words of one execution. All threads of a model run on one thread of the system.
+    /// Stand-ins for the words of one execution. All threads of a model run on one thread of the system.
     static WORDS: RefCell<HashMap<usize, Box<dyn Any>>> = RefCell::default();
     static PAYLOADS: RefCell<HashMap<usize, Payload>> = RefCell::default();
     static BEDS: RefCell<HashMap<usize, Rc<Bed>>> = RefCell::default();

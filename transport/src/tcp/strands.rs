@@ -171,7 +171,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// What to say to a peer that adds a connection to a channel.
+    /// The answer to a peer that adds a connection to a channel.
     pub(super) fn judge_strand(&self, number: u32) -> Verdict {
         let link = &self.links[number as usize];
         let strands = link.bundle.as_ref().map_or(1, |bundle| bundle.strands.len());
@@ -203,7 +203,7 @@ impl TcpEndpoint {
             (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
         }
         let Some(bundle) = &mut link.bundle else { return };
-        // What a strand has taken, no other can carry any more. Without this option it takes more than it should.
+        // No other strand can carry the bytes that one has taken. Without this option it takes more than it should.
         for strand in [first, &socket] {
             let _ = socket::keep_unsent(strand, UNSENT_BYTES);
         }

@@ -72,7 +72,7 @@ pub(super) struct Strand {
     backlog: f64,
     /// Bytes of the front message that it was given.
     sent: u64,
-    /// What it loses, while that may change its congestion control. The link knows of the first.
+    /// Its losses, while they may change its congestion control. The link knows of the first.
     pub(super) losses: Option<Losses>,
     /// Its send buffer, where that is the transport's affair. The link knows of the first.
     pub(super) window: Option<Window>,
@@ -181,7 +181,7 @@ pub(super) struct Bundle {
     has_begun: bool,
 }
 
-/// What came of sending.
+/// Result of sending.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) bytes: usize,

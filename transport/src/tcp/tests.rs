@@ -238,7 +238,7 @@ fn a_channel_is_claimed_once() {
     deliver(&mut ends, 1, 0, 0, 100);
 }
 
-/// What stands at a peer's address answers as its endpoint would, but for the proof: it is not believed.
+/// A false acceptor at a peer's address answers as its endpoint would, but for the proof: it is not believed.
 #[test]
 fn a_false_acceptor_is_recognised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

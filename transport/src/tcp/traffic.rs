@@ -94,7 +94,7 @@ impl TcpEndpoint {
                 Halt::Idle | Halt::Budget | Halt::Parts => {}
                 // The end of the stream may have been announced together with its last bytes.
                 Halt::Blocked => link.readable = link.hung_up,
-                // Whoever posts a receive meets the end again.
+                // A later receive meets the end again.
                 Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.probed = false,
                 Halt::Closed(source) => return Err(closed(channel, &link.inbound.position(), source)),
                 Halt::Corrupt(what) => {

@@ -22,7 +22,7 @@ use super::wire::{ANSWER_BYTES, Hello, Verdict};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// What becomes of an arrival.
+/// Fate of an arrival.
 enum Judgement {
     /// It is answered now.
     Answer(Verdict),

@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 use super::options::TcpOptions;
 use super::socket::TcpInfo;
 
-/// What the system permits.
+/// The system's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
     /// To what a send buffer grows by itself.

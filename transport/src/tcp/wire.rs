@@ -12,11 +12,11 @@ pub(super) const PROTOCOL: u16 = 3;
 
 /// Bytes of a message header: half a cache line, two of which go by per small message.
 pub(super) const HEADER_BYTES: usize = 32;
-/// What a hello says, before its proof.
+/// Bytes of a hello, before its proof.
 const HELLO_HEAD: usize = 64;
 /// Bytes of a hello.
 pub(super) const HELLO_BYTES: usize = HELLO_HEAD + PROOF_BYTES;
-/// What an answer says, before its proof.
+/// Bytes of an answer, before its proof.
 const ANSWER_HEAD: usize = 16;
 /// Bytes of the answer to a hello.
 pub(super) const ANSWER_BYTES: usize = ANSWER_HEAD + PROOF_BYTES;
@@ -33,7 +33,7 @@ const PART_MAGIC: u32 = u32::from_le_bytes(*b"KoPa");
 const HELLO_MAGIC: [u8; 8] = *b"\x89Kolo\r\n\x1a";
 const ANSWER_MAGIC: [u8; 4] = *b"KoAn";
 
-/// What stands before every message.
+/// The header before every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) tag: u64,
@@ -60,7 +60,7 @@ impl Header {
     }
 }
 
-/// What stands before every part of a striped message.
+/// The header before every part of a striped message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Where it begins in the message; a multiple of [`GRAIN_BYTES`](crate::endpoint::GRAIN_BYTES).
@@ -103,7 +103,7 @@ fn check(sequence: u32, first: u64, second: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// What the dialer says first.
+/// The dialer's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) from: u32,
@@ -185,7 +185,7 @@ impl Hello {
     }
 }
 
-/// What the acceptor makes of a hello.
+/// The acceptor's verdict on a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Verdict {

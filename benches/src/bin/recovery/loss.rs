@@ -7,10 +7,10 @@ use kolo::{Communicator, ReduceOp, Survivors};
 use crate::job::{Job, machine_time, say};
 use crate::{Outcome, PATIENCE, STEPS_BEFORE};
 
-/// What this program is told that is to be a rank.
+/// Argument that makes this program a rank.
 pub(crate) const WORD: &str = "--rank";
 
-/// What survivors come to, in order.
+/// Survivors' milestones, in order.
 pub(crate) const MARKS: [&str; 4] = [
     "a call fails",
     "the others have a new communicator",

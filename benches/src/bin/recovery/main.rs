@@ -1,4 +1,4 @@
-//! What a loss costs: from `kill -9` of a process until the others have summed again. `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for
+//! Cost of a loss: from `kill -9` of a process until the others have summed again. `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for
 //! example `recovery shm 4 100`. A number of hosts deals the ranks out to as many hosts of one machine. `recovery spare [shm|tcp|HOSTS]
 //! [ranks] [rounds]` has a spare wait that takes the slot. `recovery threads [shm|tcp] [ranks] [rounds]` is a loss among thread ranks, of
 //! which every other one panics, rank 0 too.

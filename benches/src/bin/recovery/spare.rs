@@ -7,10 +7,10 @@ use kolo::{Communicator, ReduceOp, Survivors};
 use crate::job::{Job, machine_time, say};
 use crate::{Outcome, PATIENCE, STEPS_BEFORE};
 
-/// What this program is told that is to be a member, or the spare.
+/// Argument that makes this program a member, or the spare.
 pub(crate) const WORD: &str = "--member";
 
-/// What is measured, in order.
+/// Figures, in order.
 pub(crate) const MARKS: [&str; 2] =
     ["the others' loss as the spare comes in", "full again and summed, after `kill -9`"];
 

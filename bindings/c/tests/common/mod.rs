@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Flags under which a user's build may be run.
 pub(crate) const STRICT: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-Wstrict-prototypes"];
 
-/// What a static library of Rust needs from the system, as in `kolo.pc`.
+/// System libraries that a static library of Rust needs, as in `kolo.pc`.
 pub(crate) const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
 /// Folder of this package.
@@ -36,7 +36,7 @@ pub(crate) fn cc() -> Option<String> {
     compiler("CC", "cc")
 }
 
-/// What the dynamic linker asks for: the first line of `abi.txt`.
+/// The name that the dynamic linker asks for: the first line of `abi.txt`.
 pub(crate) fn soname() -> String {
     let abi = std::fs::read_to_string(package().join("abi.txt")).unwrap();
     abi.lines().next().unwrap().to_owned()

@@ -155,7 +155,7 @@ const TYPES: [(usize, c_int); 72] = [
     (0x2e2, 0x102b),
     (0x2e3, 0x102a),
     (0x2eb, 0x202c),
-    // What the standard has no number for keeps the engine's.
+    // Handles without a number in the standard keep the engine's.
     (0x4c00_0246, 0x0246),
     (0x4c00_024c, 0x024c),
 ];

@@ -28,7 +28,7 @@ macro_rules! numbers {
     )+};
 }
 
-/// What no argument may be: for the numbers of others that the engine would take for its own.
+/// A value that no argument may have: for the numbers of others that the engine would take for its own.
 const WRONG: c_int = -9999;
 
 numbers! {

@@ -1,4 +1,4 @@
-//! What this ABI has besides: its version, handles as numbers, and the clocks.
+//! This ABI's additions: its version, handles as numbers, and the clocks.
 
 use std::ffi::{c_int, c_void};
 

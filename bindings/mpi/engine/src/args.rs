@@ -1,4 +1,4 @@
-//! What front ends hand over: arrays of two widths, checked pointers and strings.
+//! Arguments from the front ends: arrays of two widths, checked pointers and strings.
 
 use std::ffi::{CStr, c_char, c_int};
 

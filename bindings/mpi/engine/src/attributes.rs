@@ -29,7 +29,7 @@ type CopyProxy = unsafe extern "C" fn(
 /// The same for deleting: `int (function, handle, keyval, kind, value, extra)`.
 type DeleteProxy = unsafe extern "C" fn(Delete, c_int, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 
-/// What a proxy is told of a value: an integer as wide as an address.
+/// Width of a value, for a proxy: an integer as wide as an address.
 const ADDRESS_WIDE: c_int = 1;
 
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Attributes {
     /// Deletes all, the last one first.
     ///
     /// # Errors
-    /// What the program's function for deleting says; the others stay then.
+    /// The error of the program's function for deleting; the others stay then.
     pub fn delete_all(&self, owner: c_int) -> Outcome {
         loop {
             let last = self.list().last().map(|attribute| attribute.number);
@@ -164,7 +164,7 @@ impl Attributes {
     /// Copies those that want to be, for a duplicate of an object.
     ///
     /// # Errors
-    /// What the program's function for copying says.
+    /// The error of the program's function for copying.
     pub fn copy_to(&self, owner: c_int, new: &Self) -> Outcome {
         let all: Vec<(c_int, Arc<Keyval>, usize)> = self
             .list()

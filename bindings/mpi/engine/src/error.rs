@@ -105,7 +105,7 @@ pub struct Fail {
     pub comm: Option<c_int>,
 }
 
-/// What calls give.
+/// Result of calls.
 pub type Outcome<T = ()> = Result<T, Fail>;
 
 impl Fail {
@@ -145,7 +145,7 @@ impl From<kolo::Error> for Fail {
 const CLASS_BITS: u32 = 8;
 /// Texts that are kept: a program that looks at an error looks at it soon.
 const TEXTS: usize = 1024;
-/// What the program adds lies above the last code of the library.
+/// The program's additions lie above the last code of the library.
 const ADDED: c_int = ERR_LASTCODE + 1;
 
 #[derive(Default)]

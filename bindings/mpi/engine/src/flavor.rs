@@ -1,4 +1,4 @@
-//! What the engine asks of the front end's ABI: handles and codes as callbacks see them.
+//! The engine's questions to the front end's ABI: handles and codes as callbacks see them.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;

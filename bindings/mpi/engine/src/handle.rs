@@ -117,7 +117,7 @@ impl<T: Clone> Table<T> {
     pub fn remove_all(&self, handles: &[c_int]) {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let removed: Vec<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
-        // What they drop may come back here.
+        // Dropped values may come back here.
         drop(places);
         drop(removed);
     }

@@ -13,7 +13,7 @@ use crate::{comm, file, session, window, world};
 /// `void handler(handle *, int *code, ...)`.
 type Function = unsafe extern "C" fn(*mut usize, *mut c_int, ...);
 
-/// What to do with errors.
+/// Handling of errors.
 #[derive(Clone, Debug, Default)]
 pub enum Handler {
     /// End the job.
@@ -80,7 +80,7 @@ unsafe fn create(function: *const c_void, handler: *mut c_int) -> Outcome {
     unsafe { put(handler, handle_of(&Handler::User(Arc::new(user)))) }
 }
 
-/// What an error concerns.
+/// Object that an error concerns.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope {
     /// A communicator.
@@ -161,7 +161,7 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
     code
 }
 
-/// What a function gives that is not there.
+/// The error of a function that is not there.
 ///
 /// # Errors
 /// Always.

@@ -24,7 +24,7 @@ fn lock(pairs: &Mutex<Pairs>) -> MutexGuard<'_, Pairs> {
     pairs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an info object says; nothing for the null one.
+/// The entries of an info object; nothing for the null one.
 pub(crate) fn pairs(handle: c_int) -> Outcome<Pairs> {
     if handle == INFO_NULL { Ok(Pairs::new()) } else { Ok(lock(&*lookup(handle)?).clone()) }
 }
@@ -51,7 +51,7 @@ pub unsafe fn info_create(info: *mut c_int) -> Outcome {
     unsafe { put(info, make(Pairs::new())) }
 }
 
-/// What is known of the machine's parts: nothing, which the standard allows.
+/// Knowledge of the machine's parts: nothing, which the standard allows.
 pub unsafe fn get_hw_resource_info(info: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { info_create(info) }

@@ -7,7 +7,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::long_double;
 use crate::op::Builtin;
 
-/// What may be done with a type.
+/// Permitted operations on a type.
 #[derive(Clone, Copy, PartialEq)]
 enum Domain {
     Integer,

@@ -24,7 +24,7 @@ static SESSIONS: Table<Arc<Session>> = Table::new(0xe);
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 
 impl Session {
-    /// What to do with errors.
+    /// Its handling of errors.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -143,8 +143,8 @@ fn hash(tag: &str, bits: u32) -> c_int {
     (hash >> (u32::BITS - bits)) as c_int
 }
 
-/// What `MPI_Comm_create_from_group` makes. Its calls are told apart by their strings, of which ranks that make two such communicators
-/// at once take two.
+/// `MPI_Comm_create_from_group`. Its calls are told apart by their strings, of which ranks that make two such communicators at once take
+/// two.
 pub unsafe fn comm_create_from_group(
     of: c_int,
     tag: *const c_char,

@@ -1,4 +1,4 @@
-//! What statuses say.
+//! Status objects.
 
 use std::ffi::c_int;
 

@@ -45,7 +45,7 @@ struct World {
     main: ThreadId,
 }
 
-/// What launchers set. A process without any of it is alone.
+/// Variables that launchers set. A process without any of them is alone.
 const LAUNCHED: [&str; 9] = [
     "KOLO_RENDEZVOUS",
     "KOLO_RANK",

@@ -1,5 +1,5 @@
-//! What MPICH's bindings for Fortran (`libmpifort.so.12`) ask of the library for C: addresses that they compare with, and attributes
-//! whose values are integers. All else they call by the standard's names.
+//! Needs of MPICH's bindings for Fortran (`libmpifort.so.12`): addresses that they compare with, and attributes whose values are
+//! integers. All else they call by the standard's names.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -177,7 +177,7 @@ fn part_of_a_job(folder: &Path) -> ! {
     }
     let open = |end| OpenOptions::new().write(true).open(end).unwrap();
     let _first = open(&ends[0]);
-    // What takes the kernel its time to close.
+    // Descriptors that take the kernel its time to close.
     let mut between: Vec<_> = (0..4_000).map_while(|_| io::pipe().ok()).collect();
     // Room for one more, if all that are allowed are open.
     between.pop();

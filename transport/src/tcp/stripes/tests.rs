@@ -146,7 +146,7 @@ proptest! {
     }
 }
 
-/// What the receiver says to bytes on its first and its second connection, behind the header of a message of 1 MiB.
+/// The receiver's verdict on bytes on its first and its second connection, behind the header of a message of 1 MiB.
 fn verdict(first: &[Part], second: &[Part]) -> Halt {
     const LEN: usize = 1 << 20;
     let [mut near, mut far] = links(2);

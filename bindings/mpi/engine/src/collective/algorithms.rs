@@ -42,7 +42,7 @@ pub fn broadcast(s: &mut Schedule, data: Memory, root: u32) {
     s.fence();
 }
 
-/// What each rank has, to the root. `parts` are there on the root only.
+/// Each rank's part goes to the root. `parts` are there on the root only.
 pub fn gather(s: &mut Schedule, own: Memory, parts: &[Memory], root: u32) {
     if s.rank() != root {
         s.send(root, own);

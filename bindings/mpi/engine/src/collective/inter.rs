@@ -12,7 +12,7 @@ use crate::constants::{PROC_NULL, ROOT};
 use crate::error::{Class, Outcome, fail};
 use crate::op::{self, Op};
 
-/// What a rank is in a collective that has a root.
+/// A rank's role in a collective that has a root.
 enum Role {
     /// The root.
     Root,

@@ -67,7 +67,7 @@ fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
     }
 }
 
-/// What each rank tells, in the order of ranks; all tell equally much. All ranks call it.
+/// Each rank's bytes, in the order of ranks; all have equally many. All ranks call it.
 pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(own.len() * comm.size() as usize);
@@ -79,7 +79,7 @@ pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     run_for(s, all)
 }
 
-/// What one rank tells all: so many bytes. All ranks call it.
+/// One rank's bytes for all: so many. All ranks call it.
 pub(crate) fn tell(comm: &Arc<Comm>, own: &[u8], len: usize, from: u32) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(len);

@@ -64,7 +64,7 @@ enum Step {
 /// Steps, and how far they are.
 pub struct Schedule {
     comm: Arc<Comm>,
-    /// Whom the steps that are added concern: the first of some ranks in a row, and how many.
+    /// Ranks that the added steps concern: the first of some ranks in a row, and how many.
     view: (u32, u32),
     context: u32,
     tag: i32,

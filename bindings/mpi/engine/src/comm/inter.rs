@@ -10,7 +10,7 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::group::{self, Group};
 use crate::world;
 
-/// What an intercommunicator has beside a communicator of its local group.
+/// An intercommunicator's parts beside a communicator of its local group.
 #[derive(Debug)]
 pub(crate) struct Inter {
     /// Both groups, the one with the lower first rank in front. It has the intercommunicator's number.
@@ -46,7 +46,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes[4 * at..4 * at + 4].try_into().map_or(0, u32::from_le_bytes)
 }
 
-/// Who told this color, by key and place.
+/// Ranks that told this color, by key and place.
 fn chosen(all: &[u8], color: c_int, members: &[u32]) -> Group {
     let entries = all.chunks_exact(TOLD).zip(members);
     let mut found: Vec<(c_int, usize)> = entries
@@ -141,7 +141,7 @@ pub(super) fn merge(comm: c_int, high: bool) -> Outcome<c_int> {
     Ok(handle)
 }
 
-/// What the leaders of two groups find out: a number for the intercommunicator, and the other group.
+/// The finding of two groups' leaders: a number for the intercommunicator, and the other group.
 type Found = (u32, Group);
 
 /// The leaders meet over a communicator in which both are, and tell each other their groups.

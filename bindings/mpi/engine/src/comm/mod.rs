@@ -216,7 +216,7 @@ impl Comm {
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 
-    /// What to do with errors.
+    /// Its handling of errors.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()

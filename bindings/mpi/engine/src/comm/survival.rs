@@ -1,4 +1,4 @@
-//! What the fault-tolerance working group of MPI calls `MPIX_Comm_revoke`, `MPIX_Comm_shrink` and so on.
+//! The calls of MPI's fault-tolerance working group: `MPIX_Comm_revoke`, `MPIX_Comm_shrink` and so on.
 //!
 //! All of it is for communicators of all ranks that are left: `MPI_COMM_WORLD`, its duplicates, and what a shrink of them gave. After a
 //! loss, and after a revoke, calls on every communicator fail until the survivors have shrunk one.

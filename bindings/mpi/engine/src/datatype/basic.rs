@@ -9,7 +9,7 @@ use super::{Blocks, Made, Type};
 use crate::attributes::Attributes;
 use crate::constants::COMBINER_NAMED;
 
-/// What a number in memory is.
+/// Kind of a number in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub enum Basic {

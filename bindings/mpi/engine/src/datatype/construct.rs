@@ -136,7 +136,7 @@ impl Type {
     }
 }
 
-/// What `MPI_Type_get_contents` tells of a type, without its blocks.
+/// A type's contents for `MPI_Type_get_contents`, without its blocks.
 pub(super) fn made(combiner: c_int, types: Vec<Arc<Type>>, blocks: Blocks) -> Made {
     let (integers, addresses, counts) = (Vec::new(), Vec::new(), Vec::new());
     Made { combiner, integers, addresses, counts, types, blocks }

@@ -99,7 +99,7 @@ pub unsafe fn file_open(
     let handle = outer.create(Arc::clone(&outer.members), None)?;
     let comm = comm::lookup(handle)?;
     comm::release(handle);
-    // What is wrong on one rank is so on all: none waits for another in vain.
+    // A problem on one rank is one on all: none waits for another in vain.
     // SAFETY: the caller's promise.
     let own = unsafe { path(name) }.and_then(|path| check_mode(mode).map(|()| path));
     let (path, info) = all_well(&comm, own.and_then(|path| info::pairs(hints).map(|info| (path, info))))?;
@@ -306,7 +306,7 @@ pub unsafe fn file_get_byte_offset(file: c_int, offset: i64, into: *mut i64) -> 
 
 pub unsafe fn file_seek_shared(file: c_int, offset: i64, whence: c_int) -> Outcome {
     let file = lookup(file)?;
-    // What was under way before is over.
+    // Operations from before are over.
     file.barrier()?;
     file.first_does(|| {
         let mut to = Ok(0);

@@ -44,7 +44,7 @@ pub struct File {
     is_atomic: AtomicBool,
     /// Held by a thread of this process that accesses the file in atomic mode.
     access: Mutex<()>,
-    /// What a split collective call has done.
+    /// State of a split collective call.
     begun: Mutex<Option<(Split, Status)>>,
     handler: Mutex<Handler>,
     info: Mutex<Pairs>,
@@ -99,7 +99,7 @@ fn class_of(error: &io::Error) -> Class {
 }
 
 impl File {
-    /// What to do with errors.
+    /// Its handling of errors.
     #[must_use]
     pub fn handler(&self) -> Handler {
         lock(&self.handler).clone()
@@ -113,7 +113,7 @@ impl File {
         Arc::clone(&lock(&self.view))
     }
 
-    /// What the system says about this file, for people.
+    /// The system's error for this file, for people.
     fn failed(&self, what: &str, error: &io::Error) -> Fail {
         let text = format!("rank {} could not {what} '{}': {error}", self.comm.rank, self.path.display());
         Fail::new(class_of(error), text)

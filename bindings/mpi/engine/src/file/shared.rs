@@ -15,7 +15,7 @@ pub(crate) struct SharedPointer {
 
 #[derive(Debug)]
 struct State {
-    /// What it is while nobody has written it.
+    /// Its value while nobody has written it.
     first: i64,
     file: Option<fs::File>,
 }

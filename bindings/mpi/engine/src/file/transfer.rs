@@ -194,7 +194,7 @@ impl File {
     }
 }
 
-/// What becomes of the status: `status:` is written, `request:` is a request that is over, `begins:` waits for the call that ends it.
+/// Handling of the status: `status:` is written, `request:` is a request that is over, `begins:` waits for the call that ends it.
 macro_rules! transfers {
     ($($write:literal $name:ident($($offset:ident)?) = $place:expr => $how:ident $($split:ident)?;)+) => {$(
         transfers!(@$how $write $name [$($offset)?] $place, $($split)?);

@@ -1,4 +1,4 @@
-//! What part of a file a rank sees: the bytes of a filetype, repeated from a displacement on.
+//! The part of a file that a rank sees: the bytes of a filetype, repeated from a displacement on.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl View {
     /// A view from a displacement on.
     ///
     /// # Errors
-    /// What the standard forbids: a filetype without whole etypes, or whose pieces go backwards.
+    /// The standard's error for a filetype without whole etypes, or whose pieces go backwards.
     pub(crate) fn new(
         displacement: i64,
         etype: Arc<Type>,

@@ -29,7 +29,7 @@ pub enum Awaited {
     Posted(u32, Arc<Completion>),
 }
 
-/// What has become of a receive at the transport.
+/// State of a receive at the transport.
 #[derive(Debug)]
 pub(super) enum Direct {
     /// It is there.
@@ -173,7 +173,7 @@ impl Net {
         at
     }
 
-    /// What has become of a receive at the transport, once nobody touches its memory. Its slot is free then.
+    /// State of a receive at the transport, once nobody touches its memory. Its slot is free then.
     fn direct_end(&mut self, at: u32) -> Option<Direct> {
         let slot = &mut self.slots[at as usize];
         if matches!(slot.op, Op::Direct(Direct::Out { .. })) {

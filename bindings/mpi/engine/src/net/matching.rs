@@ -22,7 +22,7 @@ pub(super) struct Unexpected {
     pub(super) body: Body,
 }
 
-/// What is there of a message.
+/// The part of a message that is here.
 #[derive(Debug)]
 pub(super) enum Body {
     /// All of it.
@@ -56,7 +56,7 @@ pub struct Found {
 pub struct Claimed(Unexpected);
 
 impl Claimed {
-    /// What it is.
+    /// Its envelope.
     #[must_use]
     pub fn found(&self) -> Found {
         Found { source: self.0.source, tag: self.0.tag, bytes: self.0.body.bytes() }

@@ -59,7 +59,7 @@ pub struct Net {
     ends: Vec<Box<dyn Endpoint>>,
     /// Which endpoint reaches a rank.
     via: Vec<Option<usize>>,
-    /// Who looks at the next head of a rank.
+    /// Observer of the next head of each rank.
     heads: Vec<Head>,
     /// Whether the last message of a rank was as long as its receive had room: the next may be, too.
     fitting: Vec<bool>,
@@ -74,11 +74,11 @@ pub struct Net {
     next_parked: u64,
     events: Vec<Event>,
     counters: Counters,
-    /// What handles messages for windows.
+    /// Handler of messages for windows.
     on_window: Option<fn(&mut Self, u32, &[u8])>,
 }
 
-/// What has come and gone.
+/// Counts of messages that have come and gone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     /// Messages.
@@ -139,7 +139,7 @@ impl Net {
         self.ends.iter().all(|end| end.is_flushed())
     }
 
-    /// What has come and gone so far.
+    /// Counts of messages so far.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters

@@ -82,7 +82,7 @@ impl Source {
     }
 }
 
-/// What is known of a long message.
+/// Facts about a long message.
 pub(super) struct Announcement {
     pub(super) source: u32,
     pub(super) tag: i32,
@@ -98,7 +98,7 @@ pub(super) struct Slot {
     pub(super) op: Op,
 }
 
-/// Who looks at the next head of a peer.
+/// Observer of the next head of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     /// The transport will tell of it.

@@ -18,7 +18,7 @@ use crate::handle::{Held, Table};
 use crate::net::{self, Completion, Finished};
 use crate::partitioned::Partitioned;
 
-/// What a request stands for.
+/// Operation that a request stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Active {
     /// A send.

@@ -28,7 +28,7 @@ static PVARS: Table<Arc<Pvar>> = Table::new(0xa);
 struct Pvar {
     session: usize,
     at: usize,
-    /// What the variable was when it was reset last.
+    /// Value of the variable at its last reset.
     base: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! What windows are asked.
+//! Queries about windows.
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, PoisonError};

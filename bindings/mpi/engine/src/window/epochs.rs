@@ -14,7 +14,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::group;
 use crate::net;
 
-/// What this rank may do now.
+/// This rank's present rights.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     fence: bool,

@@ -1,4 +1,4 @@
-//! What a target does with messages. Runs under the lock of the messages, in whichever thread polls.
+//! A target's handling of messages. Runs under the lock of the messages, in whichever thread polls.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,7 +107,7 @@ fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
             match message.kind {
                 Kind::Put => of.unpack(now, at, count),
                 Kind::Accumulate => accumulate(message, now, at, count, of)?,
-                // What it is compared with comes first.
+                // The value for the comparison comes first.
                 Kind::Swap => {
                     let (compare, new) = message.data.split_at_checked(of.size())?;
                     if answer == compare {

@@ -1,4 +1,4 @@
-//! Who may access this rank's memory: the locks of passive targets, and what origins and targets have told each other.
+//! Access to this rank's memory: the locks of passive targets, and the messages about them between origins and targets.
 
 use std::collections::VecDeque;
 

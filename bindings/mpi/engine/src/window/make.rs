@@ -19,7 +19,7 @@ use crate::info::{self, Pairs};
 use crate::net;
 use crate::world;
 
-/// What a rank brings.
+/// A rank's contribution.
 struct Own {
     base: usize,
     size: i64,
@@ -38,7 +38,7 @@ fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome
     Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
 }
 
-/// What all ranks bring: sizes and units.
+/// All ranks' contributions: sizes and units.
 fn parts(comm: &Arc<Comm>, own: &Own) -> Outcome<Vec<Part>> {
     let mut bytes = own.size.to_le_bytes().to_vec();
     bytes.extend(i64::from(own.unit).to_le_bytes());

@@ -35,7 +35,7 @@ use epochs::Epochs;
 use locks::Locks;
 use shared::Segment;
 
-/// What all ranks know of one's part of a window.
+/// All ranks' knowledge of one's part of a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
     pub(crate) size: i64,
@@ -67,7 +67,7 @@ pub struct Window {
 static WINDOWS: Table<Arc<Window>> = Table::new(0x8);
 
 impl Window {
-    /// What to do with errors.
+    /// Its handling of errors.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,6 +1,6 @@
 //! Messages between windows.
 
-/// What a message asks for.
+/// A message's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
