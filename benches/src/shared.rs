@@ -55,7 +55,7 @@ impl Shared {
         self.base.wrapping_add(BARRIER_BYTES)
     }
 
-    /// Waits for all ranks. What each wrote before is there for all afterwards.
+    /// Waits for all ranks. Each one's earlier writes are there for all afterwards.
     #[inline]
     pub fn wait(&self) {
         let (arrived, generation) = (self.word(ARRIVED), self.word(GENERATION));

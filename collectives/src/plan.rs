@@ -208,7 +208,7 @@ pub enum Action {
     Send {
         /// Where to.
         to: Channel,
-        /// What.
+        /// The data.
         src: Blocks,
     },
     /// Receive into `dst`.
@@ -268,7 +268,7 @@ pub enum Action {
     /// `dst` = the reduction, in the order of the members or along the canonical tree, of the blocks that they have published under
     /// these numbers.
     Fold {
-        /// Whose.
+        /// Its owner.
         of: Members,
         /// Number of the first block in their stages.
         first: u32,

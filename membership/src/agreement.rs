@@ -140,8 +140,8 @@ impl Agreement {
         self.stood_in_for
     }
 
-    /// The system says that a member's process has ended. Must be true: see the crate's documentation. What it has sent before and
-    /// has not been heard yet is not heard any more.
+    /// The system says that a member's process has ended. Must be true: see the crate's documentation. Its earlier messages that have not
+    /// been heard yet are not heard any more.
     pub fn gone(&mut self, member: u32, now: Duration) {
         if member != self.settings.me && self.gone.insert(member) {
             self.step(now);

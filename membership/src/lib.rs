@@ -21,12 +21,12 @@
 //! counts. So a job on one host goes on with its last process, and of a partition at most one side goes on.
 //!
 //! # Why rule 3 is safe
-//! A proposer sends the members that it holds for gone with each request, and an acceptor that answers takes them over. From then on
-//! it hears nothing that these have sent. A request counts by rule 3 only if every answer has taken over all that the proposer holds
-//! for gone. Suppose that value v was chosen by a quorum Q, and a later ballot counts its promises by rule 3. If a member of Q
-//! lives, it is among the promises and reports v. If none does, the living can know v only from the dead. Whoever had learned v
-//! before its promise reports it; whoever had not will never learn it, since it hears the dead no more. So the living never hold
-//! two decisions. A member that died may have held a third one: no survivor has seen it.
+//! A proposer sends the members that it holds for gone with each request, and an acceptor that answers takes them over. From then on it
+//! hears nothing that these have sent. A request counts by rule 3 only if every answer has taken over all that the proposer holds for
+//! gone. Suppose that value v was chosen by a quorum Q, and a later ballot counts its promises by rule 3. If a member of Q lives, it is
+//! among the promises and reports v. If none does, the living can know v only from the dead. A member that had learned v before its
+//! promise reports it; one that had not will never learn it, since it hears the dead no more. So the living never hold two decisions. A
+//! member that died may have held a third one: no survivor has seen it.
 //!
 //! The simulator (`simulator/`) runs the members under loss, delay, duplication, partitions, pauses and deaths, and checks this, and
 //! that all who live and are connected come to a decision. It also finds each of a list of seeded errors in the rules.

@@ -179,7 +179,7 @@ pub enum Error {
     Unsupported {
         /// Where.
         context: ErrorContext,
-        /// What, why, and what to use instead.
+        /// The call, the reason, and the alternative.
         problem: String,
     },
     /// A transport failed, and no rank is known to be lost. The communicator is aborted, unless the call was local

@@ -225,8 +225,8 @@ fn an_unreachable_rank_0_is_named() {
     assert!(error.contains("no-such-host.invalid"), "{error}");
 }
 
-/// A port of this host from which no answer comes, as if a firewall dropped what is sent there: its queue is full. What is
-/// returned keeps it so.
+/// A port of this host from which no answer comes, as if a firewall dropped what is sent there: its queue is full. The return value keeps
+/// it so.
 fn silent_port() -> (u16, impl Sized) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     rustix::net::listen(&listener, 0).unwrap();

@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit}
 
 use crate::rank::{Told, be_late, report, report_error};
 
-/// What happens before a call.
+/// An act before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub(crate) enum Act {
@@ -104,7 +104,7 @@ pub(crate) fn before_joining(told: &Told) {
     }
 }
 
-/// What happens before the call for which an act is set; `is_actor` says whether this rank is the one.
+/// Performs the act before the call for which it is set; `is_actor` says whether this rank is the one.
 pub(crate) fn at_call(act: Act, comm: &mut Option<Communicator>, is_actor: bool, told: &Told) -> Result<()> {
     let Some(own) = comm.as_ref() else { return Ok(()) };
     match act {
@@ -170,8 +170,8 @@ fn address_space() -> u64 {
 
 fn close_all() {
     for descriptor in 3..4096 {
-        // SAFETY: no memory is touched. What the owners of these descriptors make of it is the point of the trial; this
-        // process opens no others before it ends.
+        // SAFETY: no memory is touched. The reaction of these descriptors' owners is the point of the trial; this process opens no others
+        // before it ends.
         unsafe { libc::close(descriptor) };
     }
 }

@@ -18,7 +18,7 @@ pub(crate) enum End {
     },
 }
 
-/// What is wrong with a trial, by column of the table.
+/// Problems of a trial, by column of the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Problems {
     pub hangs: Vec<String>,
@@ -68,7 +68,7 @@ pub(crate) fn judge(expect: &Expect, ends: &[Option<End>], fault: Duration, prob
     let names = |text: &&str| match expect.outcome {
         Outcome::Pair => expect.named.iter().all(|rank| mentions(text, *rank)),
         Outcome::Told(["Unsupported"]) => true,
-        // Who aborted is not who is late.
+        // The rank that aborted is not the one that is late.
         Outcome::Late => some(claim(text)),
         _ => some(text),
     };
@@ -77,7 +77,7 @@ pub(crate) fn judge(expect: &Expect, ends: &[Option<End>], fault: Duration, prob
     }
 }
 
-/// What is wrong with one text.
+/// The problem with one text.
 fn blame(expect: &Expect, kind: &str, text: &str) -> Option<String> {
     let healthy = |rank: &u32| !expect.named.contains(rank);
     let of_kind = |kinds: &[&str]| {

@@ -8,7 +8,7 @@ use crate::acts::Difference;
 use crate::draw::Draw;
 use crate::plan::{Expect, Launched, Outcome, Plan, Step, Way};
 
-/// What a kind needs of the machine.
+/// A kind's needs of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,

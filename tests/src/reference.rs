@@ -67,7 +67,7 @@ impl Case {
     /// that are copied back.
     ///
     /// # Errors
-    /// What the call returns.
+    /// The call's result.
     ///
     /// # Panics
     /// As [`Case::run_in`].

@@ -1,4 +1,4 @@
-//! What the system says about this process: descriptors, threads, processor time, memory.
+//! The system's account of this process: descriptors, threads, processor time, memory.
 
 use std::fs;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// What this process holds now.
+    /// Present holdings of this process.
     #[must_use]
     pub fn now() -> Self {
         let entries = |path: &str| fs::read_dir(path).map_or(0, Iterator::count);

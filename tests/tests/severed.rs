@@ -146,7 +146,7 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
             comm.all_reduce(&mut data, ReduceOp::Sum).expect("all is well");
             ready.wait();
             if comm.rank() == 1 {
-                // It dials rank 2, the only one that it sends to. What arrives at the other end is dropped.
+                // It dials rank 2, the only one that it sends to. Bytes that arrive at the other end are dropped.
                 let port = port_of(&comm, 2);
                 let dropped = AtomicUsize::new(0);
                 each_connection(port, |socket| {

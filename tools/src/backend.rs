@@ -50,7 +50,7 @@ pub(crate) struct Call {
 pub(crate) struct Outgoing {
     /// To whom.
     pub to: u32,
-    /// What.
+    /// The collective.
     pub bytes: *const u8,
     /// How much.
     pub len: usize,

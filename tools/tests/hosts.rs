@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn kolo(hosts: &str, options: &[&str], program: &[&str]) -> Command {
-    // Whatever is wrong, a test does not wait for ever.
+    // A test does not wait for ever.
     let mut command = Command::new("timeout");
     let limit = LIMIT.as_secs().to_string();
     command

@@ -1,7 +1,7 @@
 //! Nothing of a job is left when it has ended, however it ends: no process that a rank has started, and no folder.
 //!
-//! Whatever descends from the launcher inherits its standard output, a pipe of the test: the end of file there is the
-//! end of all of them. What they run ends by itself after a while, so that a failed test leaves nothing for long.
+//! The launcher's descendants inherit its standard output, a pipe of the test: the end of file there is the end of all of them. Their
+//! programs end by themselves after a while, so that a failed test leaves nothing for long.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};

@@ -7,8 +7,8 @@
 //! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
 //!    sending meets the i-th posted receive of the peer. No tags, no wildcards, no reordering inside a channel;
 //!    no order between channels. A receive that is not posted exerts back-pressure on its own channel only.
-//! 3. Connections are made on first use. Who dials and who accepts is the transport's affair; both ends posting at
-//!    the same time is the normal case. A message may be posted before the peer exists.
+//! 3. Connections are made on first use. The choice of dialer and acceptor is the transport's affair; both ends posting at the same time
+//!    is the normal case. A message may be posted before the peer exists.
 //! 4. Every posted token completes exactly once: in the return value ([`Posted::Done`]) or in one [`Event`].
 //! 5. The length and the tag of a message are checked at the receiver against what it posted. A difference is
 //!    [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) on that token; the payload is not delivered.
@@ -329,9 +329,9 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
-    /// Whether something is posted for receiving, or [probed](Endpoint::probe) for, on an open connection on which the end of
-    /// `peer` arrives behind its last bytes. What else tells that the peer has left may come before these; as long as this is
-    /// so, nothing follows from it. Never blocks, makes no progress.
+    /// Whether something is posted for receiving, or [probed](Endpoint::probe) for, on an open connection on which the end of `peer`
+    /// arrives behind its last bytes. Other signs that the peer has left may come before these; as long as this is so, nothing follows
+    /// from it. Never blocks, makes no progress.
     fn is_hearing(&self, _peer: u32) -> bool {
         false
     }

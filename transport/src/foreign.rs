@@ -9,7 +9,7 @@
 pub fn printable(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     for c in text.chars() {
-        // Whatever the text's own length, no more than the limit is ever looked at.
+        // No more than the limit is ever looked at, however long the text is.
         if out.len() > most {
             break;
         }

@@ -8,8 +8,8 @@
 //!    belongs to round k.
 //! 3. Before it fills its memory a member asks [`Stage::is_free`] until that says yes: somebody may still read what lay there
 //!    some rounds ago. There is memory for at least two rounds of any length.
-//! 4. What others have published in the round that this member published last may be read once [`Stage::has_published`] has
-//!    said yes for them, and until this member publishes again.
+//! 4. Payloads of the round that this member published last may be read once [`Stage::has_published`] has said yes for them, and until
+//!    this member publishes again.
 //! 5. Tag and digest are what all members must agree on in a round. A difference is a [`StageMismatch`] to at least one of the
 //!    two; the area is of no use then.
 //! 6. Nothing blocks. A member that was told no may sleep, by [`Endpoint::arm`](crate::Endpoint::arm) of the endpoint that the
@@ -59,7 +59,7 @@ impl Needs {
 /// A member called something else than this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageMismatch {
-    /// Who, as an index into the members.
+    /// The member, as an index.
     pub member: usize,
     /// The tag it published, or one of a later round if it has gone on.
     pub tag: u64,

@@ -68,7 +68,7 @@ impl Process {
 
     fn end(mut self) {
         drop(self.to);
-        // Whatever the child still has to say must not block it.
+        // The child's last output must not block it.
         std::io::copy(&mut self.from, &mut std::io::sink()).expect("read");
         assert!(self.child.wait().expect("an end").success());
     }

@@ -1,10 +1,10 @@
 //! How near all-reduce over TCP comes to what the machine's sockets carry: `kolo run -n 4 -- socket_limit [MiB ...]`.
 //!
-//! Whatever the algorithm, n ranks send 2 (n - 1) S bytes through the kernel to all-reduce S bytes. If bare sockets move
-//! G bytes per second between processes, both ways at once and added up, bus bandwidth is at most G / n. So ranks are paired
-//! with a neighbour, and both send S bytes and receive S bytes at once, over a connection with the congestion control that
-//! Kolo would take: all pairs together, or one while the others wait, whichever moves more. This and Kolo's all-reduce of S
-//! bytes are run in turn, on buffers that are as cold. Times are the slowest rank's, and medians.
+//! With any algorithm, n ranks send 2 (n - 1) S bytes through the kernel to all-reduce S bytes. If bare sockets move G bytes per second
+//! between processes, both ways at once and added up, bus bandwidth is at most G / n. So ranks are paired with a neighbour, and both send
+//! S bytes and receive S bytes at once, over a connection with the congestion control that Kolo would take: all pairs together, or one
+//! while the others wait, whichever moves more. This and Kolo's all-reduce of S bytes are run in turn, on buffers that are as cold. Times
+//! are the slowest rank's, and medians.
 
 use std::error::Error;
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,8 +1,8 @@
 //! How much memory all-reduce takes beside the caller's buffer: `kolo run -n 4 -- staging_memory tcp [bytes ...]`.
 //!
-//! The figure is the most that the process had resident while it all-reduced, less the buffer and less what was resident
-//! before it joined: staging, rings, plans and threads of the runtime. Rings that two ranks share count with both. What
-//! the kernel keeps for sockets is not among it. The greatest of all ranks is shown.
+//! The figure is the most that the process had resident while it all-reduced, less the buffer and less what was resident before it
+//! joined: staging, rings, plans and threads of the runtime. Rings that two ranks share count with both. The kernel's memory for sockets
+//! is not among it. The greatest of all ranks is shown.
 
 use std::error::Error;
 use std::fs;

@@ -4,11 +4,11 @@
 //!
 //! # Rules
 //! 1. Every entry runs inside [`guard::guard`]: a panic becomes `KOLO_INTERNAL` and never crosses into C.
-//! 2. What C passes as an enumeration arrives as an `int` and is parsed; no Rust enumeration is in a signature.
+//! 2. An enumeration from C arrives as an `int` and is parsed; no Rust enumeration is in a signature.
 //! 3. Pointers are checked for null. That those which are not null are valid is the caller's promise, made in the header;
 //!    the `SAFETY` comments call it "the header's promise".
-//! 4. Handles are boxes, made and freed in one file each: `comm.rs`, `request.rs`, `memory.rs`, `newcomers.rs`. Whoever destroys one
-//!    promises that no other call uses it.
+//! 4. Handles are boxes, made and freed in one file each: `comm.rs`, `request.rs`, `memory.rs`, `newcomers.rs`. The caller that destroys
+//!    one promises that no other call uses it.
 //! 5. Structs that C fills start with size, magic and version (`abi.rs`), and are read up to the size they state.
 
 mod abi;

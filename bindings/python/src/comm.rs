@@ -159,7 +159,7 @@ impl Comm {
         Ok(())
     }
 
-    /// The AND of everybody's flags, and the ranks that took part. Who is late counts as having set none after so many seconds.
+    /// The AND of everybody's flags, and the ranks that took part. A late rank counts as having set none after so many seconds.
     #[pyo3(signature = (flags, seconds=None))]
     fn agree(&self, py: Python<'_>, flags: u64, seconds: Option<f64>) -> PyResult<(u64, Vec<u32>)> {
         let agreed = self.with(py, move |comm| match seconds {

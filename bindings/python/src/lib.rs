@@ -10,7 +10,7 @@
 //!    `kolo.torch` call these functions, and `test_array_values.py` and `test_array_quick.py` drop what they must keep.
 //! 2. Nothing waits with the interpreter's lock held.
 //! 3. No lock of ours is held while the interpreter's is waited for.
-//! 4. What was made before a fork is neither used nor freed in the child (`fork.rs`).
+//! 4. Objects made before a fork are neither used nor freed in the child (`fork.rs`).
 
 mod base;
 mod board;

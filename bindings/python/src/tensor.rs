@@ -53,7 +53,7 @@ impl Tensor {
                 lend
             }
         };
-        // The function does not ask, as `__dlpack__` does. Who knows no gradients has none.
+        // The function does not ask, as `__dlpack__` does. A library without gradients has none.
         if object.getattr(intern!(py, "requires_grad")).is_ok_and(|asks| asks.is_truthy().unwrap_or(true)) {
             return None;
         }

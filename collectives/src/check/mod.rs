@@ -51,7 +51,7 @@ pub struct Options {
     pub hazard_stride: u32,
     /// At most this many segments are run: the first, the last, and others between.
     pub segments: usize,
-    /// Rounds of which a stage holds the payloads, at least 2. What goes with few goes with more.
+    /// Rounds of which a stage holds the payloads, at least 2. Plans that work with few work with more.
     pub stage_depth: u32,
     /// In which order folds reduce: that of the members, or the canonical one.
     pub order: Order,

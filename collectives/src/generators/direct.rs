@@ -127,8 +127,8 @@ fn partners(task: &Task, rank: u32, distance: u32) -> (u32, u32) {
     }
 }
 
-/// In place: the exchanges are those of [`all_to_all`], in the same order, since other ranks may not be in place. What is sent
-/// is first set aside, in a block per peer, since blocks may differ in length.
+/// In place: the exchanges are those of [`all_to_all`], in the same order, since other ranks may not be in place. The data to send is
+/// first set aside, in a block per peer, since blocks may differ in length.
 fn all_to_all_in_place(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let p = task.world_size;
     let block = |peer| Blocks::one(Space::Output, peer);

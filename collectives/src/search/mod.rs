@@ -5,7 +5,7 @@
 //! | every algorithm of the table | where hosts are alike |
 //! | trees packed so that no interface and no pair is busier than need be (`pack`, `weave`) | a slow host, a slow pair, interfaces of all rates: shares in proportion to rates, and relays that reduce |
 //!
-//! The search counts its work in steps that it simulates, never in seconds, so that it finds the same everywhere. What it finds is a
+//! The search counts its work in steps that it simulates, never in seconds, so that it finds the same everywhere. The result is a
 //! [`PlanSet`], proved by the checker.
 
 mod pack;

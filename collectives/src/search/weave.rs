@@ -2,8 +2,8 @@
 //!
 //! A piece is reduced up its tree, or spread down it, or both. Edges have levels: on the way up the height of the lower end, on the way
 //! down the depth of the upper one. A rank goes through the levels in order, and in each sends first, which never waits, and then
-//! receives. What it receives at a level was sent at that level, and what it sends there it has received before, so no rank waits for
-//! ever; and both ends of a channel order the pieces of a level by their numbers.
+//! receives. The pieces that it receives at a level were sent at that level, and it has received before those that it sends there, so no
+//! rank waits for ever; and both ends of a channel order the pieces of a level by their numbers.
 
 use crate::builder::PlanBuilder;
 use crate::generator::Algorithm;

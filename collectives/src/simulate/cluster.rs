@@ -42,7 +42,7 @@ pub struct Straggler {
     pub delay_seconds: f64,
 }
 
-/// A rank that dies: from then on it does nothing more. What it has sent arrives.
+/// A rank that dies: from then on it does nothing more. Its earlier messages arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Killed {

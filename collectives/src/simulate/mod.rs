@@ -1,7 +1,6 @@
 //! The simulator: how long plans take on a described cluster, without a socket.
 //!
-//! A discrete-event simulation in the spirit of LogGP (Alexandrov et al., 1995) and LogGOPSim (Hoefler et al.,
-//! 2010). What is modelled:
+//! A discrete-event simulation in the spirit of LogGP (Alexandrov et al., 1995) and LogGOPSim (Hoefler et al., 2010). The model:
 //!
 //! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
 //!   bytes; the lanes of a rank share it, first come first served. Where a host has more ranks than processors, they take
@@ -13,9 +12,9 @@
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
 //!   bus, twice. These have their own bandwidth, shared by the ranks of the host; hosts
 //!   may have interfaces of their own rate, and pairs of hosts slower links.
-//! - What is published in a stage, or taken from one, is moved by the processor of the rank that does it, once, over the memory
-//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds. The same goes for bytes in
-//!   others' buffers, where these are windows.
+//! - The processor of a rank moves the bytes that it publishes in a stage, or takes from one, once, over the memory bus. A flag is seen a
+//!   latency later, and looking at one costs overhead. Stages hold two rounds. The same goes for bytes in others' buffers, where these
+//!   are windows.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
 //! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
 //!   on to the next one, if several follow each other.

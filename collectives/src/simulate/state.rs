@@ -83,9 +83,8 @@ pub(super) enum Event {
     Lane { rank: u32, slot: u16, lane: u16 },
     /// A processor that ranks share has finished its work.
     Turn { processor: u32 },
-    /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
-    /// message was posted, lest a message that waits for its link keep others from the interface. At `sent` the sender's
-    /// processor is done with it.
+    /// The first byte of a message leaves the sender's link. Resources that hosts share are taken now, and not when the message was
+    /// posted, lest a message that waits for its link keep others from the interface. At `sent` the sender's processor is done with it.
     Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, sent: f64, record: u32 },
     /// The first byte of a message reaches the receiver's side.
     Head {

@@ -87,8 +87,8 @@ fn every_flaw_in_the_rules_is_found() {
     }
 }
 
-/// Of five members, three have decided and die before the other two hear of it; these decide as well, and then the news of the
-/// first decision arrives. What member 4 holds, and what member 3 holds.
+/// Of five members, three have decided and die before the other two hear of it; these decide as well, and then the news of the first
+/// decision arrives. Views of member 4, and of member 3.
 fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
     let now = Duration::from_secs(1);
     let part = Part { kinds: 1, flags: 1, seed: [0; 32] };

@@ -19,7 +19,8 @@ impl Communicator {
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
     /// Local, and returns at once. Any rank may call it, at any time. An invitation is good for any number of newcomers, and for as long
-    /// as one of the ranks lives that it names: those of this communicator, up to 16 of them. Who has it can become a member: keep it secret.
+    /// as one of the ranks lives that it names: those of this communicator, up to 16 of them. Its holder can become a member: keep it
+    /// secret.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`] if a rank that was

@@ -48,8 +48,8 @@ enum Memory {
     Symmetric,
 }
 
-/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. What rank 0 puts in its
-/// buffer afterwards must stay there.
+/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. Rank 0's later writes to its buffer
+/// must stay there.
 fn nobody_writes_after(
     what: &str,
     config: &Config,

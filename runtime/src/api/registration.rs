@@ -1,8 +1,8 @@
 //! Memory that is registered with the transports once, rather than with each message.
 //!
-//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. What is
-//! registered here stays so until the handle is dropped, whatever `KOLO_IB_CACHE` says. Nothing of it is needed: memory
-//! that is not registered is found in a cache, or registered for the length of a message.
+//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. Memory registered here
+//! stays so until the handle is dropped, whatever `KOLO_IB_CACHE` says. Nothing of it is needed: memory that is not registered is found
+//! in a cache, or registered for the length of a message.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -34,8 +34,7 @@ pub(super) struct Card {
 const PROCESSORS_MAX: u32 = 1 << 16;
 
 impl Card {
-    /// From another rank's bytes; what is wrong with them if they are no card. What the code behind divides by or indexes
-    /// with is bounded here.
+    /// From another rank's bytes; what is wrong with them if they are no card. Divisors and indices of the code behind are bounded here.
     pub(super) fn parse(blob: &[u8]) -> Result<Self, String> {
         let card: Self = match postcard::take_from_bytes(blob) {
             Ok((card, [])) => card,

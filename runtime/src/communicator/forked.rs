@@ -1,7 +1,7 @@
 //! Rights of a child made by `fork` over its parent's communicators: it may ask for facts, and drop them.
 //!
-//! 1. Whatever would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks
-//!    share is refused with [`Error::Usage`](crate::Error::Usage) before it does any of that: [`Shared::check_process`].
+//! 1. A call that would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks share is
+//!    refused with [`Error::Usage`](crate::Error::Usage) before it does any of that: [`Shared::check_process`].
 //! 2. Dropping leaks: the connections, shared memory and threads behind a communicator are the parent's. Nothing is said to
 //!    the other ranks, and nobody is waited for.
 //!

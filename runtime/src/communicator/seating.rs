@@ -44,8 +44,8 @@ pub(super) struct Seating {
     pub(super) refused: Vec<(usize, usize, String)>,
 }
 
-/// `slots` of the members that live, of the `slot_count` that there were; `lists` of those who wait, by member. What it cannot seat goes
-/// on waiting.
+/// `slots` of the members that live, of the `slot_count` that there were; `lists` of those who wait, by member. Newcomers without a place
+/// go on waiting.
 pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Seating {
     let mut seating = Seating::default();
     let held = slots.iter().enumerate().map(|(member, slot)| (*slot, Holder::Member(member)));

@@ -106,9 +106,8 @@ async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
     }
 }
 
-/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. What carries
-/// more may lose it without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other
-/// what does not arrive.
+/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. A path may lose larger
+/// packets without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other of the loss.
 const SEGMENT_BYTES: u32 = 1200;
 
 /// Connects. Both ends keep to what this one sets before.

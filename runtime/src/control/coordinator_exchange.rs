@@ -63,7 +63,7 @@ pub(crate) struct Exchanges {
 }
 
 impl Exchanges {
-    /// A rank brings its blob. What is to be sent as a consequence.
+    /// A rank brings its blob. Messages to send as a consequence.
     pub(crate) fn contribute(
         &mut self,
         rank: u32,

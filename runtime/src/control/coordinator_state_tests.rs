@@ -249,8 +249,8 @@ fn facts() -> impl Strategy<Value = Fact> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: no panic, nothing is sent to a connection after its end, nobody sits
-    /// twice, and rank 0's leaving ends the coordinator in bounded time.
+    /// Any messages in any order: no panic, nothing is sent to a connection after its end, nobody sits twice, and rank 0's leaving ends
+    /// the coordinator in bounded time.
     #[test]
     fn any_order_of_facts_is_survived(facts in prop::collection::vec(facts(), 0..80)) {
         let mut now = Instant::now();

@@ -96,7 +96,7 @@ pub(crate) fn sealed(bytes: &[u8]) {
     assert!(plain.is_empty(), "a record without the key");
 }
 
-/// The coordinator, fed with events and times: bytes are a script. What it sends can be read, and its memory stays in bounds.
+/// The coordinator, fed with events and times: bytes are a script. Its messages can be read, and its memory stays in bounds.
 pub(crate) fn coordinator_state(script: &[u8]) {
     const WORLD: u32 = 4;
     let settings = CoordinatorSettings {

@@ -258,7 +258,7 @@ fn different_secrets(them: &str) -> Rejection {
     )
 }
 
-/// The rank's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The rank's side. The caller bounds the time. The rest is to be sealed with the keys, if there are any.
 pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
@@ -334,7 +334,7 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The coordinator's side, from the first byte on. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The coordinator's side, from the first byte on. The caller bounds the time. The rest is to be sealed with the keys, if there are any.
 #[cfg(any(test, fuzzing))]
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,

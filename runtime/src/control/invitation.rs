@@ -18,7 +18,7 @@ const CHECK_BYTES: usize = 4;
 
 /// The way into a group of ranks that is at work: see [`Communicator::accept`](crate::Communicator::accept). Text
 /// ([`Display`](fmt::Display), [`FromStr`]) of some hundred to some thousand characters without blanks, which a program passes on by any
-/// way. Who has it can become a member, so it is to be kept as secret as the job itself.
+/// way. Its holder can become a member, so it is to be kept as secret as the job itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
     pub(super) group: GroupId,

@@ -304,7 +304,7 @@ impl Shared {
         }
     }
 
-    /// A member has aborted a communicator. Who its members are, if this rank is one of them and that is news to it.
+    /// A member has aborted a communicator. Its members, if this rank is one of them and that is news to it.
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
         let mut told = None;
         self.change(|state| {

@@ -109,8 +109,8 @@ impl Passing {
         drop(changed.wait_timeout_while(underway, patience, |underway| *underway > 0));
     }
 
-    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at
-    /// once. Who cannot be reached gets it from the coordinator.
+    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at once.
+    /// A member that cannot be reached gets it from the coordinator.
     pub(super) fn pass_on(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
         let own = self.spec.rank;
         let place = receivers.iter().position(|rank| *rank == own);

@@ -1,7 +1,7 @@
 //! Asks another host's kernel whether it is there, beside the connections to it.
 //!
-//! After a cut, the kernel sends again what was lost when a timer says so: some tenths of a second after the cable is mended. A request for a
-//! new connection goes at once. Whatever answers it, be it a refusal, the host is there.
+//! After a cut, the kernel sends again what was lost when a timer says so: some tenths of a second after the cable is mended. A request
+//! for a new connection goes at once. Any answer, be it a refusal, shows that the host is there.
 
 use std::collections::VecDeque;
 use std::io;

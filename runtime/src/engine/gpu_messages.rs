@@ -207,8 +207,8 @@ impl Transfers {
         let Piece { ptr, len } = transfer.piece.get();
         let gpu = transfer.on_gpu.as_ref().filter(|message| message.here.is_none()).map(|c| &c.gpu);
         let Some(gpu) = gpu else {
-            // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked
-            // for, hence `copy`.
+            // SAFETY: the caller's promise. A rank that sends to itself from the memory it receives into gets the copy that it asked for,
+            // hence `copy`.
             unsafe { ptr.copy_from(from, len) };
             return Ok(());
         };

@@ -1,7 +1,8 @@
 //! Started calls on their way through the exchange of the host.
 //!
-//! They take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine keeps a slot for each, as it does for
-//! the operations that it runs itself, so whoever waits, asks or forgets does it alike. Whoever drives moves the first one on.
+//! They take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine keeps a
+//! slot for each, as it does for the operations that it runs itself, so whoever waits, asks or forgets does it alike. The driving thread
+//! moves the first one on.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -82,8 +83,8 @@ impl Exchange {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
-    /// Whether there is something for a thread that is about to sleep, with this turn if it has one. What is for another
-    /// thread's turn must not keep it awake: it would hold the core that the other thread wants.
+    /// Whether there is something for a thread that is about to sleep, with this turn if it has one. Events for another thread's turn
+    /// must not keep it awake: it would hold the core that the other thread wants.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
         self.is_turn_of(turn) && self.compiled.has_arrived()
     }

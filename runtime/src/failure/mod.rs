@@ -1,5 +1,5 @@
-//! From what is known of a failure to its cause, and to the error that callers get: values and pure functions. What gathers
-//! the evidence, and acts on the cause, is in `drive`.
+//! From what is known of a failure to its cause, and to the error that callers get: values and pure functions. `drive` gathers the
+//! evidence, and acts on the cause.
 
 mod cause;
 mod diagnosis;

@@ -312,8 +312,8 @@ fn measure_far<W: Wire>(
         let here = wire.now();
         let whole = (here - sent).saturating_sub(round_trip).max(round_trip / 4);
         let mut this = len as f64 / whole.as_secs_f64();
-        // The partner begins later by the way, so its second half follows its first without a pause. What takes less than this may be
-        // the lateness of a process.
+        // The partner begins later by the way, so its second half follows its first without a pause. A shorter time may be the lateness
+        // of a process.
         let moving = here - middle;
         if moving >= round_trip / 4 {
             this = this.max((len - len / 2) as f64 / moving.as_secs_f64());

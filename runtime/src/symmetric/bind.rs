@@ -1,8 +1,8 @@
 //! From the steps of a plan on windows to addresses: what one rank has to do.
 //!
 //! Blocks are where [`Layout`] says, with one exception. Where others write the outputs, they write whole pages of which the call owns
-//! every byte on every rank, so the cuts between the parts of a vector are moved to that. What is left at its two ends, each rank with
-//! an output computes for itself: it sets it aside, and puts it into its output at the end, since others read there until then.
+//! every byte on every rank, so the cuts between the parts of a vector are moved to that. Each rank with an output computes the rest at
+//! the two ends for itself: it sets it aside, and puts it into its output at the end, since others read there until then.
 
 use std::cell::OnceCell;
 use std::ops::Range;

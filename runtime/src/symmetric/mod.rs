@@ -8,7 +8,7 @@
 //! 3. **End.** The plan ends with another exchange: only then are outputs complete and may inputs change. The checker proves that a rank
 //!    whose buffers others touch awaits them there.
 //!
-//! # Who touches what
+//! # Access
 //! 1. Between the exchange of locations and the end of the call the others read its input, and write those pages of its output of
 //!    which the call owns every byte ([`BufferLocations::pages_within`]): nothing else lies there. The two ends of the vector that
 //!    are not in such pages on every rank are written by nobody until the end; each rank computes them for itself.

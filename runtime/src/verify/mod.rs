@@ -17,7 +17,7 @@
 //! The idea of exactly checkable data, with floating-point sums of small integers that share an exponent, is that of
 //! nccl-tests.
 //!
-//! # What is noticed
+//! # Detection
 //! A value that was lost, counted twice, or taken from another index or rank changes the result at most indices; a
 //! rank's value may be neutral at a few. With thousands of ranks and an operator that remembers little (`LogicalAnd`,
 //! `BitOr` of a byte, sums of `bf16`), each rank matters at some indices of a period only: check whole periods.

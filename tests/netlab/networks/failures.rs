@@ -82,7 +82,7 @@ fn a_job_goes_on_when_the_cable_is_back() {
     }
 }
 
-/// Ranks write two files: where they meet, and an invitation for newcomers. What they share is memory without a file.
+/// Ranks write two files: where they meet, and an invitation for newcomers. They share memory without a file.
 fn a_full_disk_is_told_when_ranks_meet_and_no_matter_later() {
     let Some(kolo) = kolo() else { return };
     let folder = std::env::temp_dir().join(format!("kolo-netlab-full-{}", std::process::id()));

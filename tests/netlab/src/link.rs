@@ -1,8 +1,8 @@
 //! One direction of a cable, as a pure function of packets and times, with its own dice.
 //!
-//! A link sends one bundle of packets after the other at its rate. What waits for that is its queue; a bundle that would
-//! make the queue longer than permitted is dropped whole. Afterwards a packet is lost by chance, and takes the delay and
-//! a part of the jitter. Jitter keeps the order of packets; only those drawn for reordering are overtaken.
+//! A link sends one bundle of packets after the other at its rate. The bundles that wait for that are its queue; a bundle that would make
+//! the queue longer than permitted is dropped whole. Afterwards a packet is lost by chance, and takes the delay and a part of the jitter.
+//! Jitter keeps the order of packets; only those drawn for reordering are overtaken.
 //!
 //! Hosts hand over bundles of packets where the devices do the segmentation. The switch turns that off where packets are
 //! lost or reordered by chance, since a bundle has one fate.

@@ -28,7 +28,7 @@ fn harms_itself_after(how: char, arguments: &[String], rank: u32) -> Option<Dura
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// What a rank brings, and what it says of a sum.
+/// A rank's contribution, and its report of a sum.
 struct Sums {
     /// Its rank at first.
     first: u32,

@@ -51,7 +51,7 @@ fn share(comm: &Communicator, memory: &mut [u8]) -> Result<()> {
     State::of(comm).share(comm, &mut [Part::new("memory", memory)]).map(drop)
 }
 
-/// What this rank does at the point.
+/// This rank's part at the point.
 fn run(point: &str, starve: &dyn Fn()) -> Result<()> {
     if point == "join" {
         starve();

@@ -16,7 +16,7 @@ const SHARDS: u32 = 24;
 
 const LEN: usize = 1000;
 
-/// What makes the state of newcomers several chunks.
+/// Bytes that make the state of newcomers several chunks.
 const BALLAST: usize = 3 << 18;
 
 fn report(line: &str) {
@@ -25,7 +25,7 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// What a shard makes of the state: sums of it depend on the order.
+/// A shard's function of the state: sums of it depend on the order.
 fn shard(step: u64, shard: u32, state: &[f32]) -> impl Iterator<Item = f32> {
     let scale = 1.0 / (1.0 + shard as f32 + (step % 7) as f32);
     state.iter().enumerate().map(move |(i, x)| (x + i as f32 * 0.37).sin() * scale)

@@ -95,7 +95,9 @@ fn links_lead_somewhere() {
 /// Whether a sentence has a clause as its subject: "What is copied ...", "Who waits ...". Questions may begin so.
 fn begins_with_a_clause(sentence: &str) -> bool {
     let first = sentence.split_whitespace().next().unwrap_or_default();
-    ["What", "Who", "Whoever", "Whatever"].contains(&first) && !sentence.trim_end().ends_with('?')
+    let is_clause =
+        ["What", "Who", "Whoever", "Whatever", "Whom", "Whose"].contains(&first.trim_end_matches([',', '.']));
+    is_clause && !sentence.trim_end().ends_with('?')
 }
 
 /// The sentences of a paragraph.
@@ -140,6 +142,60 @@ fn sentences_begin_with_their_subject() {
     );
 }
 
+/// The paragraphs of a source file's comments, with the lines where they begin. Items of lists are paragraphs of their own.
+fn comments(text: &str) -> Vec<(usize, String)> {
+    let mut paragraphs: Vec<(usize, String)> = Vec::new();
+    let (mut is_open, mut in_code) = (false, false);
+    for (at, line) in text.lines().enumerate() {
+        let comment =
+            line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']).trim());
+        in_code = comment.is_some_and(|words| words.starts_with("```") != in_code);
+        let Some(words) = comment.filter(|words| !in_code && !words.is_empty() && !words.starts_with("```"))
+        else {
+            is_open = false;
+            continue;
+        };
+        let item = words.trim_start_matches(|c: char| c.is_ascii_digit() || "-*#|. ".contains(c));
+        match paragraphs.last_mut() {
+            Some((_, paragraph)) if is_open && item.len() == words.len() => {
+                paragraph.push(' ');
+                *paragraph += words;
+            }
+            _ => paragraphs.push((at + 1, item.to_owned())),
+        }
+        is_open = true;
+    }
+    paragraphs
+}
+
+#[test]
+fn sentences_of_comments_do_so_too() {
+    let folders = [
+        "bindings",
+        "benches",
+        "collectives",
+        "examples",
+        "membership",
+        "runtime",
+        "tests",
+        "tools",
+        "transport",
+    ];
+    let mut found = Vec::new();
+    for path in folders.into_iter().flat_map(crate::source::paths) {
+        let text = fs::read_to_string(root().join(&path)).expect("the file can be read");
+        for (line, paragraph) in comments(&text) {
+            let bad = sentences(&paragraph).into_iter().filter(|sentence| begins_with_a_clause(sentence));
+            found.extend(bad.map(|sentence| format!("{path}:{line}: {sentence}")));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "Comments whose subject is a clause (STYLE, Sentences 1):\n{}",
+        found.join("\n")
+    );
+}
+
 #[test]
 fn the_rules_for_documents_see_what_they_look_for() {
     assert_eq!(anchor("## What is in it?"), "what-is-in-it");
@@ -148,5 +204,8 @@ fn the_rules_for_documents_see_what_they_look_for() {
     assert!(
         !begins_with_a_clause("What happens when a peer dies?") && !begins_with_a_clause("A rank waits.")
     );
+    let text = "/// One two\n/// three. Who\n/// acts.\nfn f() {} // no\n    // - Four.\n    // - Five\n/// ```\n/// // What code\n/// ```";
+    let paragraphs = ["One two three. Who acts.", "Four.", "Five"].map(str::to_owned);
+    assert!(comments(text).into_iter().map(|(_, paragraph)| paragraph).eq(paragraphs));
     assert_eq!(sentences("One. Two: three? v1.2 four"), ["One.", "Two:", "three?", "v1.2 four"]);
 }

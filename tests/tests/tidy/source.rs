@@ -37,10 +37,16 @@ pub(crate) fn product() -> Vec<Source> {
 
 /// All Rust files under a folder.
 pub(crate) fn under(folder: &str) -> Vec<Source> {
+    paths(folder).into_iter().map(|path| read(&path)).collect()
+}
+
+/// Their names, relative to the repository.
+pub(crate) fn paths(folder: &str) -> Vec<String> {
     let mut paths = Vec::new();
     collect(&root().join(folder), &mut paths);
+    paths.retain(|path| !path.contains("/target/"));
     paths.sort();
-    paths.into_iter().map(|path| read(&path)).collect()
+    paths
 }
 
 fn collect(folder: &Path, into: &mut Vec<String>) {

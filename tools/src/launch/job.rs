@@ -8,11 +8,11 @@
 //!
 //! # Rules
 //! 1. A process is signalled only before it is reaped, so its number cannot belong to anybody else.
-//! 2. Each rank leads a process group, and gets signals as a group. What it started may outlive it by the grace, for
-//!    instance to write what it has read from the rank; then the group gets SIGKILL. The rank is reaped after that, so
-//!    that the number of its group stays its own (rule 1).
-//! 3. Children die with this process whatever happens to it (PR_SET_PDEATHSIG), so the thread that starts them
-//!    must live as long as the job; it is the one that supervises. What else dies then, [`super::guardian`] says.
+//! 2. Each rank leads a process group, and gets signals as a group. Its descendants may outlive it by the grace, for instance to write
+//!    the output that they have read from the rank; then the group gets SIGKILL. The rank is reaped after that, so that the number of its
+//!    group stays its own (rule 1).
+//! 3. Children die with this process whatever happens to it (PR_SET_PDEATHSIG), so the thread that starts them must live as long as the
+//!    job; it is the one that supervises. [`super::guardian`] tells which others die then.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -491,7 +491,7 @@ impl Supervisor<'_> {
 
     fn kill(&mut self) {
         if self.order_end() && self.job.least.is_some() {
-            // An agent that is killed before it has heard that would go on. What they say of their ends is no news.
+            // An agent that is killed before it has heard that would go on. Their reports of their ends are no news.
             self.outcome.get_or_insert((128 + SIGKILL) as u8);
             self.limit = Some(Instant::now() + ORDER_MOST);
             return;

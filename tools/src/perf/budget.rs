@@ -25,8 +25,7 @@ impl Budget {
         Self { comfortable: share(memory.available / 8 * 7), physical: share(memory.total) }
     }
 
-    /// The greatest size to measure: what was asked for, or less if memory is short. What was asked for and can
-    /// never fit is an error.
+    /// The greatest size to measure: what was asked for, or less if memory is short. A request that can never fit is an error.
     pub(crate) fn max_bytes(&self, settings: &Settings) -> Result<u64> {
         if settings.test == Test::Barrier {
             return Ok(0);

@@ -20,7 +20,7 @@ const POISON: u8 = 0xA5;
 /// One operation of the table: a size, a type, an operator, a root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
-    /// What.
+    /// The content.
     pub test: Test,
     /// How much.
     pub counts: Counts,

@@ -7,7 +7,7 @@ use super::test::{Counts, Test};
 pub(crate) enum Origin {
     /// From the input of a rank, as it is.
     Input {
-        /// Whose.
+        /// Its owner.
         rank: u32,
         /// First element there.
         offset: u64,

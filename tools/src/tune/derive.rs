@@ -170,7 +170,7 @@ fn reductions(of: &mut TransportProfile, copies: &Rate, pair: &Pair) {
     Rate::new(without_outliers(seconds)).of_reductions(of);
 }
 
-/// Each but the ends is the middle one of itself and its neighbours. What a reduction takes is a small difference of two times, to which a
+/// Each but the ends is the middle one of itself and its neighbours. A reduction's time is a small difference of two times, to which a
 /// processor that was away for a moment adds a hundredfold; caches do not fill and empty from one size to the next.
 fn without_outliers(seconds: [f64; POINTS]) -> [f64; POINTS] {
     std::array::from_fn(|i| match seconds.get(i.wrapping_sub(1)..i + 2) {

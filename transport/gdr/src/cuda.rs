@@ -29,8 +29,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Loads the driver's library and looks at a GPU by its number. What is missing is an answer of the table, not an
-    /// error. `registers` is what the adapters said when they were offered a dma-buf.
+    /// Loads the driver's library and looks at a GPU by its number. A missing function is an answer of the table, not an error.
+    /// `registers` is what the adapters said when they were offered a dma-buf.
     #[must_use]
     pub fn open(number: u32, library: Option<&OsStr>, registers: Result<(), String>) -> Self {
         let found = Library::load(library).and_then(|library| {

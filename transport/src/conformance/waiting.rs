@@ -126,7 +126,7 @@ pub(super) fn idle_ends_do_not_hold_up_sleep(subject: &dyn Subject) {
     let mut ends = endpoints(subject, 2);
     let by = if ends[0].caps().park_fd { ParkBy::Fd } else { ParkBy::Word };
     for end in &mut ends {
-        // Whatever it says, a poll after it must find nothing, and taking it back must work.
+        // A poll after it must find nothing, and taking it back must work.
         let _ = end.arm(by);
         let mut events = Vec::new();
         end.poll(&mut events);

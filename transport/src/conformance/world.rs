@@ -125,7 +125,7 @@ impl World {
         self.ends[rank as usize].as_deref_mut().expect("an endpoint that was dropped")
     }
 
-    /// Drops a rank's endpoint. What it has pending is forgotten.
+    /// Drops a rank's endpoint. Its pending operations are forgotten.
     pub(super) fn drop_end(&mut self, rank: u32) {
         self.ends[rank as usize] = None;
         for op in self.ops.iter_mut().filter(|op| op.rank == rank && matches!(op.outcome, Outcome::Pending)) {

@@ -33,7 +33,7 @@ pub(super) fn given_up(kind: ErrorKind) -> ErrorKind {
 }
 
 impl RdmaEndpoint {
-    /// A peer is lost. What has arrived is still delivered; whatever needs more of the peer fails.
+    /// A peer is lost. Messages that have arrived are still delivered; operations that need more of the peer fail.
     pub(super) fn lose(&mut self, number: u32, error: Error, events: &mut Vec<Event>) {
         if self.peers[number as usize].down.is_some() {
             return;

@@ -185,8 +185,8 @@ impl Lane {
         self.reaped == self.posted
     }
 
-    /// Writes `local` to `to`, then tells the peer if there is a note. What has to be settled afterwards is handed
-    /// over; without that, the completion may never be reported.
+    /// Writes `local` to `to`, then tells the peer if there is a note. Requests to be settled afterwards are handed over; without that,
+    /// the completion may never be reported.
     ///
     /// # Safety
     /// The memory of `local` stays as it is until the peer has acknowledged it, which `settled` or an answer says,

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-/// Changes remembered. Who has missed more takes everything for changed.
+/// Changes remembered. A reader that has missed more takes everything for changed.
 const LOG_LEN: usize = 256;
 
 // linux/userfaultfd.h
@@ -176,7 +176,7 @@ impl Shared {
             _ => return,
         };
         if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
-            // Rule 3. Whoever waits for a page goes on.
+            // Rule 3. Threads that wait for a page go on.
             let mut range = [start as u64, (end - start) as u64];
             // SAFETY: the descriptor is a userfaultfd; it ends a watch.
             unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
@@ -257,8 +257,7 @@ mod tests {
         let changes = watcher.changes();
         watcher.changed(0, changes, |start, end| told.push((start, end)));
         assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
-        // Whatever the kernel watches for, nobody waits for a page for ever.
-        // SAFETY: still mapped.
+        // Nobody waits for a page for ever, with any watch of the kernel's. SAFETY: still mapped.
         assert_eq!(unsafe { one.read_volatile() }, 0);
         // SAFETY: mapped above, used no more.
         unsafe { munmap(two.cast(), len).expect("munmap") };

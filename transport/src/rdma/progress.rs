@@ -21,8 +21,8 @@ use super::{NAME, receiving, sending};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// Polls between two looks at the side connection, some system calls: it says nothing but that a peer is gone, which the
-/// control plane tells too. 2 ms where nothing is going on, and hardly ever beside a message. Who goes to sleep looks then.
+/// Polls between two looks at the side connection, some system calls: it says nothing but that a peer is gone, which the control plane
+/// tells too. 2 ms where nothing is going on, and hardly ever beside a message. A thread looks before it sleeps.
 const SIDE_EVERY: u32 = 1 << 16;
 
 /// Polls between two looks at channels of which nothing is heard.

@@ -32,7 +32,7 @@ use crate::sys::{futex, memfd};
 
 pub(crate) const IS_MODEL: bool = cfg!(kolo_model = "transport");
 
-/// Longest flat exchange per member, in bytes. What is longer takes several.
+/// Longest flat exchange per member, in bytes. A longer payload takes several.
 pub const FLAT_MAX: usize = 648 * 1024;
 
 /// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the

@@ -1,8 +1,8 @@
 //! Copies into memory that others read: through the caches, or past them.
 //!
-//! An ordinary store takes the line from the caches of those who have read it. That is cheap where processors share a cache, and
-//! takes 35 ns a line where they do not (other chiplets, other sockets), fifteen times as long as a streaming store. Whoever reads
-//! what was streamed finds it in memory. Two processes on two processors, each of which copies into shared memory and out of the other's, in us:
+//! An ordinary store takes the line from the caches of those who have read it. That is cheap where processors share a cache, and takes 35
+//! ns a line where they do not (other chiplets, other sockets), fifteen times as long as a streaming store. Readers find streamed bytes
+//! in memory. Two processes on two processors, each of which copies into shared memory and out of the other's, in us:
 //!
 //! | bytes | near, ordinary | near, streaming | far, ordinary | far, streaming |
 //! | ---: | ---: | ---: | ---: | ---: |

@@ -7,7 +7,7 @@
 //! nobody waits for a dial of the other, both may dial at the same time, and a message reported done survives its
 //! sender. The streams stay open; their end means that the peer is gone.
 //!
-//! # What a poll looks at
+//! # The order of a poll
 //! 1. One word of the arena, which peers count up after putting something into this endpoint's sockets; and the
 //!    sockets themselves only when it changed, around sleeping, and every [`LOOK_EVERY`] polls.
 //! 2. The channels with something pending, each up to a few pieces in turn, so that both directions of a flood advance

@@ -1,9 +1,9 @@
 //! The compiled short exchange: one round of the host's area 0 among all ranks, as a state machine of its own.
 //!
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, as long for all, or only that it is there, and waits for
-//! those members whose payload it needs ([`Needs`]). What lies where, and why nobody overwrites what others read, is told in
-//! `rounds`; [`Exchange::payload`] borrows the `Exchange` that [`Exchange::publish`] needs for itself, so nobody publishes before
-//! it has done with the payloads.
+//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, as long for all, or only that it is there, and waits for those
+//! members whose payload it needs ([`Needs`]). `rounds` tells the layout, and why nobody overwrites bytes that others read;
+//! [`Exchange::payload`] borrows the `Exchange` that [`Exchange::publish`] needs for itself, so nobody publishes before it has done with
+//! the payloads.
 //!
 //! # Sleeping
 //! A member that waits may sleep on the bell, which everybody who publishes rings if there are sleepers: see

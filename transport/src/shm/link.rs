@@ -107,7 +107,7 @@ impl ShmEndpoint {
         greeting.is_between(ends).then_some(index)
     }
 
-    /// Takes the half of a link that a peer has made. What does not fit is dropped: it is no peer of ours.
+    /// Takes the half of a link that a peer has made. A piece that does not fit is dropped: it is no peer of ours.
     pub(super) fn welcome(&mut self, peer: usize, caller: Caller) {
         let (Purpose::Segment { channels, ring_max }, Some(fd)) = (caller.greeting.hello.purpose, caller.fd)
         else {

@@ -123,11 +123,10 @@ pub(crate) const CONTROL_BYTES: usize = 4096;
 
 /// Shares the staging budget out among the channels as they are first used.
 ///
-/// Half of it is for everybody: each channel that may still come is reserved a ring of a *floor*, the power of two that
-/// fits. What is left beyond the reserve is given in shares of one 64th. With 8 local ranks and 32 MiB the floor is
-/// 32 KiB, and the first 80 channels of a rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never
-/// exceeds the budget, or the smallest rings for everybody if that is more: 8 MiB up to 128 local ranks, and 8
-/// channels x 8 KiB for each local rank beyond.
+/// Half of it is for everybody: each channel that may still come is reserved a ring of a *floor*, the power of two that fits. The rest
+/// beyond the reserve is given in shares of one 64th. With 8 local ranks and 32 MiB the floor is 32 KiB, and the first 80 channels of a
+/// rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never exceeds the budget, or the smallest rings for everybody if
+/// that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each local rank beyond.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,

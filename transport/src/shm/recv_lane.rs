@@ -119,7 +119,7 @@ impl RecvLane {
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
-                // SAFETY: the caller's promise. What is wrong is found again, and reported, by `advance`.
+                // SAFETY: the caller's promise. `advance` finds the defect again, and reports it.
                 match unsafe { take_next(ring, self.remote.as_ref(), &mut message) } {
                     Ok(Some(_)) if message.is_over() => {
                         done(token, message.verdict());

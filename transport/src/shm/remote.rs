@@ -1,10 +1,9 @@
 //! Reading another process's memory, with proof that it is the right process.
 //!
-//! The kernel checks every address, so a wrong one is an error and never a fault of ours. What it does not check is
-//! who the process is: a number may have passed to another process, or the process may have started another program.
-//! So every call also reads the peer's *beacon*, 16 bytes at an address of which its endpoint has told, which hold the
-//! cookie of that endpoint and go when it goes. One call reads one address space, so the beacon vouches for the rest
-//! of the same call.
+//! The kernel checks every address, so a wrong one is an error and never a fault of ours. It does not check the identity of the process:
+//! a number may have passed to another process, or the process may have started another program. So every call also reads the peer's
+//! *beacon*, 16 bytes at an address of which its endpoint has told, which hold the cookie of that endpoint and go when it goes. One call
+//! reads one address space, so the beacon vouches for the rest of the same call.
 
 use std::fs;
 use std::io;

@@ -118,8 +118,8 @@ impl Mapping {
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxRemove) };
     }
 
-    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. What
-    /// others write meanwhile is in the copy or not.
+    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. Bytes that others write
+    /// meanwhile are in the copy or not.
     ///
     /// # Panics
     /// If the range is not inside the mapping or not of whole pages.

@@ -32,7 +32,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// This one. What the system does not tell is made up, so that nobody shares it.
+    /// This one. Facts that the system does not tell are made up, so that nobody shares it.
     pub(super) fn here(instance: u64) -> Self {
         let mut boot = [0; 16];
         match std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().and_then(|text| hex(&text)) {

@@ -66,7 +66,7 @@ pub struct TcpOptions {
     pub relay: Option<SocketAddr>,
     /// Peers that were met there before: for these it is asked at once, beside their addresses.
     pub relayed_before: Vec<u32>,
-    /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
+    /// A secret that all ranks of a job share, and nobody else. A caller without it is turned away.
     pub cookie: [u8; 16],
     /// Send buffer of the kernel in bytes; `None` lets it tune itself, which is best or nearly so everywhere.
     pub send_buffer_bytes: Option<usize>,

@@ -4,12 +4,11 @@
 //! connection dials one more over each of the others, when the first long message goes (`strands`). These are the channel's *strands*,
 //! the first of them being the connection that was there before.
 //!
-//! The header of a striped message goes over the first strand. Its payload is cut into parts, each behind a header that tells its
-//! place. Each strand gets a first part, such that all would be done at the same time with what their sockets hold already, by the
-//! rates that the kernel has measured. Of a longer message that is half of its share, and a strand that has room in the kernel takes the
-//! next part. What the strands carry is therefore the sender's affair, and needs no agreement; strands may come while a message is
-//! under way. The kernel keeps few bytes that it has not sent ([`UNSENT_BYTES`]), because what it has taken for a slow strand no
-//! fast one can carry any more.
+//! The header of a striped message goes over the first strand. Its payload is cut into parts, each behind a header that tells its place.
+//! Each strand gets a first part, such that all would be done at the same time with what their sockets hold already, by the rates that
+//! the kernel has measured. Of a longer message that is half of its share, and a strand that has room in the kernel takes the next part.
+//! The strands' load is therefore the sender's affair, and needs no agreement; strands may come while a message is under way. The kernel
+//! keeps few bytes that it has not sent ([`UNSENT_BYTES`]), because what it has taken for a slow strand no fast one can carry any more.
 //!
 //! # Rules
 //!

@@ -247,8 +247,8 @@ impl Context {
         }
         // SAFETY: as just received, and not acknowledged yet: what it names is not destroyed before that.
         let event = unsafe { decode(&raw) };
-        // SAFETY: as just received. What it names is acknowledged before anybody could wait for that: an object is
-        // destroyed only after its events are acknowledged.
+        // SAFETY: as just received. The named object is acknowledged before anybody could wait for that: an object is destroyed only
+        // after its events are acknowledged.
         unsafe { (self.symbols().ibv_ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }

@@ -52,9 +52,9 @@ impl State {
     /// is of [`State::version`], and the first [`State::share`] brings no more than the chunks that have changed since. So what changes
     /// in every step comes twice, and what does not (frozen layers, tables, data) costs the members no stop.
     ///
-    /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a time, those of this host
-    /// first, and each is checked against a hash that another member has made. What a member that dies has not sent comes
-    /// from the others. Blocks for `limit` at most. After a failure, chunks that have come are kept, for a second attempt and for `share`.
+    /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a time, those of this
+    /// host first, and each is checked against a hash that another member has made. Chunks that a dying member has not sent come from the
+    /// others. Blocks for `limit` at most. After a failure, chunks that have come are kept, for a second attempt and for `share`.
     ///
     /// # Errors
     /// [`Error::Join`] with [`JoinFailure::Invitation`] if no member has offered its state in time, or all of it; [`Error::Usage`] if the parts

@@ -23,7 +23,7 @@ fn halls() -> MutexGuard<'static, Halls> {
     HALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the number of a door. Whoever knocks comes out of the result.
+/// Takes the number of a door. Callers come out of the result.
 pub(super) fn open(id: u64) -> mpsc::UnboundedReceiver<DuplexStream> {
     let (knock, knocks) = mpsc::unbounded_channel();
     halls().insert(id, knock);

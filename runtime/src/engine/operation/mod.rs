@@ -12,7 +12,7 @@
 //! where adapters reach it (`direct.rs`). With bounce buffers an operation may have fewer instances than the window, so that its
 //! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
 //!
-//! # Who may touch what
+//! # Access
 //! The endpoints hold raw pointers into an instance between a post and its completion: to pieces, to the reducer of
 //! the lane, to scratch. Rules:
 //! 1. `pieces` never reallocates while a segment runs: its capacity is reserved for all steps of a segment.

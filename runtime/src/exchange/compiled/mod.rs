@@ -1,11 +1,10 @@
 //! Collectives inside one host as exchanges in which every rank sees the payloads of all ranks.
 //!
-//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange
-//! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
-//! processors that is worth more than the reduction that every rank repeats; and what goes to several ranks is copied in
-//! once. What is longer than an exchange takes several, part by part; a long all-reduce shares the
-//! reduction out ([`two_shot`]). The reduction runs in rank order, or along the
-//! balanced tree of the canonical order, so all ranks get the same bits.
+//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange costs one
+//! cache line per rank and one wait, where messages would cost a wait per round. With more ranks than processors that is worth more than
+//! the reduction that every rank repeats; and what goes to several ranks is copied in once. A longer payload takes several exchanges,
+//! part by part; a long all-reduce shares the reduction out ([`two_shot`]). The reduction runs in rank order, or along the balanced tree
+//! of the canonical order, so all ranks get the same bits.
 
 mod cursor;
 mod limits;

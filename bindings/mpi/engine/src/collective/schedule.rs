@@ -1,6 +1,6 @@
 //! A collective as steps over messages: what is started, persistent, on types and operators of the program's own, or irregular.
 //!
-//! Steps run in order; a fence waits for all messages before it. Whoever polls advances all schedules that are under way.
+//! Steps run in order; a fence waits for all messages before it. A thread that polls advances all schedules that are under way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -180,7 +180,7 @@ impl Schedule {
         }
     }
 
-    /// Runs steps up to the next fence. What runs by itself waits for the messages before it.
+    /// Runs steps up to the next fence. A schedule that runs by itself waits for the messages before it.
     fn batch(&mut self) -> Outcome {
         while let Some(step) = self.steps.get_mut(self.at) {
             match step {

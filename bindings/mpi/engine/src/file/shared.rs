@@ -28,7 +28,7 @@ impl SharedPointer {
         Self { path, state: Mutex::new(State { first, file: None }) }
     }
 
-    /// Changes the pointer while no other rank does. What it was.
+    /// Changes the pointer while no other rank does. Its former value.
     ///
     /// # Errors
     /// The system's.

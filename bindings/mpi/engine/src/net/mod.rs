@@ -5,7 +5,7 @@
 //! buffer of the receive that it fits, or into memory of its own. Longer messages announce themselves there, and wait for the
 //! receiver's answer; their bytes go over channel 1, in the order of the answers.
 //!
-//! One lock holds everything. Whoever waits polls; a thread of the library's own does while the program is inside a collective.
+//! One lock holds everything. A waiting thread polls; a thread of the library's own does while the program is inside a collective.
 
 mod body;
 mod direct;

@@ -85,7 +85,7 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
     }
 }
 
-/// Reads or writes this rank's memory. What is to be answered; nothing if the memory is not the window's.
+/// Reads or writes this rank's memory. The answer; nothing if the memory is not the window's.
 fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
     let of = datatype::builtin(message.of)?;
     let mut answer = Vec::new();

@@ -48,7 +48,7 @@ impl Locks {
         None
     }
 
-    /// Somebody gives it back. Who gets it then.
+    /// Somebody gives it back. The next holders.
     pub(super) fn unlock(&mut self) -> Vec<Wish> {
         if self.exclusive {
             self.exclusive = false;

@@ -1,9 +1,8 @@
 //! One-sided communication.
 //!
-//! Every operation is a message to the target, which its process handles when it comes: in any call of MPI's, or in the thread
-//! of the library's own, which polls while there are windows. Messages from one rank to another are handled in order, so a
-//! question that is answered says that everything before it is done. What is handled is handled under the lock of the messages:
-//! accumulates are atomic towards each other.
+//! Every operation is a message to the target, which its process handles when it comes: in any call of MPI's, or in the thread of the
+//! library's own, which polls while there are windows. Messages from one rank to another are handled in order, so a question that is
+//! answered says that everything before it is done. Messages are handled under their lock: accumulates are atomic towards each other.
 
 mod calls;
 mod epochs;
