@@ -30,9 +30,10 @@
 //! A state with "taken" would buy nothing: the receiver needs no permission to read, since reading does no
 //! harm to the sender, and what it has read counts only if the word is still unset afterwards.
 //!
-//! # Trust Addresses from a peer are handed to the kernel as addresses *of that peer* and used in no other way, between threads of one
-//! process too. Number and sum of the ranges are checked against the message's length. The bytes read are payload, which a hostile peer
-//! could garble anyway.
+//! # Trust
+//! Addresses from a peer are handed to the kernel as addresses *of that peer* and used in no other way, between threads of one process
+//! too. Number and sum of the ranges are checked against the message's length. The bytes read are payload, which a hostile peer could
+//! garble anyway.
 
 use super::remote::FAR_RUNS;
 
