@@ -56,6 +56,11 @@ pub(crate) trait Generator {
         !matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
     }
 
+    /// Whether a rank sends to the same neighbour all the time.
+    fn is_steady(&self) -> bool {
+        false
+    }
+
     /// Segments in flight, where another number than the usual one or two is better: what is short compared to its latency
     /// must have much in flight.
     fn window(&self) -> Option<u32> {

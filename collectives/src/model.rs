@@ -71,6 +71,9 @@ pub struct Model {
     pub caches: Caches,
 }
 
+/// Latency from which on a way is long: a round trip of 5 ms.
+const LONG_WAY_SECONDS: f64 = 2.5e-3;
+
 impl LinkClass {
     /// Shared memory between cores of one host: a cache line handed over and back in about half a microsecond,
     /// one copy in and one out at 10 GB/s.
@@ -138,6 +141,17 @@ impl Model {
     /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.
     pub(crate) fn has_system_calls(&self) -> bool {
         self.intra.overhead_seconds >= 1e-6
+    }
+
+    /// Whether messages between hosts are long under way: a connection needs several round trips to find its rate.
+    pub(crate) fn has_long_ways(&self) -> bool {
+        self.inter.latency_seconds >= LONG_WAY_SECONDS
+    }
+
+    /// How many times as long as on a connection that always sends the bytes of one take that is idle in between, or whose share of the link
+    /// changes: see docs/tuning.md, "Long ways".
+    pub(crate) fn unsteadiness(&self) -> f64 {
+        if self.has_long_ways() { 2.2 } else { 1.0 }
     }
 
     /// Latency on a class of links, as the ranks of this machine see it.

@@ -114,6 +114,10 @@ const SEGMENT_BYTES_BLOCK: u64 = 256 << 10;
 /// fill the pipeline sooner.
 const SEGMENT_BYTES_ONE_WAY: u64 = 64 << 10;
 
+/// Segments in flight on a [long way](Model::has_long_ways) of what sends there [all the time](crate::generator::Generator::is_steady). Two
+/// leave the links empty while their rounds wait: see docs/tuning.md, "Long ways".
+const WINDOWS_LONG: [u32; 3] = [2, 4, 8];
+
 fn shortest_segment(collective: Collective) -> u64 {
     match collective {
         Collective::Broadcast | Collective::Reduce | Collective::Scan | Collective::ExScan => {
@@ -224,27 +228,61 @@ fn tune(
     element_size: usize,
     model: &Model,
 ) -> (f64, Params, Flow) {
-    let generator = algorithm.generator();
-    let window = match generator.window() {
-        Some(window) => window,
+    let mut best: Option<(f64, Params, Flow)> = None;
+    for window in windows(algorithm, task, model) {
+        for segment_bytes in segment_sizes(algorithm, task, bytes, element_size as u64, window, model) {
+            let parts = algorithm.generator().parts(task, segment_bytes.min(bytes), model);
+            for width in widths(algorithm, task, model) {
+                let params = Params { parts, width, ..task.params };
+                let tuned = Task { params, ..task.clone() };
+                let flow =
+                    Flow { bytes, segment_bytes, window: if segment_bytes >= bytes { 1 } else { window } };
+                let cost = seconds(algorithm, &tuned, flow, model);
+                if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
+                    best = Some((cost, params, flow));
+                }
+            }
+        }
+    }
+    best.unwrap_or_else(|| unreachable!("there is at least one size"))
+}
+
+/// How many segments may be in flight, fewest first: of equal costs, the first counts.
+fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
+    match algorithm.generator().window() {
+        Some(window) => vec![window],
         // Ranks of a host that share processors have nothing to overlap with: each only gets to run when another one waits.
-        None if model.oversubscription > 1.0 && !task.has_several_hosts() => 1,
+        None if model.oversubscription > 1.0 && !task.has_several_hosts() => vec![1],
         // One exchange, of which the kernel holds what the other rank is not at yet: as fast with one segment as with two.
         None if task.collective == Collective::AllGather
             && task.world_size == 2
             && model.has_system_calls() =>
         {
-            1
+            vec![1]
         }
-        None => 2,
-    };
+        None if algorithm.generator().is_steady() && task.has_several_hosts() && model.has_long_ways() => {
+            WINDOWS_LONG.to_vec()
+        }
+        None => vec![2],
+    }
+}
+
+/// Lengths of segments to try, of which so many are in flight.
+fn segment_sizes(
+    algorithm: Algorithm,
+    task: &Task,
+    bytes: u64,
+    element: u64,
+    window: u32,
+    model: &Model,
+) -> Vec<u64> {
+    let generator = algorithm.generator();
     let shortest = generator.shortest_segment().unwrap_or_else(|| shortest_segment(task.collective));
-    let element = element_size as u64;
     let aligned = |size: u64| (size / element).max(1) * element;
     let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
     let longest = longest_segment(algorithm, task, bytes, model);
-    let staged = algorithm.generator().staged_segments(task).is_some();
+    let staged = generator.staged_segments(task).is_some();
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
     loop {
@@ -266,20 +304,7 @@ fn tune(
     if sizes.is_empty() {
         sizes.push(aligned(size));
     }
-    let mut best: Option<(f64, Params, Flow)> = None;
-    for segment_bytes in sizes {
-        let parts = generator.parts(task, segment_bytes.min(bytes), model);
-        for width in widths(algorithm, task, model) {
-            let params = Params { parts, width, ..task.params };
-            let tuned = Task { params, ..task.clone() };
-            let flow = Flow { bytes, segment_bytes, window: if segment_bytes >= bytes { 1 } else { window } };
-            let cost = seconds(algorithm, &tuned, flow, model);
-            if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
-                best = Some((cost, params, flow));
-            }
-        }
-    }
-    best.unwrap_or_else(|| unreachable!("there is at least one size"))
+    sizes
 }
 
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {

@@ -117,7 +117,10 @@ impl Bill {
     fn weight(&self, pattern: Pattern, reach: Reach, bytes: f64, reduces: bool) -> Weight {
         match reach {
             Reach::Host => pattern.weight(&self.model, self.p, bytes, reduces),
-            Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
+            Reach::Network(_) | Reach::Mixed(_) => match pattern {
+                Pattern::Neighbours | Pattern::Pipeline => Weight::ONE,
+                _ => Weight { links: self.model.unsteadiness(), ..Weight::ONE },
+            },
         }
     }
 

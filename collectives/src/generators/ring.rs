@@ -77,6 +77,10 @@ impl Generator for Ring {
         }
     }
 
+    fn is_steady(&self) -> bool {
+        true
+    }
+
     fn scratch_factor(&self, task: &Task) -> f64 {
         match task.collective {
             Collective::ReduceScatter => f64::from(task.world_size),
