@@ -18,6 +18,7 @@ mod elastic;
 mod failures;
 mod job;
 mod joins;
+mod long_ways;
 mod paths;
 mod placed;
 mod rails;
@@ -52,13 +53,14 @@ enum Length {
 /// No test takes as long, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 9] = [
+const TESTS: [&[Test]; 10] = [
     bare::TESTS,
     conformance::TESTS,
     verified::TESTS,
     joins::TESTS,
     paths::TESTS,
     rails::TESTS,
+    long_ways::TESTS,
     failures::TESTS,
     elastic::TESTS,
     doctor::TESTS,
@@ -99,7 +101,9 @@ fn main() -> ExitCode {
 
 /// Measurements of rates, delays and times are repeated where others had the processors meanwhile. A wrong one stays wrong.
 fn attempts(test: &Test) -> u32 {
-    let measures = ["::bare::", "::doctor::", "_within_1300_ms_"].iter().any(|part| test.name.contains(part));
+    let measures = ["::bare::", "::doctor::", "::long_ways::", "_within_1300_ms_"]
+        .iter()
+        .any(|part| test.name.contains(part));
     if measures { 3 } else { 1 }
 }
 
