@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::recent::{Recent, Start};
 use crate::call::CallLabel;
 
-/// What a member answers when asked what it is doing.
+/// A member's answer to the question what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Sequence number of the operation started last; 0 before the first.
@@ -38,7 +38,7 @@ pub struct Status {
 pub struct Past {
     /// Its number in the communicator.
     pub sequence: u64,
-    /// What tells it from others.
+    /// Signature that tells this call from others.
     pub signature: u64,
     /// The same in words.
     #[serde(deserialize_with = "super::wire::foreign")]

@@ -1,4 +1,4 @@
-//! How a rank joins: find the coordinator, connect, introduce itself, and wait for the others.
+//! Joining: a rank finds the coordinator, connects, introduces itself and waits for the other ranks.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -34,7 +34,7 @@ const STAGGER: Duration = Duration::from_millis(100);
 /// Frames that wait for the control task; then the connection is not read.
 const FRAMES_MAX: usize = 4;
 
-/// What comes to a rank.
+/// Input of a joining rank.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// A frame of the coordinator.
@@ -54,24 +54,24 @@ pub(crate) struct Connected {
     pub(crate) doors: Vec<Option<DoorAddress>>,
     /// The welcome, if it is to be passed on.
     pub(crate) welcome: Option<Vec<u8>>,
-    /// What came before it.
+    /// Messages that arrived before the welcome.
     pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
     /// The connection to the coordinator's host, if that is another.
     pub(crate) line: Option<Line>,
-    /// Where the coordinator listens.
+    /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
 
-/// What has come to a rank, in order. The connection is read as long as this lives.
+/// Messages for a rank, in order. The connection is read as long as the inbox lives.
 pub(crate) struct Inbox {
     heard: mpsc::Receiver<Heard>,
     reader: AbortHandle,
 }
 
 impl Inbox {
-    /// What is passed on at a door comes too.
+    /// Messages passed on at a door arrive here too.
     fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
         let (to, heard) = mpsc::channel(FRAMES_MAX);
         if let Some(door) = door {
@@ -106,15 +106,15 @@ async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
     }
 }
 
-/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. What carries
-/// more may lose it without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other
-/// what does not arrive.
+/// Longest segment on these connections, in bytes of data: IPv6 requires every link to carry packets of 1,280 bytes. Larger packets may
+/// vanish silently (a tunnel behind a firewall that drops ICMP); with this limit ranks still join, and tell each other which messages do
+/// not arrive.
 const SEGMENT_BYTES: u32 = 1200;
 
-/// Connects. Both ends keep to what this one sets before.
+/// Connects. Both ends keep to the segment length set here before the handshake.
 pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Where it cannot be set, connections are as they would be.
+    // Without this option, connections use the system's segment length.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
     socket.connect(address).await
 }
@@ -160,16 +160,16 @@ pub(crate) async fn become_member(
 struct Search {
     tried: BTreeSet<SocketAddr>,
     attempts: u64,
-    /// What came of the last attempt that came to an end.
+    /// Result of the last attempt that ended.
     last: Option<String>,
-    /// What came of the attempts before it, as far as that was something else: rank 0 takes its address away when it gives
-    /// up, and that it is not there any more says less than why this rank did not come.
+    /// Result of the attempts before it, if different: rank 0 removes its address when it gives up, and a missing address explains less
+    /// than the reason why this rank did not join.
     before: Option<String>,
-    /// Where the coordinator listens that the attempt under way has reached.
+    /// Address of the coordinator that the current attempt has reached.
     reached: Option<SocketAddr>,
-    /// What the attempt under way waits for.
+    /// Event that the current attempt waits for.
     waits_for: String,
-    /// Whom rank 0 still waits for; `Some` once this rank is a member.
+    /// Ranks that rank 0 still waits for; `Some` once this rank is a member.
     missing: Option<String>,
     /// Connections that rank 0 has rejected, as far as it has told.
     rejected: u64,
@@ -267,7 +267,7 @@ impl Search {
                     }
                 };
                 if stream.local_addr().ok() == stream.peer_addr().ok() {
-                    // A port that nobody listens at can be chosen as our own; closing frees it for rank 0.
+                    // A port without a listener can be chosen as our own; closing frees it for rank 0.
                     let itself = Rejection::Foreign("nobody listens there (it connected to itself)".into());
                     return Err((address, itself));
                 }
@@ -413,7 +413,7 @@ impl Search {
     }
 }
 
-/// What a rank says first.
+/// First message of a rank.
 fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
     Hello {
         peer: PeerInfo {

@@ -29,7 +29,7 @@ use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 /// A connection, numbered by the coordinator's driver.
 pub(crate) type ConnectionId = u64;
 
-/// What the driver has to do.
+/// Work for the driver.
 #[derive(Debug)]
 pub(crate) enum Action {
     Send {
@@ -76,7 +76,7 @@ pub(crate) struct CoordinatorState {
     /// Connections turned away that were no rank's, as the driver counts them.
     rejected: u64,
     next_tick: Instant,
-    /// Before this nobody has been silent for too long. Beats come between ticks, and silence is to be noticed when it is one.
+    /// No rank has been silent for too long before this time. Beats arrive between ticks, and each silence must be noticed at once.
     next_judgement: Instant,
     actions: Vec<Action>,
     beat: Bytes,
@@ -104,7 +104,7 @@ impl CoordinatorState {
         }
     }
 
-    /// What is to be done now, in order. Departures are told here, so that many at once make one message.
+    /// Actions due now, in order. Departures are reported here, so that many at once make one message.
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         if !self.newly_departed.is_empty() {
             let ranks = std::mem::take(&mut self.newly_departed);
@@ -136,7 +136,7 @@ impl CoordinatorState {
         }
     }
 
-    /// The same, if nobody has noted it before.
+    /// The same, unless already noted.
     pub(crate) fn note_misfit_once(&mut self, note: String) {
         if !self.turned_away.contains(&note) {
             self.note_misfit(note);
@@ -152,12 +152,12 @@ impl CoordinatorState {
         self.settings.world_size
     }
 
-    /// What is sent to ranks so that something is.
+    /// Frame sent to ranks as a heartbeat.
     pub(crate) fn beat(&self) -> Bytes {
         self.beat.clone()
     }
 
-    /// How many connections were turned away so far.
+    /// Number of connections turned away so far.
     pub(crate) fn count_rejected(&mut self, rejected: u64) {
         self.rejected = rejected;
     }
@@ -408,7 +408,7 @@ impl CoordinatorState {
         self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
     }
 
-    /// Who does not have a message after a while gets it from here.
+    /// Sends messages to ranks that have not received them after a while.
     fn look_after_underway(&mut self) {
         let mut all = std::mem::take(&mut self.underway);
         all.retain_mut(|underway| {

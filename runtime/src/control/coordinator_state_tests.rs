@@ -41,7 +41,7 @@ fn running(world_size: u32, now: Instant) -> CoordinatorState {
     coordinator
 }
 
-/// What each connection is sent now, and which are closed.
+/// Messages now sent to each connection, and the connections closed.
 fn told(coordinator: &mut CoordinatorState) -> (Vec<(ConnectionId, FromCoordinator)>, Vec<ConnectionId>) {
     let (mut sent, mut closed) = (Vec::new(), Vec::new());
     for action in coordinator.take_actions() {
@@ -249,8 +249,8 @@ fn facts() -> impl Strategy<Value = Fact> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: no panic, nothing is sent to a connection after its end, nobody sits
-    /// twice, and rank 0's leaving ends the coordinator in bounded time.
+    /// Any input in any order: no panic, no message to a closed connection, no rank seated twice, and rank 0's leaving ends the coordinator
+    /// in bounded time.
     #[test]
     fn any_order_of_facts_is_survived(facts in prop::collection::vec(facts(), 0..80)) {
         let mut now = Instant::now();

@@ -88,7 +88,7 @@ pub(crate) fn exchange(
     outcome
 }
 
-/// What the coordinator's verdict on an exchange means here.
+/// Local meaning of the coordinator's verdict on an exchange.
 fn verdict(
     failure: ExchangeFailure,
     context: &ErrorContext,

@@ -24,7 +24,7 @@ use crate::join::{JoinSpec, host_key};
 /// A member that takes longer for one chunk is given up for now: it is stopped, or cut off.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is asked of a member.
+/// A request to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
     /// A chunk of so many bytes.
@@ -37,7 +37,7 @@ pub(crate) enum Job {
     },
 }
 
-/// What a member has answered, by its place in the invitation.
+/// A member's answer, by its place in the invitation.
 #[derive(Debug)]
 pub(crate) enum News {
     Offered {
@@ -55,7 +55,7 @@ pub(crate) enum News {
         index: usize,
         hash: Hash,
     },
-    /// What it was asked is not answered any more. It is called again.
+    /// The member no longer answers earlier requests. It is called again.
     Gone {
         source: usize,
         why: String,
@@ -89,7 +89,7 @@ impl Fetcher {
             runtime.spawn(async move {
                 while !jobs.is_closed() {
                     let why = attend(&way, &mut jobs, &report).await;
-                    // What is asked from now on is asked of the next connection.
+                    // Later requests go to the next connection.
                     while jobs.try_recv().is_ok() {}
                     if report.send(News::Gone { source: way.source, why }).is_err() {
                         return;
@@ -149,7 +149,7 @@ async fn fetch(
     report: &Sender<News>,
 ) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    // Nothing is asked before; whoever asks may give up meanwhile.
+    // No request precedes the offer; the requester may give up meanwhile.
     let offered = tokio::select! {
         offered = hear(&mut read, 0) => offered?.0,
         _ = jobs.recv() => return Ok(()),

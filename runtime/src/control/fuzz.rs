@@ -71,7 +71,7 @@ fn both_ways(payload: &[u8]) {
     }
 }
 
-/// Either side of the handshake, with and without keys: nobody gets through without them.
+/// Either side of the handshake, with and without keys: no peer gets through without them.
 pub(crate) fn handshake(bytes: &[u8]) {
     let private = Credentials { secret: JobSecret::new("secret"), rendezvous: Some([7; 16]) };
     for credentials in [&private, &Credentials::default()] {
@@ -87,7 +87,7 @@ pub(crate) fn handshake(bytes: &[u8]) {
     }
 }
 
-/// Records that nobody with the key has sealed: none is taken for one.
+/// Records sealed without the key: none is accepted.
 pub(crate) fn sealed(bytes: &[u8]) {
     let keys = SessionKeys { outward: [1; 32], inward: [2; 32] };
     let mut stream = Sealed::new(tokio::io::join(bytes, tokio::io::sink()), &keys);
@@ -96,7 +96,7 @@ pub(crate) fn sealed(bytes: &[u8]) {
     assert!(plain.is_empty(), "a record without the key");
 }
 
-/// The coordinator, fed with events and times: bytes are a script. What it sends can be read, and its memory stays in bounds.
+/// The coordinator, fed with events and times from a script of bytes. Its messages can be decoded, and its memory stays in bounds.
 pub(crate) fn coordinator_state(script: &[u8]) {
     const WORLD: u32 = 4;
     let settings = CoordinatorSettings {
@@ -159,8 +159,8 @@ pub(crate) fn coordinator_state(script: &[u8]) {
     }
 }
 
-/// What members say to each other, and one of five that agrees with the rest: bytes are a script of what it hears, and of times. A
-/// decision stays, and what it says names members only.
+/// Messages between members, and one of five members that agrees with the rest: the bytes are a script of its messages and times. A
+/// decision stays, and messages name members only.
 pub(crate) fn members(script: &[u8]) {
     const MEMBERS: u32 = 5;
     const ME: u32 = 1;

@@ -46,7 +46,7 @@ const FLAG_KNOCK: u32 = 8;
 pub(crate) type Start = [u8; START_BYTES];
 const START_BYTES: usize = 16;
 
-/// What the rank sends to prove its keys: one MAC for each.
+/// Length of a rank's proof of its keys: one MAC for each.
 const PROOF_BYTES: usize = 2 * MAC_BYTES;
 
 const VERDICT_GOOD: u8 = 0;
@@ -111,7 +111,7 @@ impl Credentials {
 /// The rank's preamble and the coordinator's.
 type Transcript = [u8; 2 * PREAMBLE_BYTES];
 
-/// What follows from the keys and the transcript.
+/// Values derived from the keys and the transcript.
 struct Derived {
     proof: Hmac<Sha256>,
     to_coordinator: [u8; 32],
@@ -125,22 +125,22 @@ fn transcript(rank: &Preamble, coordinator: &Preamble) -> Transcript {
     both
 }
 
-/// How far a connection has come, for the coordinator that must choose which to give up.
+/// Progress of a connection, for the coordinator when it must choose one to give up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Progress {
     /// Nothing that makes sense has come yet.
     Silent = 0,
-    /// A fitting preamble has come, as anybody can send.
+    /// A fitting preamble has come, which any process can send.
     Greeted = 1,
     /// The keys are proven.
     Proven = 2,
 }
 
-/// How a handshake failed.
+/// Reason for a failed handshake.
 #[derive(Debug)]
 pub(crate) enum Rejection {
-    /// The other side is not Kolo, or the connection broke: trying again may help, nobody needs to know.
+    /// The other side is not Kolo, or the connection broke: a retry may help, and no report is needed.
     Foreign(String),
     /// The other side is Kolo but does not fit.
     Misfit { problem: String, remedy: String },
@@ -240,7 +240,7 @@ impl Preamble {
     }
 }
 
-/// What the coordinator says to a connection that it gives up for lack of room.
+/// The coordinator's answer to a connection that it gives up for lack of room.
 pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
     preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
@@ -258,7 +258,7 @@ fn different_secrets(them: &str) -> Rejection {
     )
 }
 
-/// The rank's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The rank's side. The caller bounds the time. Later messages must be sealed with the keys, if there are any.
 pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
@@ -329,12 +329,12 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
             Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
-        // Whoever is between does not get what is meant for rank 0; the real one may answer the next time.
+        // A process in the middle must not get messages meant for rank 0; the real rank 0 may answer the next time.
         _ => Err(Rejection::Foreign(format!("what answers does not know the keys of this job ({them}?)"))),
     }
 }
 
-/// The coordinator's side, from the first byte on. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The coordinator's side, from the first byte on. The caller bounds the time. Later messages must be sealed with the keys, if any.
 #[cfg(any(test, fuzzing))]
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
@@ -353,7 +353,7 @@ pub(crate) async fn read_magic<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[
     Ok(magic)
 }
 
-/// What comes after [`read_magic`], of a caller that is Kolo.
+/// Reads the rest of the preamble, after [`read_magic`], of a caller that is Kolo.
 pub(crate) async fn read_start<S: AsyncRead + Unpin>(
     magic: [u8; MAGIC.len()],
     stream: &mut S,

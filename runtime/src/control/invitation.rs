@@ -1,4 +1,4 @@
-//! What a newcomer needs to find a group, as text.
+//! Invitations: the information that a newcomer needs to find a group, as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,13 +18,13 @@ const CHECK_BYTES: usize = 4;
 
 /// The way into a group of ranks that is at work: see [`Communicator::accept`](crate::Communicator::accept). Text
 /// ([`Display`](fmt::Display), [`FromStr`]) of some hundred to some thousand characters without blanks, which a program passes on by any
-/// way. Who has it can become a member, so it is to be kept as secret as the job itself.
+/// means. Every holder can become a member, so keep it as secret as the job itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
     pub(super) group: GroupId,
     /// The doors of some members, the inviting one's first.
     pub(super) entrances: Vec<Entrance>,
-    /// What was drawn of the job's secret: see [`JobSecret::for_newcomers`].
+    /// Drawn part of the job's secret: see [`JobSecret::for_newcomers`].
     pub(super) secret: Option<Vec<u8>>,
 }
 

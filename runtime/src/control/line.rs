@@ -37,7 +37,7 @@ impl<S: Stream> Stream for Sealed<S> {
 
 /// The stream of a connection after its handshake.
 pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
-    // What is lost in a short cut is sent again soon after, and not after twice the length of the cut.
+    // Data lost in a short cut is resent soon after, not after twice the length of the cut.
     let _ = SockRef::from(&connection).set_tcp_thin_linear_timeouts(true);
     let connection = Connection(Arc::new(connection));
     match keys {
@@ -50,7 +50,7 @@ pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> Boxed
 #[derive(Clone, Debug)]
 pub(crate) struct Line(Weak<TcpStream>);
 
-/// What the other end's kernel has answered.
+/// Acknowledgements from the other end's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answered {
     /// It has acknowledged all that was sent.

@@ -26,24 +26,24 @@ use crate::error::LossCause;
 use crate::job::Cookie;
 use crate::job::limits::Liveness;
 
-/// What the rank's threads and its control task share.
+/// State shared between the rank's threads and its control task.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rank: u32,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
-    /// Where the coordinator listens.
+    /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
     state: Mutex<State>,
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
-    /// How messages are passed on to others, if they are.
+    /// Passes messages on to other ranks, where enabled.
     passing: Option<Passing>,
-    /// How long the coordinator's host may be silent, once it is watched.
+    /// Longest silence allowed to the coordinator's host, once it is watched.
     watched: watch::Sender<Option<Duration>>,
 }
 
-/// How things stand with the coordinator.
+/// Connection state of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CoordinatorStanding {
     Open,
@@ -80,7 +80,7 @@ struct Registered {
     board: Weak<StatusBoard>,
 }
 
-/// What a rank is told that is out.
+/// Message to a rank that is fenced out.
 pub(crate) const FENCED: &str =
     "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
 
@@ -91,7 +91,7 @@ pub(crate) struct OpenExchange {
     pub(crate) outcome: Option<ExchangeOutcome>,
 }
 
-/// How an exchange ended.
+/// Outcome of an exchange.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
 
 type Raise = (Arc<AbortFlag>, AbortCause);
@@ -304,7 +304,7 @@ impl Shared {
         }
     }
 
-    /// A member has aborted a communicator. Who its members are, if this rank is one of them and that is news to it.
+    /// Records that a member has aborted a communicator. Returns its members, if this rank is one of them and did not know.
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
         let mut told = None;
         self.change(|state| {
@@ -459,7 +459,7 @@ async fn listen(
                     Some(Loss::new(LossCause::Protocol, text))
                 }
             },
-            // What others say of the coordinator's counts for nothing else.
+            // Of the coordinator's messages that others pass on, only `PassOn` counts.
             Heard::PassedOn(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
                 _ => None,

@@ -124,7 +124,7 @@ impl Membership {
                     Some(target) => {
                         shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
-                    // Whoever is not a member has no answer, and is not waited for.
+                    // A non-member has no answer, and is not waited for.
                     None => drop(shared.lock().answers.insert(ticket, Some(None))),
                 }
             }
@@ -141,7 +141,7 @@ impl Membership {
         tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
     }
 
-    /// This rank's own status, to be kept by whoever runs its operations.
+    /// This rank's own status, to be kept by the thread that runs its operations.
     #[must_use]
     pub const fn board(&self) -> &Arc<StatusBoard> {
         &self.board

@@ -48,7 +48,7 @@ impl Drop for Offer {
     }
 }
 
-/// What came of an attempt at one door.
+/// Reason why an attempt at one door failed.
 enum Setback {
     Closed(String),
     Silent(String),

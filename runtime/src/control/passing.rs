@@ -1,10 +1,9 @@
-//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to a few of
-//! them only, and each passes them on to a few others, through their doors.
+//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a few of them,
+//! and each passes them on to a few others, through their doors.
 //!
-//! All this does for the coordinator is to spare it bytes: each rank says that it has the message, and if nobody has said so for a
-//! while, the coordinator sends it to those that have not, whatever the reason: a door that cannot be reached, or a rank that has died or left.
-//! What comes twice does no harm, since an exchange ends once. Those whose door others could not reach get the messages
-//! after that from the coordinator at once.
+//! Passing on only saves the coordinator bytes. Each rank reports that it has the message. After a while without reports, the coordinator
+//! sends it to the ranks that lack it, whatever the reason: an unreachable door, or a rank that died or left. Duplicates are harmless,
+//! since an exchange ends once. Ranks with unreachable doors get later messages from the coordinator at once.
 //!
 //! The tree is that of a heap: the message's receivers have *places* from 0 on, in the order of their ranks (or of the members of
 //! an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p to those from `FAN_OUT * (p + 1)` on.
@@ -26,7 +25,7 @@ use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
 
-/// How many a rank passes a message on to. It sends to one after the other over one cable, so few are best for long messages.
+/// Receivers to which a rank passes a message on. It sends to one after the other over one cable, so few are best for long messages.
 pub(super) const FAN_OUT: usize = 4;
 
 /// To so few the coordinator sends all messages itself.
@@ -53,13 +52,13 @@ pub(super) fn next(place: Option<usize>, count: usize) -> Range<usize> {
     first.min(count)..(first + FAN_OUT).min(count)
 }
 
-/// How many heartbeats may pass until one more rank has a message of so many bytes.
+/// Heartbeats that may pass until one more rank has a message of so many bytes.
 pub(super) fn patience(bytes: usize) -> u32 {
     let busy = u32::try_from(bytes * FAN_OUT / SLOW_BYTES_PER_SECOND).unwrap_or(u32::MAX);
     PATIENCE.saturating_add(busy)
 }
 
-/// How a rank passes messages on.
+/// Passes a rank's messages on.
 #[derive(Debug)]
 pub(super) struct Passing {
     spec: JoinSpec,
@@ -109,8 +108,8 @@ impl Passing {
         drop(changed.wait_timeout_while(underway, patience, |underway| *underway > 0));
     }
 
-    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at
-    /// once. Who cannot be reached gets it from the coordinator.
+    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at once.
+    /// Unreachable receivers get it from the coordinator.
     pub(super) fn pass_on(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
         let own = self.spec.rank;
         let place = receivers.iter().position(|rank| *rank == own);
@@ -180,7 +179,7 @@ pub(super) struct Underway {
 }
 
 impl Underway {
-    /// Those who do not have it, although whoever passes it on to them has.
+    /// Receivers without the message, although the rank that passes it on to them has it.
     pub(super) fn unreached(&self) -> impl Iterator<Item = u32> {
         let has_it = |place: usize| !self.waiting.contains(&self.receivers[place]);
         let is_unreached =

@@ -15,7 +15,7 @@ use tokio::task::Id;
 
 use super::handshake::Progress;
 
-/// How far one connection has come; written by its task.
+/// Progress of one connection; written by its task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Footing(Arc<AtomicU8>);
 
@@ -82,7 +82,7 @@ impl PendingConnections {
         }
         let most = from.values().copied().max().unwrap_or_default();
         let goes = candidates().find(|(_, newcomer)| from.get(&newcomer.source) == Some(&most));
-        // Somebody may have come further between the looks; then the oldest goes.
+        // Another connection may have advanced between the looks; then the oldest goes.
         let goes = goes.map_or(0, |(at, _)| at);
         let newcomer = self.newcomers.remove(goes);
         let _ = newcomer.give_up.send(turned_away);
@@ -90,7 +90,7 @@ impl PendingConnections {
     }
 }
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
+/// Unit of one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
 fn network(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
         IpAddr::V6(ip) if !ip.is_loopback() => {

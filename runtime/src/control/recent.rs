@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// What a reader gets is whole and without gaps while a writer goes round and round.
+    /// A reader gets whole records without gaps while a writer goes round and round.
     #[test]
     fn nobody_reads_what_is_being_written() {
         const PUSHED: u64 = 200_000;

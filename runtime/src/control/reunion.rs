@@ -1,4 +1,4 @@
-//! What is left of a communicator meets anew: agreements among its members, and a control plane of the survivors.
+//! Survivors of a communicator meet anew: agreements among its members, and a control plane of the survivors.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
 
-/// What a decision takes at most, beside silences, on a busy host.
+/// Longest time of a decision, apart from silences, on a busy host.
 const DECIDING: Duration = Duration::from_secs(2);
 
-/// What a member calls.
+/// A member's purpose in calling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
     /// The user's own flags.
     Agree = 1,
-    /// Who is left.
+    /// Who survives.
     Shrink = 2,
-    /// Whether those who are left have met.
+    /// Whether the survivors have met.
     Confirm = 4,
-    /// Who is left, to become more.
+    /// Who survives, before the group grows.
     Grow = 8,
-    /// Members old and new: whether all are there.
+    /// Whether all members, old and new, are there.
     Enter = 16,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Disagreement {
 }
 
 impl Control {
-    /// Where others reach this rank without the coordinator; none for a job of one rank, or if no port was to be had.
+    /// Address of this rank's door, for calls without the coordinator; none for a job of one rank, or without a port.
     fn door(&self) -> Option<DoorAddress> {
         self.inner.door.get().map(|door| door.address().clone())
     }
@@ -97,12 +97,12 @@ impl Control {
         Ok(())
     }
 
-    /// Where newcomers wait for this group, or a new one. None without a door.
+    /// The lobby in which newcomers wait for this group, or a new one. None without a door.
     pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
         self.inner.door.get().map(|door| door.lobby(group, make))
     }
 
-    /// Where newcomers fetch the state of this group. None without a door.
+    /// The desk from which newcomers fetch the state of this group, or a new one. None without a door.
     pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
         self.inner.door.get().map(|door| door.open_desk(group))
     }
@@ -178,7 +178,7 @@ impl Control {
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
         };
-        // Who runs the coordinator looks after all; the others look after it. After newcomers looks the alarm.
+        // The coordinator's rank watches all others, and they watch it. The alarm watches newcomers.
         let others = || ranks.iter().copied().filter(|rank| *rank != spec.rank).collect();
         let watched: Vec<u32> = if place == 0 { others() } else { center.into_iter().copied().collect() };
         let watch = self.inner.peers.as_ref().filter(|_| !watched.is_empty());
@@ -193,7 +193,7 @@ pub(crate) struct Meeting<'a> {
     pub(crate) ranks: &'a [u32],
     /// This one's rank from now on.
     pub(crate) place: u32,
-    /// How many there are then, newcomers too.
+    /// World size from then on, newcomers included.
     pub(crate) world_size: u32,
     /// The door of rank 0 from now on.
     pub(crate) at: Option<Entrance>,
@@ -202,7 +202,7 @@ pub(crate) struct Meeting<'a> {
     pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
-    /// Says that somebody else will not come.
+    /// Reports that another rank will not come.
     pub(crate) alarm: Option<oneshot::Receiver<(u32, String)>>,
 }
 
@@ -249,7 +249,7 @@ impl Membership {
     }
 }
 
-/// Where survivors meet.
+/// Meeting of survivors.
 pub(super) struct Reunion {
     pub(super) door: Arc<Door>,
     /// The door of the one that runs the coordinator.

@@ -292,7 +292,7 @@ mod tests {
         assert!(opened(&sent[0][..4]).await.is_err(), "cut off");
     }
 
-    /// What one direction says cannot be played back to it.
+    /// Records of one direction cannot be played back to it.
     #[tokio::test(flavor = "current_thread")]
     async fn a_record_is_not_taken_in_the_other_direction() {
         let sent = records(&[b"mine"]).await.concat();

@@ -55,10 +55,10 @@ pub(crate) struct Hello {
     /// Name of the job where the launcher told; empty matches any.
     #[serde(deserialize_with = "foreign")]
     pub(crate) job: String,
-    /// Where the rank learned its place, for messages.
+    /// Source of the rank's place, for messages.
     #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
-    /// Where others reach the rank without the coordinator, if it has such a place.
+    /// Address at which others reach the rank without the coordinator, if it has one.
     pub(crate) door: Option<DoorAddress>,
 }
 
@@ -224,7 +224,7 @@ mod runs {
     }
 }
 
-/// A text of somebody else's, made fit for errors, logs and terminals.
+/// A text from another process, made fit for errors, logs and terminals.
 pub(crate) fn foreign<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(|text| printable(&text, MAX_TEXT_BYTES))
 }

@@ -1,4 +1,4 @@
-//! Where threads of one process knock at each other's doors.
+//! Doors between threads of one process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ fn halls() -> MutexGuard<'static, Halls> {
     HALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the number of a door. Whoever knocks comes out of the result.
+/// Registers the number of a door. Incoming connections arrive at the result.
 pub(super) fn open(id: u64) -> mpsc::UnboundedReceiver<DuplexStream> {
     let (knock, knocks) = mpsc::unbounded_channel();
     halls().insert(id, knock);
@@ -42,7 +42,7 @@ pub(super) fn knock(id: u64) -> Result<DuplexStream, NoAnswer> {
     Ok(near)
 }
 
-/// Lets in those who knock.
+/// Serves incoming connections.
 pub(super) async fn serve(
     mut knocks: mpsc::UnboundedReceiver<DuplexStream>,
     residents: Arc<watch::Sender<Residents>>,

@@ -26,7 +26,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// What comes from this rank goes to `events`, and at last that the line has ended.
+    /// Sends the messages of this rank to `events`, and finally the end of the line.
     pub(super) fn new(
         rank: u32,
         number: u64,
@@ -69,7 +69,7 @@ impl Line {
         answered.is_some_and(|answered| !answered.all && answered.ago >= silence)
     }
 
-    /// What it has sent that did not arrive, as far as that is known.
+    /// Messages sent but not acknowledged, as far as known.
     pub(super) fn unheard(&self) -> &[Bytes] {
         let answered = self.beneath.as_ref().and_then(line::Line::answered);
         if answered.is_some_and(|answered| answered.all) { &[] } else { &self.underway }
@@ -87,7 +87,7 @@ async fn read_frames(
     events: mpsc::UnboundedSender<Event>,
 ) {
     let mut reader = BufReader::new(read);
-    // Weak, so that a line does not keep alive whom it serves.
+    // Weak, so that a line does not keep its owner alive.
     let events = events.downgrade();
     while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
         let (Ok(said), Some(events)) = (decode(&frame), events.upgrade()) else { break };

@@ -68,13 +68,13 @@ pub(crate) struct Entrance {
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
-    /// Where all come together.
+    /// Meeting place of all members.
     pub(crate) at: Entrance,
     pub(crate) tag: Tag,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) patience: Duration,
-    /// What the communicator adds.
+    /// Data added by the communicator.
     pub(crate) lineage: Vec<u8>,
 }
 
@@ -188,7 +188,7 @@ impl Lobby {
         self.lock().entrances.clone()
     }
 
-    /// This member is out, or goes: nobody waits here any more.
+    /// Closes the lobby when this member is fenced out or leaves: newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -232,7 +232,7 @@ impl Lobby {
             let problem = clip(problem, usize::MAX);
             let refused = ToNewcomer::Refused { problem, remedy: remedy.to_owned() };
             let _ = state.waiting[at].queue.send(encode(&refused));
-            // What is queued is still sent.
+            // Queued messages are still sent.
             state.waiting.swap_remove(at);
         }
     }

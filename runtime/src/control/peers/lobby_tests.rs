@@ -37,7 +37,7 @@ fn spec() -> JoinSpec {
     spec
 }
 
-/// What the member answers to a hello.
+/// The member's answer to a hello.
 async fn answer(from: &Door, at: &Door, hello: &FromNewcomer) -> Option<ToNewcomer> {
     let mut stream = knock(from, at, GROUP).await.expect("the lobby is open");
     stream.write_all(&encode(hello)).await.expect("it reads");

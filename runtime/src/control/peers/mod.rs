@@ -1,8 +1,8 @@
-//! What the members of a job do together without the coordinator: they agree, and watch each other while they meet anew.
+//! Work of the members without the coordinator: they agree, and watch each other while they meet anew.
 //!
-//! One task per job and process owns the lines to other members and the agreements under way (`rounds`, which are those of
-//! [`kolo_membership`]). Lines are made when there is something to say. A line that ends is made again; if the system refuses that,
-//! the member is gone, which is the one proof of an end that counts (`door`).
+//! One task per job and process owns the lines to other members and the current agreements (`rounds`, which are those of
+//! [`kolo_membership`]). Lines are opened when there is a message to send. A line that ends is opened again; only a refusal by the system
+//! proves that the member has ended (`door`).
 
 pub(super) mod door;
 mod halls;
@@ -40,7 +40,7 @@ use rounds::{Heard, RoundKey, Rounds};
 /// Frames that wait for a line to a member; what is lost beyond them is said again.
 const UNSENT_MAX: usize = 64;
 
-/// What members say to each other.
+/// Messages between members.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
     Round {
@@ -63,7 +63,7 @@ pub(super) enum Said {
     Pong,
 }
 
-/// How an agreement ended for this member.
+/// Outcome of an agreement for this member.
 #[derive(Clone, Debug)]
 pub(crate) enum Agreed {
     /// Members by rank in the communicator.
@@ -76,7 +76,7 @@ pub(crate) enum Agreed {
     Late { late: Vec<u32>, silent: Vec<u32> },
 }
 
-/// What the task hears.
+/// Events of the task.
 pub(super) enum Event {
     /// Another member has knocked.
     Called {
@@ -124,7 +124,7 @@ pub(super) enum Event {
         communicator: u64,
         cause: AbortCause,
     },
-    /// Dropped once nobody is left who was told something and has not answered.
+    /// Dropped once every rank that was told of an abort has answered or is gone.
     AwaitTold(std::sync::mpsc::SyncSender<()>),
 }
 
@@ -134,7 +134,7 @@ type Reply = std::sync::mpsc::Sender<Agreed>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    /// What has come before the task runs.
+    /// Events from before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     doors: Arc<[DoorAddress]>,
 }
@@ -234,7 +234,7 @@ impl Peers {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
 
-    /// Blocks until those whom this rank tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
+    /// Blocks until the ranks that this one tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
     pub(super) fn wait_until_told(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
         let _ = self.events.send(Event::AwaitTold(told));
@@ -269,9 +269,9 @@ struct Task {
     /// To each rank, the newest first: two may have called each other at the same time.
     lines: BTreeMap<u32, Vec<Line>>,
     next_line: u64,
-    /// Whose door is knocked at, or not before when it is again.
+    /// Ranks whose doors are being knocked at, or the earliest time to do so again.
     knocking: BTreeMap<u32, Option<Instant>>,
-    /// Knocks in a row that nobody has answered.
+    /// Unanswered knocks in a row.
     setbacks: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
     heard: BTreeMap<u32, Instant>,
@@ -279,7 +279,7 @@ struct Task {
     watches: Vec<Watch>,
     next_ping: Instant,
     renewals: Renewals,
-    /// Who was told of an abort and has not answered.
+    /// Ranks told of an abort that have not answered.
     untold: BTreeSet<u32>,
     await_told: Vec<std::sync::mpsc::SyncSender<()>>,
 }
@@ -312,7 +312,7 @@ impl Task {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
         let knock = self.knocking.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
-        // Whoever waits for an answer looks after its lines.
+        // A task that waits for answers looks after its lines.
         let renewal = rounds.or(ping).and(self.renewals.due());
         [rounds, ping, knock, renewal].into_iter().flatten().min()
     }
@@ -424,9 +424,9 @@ impl Task {
             }
             self.send(rank, said.clone());
             if silent.contains(&rank) {
-                continue; // Nobody waits for an answer that is not to be expected.
+                continue; // No answer is expected from this rank.
             }
-            // Its answer says that it has heard what was said before.
+            // Its answer confirms the earlier messages.
             self.send(rank, encode(&Said::Ping));
             self.untold.insert(rank);
         }

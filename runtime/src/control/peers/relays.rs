@@ -1,9 +1,9 @@
-//! How what all members are to know spreads among them without a coordinator.
+//! Spread of messages for all members, without a coordinator.
 
 use std::collections::BTreeSet;
 
-/// Whom a member tells of what all are to know; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
-/// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
+/// Members to which a member relays a message for all, on hearing it first: those at distances of 1, 2, 4 ... in both directions. All are
+/// reached in as many steps as their number has digits, also past members that are gone, and none calls all others.
 pub(super) fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
     let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
     let count = members.len();

@@ -50,7 +50,7 @@ pub(super) struct Rounds {
     longest_silence: Duration,
 }
 
-/// What a message meant.
+/// Result of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Taken,
@@ -86,7 +86,7 @@ impl Rounds {
         self.started.elapsed()
     }
 
-    /// The longest silence that anybody bears.
+    /// The longest silence that any member tolerates.
     pub(super) const fn longest_silence(&self) -> Duration {
         self.longest_silence
     }
@@ -267,7 +267,7 @@ impl Rounds {
         }
     }
 
-    /// What is to be said, to ranks of the world. Programs that wait hear how it ended.
+    /// Messages to send, to ranks of the world. Waiting callers hear the outcome.
     pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
         let now = self.clock();
         let mut messages = Vec::new();
