@@ -1,4 +1,4 @@
-//! Members that meet in vain, and again.
+//! Meetings of members that fail and are repeated.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Re
     (meetings.get(), made)
 }
 
-/// What a rank says that has waited for one that is stopped.
+/// Error of a rank that has waited for a stopped one.
 fn nobody_answers(rank: u32) -> Error {
     Error::Join {
         rank: Some(rank),

@@ -1,4 +1,4 @@
-//! A panic that leaves a call, in every form of call: nobody writes the caller's memory after it, and the others hear of it.
+//! A panic that leaves a call, in every form of call: the caller's memory is not written afterwards, and the other ranks hear of the panic.
 
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use crate::drive::injected;
 use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 
-/// How many steps of a test are done.
+/// Steps of a test done so far.
 #[derive(Default)]
 struct Steps(Mutex<u32>, Condvar);
 
@@ -48,8 +48,8 @@ enum Memory {
     Symmetric,
 }
 
-/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. What rank 0 puts in its
-/// buffer afterwards must stay there.
+/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. Rank 0's later writes to its buffer
+/// must stay there.
 fn nobody_writes_after(
     what: &str,
     config: &Config,

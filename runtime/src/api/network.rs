@@ -13,7 +13,7 @@ use crate::network::{Sample, Table, Wire, probe};
 /// The round of the control plane's exchange in which ranks tell what they have measured.
 const NETWORK_ROUND: u64 = 1 << 24;
 
-/// What a rank brings.
+/// A rank's measurements.
 #[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     samples: Vec<Sample>,

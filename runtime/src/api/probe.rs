@@ -68,7 +68,7 @@ impl Communicator {
         source: Option<u32>,
         tags: RangeInclusive<u32>,
     ) -> Result<Option<WaitingMessage>> {
-        /// What has come is taken by the first; what that brings to light, by the second.
+        /// The first look takes arrived messages; the second, messages that these make visible.
         const LOOKS: usize = 2;
         let shared = &self.shared;
         drive::lend(shared, || {

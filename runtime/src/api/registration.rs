@@ -1,8 +1,8 @@
 //! Memory that is registered with the transports once, rather than with each message.
 //!
-//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. What is
-//! registered here stays so until the handle is dropped, whatever `KOLO_IB_CACHE` says. Nothing of it is needed: memory
-//! that is not registered is found in a cache, or registered for the length of a message.
+//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. Memory registered here stays
+//! pinned until the handle is dropped, whatever `KOLO_IB_CACHE` says. Registration is optional: other memory is found in a cache, or
+//! registered for the length of a message.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 
 const WAITED: Waited = Waited::other("register");
 
-/// What became of a registration, transport by transport: the name, and why it was not needed if it was not.
+/// Results of a registration by transport: its name, and the reason if registration was not needed.
 pub type RegistrationStatus = (&'static str, Option<&'static str>);
 
 /// Memory that is registered with a communicator. Dropping it ends that; so does dropping the communicator.
@@ -86,7 +86,7 @@ pub struct RegisteredBuffer<B: StableBuffer> {
 }
 
 impl<B: StableBuffer> RegisteredBuffer<B> {
-    /// What became of the registration.
+    /// Result of the registration.
     pub fn registration(&self) -> &Registration {
         &self.registration
     }
@@ -203,8 +203,7 @@ impl Communicator {
         self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
-    /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found
-    /// registered.
+    /// Counters of the transports' use of memory so far: bytes in place and copied, registrations, ranges found registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
         self.shared.look(|core| core.engine.memory_counters())

@@ -112,7 +112,7 @@ impl Communicator {
         if own > 0 && raw.count > 0 && raw.input.is_null() {
             return refuse("a null pointer was given for an input that is not empty".to_owned());
         }
-        // What holds for a vector of each rank holds here, but for the input.
+        // The rules for a vector of each rank hold here too, except for the input.
         let input = if own == 0 { std::ptr::null() } else { raw.input };
         let vector = RawCall { input: raw.output.cast_const(), ..*raw };
         let call = Call::check(&vector, self.rank(), ranks)?;

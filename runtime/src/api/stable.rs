@@ -8,7 +8,7 @@ use bytes::BytesMut;
 /// # Safety
 /// `elements` gives the same address and length each time, also after the owner was moved, until it is dropped.
 pub unsafe trait StableBuffer {
-    /// What it is made of.
+    /// Element type.
     type Item;
     /// The elements.
     fn elements(&mut self) -> &mut [Self::Item];

@@ -16,7 +16,7 @@ use crate::error::{Error, JoinFailure, Result};
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
 
-/// What a rank brings to a split: its color and key, or what is wrong with its call.
+/// A rank's part in a split: its color and key, or the fault in its call.
 type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
 
 /// Bytes of another rank's words that are repeated: some lines.

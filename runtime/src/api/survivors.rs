@@ -16,28 +16,28 @@ const DONE: u64 = 1;
 /// This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
 const MAY_REPEAT: u64 = 2;
 
-/// Nobody waits at this rank's door.
+/// No newcomer waits at this rank's door.
 const NOBODY_WAITS: u64 = 4;
 
-/// This rank has come to the end of the step, which not all have whose time was over.
+/// This rank has reached the end of the step; ranks that ran out of time may not have.
 const IS_HERE: u64 = 8;
 
-/// Nobody waits at this rank's door for a copy of its state.
+/// No newcomer waits at this rank's door for a copy of its state.
 const NOBODY_ASKS: u64 = 16;
 
-/// How the members of a group have changed: see [`Survivors::on_change`].
+/// A change of a group's members: see [`Survivors::on_change`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Change {
-    /// How many times the group has changed, this time too.
+    /// Number of changes of the group, this one included.
     pub epoch: u64,
-    /// Who has left: ranks in the communicator before. Empty on a newcomer, which does not know.
+    /// Ranks that have left, by their rank in the communicator before. Empty on a newcomer, which does not know.
     pub left: Vec<u32>,
-    /// Who has come: ranks now.
+    /// Ranks that have come, by their rank now.
     pub came: Vec<u32>,
-    /// This rank now.
+    /// This rank's number now.
     pub rank: u32,
-    /// How many there are now.
+    /// World size now.
     pub world_size: u32,
 }
 
@@ -45,9 +45,9 @@ type Watcher = Box<dyn FnMut(&Change) + Send>;
 
 /// A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
 ///
-/// What is called by [`Survivors::run`] and its like succeeds on all ranks that live, or on none. If a rank was lost, those that live
-/// repeat it among themselves, from the same inputs, until it succeeds. So the results are of the members that
-/// [`Survivors::comm`] then has, and all members have the same.
+/// A step called by [`Survivors::run`] and its like succeeds on all ranks that live, or on none. If a rank was lost, the survivors repeat
+/// the step among themselves, from the same inputs, until it succeeds. The results are therefore of the members that [`Survivors::comm`]
+/// then has, and all members have the same.
 ///
 /// All ranks of the communicator make one, and call the same methods in the same order. After a step, they agree
 /// ([`Communicator::agree`]), which costs one round among all members over TCP. Where calls are short, put several into one
@@ -104,7 +104,7 @@ impl Survivors {
         Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }
 
-    /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
+    /// Greatest number of ranks: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
     #[must_use]
     pub const fn up_to(mut self, ranks: u32) -> Self {
         self.up_to = ranks;
@@ -203,7 +203,7 @@ impl Survivors {
                 && (agreed.flags & (MAY_REPEAT | IS_HERE) != MAY_REPEAT | IS_HERE
                     || agreed.ranks.len() as u32 == before)
             {
-                // Who is late comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                // A late rank comes to the next step too, so nothing waits for it here. All ranks see the same bits.
                 self.is_spent = true;
                 let is_late = agreed.flags & IS_HERE == 0;
                 let (kind, why) =
@@ -224,9 +224,9 @@ impl Survivors {
         }
     }
 
-    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They take
-    /// the slots of ranks that have been lost first. Costs nothing if nobody waits, which the agreement after the last step has told; else
-    /// some milliseconds, and whatever [`Communicator::grow`] blocks for.
+    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They
+    /// first take the slots of lost ranks. Costs nothing without newcomers, as known from the agreement after the last step; otherwise some
+    /// milliseconds, and the time for which [`Communicator::grow`] blocks.
     ///
     /// All members call it at the same point of the program; a newcomer begins there, so its own first call does nothing. A failure
     /// leaves the members as they are, and is logged: those that wait come in later.

@@ -24,7 +24,7 @@ use crate::wait::{Next, Pacer, Policy};
 /// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
 const ALLOC_ROUND: u64 = 1 << 40;
 
-/// How often a rank that waits for others' memory looks whether they are still there.
+/// Interval at which a rank waiting for others' memory checks that they are still there.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A buffer that the other ranks of the host reach directly: see [`Communicator::alloc`]. It is used like a `Vec` of fixed
@@ -281,17 +281,17 @@ impl Made {
     }
 }
 
-/// What a rank tells the others before it allocates.
+/// A rank's request to the others before it allocates.
 #[derive(Debug, Serialize, Deserialize)]
 struct AllocRequest {
     bytes: u64,
     /// Allocations that it still uses.
     live: Vec<u64>,
-    /// What it draws from.
+    /// Memory pools of its process.
     pools: Vec<Pool>,
 }
 
-/// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
+/// A rank's answer after allocating: the handle of its memory, if that can be shared; or the reason why it has none.
 type Card = std::result::Result<Option<Vec<u8>>, String>;
 
 impl<T: Element> Deref for SymmetricBuffer<T> {

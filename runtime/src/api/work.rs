@@ -12,7 +12,7 @@ use crate::drive::{self, Ticket};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 
-/// An asynchronous operation. It makes progress whether or not anybody waits.
+/// An asynchronous operation. It makes progress whether or not a thread waits.
 ///
 /// The operation owns its buffers, so a handle may be dropped or leaked at any time: the operation then goes on and the
 /// buffers are freed when it is done.
@@ -47,7 +47,7 @@ pub struct Work<B> {
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
-/// What the engine keeps alive for an operation.
+/// Objects that the engine keeps alive for an operation.
 pub(crate) type Kept = Box<dyn Any + Send>;
 
 impl<B: 'static> Work<B> {
@@ -173,7 +173,7 @@ impl<B: 'static> Work<B> {
         drive::wake_tasks(core);
         drop(replaced);
         if !drive::call_helper(&self.shared) {
-            // Nobody but the task itself moves the operation on.
+            // Only the task itself moves the operation on.
             task.wake_by_ref();
         }
         false

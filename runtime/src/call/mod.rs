@@ -31,7 +31,7 @@ use ranges::Range;
 /// call or the wait for it has returned, all streams see the output. Managed memory counts as the host's.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCall {
-    /// What to do.
+    /// The collective.
     pub collective: Collective,
     /// Send buffer; may be null where this rank sends nothing.
     pub input: *const u8,
@@ -51,7 +51,7 @@ pub struct RawCall {
 /// or all-to-all. Blocks lie one behind the other; input and output do not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCallV<'a> {
-    /// What to do.
+    /// The collective.
     pub collective: Collective,
     /// Send buffer; may be null where this rank sends nothing.
     pub input: *const u8,
@@ -179,7 +179,7 @@ impl Call {
         if self.lies_apart(rank, world_size) { Ok(self) } else { Err(self.refusal(rank, world_size)) }
     }
 
-    /// What is wrong with a call that is not [sound](Self::is_sound).
+    /// Error of a call that is not [sound](Self::is_sound).
     #[cold]
     fn refusal(&self, rank: u32, world_size: u32) -> Error {
         let name = self.op.name();
@@ -265,7 +265,7 @@ impl Call {
     }
 }
 
-/// What the header of every message of a call carries, so that calls that do not match are noticed where they meet.
+/// Tag in the header of every message of a call, by which receivers notice calls that do not match.
 pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64 {
     // An odd factor keeps numbers apart; the golden ratio's spreads them.
     mix(signature ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ communicator)
@@ -298,7 +298,7 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
     }
 }
 
-/// What is wrong with buffers that overlap, and what would be right.
+/// Text for buffers that overlap: the fault and the rule.
 pub(crate) fn overlap(input: Range, output: Range, rule: &str) -> String {
     format!("the input ({input}) and the output ({output}) overlap; {rule}")
 }

@@ -7,10 +7,10 @@ use kolo_collectives::plan::Collective;
 use crate::mix::mix;
 use crate::types::{DataType, ReduceOp};
 
-/// What tells one call from another, for messages and the flight recorder.
+/// Description of a call, for messages and the flight recorder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// What was called.
+    /// The collective called.
     pub collective: Collective,
     /// Elements, as in [`RawCall`](crate::RawCall); `None` for the v-forms, where ranks differ.
     pub count: Option<usize>,
@@ -20,7 +20,7 @@ pub struct Summary {
     pub op: Option<ReduceOp>,
     /// Root, where the collective has one.
     pub root: Option<u32>,
-    /// How many shards are reduced, where it is these instead of a vector of each rank.
+    /// Number of shards, for a reduction of shards instead of one vector per rank.
     pub shards: Option<u32>,
     /// Whether the call was asynchronous.
     pub asynchronous: bool,
@@ -46,7 +46,7 @@ const SHARDED: u64 = 1 << 26;
 const ROOT_AT: u32 = 28;
 
 impl Summary {
-    /// What of it must agree across ranks.
+    /// The part that must agree across ranks.
     #[must_use]
     #[inline]
     pub fn label(&self) -> CallLabel {

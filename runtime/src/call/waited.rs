@@ -1,11 +1,11 @@
-//! What a thread waits for, for error texts.
+//! Descriptions of awaited operations, for error texts.
 
 use std::fmt;
 
 use super::summary::Summary;
 use crate::types::DataType;
 
-/// What is being waited for.
+/// An awaited operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited {
     /// The number of the collective; 0 if it is none.
@@ -20,12 +20,12 @@ enum What {
     Other(&'static str),
 }
 
-/// What tells one send, receive or group of them from another.
+/// Description of a send, a receive or a group of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     /// Its number among those of this rank, from 1; ranks need not agree on it.
     pub(crate) number: u64,
-    /// What it is, if it is not a group.
+    /// The transfer, if it is not a group.
     pub(crate) single: Option<Single>,
 }
 

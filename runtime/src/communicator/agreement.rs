@@ -80,7 +80,7 @@ impl Agreed {
     }
 }
 
-/// What a newcomer's settings ([`Agreed`], as bytes) differ in from these, if they do.
+/// Differences of a newcomer's settings ([`Agreed`], as bytes) from these, if any.
 pub(super) fn objection(ours: &Config, theirs: &[u8]) -> Option<String> {
     let ours = Agreed::of(ours);
     match postcard::from_bytes::<Agreed>(theirs) {

@@ -1,4 +1,4 @@
-//! What the ranks tell each other when a communicator is made, and what follows from it on all ranks alike.
+//! Cards that the ranks exchange when a communicator is made, and their consequences, alike on all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::affinity;
 use crate::config::{Config, TransportKind};
 use crate::wait::Policy;
 
-/// What a rank tells the others when a communicator is made.
+/// A rank's message to the others when a communicator is made.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Card {
     /// Address of each transport, or why there is none.
@@ -34,8 +34,7 @@ pub(super) struct Card {
 const PROCESSORS_MAX: u32 = 1 << 16;
 
 impl Card {
-    /// From another rank's bytes; what is wrong with them if they are no card. What the code behind divides by or indexes
-    /// with is bounded here.
+    /// Parses another rank's bytes; the error says why they are no card. Values used below as divisors or indices are bounded here.
     pub(super) fn parse(blob: &[u8]) -> Result<Self, String> {
         let card: Self = match postcard::take_from_bytes(blob) {
             Ok((card, [])) => card,
@@ -141,7 +140,7 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     pools.into_values().chain(by_host).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((1, 1))
 }
 
-/// What decides the constants of the selection.
+/// Facts that determine the constants of the selection.
 pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
     let (ranks, processors) = fullest(hosts, cards);
     let all_have = |is: fn(&Features) -> bool| {

@@ -41,7 +41,7 @@ pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
     mix(mix(parent ^ mix(number)) ^ color)
 }
 
-/// How long ranks wait for each other.
+/// Longest wait of ranks for each other.
 pub(crate) fn patience(config: &Config) -> Duration {
     config.join_timeout.min(MOST_PATIENCE)
 }
@@ -153,7 +153,7 @@ impl Making {
         names
     }
 
-    /// What is known of the network between the hosts of this communicator, before anything is measured for it.
+    /// Knowledge of the network between the hosts of this communicator, before measurements of its own.
     fn known_network(&self, names: &[&str]) -> Knowledge {
         let config = &self.config;
         let measured = || self.world.network(&self.members, &config.transports);
@@ -166,7 +166,7 @@ impl Making {
         known
     }
 
-    /// What calls move.
+    /// The state that calls move.
     fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.

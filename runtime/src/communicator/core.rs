@@ -73,7 +73,7 @@ impl Core {
         decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
-    /// What carries a blocking call out that does not go by symmetric buffers, unless that was asked for; and why.
+    /// Path of a blocking call that does not use symmetric buffers, unless these were asked for; and the reasons.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
             (Way::Exchange, Some(exchange)) => CarriedOut::Exchange(exchange.compiled.describe(call)),

@@ -1,4 +1,4 @@
-//! What a child made by `fork` may do with what its parent made: ask for facts, and drop it.
+//! Rights of a child made by `fork` on its parent's objects: ask for facts, and drop them.
 //!
 //! 1. Whatever would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks
 //!    share is refused with [`Error::Usage`](crate::Error::Usage) before it does any of that: [`Shared::check_process`].

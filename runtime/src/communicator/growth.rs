@@ -29,14 +29,14 @@ use crate::error::{Error, ErrorContext, JoinFailure, Result};
 /// The identity under which members meet before newcomers are called.
 const GATHERING: u64 = 2;
 
-/// What a member tells the others.
+/// A member's message to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     places: Places,
     listed: Vec<Listed>,
 }
 
-/// What is needed to make the communicator, with the newcomers that this member has called: their connections end with it.
+/// Ingredients of the communicator, with the newcomers that this member has called: their connections end with it.
 pub(crate) struct Growth {
     pub(crate) making: Making,
     pub(crate) called: Vec<Called>,
@@ -106,7 +106,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     })
 }
 
-/// What is needed to make the communicator, once all are there.
+/// Ingredients of the communicator, once all are there.
 fn making(world: World, config: Config, deadline: Instant) -> Making {
     let control = &world.control;
     control.watch_hosts(config.silent_after);
@@ -114,7 +114,7 @@ fn making(world: World, config: Config, deadline: Instant) -> Making {
     Making { world: Arc::new(world), id: WORLD, members, rank, config, deadline }
 }
 
-/// Whom this member has met at a relay, by their places from now on.
+/// Ranks that this member has met at a relay, by their places from now on.
 fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<u32> {
     shared.note_relayed();
     let before = shared.world.relayed_of(world_ranks);
@@ -125,7 +125,7 @@ fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<
     (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
-/// Who waits at each member's door.
+/// Newcomers waiting at each member's door.
 fn exchange(
     shared: &Shared,
     gathering: &Control,
@@ -172,7 +172,7 @@ fn context(rank: u32) -> ErrorContext {
     ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
 }
 
-/// Who becomes a member. Tells those at this rank's door who cannot.
+/// Selects the newcomers that become members. Tells those at this rank's door that cannot.
 fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
@@ -278,7 +278,7 @@ pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Where newcomers wait for the group of this communicator, at this rank's door. None if there is no door.
+/// Lobby for newcomers to the group of this communicator, at this rank's door. None if there is no door.
 pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
     let group = shared.group_id();
     let config = shared.config.clone();

@@ -4,7 +4,7 @@ use kolo_collectives::model::{LinkClass, Model};
 
 use crate::profile::{Inside, Profile};
 
-/// What all ranks know of themselves.
+/// Facts about all ranks, known to each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Facts {
     /// Whether all have shared memory.
@@ -48,11 +48,11 @@ const SOFTWARE_NETWORK_OVERHEAD_SECONDS: f64 = 12e-6;
 const LOOPBACK_TCP: LinkClass =
     LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 6.5e9 };
 
-/// What a rank waits for each other one on its processor: they yield, and nobody sleeps. From the same.
+/// Time a rank waits for each other one on its processor: they yield, and none sleeps. From the same.
 const LOOPBACK_SWITCH_SECONDS: f64 = 3.5e-6;
 
-/// What the kernel moves over loopback with two processors, in and out each counted: 13 GB/s measured.
+/// The kernel's throughput over loopback with two processors, in and out each counted: 13 GB/s measured.
 const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 26e9;
 
-/// Copies of what an all-to-all by Bruck packs, which lies in the nearest caches where that form is of use.
+/// Copies for the packing of an all-to-all by Bruck, which lie in the nearest caches where that form is of use.
 const LOOPBACK_COPY_BYTES_PER_SECOND: f64 = 30e9;

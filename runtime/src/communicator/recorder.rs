@@ -16,13 +16,13 @@ const LENGTH: usize = 512;
 pub struct Record {
     /// Its number in the communicator, from 1.
     pub sequence: u64,
-    /// What was called.
+    /// Description of the call.
     pub summary: Summary,
-    /// When, since the communicator was made.
+    /// Start, since the communicator was made.
     pub started: Duration,
-    /// How long it took; `None` while it runs.
+    /// Duration; `None` while it runs.
     pub took: Option<Duration>,
-    /// How it was carried out, if it was on a GPU's memory.
+    /// Path, for a call on a GPU's memory.
     pub gpu: Option<GpuPath>,
 }
 
@@ -66,7 +66,7 @@ impl Recorder {
         }
     }
 
-    /// What was called under a number, if it is still remembered.
+    /// The call of that number, if still recorded.
     pub(crate) fn find(&self, sequence: u64) -> Option<Summary> {
         let entry = self.entries.get(slot(sequence.max(1)))?;
         (entry.sequence == sequence).then_some(entry.summary)
@@ -93,7 +93,7 @@ impl Recorder {
     }
 }
 
-/// Where the record of an operation is kept. Numbers begin at 1.
+/// Slot of an operation's record. Numbers begin at 1.
 fn slot(sequence: u64) -> usize {
     (sequence as usize - 1) % LENGTH
 }

@@ -1,4 +1,4 @@
-//! Who of those that wait becomes a member, and where: a pure function, computed by all members alike.
+//! Choice of new members among waiting newcomers, and of their places: a pure function, computed by all members alike.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub(crate) enum Places {
     FreeThenLast { most: u32 },
 }
 
-/// What a member knows of one that waits at its door.
+/// A member's record of a newcomer that waits at its door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) id: u64,
@@ -26,12 +26,12 @@ pub(super) struct Listed {
     pub(super) who: String,
 }
 
-/// Who has a place in the new communicator.
+/// Holder of a place in the new communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A member, by its place among those that live.
     Member(usize),
-    /// Who waits at the door of such a member, and where in its list.
+    /// A newcomer: the member at whose door it waits, and its place in that member's list.
     Newcomer { host: usize, at: usize },
 }
 
@@ -44,8 +44,8 @@ pub(super) struct Seating {
     pub(super) refused: Vec<(usize, usize, String)>,
 }
 
-/// `slots` of the members that live, of the `slot_count` that there were; `lists` of those who wait, by member. What it cannot seat goes
-/// on waiting.
+/// Seats newcomers: `slots` of the members that live, of the `slot_count` before; `lists` of waiting newcomers, by member. Newcomers
+/// without a seat go on waiting.
 pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Seating {
     let mut seating = Seating::default();
     let held = slots.iter().enumerate().map(|(member, slot)| (*slot, Holder::Member(member)));

@@ -1,4 +1,4 @@
-//! What the handles of one communicator share.
+//! State shared by the handles of one communicator.
 //!
 //! # Threads
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
@@ -41,13 +41,13 @@ pub(crate) struct Shared {
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
     pub(crate) time_limit: TimeLimit,
-    /// Where newcomers wait.
+    /// Lobby for newcomers.
     pub(super) lobby: OnceLock<Arc<Lobby>>,
     /// That made it.
     pub(super) process: Process,
 }
 
-/// Who belongs to a communicator, and how each is reached.
+/// Members of a communicator, and the routes to them.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) id: u64,
@@ -58,11 +58,11 @@ pub(crate) struct Group {
     /// Host index of each member.
     pub(crate) hosts: Arc<[u32]>,
     pub(crate) routes: Vec<Route>,
-    /// What the adapters do with buffers, if any peer is reached by them.
+    /// The adapters' use of buffers, if any peer is reached by them.
     pub(crate) adapters: Option<Adapters>,
 }
 
-/// What RDMA adapters do with buffers, in words.
+/// The RDMA adapters' use of buffers, in words.
 #[derive(Debug)]
 pub(crate) struct Adapters {
     pub(crate) registrations: String,
@@ -86,11 +86,11 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
-    /// Whom this rank has met at a relay, here or in the world before: there it looks for them first.
+    /// Ranks that this one has met at a relay, here or in the world before: it looks for them there first.
     relayed: Mutex<BTreeSet<u32>>,
-    /// What it was made of, if another one was before it.
+    /// Origin of this world, if it was made of another one.
     lineage: Option<Lineage>,
-    /// What the launcher says of members that come and go.
+    /// The launcher's settings for members that come and go.
     pub(crate) elastic: Elastic,
 }
 
@@ -127,7 +127,7 @@ impl World {
         ranks.iter().zip(0..).filter(|(rank, _)| relayed.contains(rank)).map(|(_, place)| place).collect()
     }
 
-    /// What was measured, for a world of some of the ranks.
+    /// The measurements, for a world of some of the ranks.
     pub(super) fn network_of(&self, ranks: &[u32]) -> Option<(Table, Transports)> {
         let (table, by) = self.network.get()?;
         Some((table.of(ranks)?, by.clone()))
@@ -143,8 +143,8 @@ impl World {
         self.communicators.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One has been dropped. The last one says goodbye though handles of operations may still be about: the end of the process
-    /// must not overtake what the coordinator has to tell. One that was not `in_order` waits for nobody.
+    /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain: the end of the process must
+    /// not overtake the coordinator's messages. One that was not `in_order` does not wait.
     pub(crate) fn left(&self, in_order: bool) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
             // A rank that goes because of a panic is lost, and its last words say so.
@@ -152,12 +152,12 @@ impl World {
         }
     }
 
-    /// How many times the group has changed since its ranks joined.
+    /// Number of changes of the group since its ranks joined.
     pub(crate) fn epoch(&self) -> u64 {
         self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
     }
 
-    /// Where it comes from, if another one was before it.
+    /// Origin of this world, if it was made of another one.
     pub(super) fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
@@ -216,7 +216,7 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
-    /// Where newcomers wait at this rank's door, if it has one.
+    /// Lobby for newcomers at this rank's door, if it has one.
     pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
         self.lobby.get()
     }
@@ -228,7 +228,7 @@ impl Shared {
         }
     }
 
-    /// Whether nobody has still to confirm that all have it, as members that come together anew do.
+    /// Whether all members have it without further confirmation; members that come together anew confirm it.
     pub(crate) fn is_complete(&self) -> bool {
         self.group.id != super::WORLD || self.world.lineage.is_none()
     }
@@ -245,7 +245,7 @@ impl Shared {
         Ok(self.lobby.get())
     }
 
-    /// Keeps for communicators to come whom this rank has met at a relay.
+    /// Keeps the ranks met at a relay for later communicators.
     pub(crate) fn note_relayed(&self) {
         let relayed = self.look(|core| core.engine.relayed());
         let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
@@ -257,7 +257,7 @@ impl Shared {
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         match self.core.core.try_lock() {
             Ok(core) => core,
-            // Whoever panicked has left the communicator unusable: see `drive::lend`.
+            // The panicking thread has left the communicator unusable: see `drive::lend`.
             Err(TryLockError::Poisoned(core)) => core.into_inner(),
             Err(TryLockError::WouldBlock) => self.core_in_use(),
         }
@@ -276,8 +276,8 @@ impl Shared {
         self.core.wanting.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets another thread have the core. A lock goes to whoever comes first, which is the thread that has just given it up
-    /// unless that waits for the other to wake up.
+    /// Lets another thread take the core. Without this, the thread that has just released the lock would take it again before the other
+    /// wakes up.
     pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         drop(core);
         for _ in 0..YIELDS_MAX {

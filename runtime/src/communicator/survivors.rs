@@ -1,4 +1,4 @@
-//! What is left of a communicator makes a new one.
+//! The survivors of a communicator make a new one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use super::shared::{Shared, World};
 use crate::control::{GroupId, Meeting};
 use crate::error::{Error, Result};
 
-/// Where the members of a communicator come from that was made of another one.
+/// Origin of the members of a communicator that was made of another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lineage {
-    /// How many times the group has changed.
+    /// Number of changes of the group.
     pub(crate) epoch: u64,
-    /// Each member's rank in the communicator before; [`NEWCOMER`] for those that were none of it.
+    /// Each member's rank in the communicator before; [`NEWCOMER`] for a newcomer.
     pub(crate) ranks_before: Vec<u32>,
     pub(crate) group: GroupId,
-    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the place of whoever it replaces.
+    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the slot of the rank that it replaces.
     pub(crate) slots: Vec<u32>,
-    /// How many slots there were at most.
+    /// Greatest number of slots so far.
     pub(crate) slot_count: u32,
 }
 
-/// What a launcher says of a group whose members come and go. Each process has its own; all that follow a communicator take it over.
+/// The launcher's settings for a group whose members come and go. Each process has its own; all later communicators inherit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elastic {
     /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
     pub(crate) bounds: Option<(u32, u32)>,
-    /// Where this rank keeps an invitation for newcomers, perhaps as others do: `KOLO_INVITE`.
+    /// File in which this rank keeps an invitation for newcomers, perhaps shared with other ranks: `KOLO_INVITE`.
     pub(crate) invite: Option<PathBuf>,
 }
 
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// How many slots there were at most.
+    /// Greatest number of slots so far.
     pub(crate) fn slot_count(&self) -> u32 {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.slot_count,
@@ -122,7 +122,7 @@ pub(crate) fn reunite(
     control.watch_hosts(shared.config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     let lineage = shared.lineage_of(ranks_before);
-    // What was measured still holds; measuring again would take longer than all the rest.
+    // The measurements still hold; repeating them would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();

@@ -26,7 +26,7 @@ impl TimeLimit {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// How long calls may still take, if not for ever.
+    /// Time left for calls, if limited.
     #[inline]
     pub(crate) fn left(&self) -> Option<Duration> {
         match self.until.load(Ordering::Relaxed) {

@@ -22,7 +22,7 @@ fn ask(shared: &Shared, peers: &[u32], patience: Duration) -> Vec<(u32, Option<S
     peers.iter().copied().zip(shared.membership.ask_all(peers, patience)).collect()
 }
 
-/// The same, and whether whoever carries the questions does so: this rank asks itself too.
+/// The same, and whether the carrier of the questions answers: this rank also asks itself.
 pub(super) fn ask_through(
     shared: &Shared,
     peers: &[u32],

@@ -34,7 +34,7 @@ pub(crate) use timed_out::time_out;
 
 use crate::wait::{Next, Pacer};
 
-/// What one look at something has brought.
+/// Result of one look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// It is over.
@@ -46,13 +46,13 @@ pub(crate) enum Step {
         /// Whether anything moved.
         moved: bool,
     },
-    /// This thread has more work on it, for which nobody else is needed.
+    /// This thread has more work on it, and needs no other for that.
     Works,
     /// It waits for another thread of this rank, which drives.
     Behind,
 }
 
-/// What else has become of the communicator.
+/// Other news of the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A peer was lost that is not waited for: the others may get along without it.
@@ -74,7 +74,7 @@ pub(crate) enum End {
     Deadline(Duration),
 }
 
-/// What asking the peers has brought.
+/// Result of asking the peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     None,
@@ -82,7 +82,7 @@ pub(crate) enum Suspicion {
     HasLeft,
 }
 
-/// Whoever waits: what it moves on, hears, asks and rests on.
+/// A waiting thread's work: the operation, news, questions to peers, and pauses.
 pub(crate) trait Waiter {
     type Error;
 

@@ -1,8 +1,8 @@
-//! What ranks of one host do where there is no control plane any more: world rank 0 has left in good order.
+//! Ranks of one host without a control plane: world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
-//! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
-//! in one word, and for mismatches, each its own call beside it.
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so a rank that waits there for long
+//! checks that the ranks it waits for are still there. Ranks that give up leave word on the board of the host: the cause in one word, and
+//! for mismatches, each its own call beside it.
 
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
 use crate::wait;
 
-/// How long a rank that has met another call waits for the name of it: the other rank meets this one's within a sleep.
+/// Longest wait for the name of a mismatched call: the other rank meets this one's within a sleep.
 const NAME_MAX: Duration = Duration::from_millis(500);
 
 /// Operations by which ranks that call different things may be apart, and still find each other's call.
@@ -83,7 +83,7 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
 /// A mismatch that `by` has met with `about`, which may be this rank, as it looks from here.
 fn mismatch_of_others(core: &Core, (by, about): (u32, u32), waited: Waited) -> AbortCause {
     let own = waited.summary().map(Summary::label);
-    // Who called the same as the one is shown the other's call.
+    // A rank with the same call as `by` is shown the call of `about`.
     let other = if own == shown_call(core, by) { about } else { by };
     // It has shown an earlier call, or none, until it meets the mismatch too.
     let theirs = within(NAME_MAX, || shown_call(core, other).filter(|theirs| Some(*theirs) != own));
@@ -103,7 +103,7 @@ fn within<R>(patience: Duration, look: impl Fn() -> Option<R>) -> Option<R> {
     }
 }
 
-/// What a rank of the host has shown of its call.
+/// The call that a rank of the host has shown.
 fn shown_call(core: &Core, rank: u32) -> Option<CallLabel> {
     let board = board(core)?;
     let (kind, count) = ((rank as usize) < board.members()).then(|| board.announced(rank as usize))?;
@@ -132,7 +132,7 @@ pub(super) fn look_for_the_gone<'a>(
     mut core: MutexGuard<'a, Core>,
     waited: Waited,
 ) -> Result<MutexGuard<'a, Core>> {
-    // Whoever is gone by the time that a cause is known may have left for it.
+    // A rank that is gone once a cause is known may have left because of it.
     if !shared.world.control.is_closed() || shared.membership.abort_flag().is_raised() {
         return Ok(core);
     }
@@ -148,7 +148,7 @@ pub(super) fn look_for_the_gone<'a>(
             tracing::warn!(peer, %error, "nothing will tell of this rank's end");
             continue;
         }
-        // What it published before its end has come by now.
+        // Data published before its end has arrived by now.
         if late(&core).contains(&peer) {
             drop(core);
             return Err(give_up(

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{End, News, Suspicion, Waiter};
 use crate::wait::{Next, Pacer};
 
-/// How long a stalled wait lasts before the peers are asked what they are doing.
+/// Duration of a stall before the peers are asked what they are doing.
 pub(super) const STALL: Duration = Duration::from_millis(250);
 
 /// Between further questions.
@@ -54,7 +54,7 @@ impl Patience {
         &mut self.pacer
     }
 
-    /// What to do after a step that did not finish the wait.
+    /// Next action after a step that did not finish the wait.
     pub(super) fn pace(&mut self, moved: bool, now: impl FnOnce() -> Instant) -> Next {
         self.turns += 1;
         let mut next = if moved {
@@ -74,14 +74,14 @@ impl Patience {
         next
     }
 
-    /// What to do after a piece of work that nobody else is needed for.
+    /// Next action after work that needs no other thread.
     pub(super) fn works(&mut self, now: Instant) -> Next {
         self.moved();
         self.pacer.look(now);
         Next::Check
     }
 
-    /// What to do while another thread has its turn.
+    /// Next action while another thread has its turn.
     pub(super) fn stands_behind(&mut self, now: Instant) -> Next {
         self.pacer.look(now);
         Next::Queue
@@ -116,7 +116,7 @@ impl Patience {
         }
         let suspected_at = self.suspected_at.filter(|at| !waiter.is_outrun(since(*at)));
         let is_due = match suspected_at {
-            // What it sent before it left has had its time.
+            // Data sent before it left has had its time to arrive.
             Some(at) => since(at) >= LOSS_GRACE,
             None => idle >= STALL && self.asked_at.is_none_or(|at| since(at) >= ASK_AGAIN),
         };

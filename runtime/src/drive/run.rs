@@ -35,19 +35,19 @@ pub(super) struct Begun {
     sequence: u64,
     form: Form,
     pub(super) tag: u64,
-    /// What reduces, if there is a kernel for it.
+    /// The kernel that reduces, if there is one.
     combine: Option<Combine>,
-    /// How it is carried out, if it is on a GPU's memory.
+    /// Path, for a call on a GPU's memory.
     path: Option<GpuPath>,
 }
 
 impl Begun {
-    /// What is waited for, in full. Most calls are over before anybody asks.
+    /// Full description of the awaited call. Most calls are over before it is needed.
     pub(super) fn waited(&self, call: &Call) -> Waited {
         Waited::call(call.summary(self.form == Form::Started), self.sequence)
     }
 
-    /// What reduces.
+    /// The kernel that reduces.
     #[inline]
     pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
         self.combine.ok_or_else(|| no_kernel(shared, call))

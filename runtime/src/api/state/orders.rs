@@ -8,7 +8,7 @@ use crate::control::Job;
 /// Attempts at a chunk before the members' bytes are held for different.
 const ATTEMPTS_LEAST: usize = 3;
 
-/// What a hash has shown.
+/// Result of a hash check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Right,
@@ -49,7 +49,7 @@ pub(super) struct Orders {
 #[derive(Debug)]
 struct Source {
     is_near: bool,
-    /// What it offers, if it is there.
+    /// Version that it offers, if it is there.
     version: Option<u64>,
     under_way: Vec<Job>,
 }
@@ -99,7 +99,7 @@ impl Orders {
         }
     }
 
-    /// Nobody has the version before: what has come of it is compared with this one.
+    /// The version before has no source left: chunks received of it are compared with this one.
     fn turn_to(&mut self, version: u64) {
         let is_first = self.version.replace(version).is_none();
         if is_first {
@@ -133,7 +133,7 @@ impl Orders {
         }
     }
 
-    /// How much a member is asked for.
+    /// Number of requests to a member under way.
     pub(super) fn under_way(&self, source: usize) -> usize {
         self.sources[source].under_way.len()
     }
@@ -143,7 +143,7 @@ impl Orders {
         self.sources[source].under_way.retain(|other| *other != job);
     }
 
-    /// What this member is to be asked for next: hashes of what others have sent first, and chunks if no nearer one has them.
+    /// Next request to this member: first hashes of others' chunks, then chunks that no nearer member has.
     pub(super) fn next(&mut self, source: usize, len: impl Fn(usize) -> usize) -> Option<Job> {
         let serves = |source: &Source| source.version.is_some() && source.version == self.version;
         if !serves(&self.sources[source]) {
@@ -160,7 +160,7 @@ impl Orders {
         } else {
             let may_send = |at: &usize, index: usize| !self.wrong[index].contains(at);
             let is_due = |index: &usize| {
-                // Who has sent it wrong is asked again only if nobody else is there.
+                // A member that has sent it wrong is asked again only if no other is there.
                 let fit: Vec<usize> = serving.iter().copied().filter(|at| may_send(at, *index)).collect();
                 let fit = if fit.is_empty() { &serving } else { &fit };
                 let any_near = fit.iter().any(|at| self.sources[*at].is_near);

@@ -1,4 +1,4 @@
-//! Who sends which chunk to whom: pure functions, computed by all ranks alike.
+//! Assignment of chunks to senders and receivers: pure functions, computed by all ranks alike.
 
 /// From a rank that has it to one that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ fn server(near: &[u32], far: &[u32], number: usize, attempt: usize) -> u32 {
     }
 }
 
-/// Who hashes a chunk: not who sends it first, if there are several, so that those who have the state check each other.
+/// Rank that hashes a chunk: not its first sender, if there are several holders, so that these check each other.
 pub(super) fn hasher(holders: &[u32], chunk: usize) -> u32 {
     holders[(chunk + 1) % holders.len()]
 }
