@@ -18,11 +18,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::mix::mix;
 use crate::wait::{Contention, usable_processors};
 
-/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
-/// processor for a slice or until the next tick, which is 1 to 4 ms.
+/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; a foreign process keeps a processor for a
+/// slice or until the next tick, which is 1 to 4 ms.
 pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// How long a rank stays away after it was held up; twice as long each time until there has been calm.
+/// Time for which a rank stays away after it was held up; doubled each time until there has been calm.
 const BACK_OFF_MIN: Duration = Duration::from_millis(10);
 
 /// Longest back-off.
@@ -31,14 +31,13 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 /// A rank not held up for this long after a back-off begins with the shortest one again.
 const CALM_AFTER: Duration = Duration::from_secs(1);
 
-/// What a rank of such a host tells of the processors it may run on: the same number means the same ones. Containers and
-/// network namespaces of one machine share its processors, although they are hosts to each other; but a container with a quota
-/// has its own share.
+/// Digest of the processors that a rank of such a host may run on: the same number means the same ones. Containers and network namespaces
+/// of one machine share its processors, although they are hosts to each other; but a container with a quota has its own share.
 pub(crate) fn processors_digest(host_key: u64) -> u64 {
     let own = processors();
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine = boot.into_iter().fold(0, |digest, byte| mix(digest ^ u64::from(byte)));
-    // Without a boot id, nobody knows.
+    // Without a boot id, the machine is unknown.
     let shares = machine != 0 && usable_processors() == own.len();
     let owner = if shares { machine } else { mix(host_key) };
     own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
@@ -55,8 +54,8 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     shared.then(|| processors[place % processors.len()])
 }
 
-/// Who else computes there, as calls have noticed. Whoever kept the processor from a long call may have been a rank that copies, so short
-/// ones see for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after all-reduces of 16 MiB.
+/// Foreign contention as observed by earlier calls. A long call may have lost its processor to a rank that copies, so short calls observe
+/// for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after all-reduces of 16 MiB.
 #[derive(Debug, Default)]
 pub(crate) struct Contentions {
     by_short: Contention,
@@ -64,7 +63,7 @@ pub(crate) struct Contentions {
 }
 
 impl Contentions {
-    /// What a call goes by.
+    /// Contention that a call goes by.
     pub(crate) fn of(&self, is_short: bool, now: impl FnOnce() -> Instant) -> Contention {
         if is_short {
             self.by_short.in_question(self.by_long, now)
@@ -73,13 +72,13 @@ impl Contentions {
         }
     }
 
-    /// What it knows at its end.
+    /// Keeps the contention observed by a finished call.
     pub(crate) const fn keep(&mut self, is_short: bool, contention: Contention) {
         if is_short { self.by_short = contention } else { self.by_long = contention }
     }
 }
 
-/// Where a rank runs, and beside whom.
+/// Processor of a rank, and its neighbours there.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// None where it has a processor to itself.
@@ -107,7 +106,7 @@ impl SoftAffinity {
         Self { processor, back_off: Duration::ZERO, away_until: None }
     }
 
-    /// Brings the calling thread there, if it is elsewhere and may run there, and nobody has held it up lately.
+    /// Brings the calling thread there, if it is elsewhere, may run there, and has not been held up lately.
     pub(crate) fn come_back(&mut self) {
         if here() == Some(self.processor) {
             return;
@@ -141,7 +140,7 @@ impl SoftAffinity {
 
     /// Goes there, or anywhere else. Nothing depends on it: what the system does not allow stays as it is.
     fn travel(&self, to_it: bool) -> bool {
-        // Somebody may have bound the thread since.
+        // The thread may have been bound since.
         let Ok(mask) = sched_getaffinity(None) else { return false };
         let mut narrow = if to_it { CpuSet::new() } else { mask };
         if to_it {

@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 
 pub use peers::{AwaitedRank, PeerCall, PeerState};
 
-/// What [`Error::Timeout`] advises, at the end of its text. A door whose limits are set in another way puts its own here.
+/// Advice at the end of the text of [`Error::Timeout`]. A door whose limits are set in another way puts its own here.
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
 
-/// What [`Error::Join`] advises where ranks are missing, in its remedy. As [`TIMEOUT_REMEDY`].
+/// Advice in the remedy of [`Error::Join`] where ranks are missing. As [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 
-/// What [`Communicator::ranks_before`](crate::Communicator::ranks_before) has for a rank that was not there before.
+/// Entry in [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not there before.
 pub const NEWCOMER: u32 = u32::MAX;
 
-/// Where an error happened: the rank, the operation and its number.
+/// Context of an error: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ErrorContext {
@@ -32,7 +32,7 @@ pub struct ErrorContext {
     pub sequence: u64,
 }
 
-/// How a peer was lost.
+/// Cause of a peer's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LossCause {
@@ -71,7 +71,7 @@ pub enum JoinFailure {
     Survivors,
     /// The control plane was ended meanwhile.
     Interrupted,
-    /// Nobody answers at the doors that an invitation names.
+    /// No door answers that the invitation names.
     Invitation,
 }
 
@@ -112,7 +112,7 @@ pub enum Error {
     Usage {
         /// Where.
         context: ErrorContext,
-        /// What is wrong, and what would be right.
+        /// The fault, and the rule.
         problem: String,
     },
     /// A setting is missing or wrong.
@@ -121,7 +121,7 @@ pub enum Error {
         setting: String,
         /// The value that was found, or that there was none.
         problem: String,
-        /// What to set.
+        /// Setting to change.
         remedy: String,
     },
     /// The ranks could not find each other, or disagreed on their numbers.
@@ -130,9 +130,9 @@ pub enum Error {
         rank: Option<u32>,
         /// The kind of failure.
         kind: JoinFailure,
-        /// What happened, with addresses and the ranks that are missing.
+        /// The failure, with addresses and the ranks that are missing.
         problem: String,
-        /// What to check.
+        /// Things to check.
         remedy: String,
     },
     /// The ranks called different things at the same point. Reported on both sides; the communicator is aborted.
@@ -141,7 +141,7 @@ pub enum Error {
         context: ErrorContext,
         /// The rank that called something else.
         peer: u32,
-        /// What the peer called.
+        /// The peer's call.
         theirs: PeerCall,
     },
     /// A peer's process ended or its connection broke. The communicator is aborted.
@@ -150,7 +150,7 @@ pub enum Error {
         context: ErrorContext,
         /// The rank that is gone.
         peer: u32,
-        /// How it was lost.
+        /// Cause of the loss.
         cause: LossCause,
         /// The same in words, with process, host and address where known.
         detail: String,
@@ -192,7 +192,7 @@ pub enum Error {
     },
     /// The operating system refused.
     System {
-        /// What Kolo was doing.
+        /// Kolo's activity at that time.
         doing: String,
         /// The system's error.
         source: Arc<std::io::Error>,

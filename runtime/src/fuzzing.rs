@@ -51,12 +51,12 @@ pub fn members(bytes: &[u8]) {
     control::fuzz::members(bytes);
 }
 
-/// What a rank tells the others when a communicator is made.
+/// A rank's message to the others when a communicator is made.
 pub fn card(bytes: &[u8]) {
     communicator::fuzz_card(bytes);
 }
 
-/// What rank 0 publishes.
+/// Rank 0's publication.
 pub fn notice(bytes: &[u8]) {
     join::fuzz::notice(bytes);
 }

@@ -19,11 +19,11 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Plans that were read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedPlans {
-    /// Where it was.
+    /// Path of the file.
     pub path: PathBuf,
     /// The plans.
     pub set: Arc<PlanSet>,
-    /// Of what they say.
+    /// Digest of the plans.
     pub digest: String,
 }
 
@@ -88,7 +88,7 @@ pub fn to_text(set: &PlanSet) -> String {
     )
 }
 
-/// What tells sets of plans apart.
+/// Digest that tells sets of plans apart.
 #[must_use]
 pub fn digest(set: &PlanSet) -> String {
     let hash = Sha256::digest(to_text(set));

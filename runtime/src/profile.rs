@@ -22,18 +22,17 @@ pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
 /// The version of the format that this build writes and reads.
 pub const VERSION: u32 = 2;
 
-/// What communication costs on a machine.
+/// Costs of communication on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Of the format: [`VERSION`].
     pub version: u32,
-    /// What was measured, for people.
+    /// Description of the machine, for people.
     pub machine: String,
     /// Bytes that a rank copies per second.
     pub copy_bytes_per_second: f64,
-    /// How many times as long a copied byte takes, by the buffers of the host's ranks: of 128 KiB, and each further number of
-    /// twice as many bytes.
+    /// Relative cost of a copied byte, by the buffers of the host's ranks: of 128 KiB, and each further number of twice as many bytes.
     pub copy_factors: Curve,
     /// Shared memory between ranks of one host.
     pub shm: TransportProfile,
@@ -44,7 +43,7 @@ pub struct Profile {
     pub network: Option<NetworkProfile>,
 }
 
-/// What a transport costs inside a host.
+/// Costs of a transport inside a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportProfile {
@@ -64,18 +63,18 @@ pub struct TransportProfile {
     pub switch_seconds: f64,
     /// Seconds of processor time for each further channel to the same rank, for every segment.
     pub channel_seconds: f64,
-    /// How many times as long a byte of a message takes, by the buffers of the host's ranks, as `copy_factors`.
+    /// Relative cost of a byte of a message, by the buffers of the host's ranks, as `copy_factors`.
     pub message_factors: Curve,
-    /// How many times as long a reduced byte takes.
+    /// Relative cost of a reduced byte.
     pub reduce_factors: Curve,
 }
 
 /// A profile that was read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
-    /// Where it was.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What it says.
+    /// Its contents.
     pub profile: Profile,
 }
 
@@ -235,7 +234,7 @@ impl Profile {
     }
 }
 
-/// What ranks of a host meet over.
+/// Transport between ranks of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// Shared memory.
@@ -258,7 +257,7 @@ const TIME_MAX: f64 = 10.0;
 /// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
 const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
 
-/// How much slower memory may be said to be than caches; faster only by what measurements waver.
+/// Accepted cost of memory relative to caches; below 1 only by the noise of measurements.
 const FACTORS: std::ops::RangeInclusive<f64> = 0.1..=1e3;
 
 impl Number {

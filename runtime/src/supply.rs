@@ -30,7 +30,7 @@ const SPARE: u64 = 32;
 /// Backed between two looks at the clock, at the other ranks and at what is left: a few hundredths of a second.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// What this process draws from. What the system does not tell is left out.
+/// Pools that this process draws from, without those that the system does not tell.
 pub(crate) fn pools() -> Vec<Pool> {
     pools_by(Path::new("/proc"))
 }
@@ -123,7 +123,7 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
     words.next()?.parse().ok()
 }
 
-/// How the files of a version of control groups are called.
+/// File names of a version of control groups.
 #[derive(Clone, Copy)]
 struct Files {
     limit: &'static str,
@@ -182,7 +182,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<(PathBuf, PathBuf, Files)> {
     found
 }
 
-/// Where a line of mountinfo(5) shows a group, and the top of what it shows.
+/// Directory of a group, and the mount point above it, from a line of mountinfo(5).
 fn mounted(line: &str, path: &str, is_v2: bool) -> Option<(PathBuf, PathBuf)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);

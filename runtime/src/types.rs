@@ -32,7 +32,7 @@ macro_rules! data_types {
 }
 pub(crate) use data_types;
 
-/// What kind of number a type holds.
+/// Kind of number that a type holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Boolean,
@@ -214,7 +214,7 @@ pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
     vec
 }
 
-/// What types an operator is defined for.
+/// Types for which an operator is defined.
 #[derive(Clone, Copy, PartialEq)]
 enum Domain {
     All,

@@ -18,8 +18,8 @@ impl Communicator {
     /// at this rank's door, or at another's if this one dies, until the members take them in by [`Communicator::grow`] or
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
-    /// Local, and returns at once. Any rank may call it, at any time. An invitation is good for any number of newcomers, and for as long
-    /// as one of the ranks lives that it names: those of this communicator, up to 16 of them. Who has it can become a member: keep it secret.
+    /// Local, and returns at once. Any rank may call it, at any time. An invitation serves any number of newcomers, as long as one of the
+    /// ranks lives that it names: those of this communicator, up to 16 of them. Every holder can become a member: keep it secret.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`] if a rank that was

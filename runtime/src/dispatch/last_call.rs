@@ -1,4 +1,4 @@
-//! What was worked out for the last call, for when it is made again: most are.
+//! Cache of the decisions for the last call, for when it is made again: most are.
 
 use crate::call::{Call, CallLabel, reduces};
 use crate::reduce::{Combine, combine_fn, combine_nothing};
@@ -10,11 +10,11 @@ pub(crate) struct LastCall {
     known: Known,
 }
 
-/// What follows from a call's label.
+/// Facts derived from a call's label.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) signature: u64,
-    /// What reduces; none if there is no kernel for it.
+    /// The kernel that reduces; none if there is none.
     pub(crate) combine: Option<Combine>,
 }
 
@@ -25,7 +25,7 @@ impl LastCall {
         Self { label, known: Known { signature: label.signature(), combine: None } }
     }
 
-    /// What follows from the label of a call.
+    /// Facts derived from the label of a call.
     #[inline]
     pub(crate) fn look_up(&mut self, call: &Call, label: CallLabel) -> Known {
         if label != self.label {

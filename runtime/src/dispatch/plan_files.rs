@@ -9,7 +9,7 @@ use kolo_collectives::task::Task;
 use super::planner::{Limits, Planned};
 use crate::plans::LoadedPlans;
 
-/// What a call is, as far as files of plans ask.
+/// Properties of a call that files of plans select by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) collective: Collective,
@@ -139,13 +139,13 @@ impl PlanFile {
         })
     }
 
-    /// What it is, in words.
+    /// Name of the set of plans, in words.
     pub(crate) fn words(&self) -> String {
         let LoadedPlans { path, set, digest } = &self.loaded;
         format!("plan {} of {} ({digest})", set.name(), path.display())
     }
 
-    /// How it runs, in words.
+    /// Description of how the plan runs, in words.
     pub(crate) fn describe(&self) -> String {
         let set = &self.loaded.set;
         format!(

@@ -18,14 +18,14 @@ use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
 
-/// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
+/// Inputs that determine the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlanKey {
     task: Task,
     algorithm: Algorithm,
 }
 
-/// What decides the selection.
+/// Inputs that determine the selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ChoiceKey {
     collective: Collective,
@@ -52,7 +52,7 @@ pub(crate) struct Planned {
     pub(crate) window: usize,
 }
 
-/// What the transports of all ranks have for one call.
+/// Limits of all ranks' transports for one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Channels to a peer.
@@ -76,14 +76,14 @@ pub(crate) struct Planner {
     limits: Limits,
     /// Between the hosts.
     network: Knowledge,
-    /// How fast the ranks' links are in proportion, where hosts have one rank each and differ much.
+    /// Relative speeds of the ranks' links, where hosts have one rank each and differ much.
     speeds: Option<Arc<[u32]>>,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
 
-/// What a block of a v-form is taken to be as long as where nobody knows all lengths: long enough for the segments of a
-/// long one to be sized for bandwidth.
+/// Assumed length of a block of a v-form where no rank knows all lengths: long enough for the segments of a long one to be sized for
+/// bandwidth.
 const UNKNOWN_BYTES: usize = 1 << 20;
 
 /// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
@@ -237,7 +237,7 @@ impl Planner {
         self.choices.clear();
     }
 
-    /// What is known of the network between the hosts.
+    /// Knowledge of the network between the hosts.
     pub(crate) const fn network(&self) -> &Knowledge {
         &self.network
     }

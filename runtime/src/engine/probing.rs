@@ -42,13 +42,13 @@ impl Transfers {
         self.probes = waiting;
     }
 
-    /// Nobody waits for a probe any more. Streams stay probed at their transports until something comes.
+    /// Withdraws a probe. Streams stay probed at their transports until a message comes.
     pub(crate) fn withdraw_probe(&mut self, slot: u16) {
         self.probes.retain(|other| *other != slot);
         drop(self.finish(slot));
     }
 
-    /// What a probe has found: the source, the tag and the length.
+    /// Result of a probe: the source, the tag and the length.
     pub(crate) fn found(&self, slot: u16) -> (u32, u64, usize) {
         let transfer = &self.slots[slot as usize];
         (transfer.peer, transfer.tag, transfer.piece.get().len)

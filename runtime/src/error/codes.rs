@@ -6,17 +6,17 @@
 
 use super::{AbortReason, Error, JoinFailure, LossCause, PeerState};
 
-/// What a code stands for.
+/// Explanation of an error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The code, such as `K0401`.
     pub code: &'static str,
-    /// What has happened, in a few words.
+    /// The error, in a few words.
     pub title: &'static str,
     /// Why this happens, in sentences.
     pub cause: &'static str,
-    /// What to do: the likeliest to help first.
+    /// Remedies, the likeliest to help first.
     pub remedies: &'static [&'static str],
     /// The section of `docs/troubleshooting.md` that says more.
     pub section: &'static str,
@@ -163,7 +163,7 @@ pub const OF_USAGE: &str = USAGE;
 /// The code of a defect of Kolo itself, such as a panic that a door has caught.
 pub const OF_DEFECT: &str = INTERNAL;
 
-/// What a code stands for; upper and lower case are the same. None if it is no code.
+/// Explanation of a code, in upper or lower case. None if there is no such code.
 #[must_use]
 pub fn explanation(code: &str) -> Option<&'static Explanation> {
     ALL.iter().find(|known| known.code.eq_ignore_ascii_case(code))

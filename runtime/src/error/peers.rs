@@ -1,4 +1,4 @@
-//! What an error knows of other ranks.
+//! Information on other ranks in errors.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::types::DataType;
 pub struct AwaitedRank {
     /// The rank, in the communicator concerned.
     pub rank: u32,
-    /// What it was doing.
+    /// Its activity.
     pub state: PeerState,
     /// The same in words, with the operation's name and how the rank is reached.
     pub detail: String,
@@ -28,7 +28,7 @@ impl fmt::Display for AwaitedRank {
     }
 }
 
-/// What a rank was doing when another rank's deadline passed.
+/// Activity of a rank when another rank's deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerState {
@@ -55,11 +55,11 @@ pub enum PeerState {
     Silent,
     /// It is the rank that waited: a message to oneself takes a send and a receive.
     Itself,
-    /// It was not asked, or nobody could carry the question.
+    /// The rank was not asked, or the question could not be carried.
     Unknown,
 }
 
-/// What a peer called where this rank called something else.
+/// Call of a peer that does not match this rank's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCall {
@@ -88,9 +88,9 @@ pub enum PeerCall {
         /// Bytes that were expected.
         expected: u64,
     },
-    /// What it called is not known.
+    /// The peer's call is not known.
     Unknown {
-        /// What is known, in words.
+        /// Known facts, in words.
         detail: String,
     },
 }

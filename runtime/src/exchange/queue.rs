@@ -1,7 +1,7 @@
 //! Started calls on their way through the exchange of the host.
 //!
-//! They take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine keeps a slot for each, as it does for
-//! the operations that it runs itself, so whoever waits, asks or forgets does it alike. Whoever drives moves the first one on.
+//! Started calls take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine
+//! keeps a slot for each, as for its own operations, so waiting, testing and forgetting work alike. The driver moves the first call on.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -82,8 +82,8 @@ impl Exchange {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
-    /// Whether there is something for a thread that is about to sleep, with this turn if it has one. What is for another
-    /// thread's turn must not keep it awake: it would hold the core that the other thread wants.
+    /// Whether there is work for a thread that is about to sleep, with this turn if it has one. Work for another thread's turn must not
+    /// keep it awake: it would hold the core that the other thread needs.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
         self.is_turn_of(turn) && self.compiled.has_arrived()
     }
@@ -93,7 +93,7 @@ impl Exchange {
         self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn))
     }
 
-    /// For whom to be woken from a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has said no.
+    /// Ranks that must wake a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has returned false.
     pub(crate) fn awaited(&self, turn: Option<u64>) -> NonZeroU32 {
         if self.is_turn_of(turn) { self.compiled.awaited() } else { NonZeroU32::MAX }
     }
@@ -103,7 +103,7 @@ impl Exchange {
         !self.queue.waiting.is_empty() && engine.failure().is_some()
     }
 
-    /// Whether copies are under way that nobody tells of unless asked.
+    /// Whether copies are under way whose completion must be polled.
     pub(crate) fn is_copying(&self) -> bool {
         let loading = self.queue.waiting.front().and_then(|first| first.bounce.as_ref());
         !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())

@@ -19,7 +19,7 @@ pub(crate) enum Cause {
     PeerLost { peer: u32, cause: Loss },
     /// A deadline passed here.
     Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, sequence: u64 },
-    /// Somebody aborted.
+    /// A rank aborted.
     Aborted { by: u32, kind: AbortReason, reason: String },
     /// Others called different things, as operation `sequence`.
     MismatchOfOthers { by: u32, reason: String, sequence: u64 },
@@ -58,7 +58,7 @@ impl Cause {
         }
     }
 
-    /// What the other ranks are told.
+    /// Report to the other ranks.
     pub(crate) fn report(&self, rank: u32) -> AbortCause {
         match self {
             Self::Mismatch { peer, theirs, ours, sequence } => AbortCause::new(

@@ -1,7 +1,7 @@
 //! Why a call failed, from the evidence: without waiting, asking or locking, so that each case has a test.
 //!
-//! Some evidence costs time to come by. So [`diagnose`] is asked with what there is, and names the question that it cannot do
-//! without; whoever asked finds the answer out and asks again. Each question is put once.
+//! Some evidence costs time. [`diagnose`] therefore works on the evidence at hand, and returns the question that it cannot do without; its
+//! caller finds the answer and asks again. Each question is put once.
 
 use kolo_transport::{Error, ErrorKind};
 
@@ -23,7 +23,7 @@ pub(crate) struct Meeting {
     pub(crate) expected: Option<(u64, u64)>,
 }
 
-/// What world rank 0 does, which carries the questions.
+/// State of world rank 0, which carries the questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     Answers,
@@ -33,7 +33,7 @@ pub(crate) enum Carrier {
     Gone,
 }
 
-/// What asking a peer has brought whose connection broke.
+/// Answer to a question to a peer whose connection broke.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Presence {
     pub(crate) answers: bool,
@@ -46,42 +46,42 @@ pub(crate) struct Presence {
 pub(crate) struct Evidence {
     pub(crate) rank: u32,
     pub(crate) communicator: u64,
-    /// What failed.
+    /// The failed operation.
     pub(crate) waited: Waited,
     /// Numbers and calls of this rank that are remembered.
     pub(crate) calls: Vec<(u64, Summary)>,
     pub(crate) is_closed: bool,
-    /// What was met in an exchange.
+    /// A mismatch met in an exchange.
     pub(crate) met: Option<Meeting>,
-    /// What the engine failed with.
+    /// The engine's error.
     pub(crate) failure: Option<Error>,
-    /// How the peer of that failure is reached.
+    /// Route to the peer of that failure.
     pub(crate) how: String,
-    /// What the control plane reports.
+    /// Report of the control plane.
     pub(crate) report: Option<AbortCause>,
     /// Whether it had time to.
     pub(crate) report_had_time: bool,
     pub(crate) presence: Option<Presence>,
-    /// What the peer says that it does, if it answers.
+    /// The peer's status, if it answers.
     pub(crate) status: Option<Option<Status>>,
-    /// What the peer shows of its call, if it does.
+    /// The call that the peer shows, if any.
     pub(crate) shown: Option<Option<String>>,
 }
 
-/// What the cause cannot be told without.
+/// Evidence without which the cause cannot be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
     /// Whether the control plane reports something within moments.
     Report,
     /// Whether this peer is there.
     Presence(u32),
-    /// What this peer does, and has called.
+    /// Status and last calls of this peer.
     Status(u32),
-    /// What this peer shows on the board of the host of a call with this tag; the own one has this number.
+    /// The call that this peer shows on the host's board for a call with this tag; this rank's own call has this number.
     Shown { peer: u32, tag: u64, sequence: u64 },
 }
 
-/// What the evidence comes to.
+/// Conclusion from the evidence.
 #[derive(Debug)]
 pub(crate) enum Diagnosis {
     Known(Cause),
@@ -112,7 +112,7 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     }
 }
 
-/// What another rank reported, as it looks from a rank with these calls.
+/// Cause that another rank reported, seen from a rank with these calls.
 pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) -> Cause {
     let AbortCause { by, kind, reason, sequence, operation, .. } = cause.clone();
     match kind {
@@ -140,7 +140,7 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
     }
 }
 
-/// What the answers of peers that are waited for come to.
+/// Conclusion from the answers of awaited peers.
 #[derive(Debug)]
 pub(crate) enum Judgement {
     Nothing,
@@ -204,7 +204,7 @@ impl Evidence {
         let Some(presence) = self.presence else { return Diagnosis::Needs(Question::Presence(peer)) };
         Diagnosis::Known(match presence {
             Presence { has_left: true, .. } => has_left(peer),
-            // Who answers is not lost; only the way to it is.
+            // A peer that answers is not lost; only the way to it is.
             Presence { answers: true, .. } => {
                 self.severed(failure, "which is alive: look at what lies between the two")
             }
@@ -279,7 +279,7 @@ impl Evidence {
         DataType::ALL.into_iter().find(is_it)
     }
 
-    /// What a peer called, by the tag of its message, or else at `sequence`.
+    /// A peer's call, found by the tag of its message, or else at `sequence`.
     fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
         let of_tag =
             |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;

@@ -1,4 +1,4 @@
-//! What ranks of a host leave for each other where no control plane tells: the cause, in one word.
+//! Last words of ranks to others of their host without a control plane: the cause, in one word.
 
 use super::Cause;
 use crate::control::AbortKind;

@@ -1,5 +1,5 @@
-//! From what is known of a failure to its cause, and to the error that callers get: values and pure functions. What gathers
-//! the evidence, and acts on the cause, is in `drive`.
+//! From the known facts of a failure to its cause, and to the callers' error: values and pure functions. Code that gathers the evidence,
+//! and acts on the cause, is in `drive`.
 
 mod cause;
 mod diagnosis;

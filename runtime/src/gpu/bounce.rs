@@ -21,7 +21,7 @@ pub(crate) struct Bounce {
     // Settles before the memory goes.
     copies: Option<Copies<()>>,
     memory: Staging,
-    /// What is to be copied before, and after.
+    /// Parts to copy before, and after.
     load: Option<Part>,
     store: Option<Part>,
 }

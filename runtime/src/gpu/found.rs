@@ -1,4 +1,4 @@
-//! What there is of GPUs on this host, and how adapters reach their memory: found out when a communicator is made.
+//! GPUs of this host, and the adapters' access to their memory: determined when a communicator is made.
 
 use std::ffi::OsStr;
 

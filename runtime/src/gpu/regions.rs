@@ -11,7 +11,7 @@ use crate::engine::{Engine, SyncCopier};
 /// Allocations kept registered while the communicator is busy with others: a program has few, of which it uses parts.
 const REGIONS_MAX: usize = 256;
 
-/// What is registered, the latest used last.
+/// Registered memory, the latest used last.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     known: Vec<Allocation>,
@@ -39,7 +39,7 @@ impl Regions {
             self.known[at..].rotate_left(1);
             return Ok(());
         }
-        // What was freed since is let go of, lest another's pages be sent in its place.
+        // Memory freed since is dropped here, so that another allocation's pages are not sent in its place.
         let ends = |known: &Allocation| known.start + known.bytes as u64;
         let stale = |known: &Allocation| known.start < ends(&found) && found.start < ends(known);
         let idle = engine.outstanding() == 0;

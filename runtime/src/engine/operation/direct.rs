@@ -1,5 +1,5 @@
-//! Where adapters reach a GPU's memory by themselves: pieces name it, and a copy that is a step of the plan is the GPU's. What
-//! adapters wrote is flushed before such a copy, and before the operation is done.
+//! Direct access of adapters to a GPU's memory: pieces name it, and a copy that is a step of the plan is the GPU's. The adapters' writes
+//! are flushed before such a copy, and before the operation is done.
 
 use kolo_transport::Error;
 

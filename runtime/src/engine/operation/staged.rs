@@ -21,7 +21,7 @@ use crate::reduce::{Combine, Folding};
 
 const PAGE: usize = 4096;
 
-/// Where in a page the second run of a payload begins.
+/// Offset in a page of the second run of a payload.
 const SECOND_IN_PAGE: usize = 256;
 
 /// Short payloads do not spend a page on where they lie in it.
@@ -169,7 +169,7 @@ impl Staged<'_> {
         payload_bytes(self.binding, payload, self.segment)
     }
 
-    /// What an answer of the stage means for this segment.
+    /// Meaning of a stage's answer for this segment.
     fn heard(&mut self, answer: Result<bool, StageMismatch>, awaited: Awaited) -> Result<bool, Error> {
         let is_there = answer.map_err(|found| mismatch(self.stage, self.tag, found))?;
         *self.awaited = (!is_there).then_some(awaited);
@@ -177,7 +177,7 @@ impl Staged<'_> {
     }
 }
 
-/// Whose payloads an `Await` waits for.
+/// Members whose payloads an `Await` waits for.
 pub(crate) const fn needs(of: Members) -> Needs {
     match of {
         Members::All => Needs::All,
@@ -186,7 +186,7 @@ pub(crate) const fn needs(of: Members) -> Needs {
     }
 }
 
-/// What folding needs beside its operands.
+/// Resources for folding besides its operands.
 #[derive(Debug, Default)]
 pub(super) struct Kit {
     operands: Vec<*const u8>,

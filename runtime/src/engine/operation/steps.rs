@@ -18,7 +18,7 @@ use super::waiting::source;
 use crate::call::AdapterAccess;
 use crate::reduce::Combine;
 
-/// How a step stands.
+/// State of a step.
 enum Stood {
     /// It is over.
     Done,

@@ -1,4 +1,4 @@
-//! Whom an operation waits for.
+//! Ranks that an operation waits for.
 
 use kolo_collectives::plan::Action;
 

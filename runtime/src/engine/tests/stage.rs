@@ -16,10 +16,10 @@ const PAYLOAD_MAX: usize = 4096;
 
 pub(super) const CAPS: StageCaps = StageCaps { areas: 16, payload_max: PAYLOAD_MAX };
 
-/// What all members of a test's stage share: by area and member.
+/// State shared by all members of a test's stage: by area and member.
 pub(super) type Areas = HashMap<(u16, usize), Shown>;
 
-/// What a member has shown in an area.
+/// Records that a member has shown in an area.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     /// Tag and digest of each round, from 1.

@@ -1,10 +1,10 @@
 //! Collectives inside one host as exchanges in which every rank sees the payloads of all ranks.
 //!
-//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange
-//! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
-//! processors that is worth more than the reduction that every rank repeats; and what goes to several ranks is copied in
-//! once. What is longer than an exchange takes several, part by part; a long all-reduce shares the
-//! reduction out ([`two_shot`]). The reduction runs in rank order, or along the
+//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange costs one
+//! cache line per rank and one wait, where messages would cost a wait per round. With more ranks than processors that is worth more than
+//! the reduction that every rank repeats; and data for several ranks is copied in once. A call longer than an exchange takes several, part
+//! by part; a long all-reduce divides the reduction among the ranks ([`two_shot`]). The reduction runs in rank order, or along the balanced
+//! tree of the canonical order, so all ranks get the same bits.
 //! balanced tree of the canonical order, so all ranks get the same bits.
 
 mod cursor;
@@ -50,13 +50,13 @@ pub(crate) struct CompiledExchange {
     turns: u64,
     /// Turns that are over; the call that has the next one has the exchange.
     turns_over: u64,
-    /// Where threads sleep that wait for another thread's turn to end.
+    /// Turnstile for threads that wait for another thread's turn to end.
     turnstile: Arc<Turnstile>,
     /// For the canonical tree: its partial results.
     scratch: RefCell<Vec<u8>>,
 }
 
-/// How far the exchange at hand is.
+/// Progress of the current exchange.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// There is none.
@@ -118,7 +118,7 @@ impl CompiledExchange {
         turn == self.turns_over + 1
     }
 
-    /// How many turns are over, and where to sleep until more are.
+    /// Number of finished turns, and the turnstile to sleep at until there are more.
     pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
         (self.turns_over, &self.turnstile)
     }
@@ -241,7 +241,7 @@ impl CompiledExchange {
         Some((std::ptr::from_ref(word), value))
     }
 
-    /// For whom to be woken, after the last look before a sleep.
+    /// Ranks that must wake this one, after the last look before a sleep.
     pub(crate) fn awaited(&self) -> NonZeroU32 {
         self.flat.awaited()
     }
