@@ -96,7 +96,7 @@ fn job(folder: &tempfile::TempDir, ranks: u32, settings: &[(&str, &str)]) -> Vec
         .collect()
 }
 
-/// What each process of a job does: joins, then obeys its standard input.
+/// Body of each process of a job: joins, then obeys its standard input.
 #[test]
 fn child() {
     if std::env::var_os("KOLO_RANK").is_none() {

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// A deadline that a test is meant to reach.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A port that nobody uses now.
+/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
@@ -225,8 +225,7 @@ fn an_unreachable_rank_0_is_named() {
     assert!(error.contains("no-such-host.invalid"), "{error}");
 }
 
-/// A port of this host from which no answer comes, as if a firewall dropped what is sent there: its queue is full. What is
-/// returned keeps it so.
+/// A port of this host that never answers, as if a firewall dropped its packets: its queue is full. The returned value keeps it so.
 fn silent_port() -> (u16, impl Sized) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -347,7 +346,7 @@ fn a_stale_file_is_not_trusted() {
         );
         std::fs::write(&path, text).unwrap();
     };
-    // Nobody listens there.
+    // No process listens there.
     stale(free_port());
     let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
     assert!(error.contains("written by process 1 on gone"), "{error}");

@@ -1,4 +1,4 @@
-//! What each launcher's environment means, and what is said about broken ones.
+//! Meaning of each launcher's environment, and the errors of broken ones.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn known_launchers() {
     let folder = tempfile::tempdir().unwrap();
     let private = format!("XDG_RUNTIME_DIR={}", folder.path().display());
     let file = |name: &str| format!("file://{}/kolo/{name}", folder.path().display());
-    /// What it is, the environment, rank, world size, local rank, locator.
+    /// Description, environment, rank, world size, local rank, locator.
     type Row = (&'static str, String, u32, u32, Option<u32>, String);
     let mut table: Vec<Row> = vec![
         (

@@ -9,7 +9,7 @@ use sha2::Sha256;
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobSecret {
     bytes: Vec<u8>,
-    /// What was drawn for the job, and is told to newcomers: all of it, or what is mixed with a secret that they must know.
+    /// The part drawn for the job, which newcomers are told: the whole secret, or the part mixed with a secret that they must know.
     drawn: Option<Vec<u8>>,
 }
 
@@ -26,7 +26,7 @@ impl JobSecret {
         Self { bytes: bytes.to_vec(), drawn: Some(bytes.to_vec()) }
     }
 
-    /// What newcomers cannot know unless they are told.
+    /// The part that newcomers cannot know unless they are told.
     pub(crate) fn for_newcomers(&self) -> Option<&[u8]> {
         self.drawn.as_deref()
     }
@@ -35,7 +35,7 @@ impl JobSecret {
         &self.bytes
     }
 
-    /// One secret that only whoever knows both has.
+    /// One secret, known only to holders of both.
     #[must_use]
     pub(crate) fn mixed_with(&self, other: &Self) -> Self {
         let bytes = mac(&self.bytes, b"kolo mixed secrets", &[&other.bytes]).finalize().into_bytes().to_vec();

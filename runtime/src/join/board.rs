@@ -22,7 +22,7 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// Why there is none yet, in words; it is read again later.
     fn read(&self) -> Result<Vec<u8>, String>;
 
-    /// What to call this place in messages.
+    /// Name of this place in messages.
     fn name(&self) -> String;
 
     /// The host that serves this place, if one does: rank 0 puts the address by which it reaches that host first.

@@ -46,7 +46,7 @@ impl JoinSpec {
         Ok(spec)
     }
 
-    /// What the variables say of a newcomer, whose rank and world size nobody knows yet: job, secret, time limits.
+    /// Settings of a newcomer, whose rank and world size are not known yet: job, secret, time limits.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a variable is not understood.
@@ -178,7 +178,7 @@ fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<Joi
     }
 }
 
-/// A single rank meets nobody; a private port keeps one code path.
+/// A single rank has no peers; a private port keeps one code path.
 pub(crate) fn alone(place: Place) -> JoinSpec {
     let meeting = super::LocalMeeting::default();
     let source = place.source.clone();

@@ -28,7 +28,7 @@ const HOST_BYTES: usize = 256;
 /// More addresses than any host has that we would try; more are no notice of ours.
 const MAX_ADDRESSES: usize = 256;
 
-/// What rank 0 publishes. Not printed: it holds a key.
+/// Rank 0's publication. Not printed: it holds a key.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Notice {
     kolo: u32,

@@ -6,7 +6,7 @@ use super::file::Notice;
 use super::{JoinSpec, UNIQUE_ID_BYTES, UniqueId, nodelist, pmi};
 use crate::config::Config;
 
-/// What rank 0 publishes in files, stores, boards and answers to multicast.
+/// Rank 0's publication in files, stores, boards and answers to multicast.
 pub(crate) fn notice(bytes: &[u8]) {
     if let Ok(notice) = Notice::parse(bytes) {
         let _ = (notice.key(), notice.writer());
@@ -14,7 +14,7 @@ pub(crate) fn notice(bytes: &[u8]) {
     }
 }
 
-/// What a launcher answers over PMI-1, to rank 0 and to the others.
+/// A launcher's answers over PMI-1, to rank 0 and to the others.
 pub(crate) fn pmi(bytes: &[u8]) {
     pmi::fuzz(bytes);
 }

@@ -1,6 +1,6 @@
 //! Ranks from MPI launchers and Slurm.
 //!
-//! These launchers say which rank a process is, but seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
+//! These launchers say which rank a process is, but rarely where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
 //! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
 //! its first host and a port derived from the job's number serve. Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
 //! Open MPI 5 names mpirun's host in the job's name, and rank 0 knows whether it is there.
@@ -35,7 +35,7 @@ struct Launcher {
     job: &'static [&'static str],
     /// Set for ranks only, by launchers that leave the other variables in places where they start nothing.
     besides: Option<&'static str>,
-    /// How a variable is passed to all ranks.
+    /// Option that passes a variable to all ranks.
     export: &'static str,
 }
 
@@ -86,7 +86,7 @@ const LAUNCHERS: [Launcher; 4] = [
     },
 ];
 
-/// What the variables of an MPI launcher or of Slurm say about a process.
+/// Facts about a process from the variables of an MPI launcher or of Slurm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launched {
@@ -121,12 +121,12 @@ pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<L
     }))
 }
 
-/// Who this process is, for whichever launcher started it.
+/// Place of this process, from any known launcher.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
     Ok(identify(environment)?.map(|(_, place)| place))
 }
 
-/// Who this process is and where rank 0 is.
+/// Place of this process, and the address of rank 0.
 pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
     if place.world_size == 1 {
@@ -207,9 +207,9 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
     Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
 }
 
-/// What Open MPI 5 puts into the name of a job: "prterun-HOST-PID@JOB".
+/// Parts of a job's name in Open MPI 5: "prterun-HOST-PID@JOB".
 struct PmixJob<'a> {
-    /// Where mpirun runs.
+    /// Host of mpirun.
     host: &'a str,
     pid: &'a str,
     number: &'a str,

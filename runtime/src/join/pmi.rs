@@ -110,7 +110,7 @@ struct Talk {
     space: String,
     /// Longest value that the launcher keeps.
     value_bytes: usize,
-    /// What has come of a line.
+    /// The received part of a line.
     partial: Vec<u8>,
 }
 
@@ -223,7 +223,7 @@ impl Talk {
     }
 }
 
-/// What the launcher has said.
+/// A line from the launcher.
 #[derive(Debug)]
 struct Line(String);
 
@@ -275,7 +275,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// What all processes of a job see of its launcher.
+    /// State of a launcher, as seen by all processes of a job.
     #[derive(Default)]
     struct Launcher {
         state: Mutex<(HashMap<String, String>, usize)>,

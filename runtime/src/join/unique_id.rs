@@ -33,7 +33,7 @@ const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
 /// An id by which the ranks of one job find each other; a program makes one and passes its bytes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId {
-    /// What is to be passed on, unchanged.
+    /// Bytes to pass on unchanged.
     pub bytes: [u8; UNIQUE_ID_BYTES],
 }
 
@@ -77,7 +77,7 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// How a rank joins by this id, with the environment's settings for joining.
+    /// Settings by which a rank joins with this id; the environment supplies the rest.
     ///
     /// # Errors
     /// [`Error::Configuration`] if this is no id, or rank and world size make no sense.

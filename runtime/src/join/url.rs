@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{JoinSpec, Locator};
 use crate::error::{Error, Result};
 
-/// What a URL says; rank and world size may come from elsewhere.
+/// Contents of a URL; rank and world size may come from elsewhere.
 #[derive(Debug)]
 pub(crate) struct ParsedUrl {
     pub(crate) locator: Locator,

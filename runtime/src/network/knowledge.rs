@@ -1,4 +1,4 @@
-//! What a communicator knows of the network between its hosts, and where it knows that from: one value.
+//! A communicator's knowledge of the network between its hosts, and its source: one value.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use kolo_collectives::model::Model;
 use super::Between;
 use crate::profile::Loaded;
 
-/// What the selection goes by between hosts. The same on all ranks.
+/// Basis of the selection between hosts. The same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Knowledge {
     /// All ranks are on one host: there is nothing to know.
@@ -24,7 +24,7 @@ pub(crate) enum Knowledge {
     AnyHosts(String),
     /// A profile that knows these hosts; its path and digest, in words.
     Profile(Between, String),
-    /// What the ranks measured when they joined.
+    /// Measured by the ranks when they joined.
     Measured {
         between: Between,
         took: Duration,
@@ -34,8 +34,7 @@ pub(crate) enum Knowledge {
 }
 
 impl Knowledge {
-    /// What the profile says of the network between hosts of these names, in the order of their numbers; else what was measured;
-    /// else nothing.
+    /// The profile's data for the network between hosts of these names, in the order of their numbers; else the measurements; else nothing.
     pub(crate) fn of(
         profile: Option<&Loaded>,
         names: &[&str],

@@ -1,7 +1,7 @@
-//! The network between hosts, as measured when the first communicator is made: what the selection goes by on several hosts.
+//! The network between hosts, as measured when the first communicator is made: the basis of the selection on several hosts.
 //!
-//! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as
-//! many rounds as the number of hosts has bits. What was measured is told to all ranks, which so have the same [`Table`].
+//! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as many
+//! rounds as the number of hosts has bits. All ranks are told the measurements, and so have the same [`Table`].
 
 mod knowledge;
 mod probe;

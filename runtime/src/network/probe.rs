@@ -48,7 +48,7 @@ const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 /// messages go in halves, the second of which finds the window that the first has made.
 const FAR: Duration = Duration::from_millis(2);
 
-/// How much longer the next message of a far pair is.
+/// Factor by which the next message of a far pair is longer.
 const FAR_STEP: usize = 4;
 
 /// A message that is as much faster than the one before found a window that had grown; the window may grow further.
@@ -57,13 +57,13 @@ const FAR_GROWS: f64 = 1.25;
 /// So many messages are sent there unless they take too long: a window does not grow with each.
 const FAR_MESSAGES: u32 = 4;
 
-/// How many round trips a message may take there, as far as the rate is known.
+/// Round trips that a message may take there, as far as the rate is known.
 const FAR_LENGTH: u32 = 8;
 
-/// How many round trips are spent there before the last message.
+/// Round trips spent there before the last message.
 const FAR_PATIENCE: u32 = 12;
 
-/// How much time is spent on the rate of one way.
+/// Limits on the time spent on the rate of one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// The longest message.
@@ -88,7 +88,7 @@ impl Effort {
         total: Duration::from_millis(12),
     };
 
-    /// When somebody asks: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
+    /// For an explicit request: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
     pub const THOROUGH: Self = Self {
         last_bytes: 32 << 20,
         long_in_round_trips: 1000,
@@ -107,12 +107,12 @@ pub enum Way {
     Both,
 }
 
-/// What empty messages tell.
+/// Result of empty messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoundTrip {
     /// There and back, processors' time included.
     pub time: Duration,
-    /// How far the partner's [`Wire::now`] is ahead of this one's, in seconds, to half of the time.
+    /// Lead of the partner's [`Wire::now`] over this one's, in seconds, to half of the time.
     pub ahead_seconds: f64,
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
     Ok(samples)
 }
 
-/// What long messages are sent from, and received into.
+/// Send and receive buffers of long messages.
 #[derive(Debug)]
 pub struct Buffers {
     out: Vec<u8>,
@@ -312,8 +312,8 @@ fn measure_far<W: Wire>(
         let here = wire.now();
         let whole = (here - sent).saturating_sub(round_trip).max(round_trip / 4);
         let mut this = len as f64 / whole.as_secs_f64();
-        // The partner begins later by the way, so its second half follows its first without a pause. What takes less than this may be
-        // the lateness of a process.
+        // The partner begins later by the way, so its second half follows its first without a pause. A shorter time may be the lateness of
+        // a process.
         let moving = here - middle;
         if moving >= round_trip / 4 {
             this = this.max((len - len / 2) as f64 / moving.as_secs_f64());

@@ -2,8 +2,7 @@
 
 use kolo_transport::Rail;
 
-/// What the rails to some peers have carried: for each interface its share, and the rate of a connection there. Nothing where there
-/// is one way only.
+/// Traffic of the rails to some peers: for each interface its share, and the rate of a connection there. None where there is one way only.
 pub(crate) fn in_words(peers: &[Vec<Rail>]) -> Option<String> {
     let used = |rails: &&Vec<Rail>| rails.iter().any(|rail| rail.sent_bytes > 0);
     let with_traffic: Vec<&Vec<Rail>> = peers.iter().filter(used).collect();

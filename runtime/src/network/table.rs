@@ -1,4 +1,4 @@
-//! What was measured, and the constants that follow.
+//! Measurements of the network, and the constants that follow.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ impl Sample {
     }
 }
 
-/// What is known of the network between the hosts of a job; the same on all ranks.
+/// Measured network between the hosts of a job; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Table {
     /// Number of the host of each rank of the job.
     host_of: Arc<[u32]>,
     hosts: u32,
     samples: Vec<Sample>,
-    /// What measuring took, on the slowest rank.
+    /// Duration of the measurement on the slowest rank.
     pub(crate) took: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Table {
         })
     }
 
-    /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
+    /// Data for the hosts of some ranks of the job; none if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
         for rank in ranks {
@@ -233,7 +233,7 @@ impl Between {
     }
 }
 
-/// What a rate is taken to be where there is none.
+/// Assumed rate where none is known.
 const RATE_UNKNOWN: f64 = Model::TCP.nic_bytes_per_second;
 
 /// The round trip that [`Between::apply`] takes apart again.
@@ -286,7 +286,7 @@ mod tests {
         let all = table(samples).unwrap().between(&[0, 1, 2, 3, 4]).unwrap();
         assert_eq!(all.speeds(), None, "{all:?}");
         assert!((all.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
-        // Where nothing is known better, the best there is counts.
+        // Without better knowledge, the best rate counts.
         let table = table(vec![held_up]).unwrap();
         assert!(
             (table.between(&[0, 4]).unwrap().apply(Model::TCP).nic_bytes_per_second / 16e6 - 1.0).abs() < 0.1

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Number, RATES};
 
-/// What the network between hosts costs.
+/// Costs of the network between hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkProfile {
@@ -65,8 +65,8 @@ pub struct Rates {
 pub(crate) const SLOW: f64 = 0.6;
 
 impl Rates {
-    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
-    /// is measured a little differently is the same.
+    /// Relative speeds of the hosts, in the order of their numbers; where they differ much. Small numbers, so that small differences
+    /// between measurements vanish.
     #[must_use]
     pub fn speeds(&self) -> Option<Vec<u32>> {
         const SLOWEST: f64 = 16.0;
@@ -81,7 +81,7 @@ impl Rates {
 }
 
 impl NetworkProfile {
-    /// What it says of these hosts.
+    /// Data for these hosts.
     ///
     /// # Errors
     /// In words: a host that was not measured, or two of one name.
@@ -121,7 +121,7 @@ impl NetworkProfile {
         ]
     }
 
-    /// What is wrong with hosts and pairs.
+    /// The fault in hosts and pairs, if any.
     pub(super) fn complaint(&self) -> Option<String> {
         let names: Vec<&str> = self.hosts.iter().map(|host| host.name.as_str()).collect();
         let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 /// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every processor of the architecture has: SSE2 on x86-64, NEON on aarch64.
+    /// Common to all processors of the architecture: SSE2 on x86-64, NEON on aarch64.
     Baseline,
     /// AVX2 and F16C, on x86-64.
     Avx2,

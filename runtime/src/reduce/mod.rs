@@ -232,7 +232,7 @@ impl Kernel {
         self.isa
     }
 
-    /// What the caller's own values are to be multiplied by (see [`scale()`]) before the first `combine`.
+    /// Factor for the caller's own values (see [`scale()`]) before the first `combine`.
     #[must_use]
     pub fn factor_before(&self) -> Option<f64> {
         match self.op {

@@ -1,4 +1,4 @@
-//! What each operator means for one pair of elements.
+//! Definition of each operator for one pair of elements.
 //!
 //! Everything here is small, safe and inlined into the loop of [`super::loops`], without branches where it is to be
 //! vectorised.

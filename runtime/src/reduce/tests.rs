@@ -51,7 +51,7 @@ fn combined(kernel: Kernel, a: &[u8], b: &[u8]) -> Vec<u8> {
 trait Value: Copy + PartialEq + std::fmt::Debug + 'static {
     const TYPE: DataType;
     fn to_bits(self) -> u64;
-    /// What the operator should make of two values, from its definition and the type's own arithmetic.
+    /// Expected result of the operator for two values, from its definition and the type's own arithmetic.
     fn expect(op: ReduceOp, a: Self, b: Self) -> Self;
 }
 
@@ -280,7 +280,7 @@ fn instruction_sets_agree_and_commute_in_bits() {
     }
 }
 
-/// Where the destination lies.
+/// Position of the destination.
 #[derive(Clone, Copy, Debug)]
 enum Destination {
     Apart,

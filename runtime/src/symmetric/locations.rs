@@ -1,4 +1,4 @@
-//! Where a rank's buffers lie, as it tells the others before a call.
+//! Locations of a rank's buffers, as told to the others before a call.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) offset: u64,
 }
 
-/// Where a rank's buffers lie; `None` for those that are not symmetric, or that others need not reach.
+/// Locations of a rank's buffers; `None` for those that are not symmetric, or that others need not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BufferLocations {
     pub(super) input: Option<Place>,
@@ -31,12 +31,12 @@ pub(super) struct BufferLocations {
     pub(super) is_on_gpu: bool,
     /// Whether nothing of the allocation follows the output in its last page.
     pub(super) owns_last_page: bool,
-    /// What the values are multiplied by before a pre-multiplied sum.
+    /// Factor of a pre-multiplied sum.
     pub(super) factor: f64,
 }
 
 impl BufferLocations {
-    /// What matters for the choice of a plan.
+    /// Properties that matter for the choice of a plan.
     pub(super) fn shown(&self) -> Shown {
         let placement = if self.is_in_place { Placement::InPlace } else { Placement::OutOfPlace };
         Shown { placement, input: self.input.is_some(), output: self.output.is_some() }

@@ -83,7 +83,7 @@ enum Phase {
     Working(Box<Job>),
 }
 
-/// How far a call got.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// It waits for others.
@@ -167,7 +167,7 @@ impl SymmetricBuffers {
         live.map(|allocation| allocation.id()).collect()
     }
 
-    /// Adds an allocation, and gives up the mappings of those that nobody uses any more. All ranks do so alike.
+    /// Adds an allocation, and drops the mappings of unused ones. All ranks do so alike.
     pub(crate) fn add(&mut self, allocation: Allocation, is_used: impl Fn(u64) -> bool) {
         self.allocations.retain(|allocation| is_used(allocation.id()));
         self.allocations.push(Arc::new(allocation));
@@ -272,7 +272,7 @@ impl SymmetricBuffers {
         }
     }
 
-    /// What this rank does now that all have said where their buffers lie; nothing if these serve no plan.
+    /// This rank's part now that all have published their buffers' locations; none if these serve no plan.
     fn agreed(
         &mut self,
         exchange: &mut CompiledExchange,
@@ -306,7 +306,7 @@ impl SymmetricBuffers {
         Forms::new(Task { placement: call.placement, ..task }, self.rank as u32)
     }
 
-    /// What this rank says of its buffers, and which pages that lets others write.
+    /// Locations of this rank's buffers, and the pages that they let others write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
         let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
@@ -353,7 +353,7 @@ impl SymmetricBuffers {
         forms.fewest().lacks(self.rank, self.members, &locations.shown())
     }
 
-    /// What a call can count on here for which KOLO_ALGO asks for this way.
+    /// Symmetric path of a call for which KOLO_ALGO asks for it.
     pub(crate) fn asked_for(&self, call: &Call) -> Symmetric {
         let is_asked_for = self.forced.covers(call) && self.considers(call);
         if is_asked_for && self.lacks(call).is_none() { Symmetric::All } else { Symmetric::Nothing }

@@ -1,4 +1,4 @@
-//! What one rank does in a call on symmetric buffers, piece by piece.
+//! Work of one rank in a call on symmetric buffers, piece by piece.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const BLOCK_BYTES: usize = 4 << 10;
 /// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// How elements are combined.
+/// Resources for combining elements.
 #[derive(Debug)]
 pub(super) struct Kit {
     combine: Combine,
@@ -67,12 +67,12 @@ pub(super) struct Item {
     pub(super) bytes: usize,
 }
 
-/// What is put into this rank's output once nobody reads there any more.
+/// Data put into this rank's output once no rank reads there any more.
 #[derive(Debug)]
 struct Patch {
     /// Which item makes it.
     item: usize,
-    /// Where it waits.
+    /// Offset of the data set aside.
     from: usize,
     to: *mut u8,
     bytes: usize,
@@ -82,7 +82,7 @@ struct Patch {
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) items: Vec<Item>,
-    /// Whom this rank awaits at the end, if anybody.
+    /// Ranks that this rank waits for at the end, if any.
     pub(super) needs: Option<Needs>,
     /// Of these, the first so many are done.
     done: usize,
@@ -90,7 +90,7 @@ pub(super) struct Job {
     at: usize,
     streams: bool,
     patches: Vec<Patch>,
-    /// Where what is patched in waits.
+    /// Data set aside for patches.
     aside: Vec<u8>,
     /// Keeps the mappings.
     allocations: Vec<Arc<Allocation>>,

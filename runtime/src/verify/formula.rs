@@ -5,13 +5,13 @@
 use crate::reduce::f32_to_f16;
 use crate::types::data_types;
 
-/// How a type computes and is stored. Signed integers are computed as unsigned ones; `bool` is a byte.
+/// Arithmetic and storage of a type. Signed integers are computed as unsigned ones; `bool` is a byte.
 pub(super) trait Lane: 'static {
-    /// What patterns and values are computed in.
+    /// Type in which patterns and values are computed.
     type Word: Copy + Default;
     /// Random bits.
     type Hash: Copy;
-    /// What lies in memory: an unsigned integer of the element's size.
+    /// Type in memory: an unsigned integer of the element's size.
     type Stored: Copy + Default;
 
     /// Random bits of element `j` of a tile.

@@ -1,10 +1,9 @@
 //! Data that checks a collective exactly, for any algorithm, order and number of ranks.
 //!
-//! What rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result
-//! of the reduction: nobody has to communicate to know it, and results are compared bit by bit, floating point
-//! included.
+//! Rank r's value at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result of the reduction: each
+//! rank knows it without communication, and results are compared bit by bit, floating point included.
 //!
-//! # How
+//! # Method
 //! Rank r's value at index i is `f(h(i), p(r, j))`, with h a hash of the index, p a pattern of the rank that repeats
 //! every [`PERIOD`] indices, and j = i mod `PERIOD`. For each operator, f is chosen so that combining values combines
 //! patterns:
@@ -18,7 +17,7 @@
 //! The idea of exactly checkable data, with floating-point sums of small integers that share an exponent, is that of
 //! nccl-tests.
 //!
-//! # What is noticed
+//! # Detected errors
 //! A value that was lost, counted twice, or taken from another index or rank changes the result at most indices; a
 //! rank's value may be neutral at a few. With thousands of ranks and an operator that remembers little (`LogicalAnd`,
 //! `BitOr` of a byte, sums of `bf16`), each rank matters at some indices of a period only: check whole periods.
@@ -49,9 +48,9 @@ pub struct Problem {
 pub struct Wrong {
     /// Its index, counted as `offset` is.
     pub index: u64,
-    /// What it is, byte by byte as in memory.
+    /// Actual value, byte by byte as in memory.
     pub got: Vec<u8>,
-    /// What it should be.
+    /// Expected value.
     pub want: Vec<u8>,
 }
 

@@ -14,16 +14,16 @@
 use super::formula::mix;
 use crate::types::{Class, DataType, ReduceOp, data_types};
 
-/// Whose pattern.
+/// Ranks that a pattern is of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ranks {
-    /// What one rank contributes.
+    /// The pattern of one rank.
     One(u32),
     /// The first so many, combined.
     First(u32),
 }
 
-/// What a floating-point type has room for.
+/// Limits of a floating-point type.
 pub(super) struct Limits {
     /// Greatest sum of |p| over the ranks, a power of two.
     budget: u64,
@@ -116,7 +116,7 @@ pub(super) fn premul_factor(rank: u32) -> u64 {
     1 + u64::from(rank % 2)
 }
 
-/// What makes the patterns of a problem.
+/// Patterns of a problem.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patterns {
     pub(super) data_type: DataType,

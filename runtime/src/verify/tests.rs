@@ -19,7 +19,7 @@ impl Choices {
     }
 }
 
-/// What a rank has after `PremulSum`'s factor.
+/// A rank's values after `PremulSum`'s factor.
 fn contribution(problem: Problem, rank: u32, offset: u64, count: usize) -> Vec<u8> {
     let data_type = problem.data_type;
     let mut values = vec![0; count * data_type.size()];
