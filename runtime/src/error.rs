@@ -49,7 +49,7 @@ pub enum LossCause {
     Protocol,
 }
 
-/// Why ranks did not come together.
+/// Reason why ranks did not come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum JoinFailure {
@@ -75,7 +75,7 @@ pub enum JoinFailure {
     Invitation,
 }
 
-/// Why a rank aborted a communicator.
+/// Reason of a rank for aborting a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AbortReason {

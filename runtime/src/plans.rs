@@ -58,7 +58,7 @@ fn text_of(path: &Path) -> std::result::Result<String, String> {
 /// The plans in a text, proved.
 ///
 /// # Errors
-/// What is wrong, in a line.
+/// The fault, in a line.
 pub fn parse(text: &str) -> std::result::Result<PlanSet, String> {
     let file: PlanFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
     PlanSet::new(file)

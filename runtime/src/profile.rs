@@ -26,7 +26,7 @@ pub const VERSION: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Of the format: [`VERSION`].
+    /// Version of the format: [`VERSION`].
     pub version: u32,
     /// Description of the machine, for people.
     pub machine: String,

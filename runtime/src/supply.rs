@@ -20,7 +20,7 @@ pub(crate) struct Pool {
     /// Equal for processes that draw from the same.
     id: u64,
     is_group: bool,
-    /// That were left when it was looked at.
+    /// Bytes left when last read.
     bytes: u64,
 }
 

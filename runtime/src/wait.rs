@@ -189,7 +189,7 @@ impl Contention {
         tries
     }
 
-    /// Nothing came while the rank spun.
+    /// Notes that nothing came while the rank spun.
     fn spun_in_vain(&mut self) {
         self.vain_spins = (self.vain_spins + 1).min(VAIN_SPINS);
     }

@@ -333,7 +333,7 @@ impl Survivors {
     }
 }
 
-/// Why a step that has succeeded here has not on all ranks.
+/// Reason why a step that succeeded here failed on another rank.
 const FAILED: &str = "the step failed on another rank, whose own error says why";
 const LATE: &str = "the step was given up: a rank that lives had not come to its end in time";
 

@@ -161,7 +161,7 @@ impl<B: 'static> Work<B> {
             core.progress();
         }
         let next = self.tickets().find(|ticket| !is_done(&core.engine, ticket));
-        // Where the cause of a failure is not known yet, the helper finds out, and wakes the task then.
+        // If the cause of a failure is not known yet, the helper finds out, and wakes the task then.
         let has_failed = core.engine.failure().is_some() && self.shared.fault.cause().is_some();
         let Some(Ticket { id, waited }) = next.filter(|_| !core.closed && !has_failed) else {
             drive::wake_tasks(core);

@@ -26,7 +26,7 @@ pub struct Summary {
     pub asynchronous: bool,
 }
 
-/// What all ranks must agree on in a call, in two words: cheap to keep for each call, and to hand from thread to thread.
+/// Properties of a call on which all ranks must agree, in two words: cheap to keep for each call, and to hand from thread to thread.
 ///
 /// ```text
 /// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | sharded << 26

@@ -1,9 +1,9 @@
 //! Rights of a child made by `fork` on its parent's objects: ask for facts, and drop them.
 //!
-//! 1. Whatever would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks
-//!    share is refused with [`Error::Usage`](crate::Error::Usage) before it does any of that: [`Shared::check_process`].
-//! 2. Dropping leaks: the connections, shared memory and threads behind a communicator are the parent's. Nothing is said to
-//!    the other ranks, and nobody is waited for.
+//! 1. Operations that would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks
+//!    share are refused with [`Error::Usage`](crate::Error::Usage) before they start: [`Shared::check_process`].
+//! 2. Dropping leaks: the connections, shared memory and threads behind a communicator are the parent's. The child tells
+//!    the other ranks nothing and waits for none.
 //!
 //! Tests: `tests/tests/fork.rs`, `bindings/c/tests/c/fork.c`.
 

@@ -2,10 +2,9 @@
 //!
 //! # Threads
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
-//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
-//! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
-//! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
-//! the mutex until that is over.
+//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous was started, and
+//! drives only while no other thread does. A driver gives the mutex up between turns when another thread asks for it, and while it sleeps.
+//! A blocking call of the exchange that waits for its turn behind another thread's sleeps without the mutex until that is over.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -43,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) time_limit: TimeLimit,
     /// Lobby for newcomers.
     pub(super) lobby: OnceLock<Arc<Lobby>>,
-    /// That made it.
+    /// The member that made it.
     pub(super) process: Process,
 }
 
@@ -179,7 +178,7 @@ impl World {
     }
 }
 
-/// Why the communicator cannot be used any more, if so.
+/// Reason why the communicator cannot be used any more, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Fault {
     cause: Mutex<Option<Cause>>,

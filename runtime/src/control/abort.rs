@@ -78,7 +78,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why a communicator was aborted.
+/// Cause of an abort.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortCause {
     /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for

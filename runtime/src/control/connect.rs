@@ -122,7 +122,7 @@ pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
 enum Setback {
     /// Look again.
     Retry(String),
-    /// It will not get better.
+    /// A retry cannot help.
     Fatal(Error),
 }
 

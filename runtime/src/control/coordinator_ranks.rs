@@ -69,7 +69,7 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Why a newcomer is refused, if it is. `ending`: rank 0 has left or the job was given up.
+/// Reason for refusing a newcomer, if any. `ending`: rank 0 has left or the job was given up.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &[RankState],

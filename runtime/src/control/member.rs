@@ -154,7 +154,7 @@ impl Shared {
         }
     }
 
-    /// Why a communicator is aborted, known to this rank or heard early.
+    /// Cause of a communicator's abort, known to this rank or heard early.
     pub(crate) fn abort_cause(state: &State, communicator: u64) -> Option<AbortCause> {
         let flag = state.communicators.get(&communicator).and_then(|r| r.flag.cause());
         flag.or_else(|| {

@@ -62,7 +62,7 @@ pub(super) fn patience(bytes: usize) -> u32 {
 #[derive(Debug)]
 pub(super) struct Passing {
     spec: JoinSpec,
-    /// By rank; nothing in the place of those that have none.
+    /// By rank; empty where a rank has none.
     doors: Arc<[DoorAddress]>,
     progress: Arc<Progress>,
 }
@@ -171,7 +171,7 @@ pub(super) struct Underway {
     pub(super) frame: Bytes,
     /// All that are to have it, by their places.
     pub(super) receivers: Vec<u32>,
-    /// Those who have not said that they have it.
+    /// Receivers that have not reported the message.
     pub(super) waiting: BTreeSet<u32>,
     /// Heartbeats without any news of it until they get it from the coordinator, and those that are left of them.
     pub(super) patience: u32,

@@ -37,7 +37,7 @@ struct Pending {
     give_up: oneshot::Sender<u64>,
 }
 
-/// Those in the handshake, oldest first.
+/// Connections in the handshake, oldest first.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
     newcomers: Vec<Pending>,

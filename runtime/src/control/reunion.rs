@@ -56,14 +56,14 @@ impl Until {
     }
 }
 
-/// Why a member has not come to a decision with the others.
+/// Reason why a member has not decided with the others.
 #[derive(Clone, Debug)]
 pub(crate) enum Disagreement {
     /// The others have gone on without it; one of them.
     Fenced { by: u32 },
     /// No quorum answers.
     Minority { silent: Vec<u32> },
-    /// Not in time.
+    /// Too late.
     Timeout { late: Vec<u32>, silent: Vec<u32> },
     /// The members called different things.
     Mismatch,
@@ -189,7 +189,7 @@ impl Control {
 
 /// Members that come together anew.
 pub(crate) struct Meeting<'a> {
-    /// Those who come, by their ranks until now.
+    /// Newcomers, by their ranks until now.
     pub(crate) ranks: &'a [u32],
     /// This one's rank from now on.
     pub(crate) place: u32,

@@ -58,7 +58,7 @@ pub(crate) enum Look {
     Ask,
     /// Something is under way. More of it would be in the way: a kernel sends little that is lost again soon, and much ever later.
     Wait,
-    /// It has been silent for too long.
+    /// Silent for too long.
     Silent(Duration),
 }
 

@@ -122,7 +122,7 @@ pub(crate) enum FromCoordinator {
         key: Option<ExchangeKey>,
         message: Vec<u8>,
     },
-    /// Not everybody is here yet; who is missing, as text, and how many connections were rejected.
+    /// Some ranks are still missing: their names as text, and the number of rejected connections.
     Waiting {
         #[serde(deserialize_with = "foreign")]
         missing: String,
@@ -163,7 +163,7 @@ pub(crate) enum FromCoordinator {
     Closing,
 }
 
-/// Why the coordinator does not take a rank, or gives up.
+/// Reason why the coordinator refuses a rank, or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) kind: JoinFailure,
@@ -175,7 +175,7 @@ pub(crate) struct Refusal {
     pub(crate) retry: bool,
 }
 
-/// Why an exchange came to nothing. Ranks are world ranks.
+/// Reason why an exchange failed. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ExchangeFailure {
     Lost {

@@ -111,7 +111,7 @@ impl PlanFiles {
 }
 
 impl PlanFile {
-    /// Why it does not serve a call.
+    /// Reason why a plan does not serve a call.
     fn refusal(&self, asked: Asked) -> Option<String> {
         let Asked { collective, root, bytes, irregular } = asked;
         let fits = match &self.own {

@@ -149,7 +149,7 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
     }
 }
 
-/// Why a call failed: asks whatever the cause cannot be told without.
+/// Cause of a call's failure: asks for all evidence without which it cannot be told.
 fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
     let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
     if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {

@@ -16,7 +16,7 @@ pub struct Route {
     pub transport: &'static str,
     /// How: "same host, memfd", "192.0.2.7:40001 via eth0".
     pub how: String,
-    /// Why each transport that would have been preferred was not taken.
+    /// Reason why each preferred transport was not taken.
     pub declined: Vec<(String, String)>,
 }
 

@@ -88,7 +88,7 @@ pub(crate) enum Diagnosis {
     Needs(Question),
 }
 
-/// Why a call failed.
+/// Cause of a call's failure.
 pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     let aborted = |kind, reason: &str| {
         Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
@@ -144,7 +144,7 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
 #[derive(Debug)]
 pub(crate) enum Judgement {
     Nothing,
-    /// One has left: what it sent before may still come.
+    /// One has left: its earlier messages may still arrive.
     HasLeft,
     Over(Cause),
 }

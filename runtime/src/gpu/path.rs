@@ -12,7 +12,7 @@ pub enum GpuPath {
     Staged(StagingReason),
 }
 
-/// Why memory of a GPU is copied through the host's.
+/// Reason for copying a GPU's memory through the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StagingReason {

@@ -13,13 +13,13 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// Leaves the notice where the other ranks read it.
     ///
     /// # Errors
-    /// What went wrong, in words; joining fails.
+    /// The failure, in words; joining fails.
     fn publish(&self, notice: &[u8]) -> Result<(), String>;
 
     /// Reads the notice.
     ///
     /// # Errors
-    /// Why there is none yet, in words; it is read again later.
+    /// Why there is no notice yet, in words; it is read again later.
     fn read(&self) -> Result<Vec<u8>, String>;
 
     /// Name of this place in messages.

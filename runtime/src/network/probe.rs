@@ -6,12 +6,12 @@ use super::Sample;
 
 /// Messages between two leaders. All calls block.
 pub trait Wire {
-    /// Why one fails.
+    /// Error of a transfer.
     type Error;
     /// Sends bytes to the leader of a host.
     ///
     /// # Errors
-    /// Those of the wire, here as below.
+    /// Errors of the wire, here as below.
     fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
     /// Receives as many bytes from it.
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
@@ -130,7 +130,7 @@ const HEADER: usize = 16;
 /// done; all leaders call it.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
     let mut samples = Vec::new();
     let mut buffers = Buffers::new(&Effort::QUICK);
@@ -188,7 +188,7 @@ fn word(header: &[u8; HEADER], at: usize) -> u64 {
 /// Measures the time of an empty message to a partner, which [serves](serve), and back.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::Error> {
     let echo = |wire: &mut W| {
         let mut answer = [0; HEADER];
@@ -218,7 +218,7 @@ pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::E
 /// Measures the bytes per second, in each direction used, of long messages to a partner, which [serves](serve).
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn rate<W: Wire>(
     wire: &mut W,
     partner: u32,
@@ -273,7 +273,7 @@ fn measure<W: Wire>(
         }
         let here = wire.now();
         let (took, spent) = (here - sent, here - begun);
-        // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
+        // With a short message the way takes most of the time, and the difference means nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
         rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
@@ -351,7 +351,7 @@ fn halves<W: Wire>(
 /// Sends so many bytes to a partner, which [serves](serve), and waits until it has them. No more than the buffers have are sent.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffers) -> Result<(), W::Error> {
     let len = len.min(buffers.out.len());
     wire.send(partner, &order(TAKE, len as u64))?;
@@ -362,7 +362,7 @@ pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffe
 /// Tells the partner that this was all.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
     wire.send(partner, &order(END, 0))
 }
@@ -370,7 +370,7 @@ pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
 /// Does what the partner asks for, until it is done.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
     loop {
         let mut header = [0; HEADER];

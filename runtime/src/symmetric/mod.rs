@@ -86,17 +86,17 @@ enum Phase {
 /// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It waits for others.
+    /// Waits for others.
     Waits,
-    /// It did some work, and has more.
+    /// Did some work, and has more.
     Works,
-    /// It is done.
+    /// Done.
     Done,
-    /// It must go another way, on all ranks.
+    /// Must take another path, on all ranks.
     Declined,
 }
 
-/// Why a call cannot go on.
+/// Reason why a call cannot go on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// A member called something else.

@@ -70,7 +70,7 @@ pub(super) struct Item {
 /// Data put into this rank's output once no rank reads there any more.
 #[derive(Debug)]
 struct Patch {
-    /// Which item makes it.
+    /// Item that produces it.
     item: usize,
     /// Offset of the data set aside.
     from: usize,
@@ -84,7 +84,7 @@ pub(super) struct Job {
     pub(super) items: Vec<Item>,
     /// Ranks that this rank waits for at the end, if any.
     pub(super) needs: Option<Needs>,
-    /// Of these, the first so many are done.
+    /// Number of items done, from the first.
     done: usize,
     /// Bytes of the next one that are done.
     at: usize,

@@ -60,16 +60,16 @@ impl std::fmt::Debug for DoorAddress {
     }
 }
 
-/// Why there is no connection.
+/// Reason for a missing connection.
 #[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
     /// The process has ended, or its place in the job has.
     Gone(String),
     /// The same; and it has gone on without this rank before.
     LeftBehind(LeftBehind),
-    /// Nothing answers, which may change.
+    /// No answer, which may change.
     Silent(String),
-    /// It is Kolo, of another version or with other keys.
+    /// Kolo, of another version or with other keys.
     Misfit { problem: String, remedy: String },
 }
 

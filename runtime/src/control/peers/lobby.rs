@@ -104,7 +104,7 @@ pub(in crate::control) enum ToNewcomer {
 
 const GONE: &str = "the newcomer is gone";
 
-/// Why a newcomer may not wait: problem and remedy. None: it may.
+/// Reason why a newcomer may not wait: problem and remedy. None: it may.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
 /// See the module.
@@ -199,7 +199,7 @@ impl Lobby {
         !self.lock().is_closed
     }
 
-    /// Those who wait, in the order in which they came.
+    /// Waiting newcomers, in order of arrival.
     pub(crate) fn waiting(&self) -> Vec<Newcomer> {
         let state = self.lock();
         let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();

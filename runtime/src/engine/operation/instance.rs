@@ -27,7 +27,7 @@ pub(super) enum Phase {
     Running,
     /// Its bounce buffers are being copied back.
     Storing,
-    /// It is over.
+    /// Over.
     Over,
 }
 

@@ -20,11 +20,11 @@ use crate::reduce::Combine;
 
 /// State of a step.
 enum Stood {
-    /// It is over.
+    /// Over.
     Done,
     /// A word from elsewhere will end it.
     Pending,
-    /// It has to be tried again when the stage has the awaited round.
+    /// Must be retried when the stage has the awaited round.
     Waits,
 }
 
