@@ -18,11 +18,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::mix::mix;
 use crate::wait::{Contention, usable_processors};
 
-/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
-/// processor for a slice or until the next tick, which is 1 to 4 ms.
+/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; a foreign process keeps a processor for a
+/// slice or until the next tick, which is 1 to 4 ms.
 pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// How long a rank stays away after it was held up; twice as long each time until there has been calm.
+/// Time for which a rank stays away after it was held up; doubled each time until there has been calm.
 const BACK_OFF_MIN: Duration = Duration::from_millis(10);
 
 /// Longest back-off.
@@ -37,7 +37,7 @@ pub(crate) fn processors_digest(host_key: u64) -> u64 {
     let own = processors();
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine = boot.into_iter().fold(0, |digest, byte| mix(digest ^ u64::from(byte)));
-    // Without a boot id, nobody knows.
+    // Without a boot id, the machine is unknown.
     let shares = machine != 0 && usable_processors() == own.len();
     let owner = if shares { machine } else { mix(host_key) };
     own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
@@ -79,7 +79,7 @@ impl Contentions {
     }
 }
 
-/// Where a rank runs, and beside whom.
+/// Processor of a rank, and its neighbours there.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// None where it has a processor to itself.
@@ -107,7 +107,7 @@ impl SoftAffinity {
         Self { processor, back_off: Duration::ZERO, away_until: None }
     }
 
-    /// Brings the calling thread there, if it is elsewhere and may run there, and nobody has held it up lately.
+    /// Brings the calling thread there, if it is elsewhere, may run there, and has not been held up lately.
     pub(crate) fn come_back(&mut self) {
         if here() == Some(self.processor) {
             return;
@@ -141,7 +141,7 @@ impl SoftAffinity {
 
     /// Goes there, or anywhere else. Nothing depends on it: what the system does not allow stays as it is.
     fn travel(&self, to_it: bool) -> bool {
-        // Somebody may have bound the thread since.
+        // The thread may have been bound since.
         let Ok(mask) = sched_getaffinity(None) else { return false };
         let mut narrow = if to_it { CpuSet::new() } else { mask };
         if to_it {

@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-/// How cancellation is held off.
+/// Functions that hold cancellation off.
 #[derive(Clone, Copy, Debug)]
 pub struct HoldOff {
     /// Holds it off for this thread; returns how it was before.

@@ -28,7 +28,7 @@ pub enum Transports {
     Only(Vec<TransportKind>),
 }
 
-/// How results may depend on how they are computed.
+/// Permitted dependence of results on how they are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Determinism {

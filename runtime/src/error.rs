@@ -20,7 +20,7 @@ pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 /// Entry of [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not there before.
 pub const NEWCOMER: u32 = u32::MAX;
 
-/// Where an error happened: the rank, the operation and its number.
+/// Context of an error: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ErrorContext {
@@ -32,7 +32,7 @@ pub struct ErrorContext {
     pub sequence: u64,
 }
 
-/// How a peer was lost.
+/// Cause of a peer's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LossCause {
@@ -49,7 +49,7 @@ pub enum LossCause {
     Protocol,
 }
 
-/// Why ranks did not come together.
+/// Reason why ranks did not come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum JoinFailure {
@@ -71,11 +71,11 @@ pub enum JoinFailure {
     Survivors,
     /// The control plane was ended meanwhile.
     Interrupted,
-    /// Nobody answers at the doors that an invitation names.
+    /// No door answers that the invitation names.
     Invitation,
 }
 
-/// Why a rank aborted a communicator.
+/// Reason of a rank for aborting a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AbortReason {
@@ -150,7 +150,7 @@ pub enum Error {
         context: ErrorContext,
         /// The rank that is gone.
         peer: u32,
-        /// How it was lost.
+        /// Cause of the loss.
         cause: LossCause,
         /// The same in words, with process, host and address where known.
         detail: String,

@@ -19,11 +19,11 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Plans that were read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedPlans {
-    /// Where it was.
+    /// Path of the file.
     pub path: PathBuf,
     /// The plans.
     pub set: Arc<PlanSet>,
-    /// Of what they say.
+    /// Digest of the plans.
     pub digest: String,
 }
 

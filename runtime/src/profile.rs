@@ -26,14 +26,13 @@ pub const VERSION: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Of the format: [`VERSION`].
+    /// Version of the format: [`VERSION`].
     pub version: u32,
     /// The machine that was measured, for people.
     pub machine: String,
     /// Bytes that a rank copies per second.
     pub copy_bytes_per_second: f64,
-    /// How many times as long a copied byte takes, by the buffers of the host's ranks: of 128 KiB, and each further number of
-    /// twice as many bytes.
+    /// Relative cost of a copied byte, by the buffers of the host's ranks: of 128 KiB, and each further number of twice as many bytes.
     pub copy_factors: Curve,
     /// Shared memory between ranks of one host.
     pub shm: TransportProfile,
@@ -64,16 +63,16 @@ pub struct TransportProfile {
     pub switch_seconds: f64,
     /// Seconds of processor time for each further channel to the same rank, for every segment.
     pub channel_seconds: f64,
-    /// How many times as long a byte of a message takes, by the buffers of the host's ranks, as `copy_factors`.
+    /// Relative cost of a byte of a message, by the buffers of the host's ranks, as `copy_factors`.
     pub message_factors: Curve,
-    /// How many times as long a reduced byte takes.
+    /// Relative cost of a reduced byte.
     pub reduce_factors: Curve,
 }
 
 /// A profile that was read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
-    /// Where it was.
+    /// Path of the file.
     pub path: PathBuf,
     /// Its content.
     pub profile: Profile,
@@ -258,7 +257,7 @@ const TIME_MAX: f64 = 10.0;
 /// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
 const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
 
-/// How much slower memory may be said to be than caches; faster only by what measurements waver.
+/// Accepted cost of memory relative to caches; below 1 only by the noise of measurements.
 const FACTORS: std::ops::RangeInclusive<f64> = 0.1..=1e3;
 
 impl Number {

@@ -20,7 +20,7 @@ pub(crate) struct Pool {
     /// Equal for processes that draw from the same.
     id: u64,
     is_group: bool,
-    /// That were left when it was looked at.
+    /// Bytes left when last read.
     bytes: u64,
 }
 
@@ -123,7 +123,7 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
     words.next()?.parse().ok()
 }
 
-/// How the files of a version of control groups are called.
+/// File names of a version of control groups.
 #[derive(Clone, Copy)]
 struct Files {
     limit: &'static str,
@@ -182,7 +182,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<(PathBuf, PathBuf, Files)> {
     found
 }
 
-/// Where a line of mountinfo(5) shows a group, and the top of what it shows.
+/// Directory of a group, and the mount point above it, from a line of mountinfo(5).
 fn mounted(line: &str, path: &str, is_v2: bool) -> Option<(PathBuf, PathBuf)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);

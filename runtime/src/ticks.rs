@@ -1,4 +1,4 @@
-//! A clock for records: cheaper to read than the system's, and converted only when somebody reads a record.
+//! A clock for records: cheaper to read than the system's, and converted only when a record is read.
 //!
 //! A call of a few cache lines takes 150 ns, and two reads of the system's clock would take 50 of them. Where the kernel itself trusts the
 //! processor's time-stamp counter, reading that counter takes a sixth. Its rate is found when a record is read: the system's clock was

@@ -226,7 +226,7 @@ enum Domain {
 
 macro_rules! make_reduce_op {
     ($($(#[$doc:meta])+ $op:ident $(($factor:ty = $one:expr))?, $name:literal, $domain:ident;)+) => {
-        /// How values of the ranks are combined, element by element.
+        /// Operator that combines the ranks' values, element by element.
         ///
         /// Integers wrap. `f16` and `bf16` are combined in `f32` and rounded to nearest even. `Min` and `Max` of
         /// floating-point values are NaN if either is.

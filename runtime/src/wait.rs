@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How a waiting thread passes the time, by age of the wait.
+/// Actions of a waiting thread, by age of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Polls with nothing but a pause between them.
     pub spin: Duration,
     /// The same, beside [others that compute](Contention).
     pub spin_beside_others: Duration,
-    /// Also where it has been in vain.
+    /// Spins even after earlier spins without success.
     pub always_spins: bool,
     /// After that, polls with a `sched_yield` between them, until the wait is this old.
     pub yield_until: Duration,
@@ -70,13 +70,12 @@ impl Policy {
     }
 }
 
-/// Where ranks are few for their processors no sleep is longer, so that deadlines and aborts are seen even if every wake-up were
-/// lost.
+/// Where ranks are few for their processors no sleep is longer, so that deadlines and aborts are noticed even if every wake-up were lost.
 pub const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-/// Ranks that wait give the processor back within microseconds. Where a yield of a helper takes longer than this somebody
-/// computes, and may go on until the tick; a thread that sleeps is scheduled when it is woken. A step of `gradient_overlap
-/// --compute processor` with 4 ranks on 2 processors takes 76 to 86 ms where helpers yield all the same, else 50.
+/// Ranks that wait give the processor back within microseconds. Where a helper's yield takes longer than this, a foreign thread computes,
+/// and may go on until the tick; a thread that sleeps is scheduled when it is woken. A step of `gradient_overlap --compute processor` with
+/// 4 ranks on 2 processors takes 76 to 86 ms where helpers yield all the same, else 50.
 const GAP_OF_RANKS: Duration = Duration::from_micros(500);
 
 /// For how many looks that is believed.
@@ -116,9 +115,9 @@ impl Next {
 /// processes on 2 processors takes 74 us where they spin for 50, and 26 us with this.
 const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(15);
 
-/// Two ranks that have a processor each by their numbers may be on one all the same, as long as somebody else holds the other one. Then
-/// nothing comes while a rank spins. After so many waits in a row that were so, ranks yield at once: 64 KiB all-gathered
-/// by 2 such ranks takes 72 us where they spin first.
+/// Two ranks with a processor each by their numbers may still be on one, as long as a foreign thread keeps the other. Then nothing comes
+/// while a rank spins. After so many such waits in a row, ranks yield at once: 64 KiB all-gathered by 2 such ranks takes 72 us where they
+/// spin first.
 const VAIN_SPINS: u32 = 4;
 
 /// But one wait in so many begins with spinning, which tells whether it pays again.
@@ -136,16 +135,16 @@ pub struct Contention {
     vain_spins: u32,
 }
 
-/// A yield that takes longer gave the processor to somebody who computes. Ranks reduce for less than that at a time.
+/// A yield that takes longer gave the processor to a thread that computes. Ranks reduce for less than that at a time.
 const LATE: Duration = Duration::from_millis(2);
 
-/// How long contention is believed in at first, until a yield tries again; twice as long each time that it is still there.
+/// Time for which contention is assumed at first, until a yield tries again; doubled each time that it is still there.
 const FIRST_SPELL: Duration = Duration::from_millis(20);
 
 /// Longest spell: a try then costs less than a hundredth of the time.
 const SPELL_MAX: Duration = Duration::from_secs(1);
 
-/// One yield in so many is timed where nobody else has been noticed: the clock takes as long as the rest of a short yield.
+/// One yield in so many is timed where no contention has been noticed: the clock takes as long as the rest of a short yield.
 const YIELDS_PER_LOOK: u32 = 8;
 
 impl Contention {
@@ -190,7 +189,7 @@ impl Contention {
         tries
     }
 
-    /// Nothing came while the rank spun.
+    /// Notes that nothing came while the rank spun.
     fn spun_in_vain(&mut self) {
         self.vain_spins = (self.vain_spins + 1).min(VAIN_SPINS);
     }
@@ -332,10 +331,10 @@ impl Pacer {
     }
 }
 
-/// Where threads sleep until the calls before theirs are over.
+/// Place where threads sleep until the calls before theirs are over.
 #[derive(Debug, Default)]
 pub(crate) struct Turnstile {
-    /// How many turns were over when somebody was last told.
+    /// Number of finished turns when threads were last told.
     over: Mutex<u64>,
     moved: Condvar,
     sleepers: AtomicU32,
@@ -356,7 +355,7 @@ impl Turnstile {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// So many turns are over; wakes whoever sleeps. Called under the lock under which turns end.
+    /// Reports that so many turns are over; wakes sleeping threads. Called under the lock under which turns end.
     #[inline]
     pub(crate) fn tell(&self, over: u64) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -390,7 +389,7 @@ pub fn sleep_on_fds(fds: &[BorrowedFd<'_>], limit: Duration) {
     let _ = poll(&mut set, Some(&timespec(limit)));
 }
 
-/// Sleeps, for want of anything to sleep on.
+/// Sleeps, without an event to wake it.
 pub fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
@@ -422,7 +421,7 @@ mod tests {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::MAX, ..Policy::OVERSUBSCRIBED };
         let mut pacer = Pacer::beside_computation(policy);
         assert_eq!(pacer.idle(Instant::now), Next::Yield);
-        // Somebody has computed since.
+        // A foreign thread has computed since.
         pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));
         assert_eq!(pacer.idle(Instant::now), Next::Sleep);
         assert_eq!(pacer.idle(Instant::now), Next::Sleep, "for a while");
@@ -458,7 +457,7 @@ mod tests {
         assert_eq!(yields, Next::Yield);
         pacer.yielded(|| start + 100 * us);
         assert!(!pacer.contention.is_present(start + 100 * us));
-        // Somebody else does not. That is remembered in further waits, whether something came meanwhile or not.
+        // A foreign thread does not. That is remembered in further waits, whether something came meanwhile or not.
         let late = start + 2 * LATE;
         pacer.yielded(|| late);
         pacer.moved();

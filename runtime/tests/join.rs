@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// A deadline that a test is meant to reach.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A port that nobody uses now.
+/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
@@ -347,7 +347,7 @@ fn a_stale_file_is_not_trusted() {
         );
         std::fs::write(&path, text).unwrap();
     };
-    // Nobody listens there.
+    // No process listens there.
     stale(free_port());
     let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
     assert!(error.contains("written by process 1 on gone"), "{error}");

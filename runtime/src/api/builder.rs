@@ -53,7 +53,7 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// How long a newcomer waits to be taken in; for as long as the group lives, if not set.
+    /// Longest wait of a newcomer to be taken in; as long as the group lives, if not set.
     #[must_use]
     pub const fn wait_at_most(mut self, time: Duration) -> Self {
         self.wait_at_most = Some(time);
@@ -120,7 +120,7 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Where a newcomer's invitation is.
+/// Source of a newcomer's invitation.
 enum Source {
     Given(Invitation),
     /// `KOLO_JOIN`.

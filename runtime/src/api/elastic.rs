@@ -23,12 +23,11 @@ pub struct Agreement {
 /// Whether the new communicator is there, on this rank.
 const IS_MADE: u64 = 1;
 
-/// Whether it is, or is not because of somebody else: another meeting of the same ranks may succeed.
+/// Whether the meeting succeeded, or failed because of another rank: another meeting of the same ranks may succeed.
 const MAY_MEET_AGAIN: u64 = 2;
 
-/// How often the same ranks meet before they give up. A rank that is stopped for longer than
-/// [`Config::silent_after`](crate::Config::silent_after) while the others wait for it, and comes back before they have agreed on what came
-/// of it, costs one meeting. One that stays away costs none: it is left out.
+/// Meetings of the same ranks before they give up. A rank that stops for longer than [`Config::silent_after`](crate::Config::silent_after)
+/// while the others wait for it, and resumes before they have agreed, costs one meeting. A rank that stays away costs none: it is left out.
 pub(super) const MEETINGS: u32 = 3;
 
 impl Communicator {
@@ -45,8 +44,8 @@ impl Communicator {
         self.shared.membership.abort_flag().is_revoked()
     }
 
-    /// Agrees with all ranks that live: the AND of everybody's `flags`, and who took part. All ranks that live get the same answer,
-    /// whoever dies meanwhile. Works on a communicator that has failed, and after [`Communicator::revoke`].
+    /// Agrees with all ranks that live: the AND of all ranks' `flags`, and the ranks that took part. All ranks that live get the same
+    /// answer, even if ranks die meanwhile. Works on a communicator that has failed, and after [`Communicator::revoke`].
     ///
     /// All ranks that live call it, in the same order with [`Communicator::shrink`]. Blocks until all have, at most
     /// [`Config::join_timeout`](crate::Config::join_timeout). A rank that has stopped, or is cut off, is left out after
@@ -109,7 +108,7 @@ impl Communicator {
         })
     }
 
-    /// Members that live make another communicator, by `form`, until all of them have it, or nobody is to blame but those that live.
+    /// Members that live make another communicator, by `form`, until all of them have it, or only survivors are to blame for the failure.
     pub(super) fn form_anew(
         &self,
         purpose: Purpose,
@@ -159,7 +158,7 @@ impl Communicator {
                     tracing::info!(rank = self.rank(), "a rank was lost while the others came together");
                 }
                 (Ok(met), made) => {
-                    // Nobody waits for what was never used.
+                    // No rank waits on a communicator that was never used.
                     let problem = match made {
                         Ok(made) => {
                             made.abort("another rank could not make it");
@@ -169,8 +168,8 @@ impl Communicator {
                     };
                     tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
                     if met.ranks == ranks {
-                        // Nobody has died: somebody was away for some time, or the next meeting would end like this one. All ranks
-                        // see and count the same.
+                        // No rank has died: a rank was away for some time, or the next meeting would end like this one. All ranks see and
+                        // count the same.
                         in_vain += 1;
                         if met.flags & MAY_MEET_AGAIN == 0 || in_vain == MEETINGS {
                             return Err(problem.unwrap_or_else(|| self.not_made(operation)));
@@ -202,7 +201,7 @@ impl Communicator {
         self.shared.time_limit.set(until);
     }
 
-    /// How many times the group has changed: 0 for ranks that have joined, one more with each [`Communicator::shrink`] and
+    /// Number of changes of the group: 0 for ranks that have joined, one more with each [`Communicator::shrink`] and
     /// [`Communicator::grow`].
     #[must_use]
     pub fn epoch(&self) -> u64 {
@@ -322,7 +321,7 @@ impl Communicator {
     }
 }
 
-/// Whether an error of coming together may be that of somebody else, who is gone or back by the next time.
+/// Whether a joining error may be another rank's, which is gone or back by the next attempt.
 pub(super) const fn may_be_theirs(error: &Error) -> bool {
     match error {
         Error::Join { kind, .. } => {

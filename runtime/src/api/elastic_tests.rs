@@ -1,4 +1,4 @@
-//! Members that meet in vain, and again.
+//! Meetings of members that fail and are repeated.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

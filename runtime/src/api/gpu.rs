@@ -50,8 +50,8 @@ impl Communicator {
         Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::other("is_gpu_memory"))?.is_some())
     }
 
-    /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and why not better, in a line. None
-    /// if no peer is reached by RDMA.
+    /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and the reason for any fallback, in a line. None if
+    /// no peer is reached by RDMA.
     #[must_use]
     pub fn gpu_direct(&self) -> Option<String> {
         self.shared.look(|core| core.gpu.plan.as_ref().map(ToString::to_string))

@@ -36,8 +36,8 @@ impl Communicator {
         })
     }
 
-    /// How many newcomers wait at this rank's door. Others may wait at those of other ranks: a program that would know whether somebody
-    /// waits carries this number in a reduction of its own, or asks [`Communicator::agree`]. Local, and costs a lock.
+    /// Number of newcomers that wait at this rank's door. Others may wait at the doors of other ranks: a program that needs to know whether
+    /// any newcomer waits carries this number in a reduction of its own, or asks [`Communicator::agree`]. Local, and costs a lock.
     #[must_use]
     pub fn waiting(&self) -> u32 {
         let lobby = if self.shared.is_ours() { self.shared.lobby() } else { None };
@@ -55,7 +55,7 @@ impl Communicator {
     pub(super) fn meet_newcomers(&self) {
         let shared = &self.shared;
         shared.meet_newcomers();
-        // Each rank: those of other hosts, or of other launchers on this one, have other places, and nobody knows whose are the same.
+        // Each rank: ranks of other hosts, or of other launchers on this one, have other places, and none knows whose are the same.
         let is_whole = shared.group.id == WORLD;
         let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_whole) else { return };
         // All at once: newcomers may be reading it.
@@ -99,9 +99,9 @@ impl Communicator {
         self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
     }
 
-    /// A communicator of the ranks that live and of the newcomers that wait at their doors, as long as there are at most `most` ranks in
-    /// all; the others wait on. Ranks keep their order and newcomers come behind them, in the order of the ranks at whose doors they wait. If
-    /// nobody waits, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.
+    /// A communicator of the ranks that live and of the newcomers that wait at their doors, with at most `most` ranks in all; further
+    /// newcomers wait on. Ranks keep their order and newcomers follow, in the order of the ranks at whose doors they wait. Without
+    /// newcomers, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.
     ///
     /// All ranks that live call it with the same `most`; newcomers return from
     /// [`CommunicatorBuilder::connect`](crate::CommunicatorBuilder::connect). Blocks until all have come, at most
@@ -149,13 +149,13 @@ impl Communicator {
     }
 }
 
-/// How a newcomer joins.
+/// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
     /// Gives the invitation; asked again when no door opens.
     pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
     pub(super) slot: Option<u32>,
     pub(super) elastic: Elastic,
-    /// How long it waits to be called.
+    /// Longest wait to be called.
     pub(super) wait_at_most: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! A panic that leaves a call, in every form of call: nobody writes the caller's memory after it, and the others hear of it.
+//! A panic that leaves a call, in every form of call: the caller's memory is not written afterwards, and the other ranks hear of the panic.
 
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use crate::drive::injected;
 use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 
-/// How many steps of a test are done.
+/// Steps of a test done so far.
 #[derive(Default)]
 struct Steps(Mutex<u32>, Condvar);
 

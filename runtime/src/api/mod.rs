@@ -100,7 +100,7 @@ pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// How long dropping a communicator waits for asynchronous operations and for data to leave.
+/// Longest wait of a dropped communicator for asynchronous operations and for data to leave.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
@@ -159,7 +159,7 @@ impl Communicator {
         &self.shared.group.hosts
     }
 
-    /// How each other rank is reached, and why so.
+    /// Route to each other rank, and the reason for it.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.shared.group.routes
@@ -184,7 +184,7 @@ impl Communicator {
         self.shared.world.control.coordinator_bytes()
     }
 
-    /// Where further endpoints of this process may listen.
+    /// Port at which further endpoints of this process may listen.
     #[doc(hidden)]
     #[must_use]
     pub fn port(&self) -> Option<Arc<Port>> {
@@ -342,7 +342,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) {
-            // After a panic nobody waits for what was started: the others should hear why first.
+            // After a panic no thread waits for started operations: the other ranks should first hear why.
             let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
             let in_order = drive::close(&self.shared, limit);
             self.shared.world.left(in_order);

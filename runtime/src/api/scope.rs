@@ -25,7 +25,7 @@ pub struct Scope<'buffers, 'communicator> {
 #[derive(Debug)]
 struct Started<'buffers> {
     ticket: Ticket,
-    /// Where a receive from any source tells whom it was from.
+    /// Destination for the source of a receive from any source.
     source: Option<&'buffers mut u32>,
 }
 

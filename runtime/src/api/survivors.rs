@@ -16,28 +16,28 @@ const DONE: u64 = 1;
 /// This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
 const MAY_REPEAT: u64 = 2;
 
-/// Nobody waits at this rank's door.
+/// No newcomer waits at this rank's door.
 const NOBODY_WAITS: u64 = 4;
 
-/// This rank has come to the end of the step, which not all have whose time was over.
+/// This rank has reached the end of the step; ranks that ran out of time may not have.
 const IS_HERE: u64 = 8;
 
-/// Nobody waits at this rank's door for a copy of its state.
+/// No newcomer waits at this rank's door for a copy of its state.
 const NOBODY_ASKS: u64 = 16;
 
-/// How the members of a group have changed: see [`Survivors::on_change`].
+/// A change of a group's members: see [`Survivors::on_change`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Change {
-    /// How many times the group has changed, this time too.
+    /// Number of changes of the group, this one included.
     pub epoch: u64,
     /// Ranks in the communicator before that have left. Empty on a newcomer, which does not know.
     pub left: Vec<u32>,
     /// Ranks now that have come.
     pub came: Vec<u32>,
-    /// This rank now.
+    /// This rank's number now.
     pub rank: u32,
-    /// How many there are now.
+    /// World size now.
     pub world_size: u32,
 }
 
@@ -104,7 +104,7 @@ impl Survivors {
         Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }
 
-    /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
+    /// Greatest number of ranks: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
     #[must_use]
     pub const fn up_to(mut self, ranks: u32) -> Self {
         self.up_to = ranks;
@@ -224,9 +224,9 @@ impl Survivors {
         }
     }
 
-    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They take
-    /// the slots of ranks that have been lost first. Costs nothing if nobody waits, which the agreement after the last step has told; else
-    /// some milliseconds, and whatever [`Communicator::grow`] blocks for.
+    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They
+    /// first take the slots of lost ranks. Costs nothing without newcomers, as known from the agreement after the last step; otherwise some
+    /// milliseconds, and the time for which [`Communicator::grow`] blocks.
     ///
     /// All members call it at the same point of the program; a newcomer begins there, so its own first call does nothing. A failure
     /// leaves the members as they are, and is logged: those that wait come in later.
@@ -333,7 +333,7 @@ impl Survivors {
     }
 }
 
-/// Why a step that has succeeded here has not on all ranks.
+/// Reason why a step that succeeded here failed on another rank.
 const FAILED: &str = "the step failed on another rank, whose own error says why";
 const LATE: &str = "the step was given up: a rank that lives had not come to its end in time";
 

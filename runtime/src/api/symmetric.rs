@@ -24,7 +24,7 @@ use crate::wait::{Next, Pacer, Policy};
 /// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
 const ALLOC_ROUND: u64 = 1 << 40;
 
-/// How often a rank that waits for others' memory looks whether they are still there.
+/// Interval at which a rank waiting for others' memory checks that they are still there.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A buffer that the other ranks of the host reach directly: see [`Communicator::alloc`]. It is used like a `Vec` of fixed

@@ -1,6 +1,6 @@
 //! From typed slices to checked calls: one place for blocking calls, scopes and operations that own their buffers.
 //!
-//! Making a call touches no memory; whoever runs it promises that the slices stay as they are until it is over.
+//! Making a call touches no memory; its runner promises that the slices stay unchanged until the call is over.
 
 use kolo_collectives::plan::{Collective, Placement};
 

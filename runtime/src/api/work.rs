@@ -12,7 +12,7 @@ use crate::drive::{self, Ticket};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 
-/// An asynchronous operation. It makes progress whether or not anybody waits.
+/// An asynchronous operation. It makes progress whether or not a thread waits.
 ///
 /// The operation owns its buffers, so a handle may be dropped or leaked at any time: the operation then goes on and the
 /// buffers are freed when it is done.
@@ -161,7 +161,7 @@ impl<B: 'static> Work<B> {
             core.progress();
         }
         let next = self.tickets().find(|ticket| !is_done(&core.engine, ticket));
-        // Where the cause of a failure is not known yet, the helper finds out, and wakes the task then.
+        // If the cause of a failure is not known yet, the helper finds out, and wakes the task then.
         let has_failed = core.engine.failure().is_some() && self.shared.fault.cause().is_some();
         let Some(Ticket { id, waited }) = next.filter(|_| !core.closed && !has_failed) else {
             drive::wake_tasks(core);
@@ -173,7 +173,7 @@ impl<B: 'static> Work<B> {
         drive::wake_tasks(core);
         drop(replaced);
         if !drive::call_helper(&self.shared) {
-            // Nobody but the task itself moves the operation on.
+            // Only the task itself moves the operation on.
             task.wake_by_ref();
         }
         false

@@ -12,7 +12,7 @@ pub(crate) struct GpuBuffers {
     pub(crate) access: AdapterAccess,
 }
 
-/// How messages get from and to a GPU's memory.
+/// Path of messages from and to a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AdapterAccess {
     /// Through pinned memory of the host.

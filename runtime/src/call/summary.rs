@@ -20,7 +20,7 @@ pub struct Summary {
     pub op: Option<ReduceOp>,
     /// Root, where the collective has one.
     pub root: Option<u32>,
-    /// How many shards are reduced, where it is these instead of a vector of each rank.
+    /// Number of shards, for a reduction of shards instead of one vector per rank.
     pub shards: Option<u32>,
     /// Whether the call was asynchronous.
     pub asynchronous: bool,

@@ -67,7 +67,7 @@ impl Attendance {
         self.helper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is work that nobody may wait for. If the helper sleeps, or has not begun, `start` makes sure that there is one, and
+    /// Leaves work for which possibly no thread waits. If the helper sleeps, or has not begun, `start` makes sure that there is one, and
     /// says whether there is. Returns whether there is one.
     pub(crate) fn leave_work(&self, start: impl FnOnce(&mut Helper) -> bool) -> bool {
         self.pending.store(true, Ordering::SeqCst);
@@ -96,7 +96,7 @@ impl Attendance {
         self.drivers.load(Ordering::Relaxed) > 0 || self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Whether there is work that nobody does.
+    /// Whether there is unattended work.
     pub(crate) fn is_unattended(&self) -> bool {
         self.pending.load(Ordering::SeqCst) && self.drivers.load(Ordering::SeqCst) == 0
     }
@@ -118,7 +118,7 @@ impl Attendance {
         helper
     }
 
-    /// The helper sleeps until there is work that nobody does, or it is to stop.
+    /// The helper sleeps until there is unattended work, or it must stop.
     pub(crate) fn rest<'a>(&self, mut helper: MutexGuard<'a, Helper>) -> MutexGuard<'a, Helper> {
         self.asleep.store(true, Ordering::SeqCst);
         in_one_order();
@@ -181,7 +181,7 @@ mod models {
     }
 
     impl Modelled {
-        /// One step of whoever drives. Whether nothing is left.
+        /// One step of a driver. Returns whether nothing is left.
         fn step(&self) -> bool {
             let mut left = self.left.lock().expect("no panic");
             *left = left.saturating_sub(1);

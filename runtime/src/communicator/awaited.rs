@@ -1,7 +1,7 @@
 //! Tasks that await started operations, and are to be woken when these are over.
 //!
-//! Wakers are code of users: they may take locks, run a task, or be the last to hold one and drop it, with handles of
-//! operations in it. So nobody wakes or drops one while it has the core; whoever takes wakers from here lets the core go first.
+//! Wakers are users' code: they may take locks, run a task, or be the last to hold one and drop it, with handles of operations in it. No
+//! thread therefore wakes or drops one while it holds the core: it takes wakers from here, and releases the core first.
 
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::engine::{Engine, Id};
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
     waiting: Vec<Awaiting>,
-    /// Tasks whose operation is over, and that nobody has woken yet.
+    /// Tasks whose operation is over, and that have not been woken yet.
     to_wake: Vec<Waker>,
 }
 
@@ -30,7 +30,7 @@ struct Awaiting {
 pub(crate) struct Deadline {
     /// The limit it was given.
     pub(crate) limit: Duration,
-    /// When that is over; none if never.
+    /// Deadline; none without a limit.
     pub(crate) at: Option<Instant>,
 }
 
@@ -55,7 +55,7 @@ impl Awaited {
         }
     }
 
-    /// Nobody awaits this one any more.
+    /// The operation is no longer awaited.
     #[must_use = "dropped once the core is free"]
     pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
         let at = self.waiting.iter().position(|awaiting| awaiting.id == id)?;

@@ -41,7 +41,7 @@ pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
     mix(mix(parent ^ mix(number)) ^ color)
 }
 
-/// How long ranks wait for each other.
+/// Longest wait of ranks for each other.
 pub(crate) fn patience(config: &Config) -> Duration {
     config.join_timeout.min(MOST_PATIENCE)
 }

@@ -99,8 +99,8 @@ fn tcp_options(making: &Making) -> TcpOptions {
     }
 }
 
-/// How long one address may be silent before the next is tried, and altogether. A call should end with the addresses that
-/// do not answer rather than with its own time-out, which knows of none: five addresses of a peer are given up before that.
+/// Time-outs of one silent address, and of all. A call should end with the list of addresses that do not answer rather than with its own
+/// time-out, which knows of none: five addresses of a peer are given up before that.
 fn dial_times(timeout: Duration) -> (Duration, Duration) {
     let usual = TcpOptions::default();
     (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
@@ -126,7 +126,7 @@ pub(super) struct Established {
     pub(super) links: Links,
     /// The exchange of the host, if all ranks are on it.
     pub(super) exchange: Option<Exchange>,
-    /// How adapters reach a GPU's memory, if there are any.
+    /// Access of the adapters to a GPU's memory, if there are any.
     pub(super) plan: Option<kolo_gdr::Plan>,
     pub(super) adapters: Option<Adapters>,
 }

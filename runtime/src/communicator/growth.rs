@@ -1,9 +1,9 @@
 //! Members and newcomers come together: see [`Communicator::grow`](crate::Communicator::grow).
 //!
-//! 1. The members that live, which they have agreed on, make a control plane of their own. By it they tell each other who waits at their
-//!    doors, and all compute who becomes a member, and where ([`seating`](super::seating)).
-//! 2. Each member calls those in who wait at its door. All come together under the one that is rank 0 from now on. A member that fails, or
-//!    whose newcomer is gone, says so by the first control plane, and nobody waits any longer.
+//! 1. The members that live, which they have agreed on, make a control plane of their own. By it they tell each other which newcomers
+//!    wait at their doors, and all compute the new members and their places ([`seating`](super::seating)).
+//! 2. Each member calls the chosen newcomers at its door. All come together under the one that is rank 0 from now on. A member that
+//!    fails, or whose newcomer is gone, says so by the first control plane, and the others stop waiting.
 //! 3. They make the communicator, as all ranks do, and confirm it to each other: the members by the old communicator, then all by
 //!    the new one.
 
@@ -278,7 +278,7 @@ pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Where newcomers wait for the group of this communicator, at this rank's door. None if there is no door.
+/// Lobby for newcomers to the group of this communicator, at this rank's door. None if there is no door.
 pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
     let group = shared.group_id();
     let config = shared.config.clone();

@@ -54,5 +54,5 @@ const LOOPBACK_SWITCH_SECONDS: f64 = 3.5e-6;
 /// The kernel's rate over loopback with two processors, in and out each counted: 13 GB/s measured.
 const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 26e9;
 
-/// Copies of what an all-to-all by Bruck packs, which lies in the nearest caches where that form is of use.
+/// Copies for the packing of an all-to-all by Bruck, which lie in the nearest caches where that form is of use.
 const LOOPBACK_COPY_BYTES_PER_SECOND: f64 = 30e9;

@@ -37,7 +37,7 @@ fn unsupported(shared: &Shared, waited: Waited, problem: String) -> Error {
     Error::Unsupported { context: shared.context(waited), problem }
 }
 
-/// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
+/// Expected path of a call on a GPU's memory, as far as it is known beforehand.
 pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuPath> {
     let group = &shared.group;
     core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
@@ -62,7 +62,7 @@ pub(crate) fn call_path(
     settle(shared, core, path, buffers, waited).map(Some)
 }
 
-/// How a message from or to a GPU's memory is carried out; registers what it needs.
+/// Path of a message from or to a GPU's memory; registers the memory as needed.
 ///
 /// # Errors
 /// As [`call_path`].

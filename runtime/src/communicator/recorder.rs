@@ -18,11 +18,11 @@ pub struct Record {
     pub sequence: u64,
     /// The call.
     pub summary: Summary,
-    /// When, since the communicator was made.
+    /// Start, since the communicator was made.
     pub started: Duration,
-    /// How long it took; `None` while it runs.
+    /// Duration; `None` while it runs.
     pub took: Option<Duration>,
-    /// How it was carried out, if it was on a GPU's memory.
+    /// Path, for a call on a GPU's memory.
     pub gpu: Option<GpuPath>,
 }
 
@@ -93,7 +93,7 @@ impl Recorder {
     }
 }
 
-/// Where the record of an operation is kept. Numbers begin at 1.
+/// Slot of an operation's record. Numbers begin at 1.
 fn slot(sequence: u64) -> usize {
     (sequence as usize - 1) % LENGTH
 }

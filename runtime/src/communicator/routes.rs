@@ -1,4 +1,4 @@
-//! How each other rank is reached.
+//! Routes to the other ranks.
 
 use std::collections::HashMap;
 use std::time::Instant;

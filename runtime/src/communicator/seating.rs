@@ -10,7 +10,7 @@ use crate::job::MAX_WORLD_SIZE;
 pub(crate) enum Places {
     /// Behind all others, until there are so many ranks.
     Last { most: u32 },
-    /// Those that members have left free.
+    /// Slots that members have left free.
     Free,
     /// These first, then behind all others, until there are so many ranks.
     FreeThenLast { most: u32 },
@@ -60,7 +60,7 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
         Places::Last { .. } => slot_count,
         Places::Free | Places::FreeThenLast { .. } => 0,
     };
-    // Those who want one place and no other come first: the others take what is left.
+    // Newcomers that want one particular place come first: the others take the rest.
     let wants_one = |place: &(usize, usize)| lists[place.0][place.1].slot.is_some();
     for (host, at) in all().filter(wants_one).chain(all().filter(|place| !wants_one(place))) {
         let newcomer = &lists[host][at];

@@ -2,10 +2,9 @@
 //!
 //! # Threads
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
-//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
-//! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
-//! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
-//! the mutex until that is over.
+//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous was started, and
+//! drives only while no other thread does. A driver gives the mutex up between turns when another thread asks for it, and while it sleeps.
+//! A blocking call of the exchange that waits for its turn behind another thread's sleeps without the mutex until that is over.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -41,9 +40,9 @@ pub(crate) struct Shared {
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
     pub(crate) time_limit: TimeLimit,
-    /// Where newcomers wait.
+    /// Lobby for newcomers.
     pub(super) lobby: OnceLock<Arc<Lobby>>,
-    /// That made it.
+    /// The member that made it.
     pub(super) process: Process,
 }
 
@@ -143,8 +142,8 @@ impl World {
         self.communicators.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One has been dropped. The last one says goodbye though handles of operations may still be about: the end of the process
-    /// must not overtake what the coordinator has to tell. One that was not `in_order` waits for nobody.
+    /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain: the end of the process must
+    /// not overtake the coordinator's messages. One that was not `in_order` does not wait.
     pub(crate) fn left(&self, in_order: bool) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
             // A rank that goes because of a panic is lost, and its last words say so.
@@ -152,12 +151,12 @@ impl World {
         }
     }
 
-    /// How many times the group has changed since its ranks joined.
+    /// Number of changes of the group since its ranks joined.
     pub(crate) fn epoch(&self) -> u64 {
         self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
     }
 
-    /// Where it comes from, if another one was before it.
+    /// Origin of this world, if it was made of another one.
     pub(super) fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
@@ -179,7 +178,7 @@ impl World {
     }
 }
 
-/// Why the communicator cannot be used any more, if so.
+/// Reason why the communicator cannot be used any more, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Fault {
     cause: Mutex<Option<Cause>>,
@@ -216,7 +215,7 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
-    /// Where newcomers wait at this rank's door, if it has one.
+    /// Lobby for newcomers at this rank's door, if it has one.
     pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
         self.lobby.get()
     }
@@ -228,7 +227,7 @@ impl Shared {
         }
     }
 
-    /// Whether nobody has still to confirm that all have it, as members that come together anew do.
+    /// Whether all members have it without further confirmation; members that come together anew confirm it.
     pub(crate) fn is_complete(&self) -> bool {
         self.group.id != super::WORLD || self.world.lineage.is_none()
     }
@@ -245,7 +244,7 @@ impl Shared {
         Ok(self.lobby.get())
     }
 
-    /// Keeps for communicators to come whom this rank has met at a relay.
+    /// Keeps the ranks met at a relay for later communicators.
     pub(crate) fn note_relayed(&self) {
         let relayed = self.look(|core| core.engine.relayed());
         let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
@@ -276,8 +275,8 @@ impl Shared {
         self.core.wanting.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets another thread have the core. A lock goes to whoever comes first, which is the thread that has just given it up
-    /// unless that waits for the other to wake up.
+    /// Lets another thread take the core. Without this, the thread that has just released the lock would take it again before the other
+    /// wakes up.
     pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         drop(core);
         for _ in 0..YIELDS_MAX {

@@ -20,7 +20,7 @@ pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> 
     Ok(answers.iter().all(|answer| answer == &[1]))
 }
 
-/// Whether a rank shares memory with all others of its host, if there are others, and with nobody else.
+/// Whether a rank shares memory with all others of its host, if there are others, and with no rank elsewhere.
 fn is_shared(hosts: &[u32], rank: u32, shared: &[u32]) -> bool {
     let host = hosts[rank as usize];
     let on_host = (0..hosts.len() as u32).filter(|other| hosts[*other as usize] == host);

@@ -11,17 +11,17 @@ use super::shared::{Shared, World};
 use crate::control::{GroupId, Meeting};
 use crate::error::{Error, Result};
 
-/// Where the members of a communicator come from that was made of another one.
+/// Origin of the members of a communicator that was made of another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lineage {
-    /// How many times the group has changed.
+    /// Number of changes of the group.
     pub(crate) epoch: u64,
-    /// Each member's rank in the communicator before; [`NEWCOMER`] for those that were none of it.
+    /// Each member's rank in the communicator before; [`NEWCOMER`] for a newcomer.
     pub(crate) ranks_before: Vec<u32>,
     pub(crate) group: GroupId,
-    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the place of whoever it replaces.
+    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the slot of the rank that it replaces.
     pub(crate) slots: Vec<u32>,
-    /// How many slots there were at most.
+    /// Greatest number of slots so far.
     pub(crate) slot_count: u32,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Lineage {
 pub(crate) struct Elastic {
     /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
     pub(crate) bounds: Option<(u32, u32)>,
-    /// Where this rank keeps an invitation for newcomers, perhaps as others do: `KOLO_INVITE`.
+    /// File in which this rank keeps an invitation for newcomers, perhaps shared with other ranks: `KOLO_INVITE`.
     pub(crate) invite: Option<PathBuf>,
 }
 
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// How many slots there were at most.
+    /// Greatest number of slots so far.
     pub(crate) fn slot_count(&self) -> u32 {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.slot_count,

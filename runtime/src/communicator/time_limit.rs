@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Read wherever a thread begins to wait, so without a lock.
 #[derive(Debug)]
 pub(crate) struct TimeLimit {
-    /// From which times are counted.
+    /// Origin of times.
     since: Instant,
     /// In nanoseconds; 0 if there is no such moment.
     until: AtomicU64,
@@ -26,7 +26,7 @@ impl TimeLimit {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// How long calls may still take, if not for ever.
+    /// Time left for calls, if limited.
     #[inline]
     pub(crate) fn left(&self) -> Option<Duration> {
         match self.until.load(Ordering::Relaxed) {

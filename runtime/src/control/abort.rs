@@ -46,7 +46,7 @@ impl AbortKind {
     }
 }
 
-/// How a rank was lost, as a value and in words.
+/// Cause of a rank's loss, as a value and in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
     /// As a value.
@@ -78,7 +78,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why a communicator was aborted.
+/// Cause of an abort.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortCause {
     /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for
@@ -86,7 +86,7 @@ pub struct AbortCause {
     pub by: u32,
     /// Kind of failure.
     pub kind: AbortKind,
-    /// How the member was lost, for [`AbortKind::PeerLost`].
+    /// Cause of the member's loss, for [`AbortKind::PeerLost`].
     pub loss: Option<LossCause>,
     /// In words.
     #[serde(deserialize_with = "super::wire::foreign")]
@@ -110,7 +110,7 @@ impl AbortCause {
         Self { loss: Some(loss.cause), ..Self::new(member, AbortKind::PeerLost, &*loss.text) }
     }
 
-    /// How the member was lost.
+    /// Cause of the member's loss.
     pub(crate) fn loss(&self) -> Loss {
         Loss::new(self.loss.unwrap_or(LossCause::Closed), &*self.reason)
     }
@@ -148,8 +148,8 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 
 /// One communicator's abort flag. The first cause stays; the flag is never lowered.
 ///
-/// Order of events in `raise`: the cause is stored, then the word is set (release), then the hooks run. So whoever
-/// sees the word set (acquire) finds the cause, and whoever was asleep is woken after the word was set.
+/// Order of events in `raise`: the cause is stored, then the word is set (release), then the hooks run. A thread that sees the word set
+/// (acquire) therefore finds the cause, and a sleeping thread is woken after the word was set.
 #[derive(Default)]
 pub struct AbortFlag {
     word: AtomicU32,

@@ -1,4 +1,4 @@
-//! How a rank joins: find the coordinator, connect, introduce itself, and wait for the others.
+//! Joining: a rank finds the coordinator, connects, introduces itself and waits for the other ranks.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -60,7 +60,7 @@ pub(crate) struct Connected {
     pub(crate) judged: bool,
     /// The connection to the coordinator's host, if that is another.
     pub(crate) line: Option<Line>,
-    /// Where the coordinator listens.
+    /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
 
@@ -110,10 +110,10 @@ async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
 /// packets without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other of the loss.
 const SEGMENT_BYTES: u32 = 1200;
 
-/// Connects. Both ends keep to what this one sets before.
+/// Connects. Both ends keep to the segment length set here before the handshake.
 pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Where it cannot be set, connections are as they would be.
+    // Without this option, connections use the system's segment length.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
     socket.connect(address).await
 }
@@ -121,7 +121,7 @@ pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
 enum Setback {
     /// Look again.
     Retry(String),
-    /// It will not get better.
+    /// A retry cannot help.
     Fatal(Error),
 }
 
@@ -164,7 +164,7 @@ struct Search {
     /// Outcome of the attempts before it, where that differs: rank 0 takes its address away when it gives up, and a missing address
     /// explains less than the reason this rank did not join.
     before: Option<String>,
-    /// Where the coordinator listens that the attempt under way has reached.
+    /// Address of the coordinator that the current attempt has reached.
     reached: Option<SocketAddr>,
     /// Event that the attempt under way waits for.
     waits_for: String,
@@ -266,7 +266,7 @@ impl Search {
                     }
                 };
                 if stream.local_addr().ok() == stream.peer_addr().ok() {
-                    // A port that nobody listens at can be chosen as our own; closing frees it for rank 0.
+                    // A port without a listener can be chosen as our own; closing frees it for rank 0.
                     let itself = Rejection::Foreign("nobody listens there (it connected to itself)".into());
                     return Err((address, itself));
                 }

@@ -43,7 +43,7 @@ const PIPE_BYTES: usize = 16 << 10;
 const QUEUED_EVENTS: usize = 1024;
 
 enum Event {
-    /// Somebody who has nothing to prove: a rank of this process, or a survivor that has come through the door.
+    /// A connection with nothing to prove: a rank of this process, or a survivor that came through the door.
     Proven {
         stream: BoxedStream,
         judged: bool,
@@ -88,7 +88,7 @@ pub(crate) struct CoordinatorCounters {
 pub(crate) struct Coordinator {
     events: mpsc::Sender<Event>,
     pub(crate) counters: Arc<CoordinatorCounters>,
-    /// Where it listens, as its own host reaches it.
+    /// Address of the listener, as reached from its own host.
     pub(crate) at: Option<SocketAddr>,
 }
 
@@ -168,11 +168,11 @@ struct Driver {
     entry: Option<Entry>,
     /// No connection is taken before: there were no descriptors.
     accept_after: Option<tokio::time::Instant>,
-    /// Given up for a moment when there are none left, so that whoever waits at the port is dropped and told so.
+    /// Closed for a moment when no descriptors are left, so that the next caller in the backlog is accepted, told so and dropped.
     spare: Option<std::fs::File>,
     published: Option<Box<dyn Send>>,
     inbox: mpsc::Receiver<Event>,
-    /// Weak: once rank 0's handle and all connections are gone nobody can send any more.
+    /// Weak: once rank 0's handle and all connections are gone, no sender is left.
     events: mpsc::WeakSender<Event>,
     connections: HashMap<ConnectionId, Connection>,
     next_connection: ConnectionId,
@@ -183,7 +183,7 @@ struct Driver {
     writers: JoinSet<()>,
     relay: Arc<Relay>,
     vigils: Vigils,
-    /// Dropped when the driver ends, which tells whoever waits for it.
+    /// Dropped when the driver ends, which notifies their waiters.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
 }

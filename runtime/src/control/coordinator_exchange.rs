@@ -12,7 +12,7 @@ use super::ranks;
 use super::wire::{ExchangeFailure, ExchangeKey, FromCoordinator, encode, remember};
 use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
 
-/// How a rank stands, as far as an exchange is concerned.
+/// State of a rank with respect to an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Here,
@@ -132,7 +132,7 @@ impl Exchanges {
         }
     }
 
-    /// Somebody left or was lost: exchanges that wait for it fail.
+    /// Fails the exchanges that wait for a rank that left or was lost.
     pub(crate) fn settle_all(&mut self, standing: &dyn Fn(u32) -> Standing) -> Vec<Delivery> {
         let keys: Vec<_> = self.open.keys().copied().collect();
         keys.into_iter().flat_map(|key| self.settle(key, standing)).collect()

@@ -24,7 +24,7 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) passes: bool,
 }
 
-/// How far a rank is in its life.
+/// Stage of a rank's life.
 #[derive(Debug)]
 pub(crate) enum RankState {
     Absent { last: Option<String> },
@@ -60,7 +60,7 @@ pub(crate) fn describe(peer: &PeerInfo) -> String {
     format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
 }
 
-/// How a rank stands, as far as an exchange is concerned.
+/// State of a rank with respect to an exchange.
 pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     match states.get(rank as usize) {
         Some(RankState::Lost { loss }) => Standing::Lost(loss.clone()),
@@ -69,7 +69,7 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Why a newcomer is refused, if it is. `ending`: rank 0 has left or the job was given up.
+/// Reason for refusing a newcomer, if any. `ending`: rank 0 has left or the job was given up.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &[RankState],

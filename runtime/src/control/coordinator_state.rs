@@ -76,7 +76,7 @@ pub(crate) struct CoordinatorState {
     /// Connections turned away that were no rank's, as the driver counts them.
     rejected: u64,
     next_tick: Instant,
-    /// Before this nobody has been silent for too long. Beats come between ticks, and silence is to be noticed when it is one.
+    /// No rank has been silent for too long before this time. Beats arrive between ticks, and each silence must be noticed at once.
     next_judgement: Instant,
     actions: Vec<Action>,
     beat: Bytes,
@@ -136,7 +136,7 @@ impl CoordinatorState {
         }
     }
 
-    /// The same, if nobody has noted it before.
+    /// The same, unless already noted.
     pub(crate) fn note_misfit_once(&mut self, note: String) {
         if !self.turned_away.contains(&note) {
             self.note_misfit(note);
@@ -157,7 +157,7 @@ impl CoordinatorState {
         self.beat.clone()
     }
 
-    /// How many connections were turned away so far.
+    /// Number of connections turned away so far.
     pub(crate) fn count_rejected(&mut self, rejected: u64) {
         self.rejected = rejected;
     }

@@ -1,4 +1,4 @@
-//! Where ranks that join come in: a listener of the coordinator's own, or the port at which rank 0 is reached anyway.
+//! Entrance for joining ranks: a listener of the coordinator's own, or the port at which rank 0 is reached anyway.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,7 +14,7 @@ use super::handshake::Start;
 /// Callers that wait until the coordinator takes them; those beyond come again.
 pub(super) const CALLERS_MAX: usize = 1024;
 
-/// A connection that nobody has answered yet.
+/// A connection not yet answered.
 pub(crate) struct Caller {
     pub(super) stream: TcpStream,
     pub(super) origin: SocketAddr,
@@ -22,7 +22,7 @@ pub(crate) struct Caller {
     pub(super) start: Option<Start>,
 }
 
-/// Where they come in.
+/// Source of incoming connections.
 pub(crate) enum Entry {
     /// A socket of its own.
     Own(TcpListener),
@@ -57,7 +57,7 @@ impl Entry {
                 let accepted = listener.poll_accept(context);
                 accepted.map_ok(|(stream, origin)| Caller { stream, origin, start: None })
             }
-            // A closed queue is a door that has closed: nobody comes any more.
+            // A closed queue means that the door has closed: no more callers.
             Self::Shared { callers, .. } => match callers.poll_recv(context) {
                 Poll::Ready(Some(caller)) => Poll::Ready(Ok(caller)),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,

@@ -105,7 +105,7 @@ fn verdict(
     }
 }
 
-/// Why there will be no answer, if the coordinator is gone.
+/// Reason why no answer will come, if the coordinator is gone.
 fn ended(standing: &CoordinatorStanding, context: &ErrorContext, members: &[u32]) -> Option<Error> {
     match standing {
         CoordinatorStanding::Open => None,

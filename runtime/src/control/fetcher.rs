@@ -149,7 +149,7 @@ async fn fetch(
     report: &Sender<News>,
 ) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    // Nothing is asked before; whoever asks may give up meanwhile.
+    // No request precedes the offer; the requester may give up meanwhile.
     let offered = tokio::select! {
         offered = hear(&mut read, 0) => offered?.0,
         _ = jobs.recv() => return Ok(()),

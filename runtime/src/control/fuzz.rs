@@ -71,7 +71,7 @@ fn both_ways(payload: &[u8]) {
     }
 }
 
-/// Either side of the handshake, with and without keys: nobody gets through without them.
+/// Either side of the handshake, with and without keys: no peer gets through without them.
 pub(crate) fn handshake(bytes: &[u8]) {
     let private = Credentials { secret: JobSecret::new("secret"), rendezvous: Some([7; 16]) };
     for credentials in [&private, &Credentials::default()] {
@@ -87,7 +87,7 @@ pub(crate) fn handshake(bytes: &[u8]) {
     }
 }
 
-/// Records that nobody with the key has sealed: none is taken for one.
+/// Records sealed without the key: none is accepted.
 pub(crate) fn sealed(bytes: &[u8]) {
     let keys = SessionKeys { outward: [1; 32], inward: [2; 32] };
     let mut stream = Sealed::new(tokio::io::join(bytes, tokio::io::sink()), &keys);

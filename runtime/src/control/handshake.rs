@@ -125,22 +125,22 @@ fn transcript(rank: &Preamble, coordinator: &Preamble) -> Transcript {
     both
 }
 
-/// How far a connection has come, for the coordinator that must choose which to give up.
+/// Progress of a connection, for the coordinator when it must choose one to give up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Progress {
     /// Nothing that makes sense has come yet.
     Silent = 0,
-    /// A fitting preamble has come, as anybody can send.
+    /// A fitting preamble has come, which any process can send.
     Greeted = 1,
     /// The keys are proven.
     Proven = 2,
 }
 
-/// How a handshake failed.
+/// Reason for a failed handshake.
 #[derive(Debug)]
 pub(crate) enum Rejection {
-    /// The other side is not Kolo, or the connection broke: trying again may help, nobody needs to know.
+    /// The other side is not Kolo, or the connection broke: a retry may help, and no report is needed.
     Foreign(String),
     /// The other side is Kolo but does not fit.
     Misfit { problem: String, remedy: String },

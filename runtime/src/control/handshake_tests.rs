@@ -108,7 +108,7 @@ async fn a_replay_is_refused() {
     assert!(problem(greet_rank(&mut coordinator, &own, |_| ()).await).contains("another job"));
 }
 
-/// Somebody in the middle changes one bit of the handshake, or takes the flags out on both ways.
+/// A man in the middle changes one bit of the handshake, or takes the flags out on both ways.
 #[tokio::test(flavor = "current_thread")]
 async fn a_changed_handshake_is_refused() {
     async fn through(at: usize, change: u8, up: bool, down: bool) -> (Greeting, Greeting) {

@@ -53,7 +53,7 @@ pub(crate) struct Line(Weak<TcpStream>);
 /// The other end's kernel's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answered {
-    /// It has acknowledged all that was sent.
+    /// All sent data is acknowledged.
     pub(crate) all: bool,
     /// Since its last acknowledgement.
     pub(crate) ago: Duration,

@@ -32,18 +32,18 @@ pub(crate) struct Shared {
     pub(crate) rank: u32,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
-    /// Where the coordinator listens.
+    /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
     state: Mutex<State>,
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
-    /// How messages are passed on to others, if they are.
+    /// Passes messages on to other ranks, where enabled.
     passing: Option<Passing>,
-    /// How long the coordinator's host may be silent, once it is watched.
+    /// Longest silence allowed to the coordinator's host, once it is watched.
     watched: watch::Sender<Option<Duration>>,
 }
 
-/// How things stand with the coordinator.
+/// Connection state of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CoordinatorStanding {
     Open,
@@ -91,7 +91,7 @@ pub(crate) struct OpenExchange {
     pub(crate) outcome: Option<ExchangeOutcome>,
 }
 
-/// How an exchange ended.
+/// Outcome of an exchange.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
 
 type Raise = (Arc<AbortFlag>, AbortCause);
@@ -154,7 +154,7 @@ impl Shared {
         }
     }
 
-    /// Why a communicator is aborted, known to this rank or heard early.
+    /// Cause of a communicator's abort, known to this rank or heard early.
     pub(crate) fn abort_cause(state: &State, communicator: u64) -> Option<AbortCause> {
         let flag = state.communicators.get(&communicator).and_then(|r| r.flag.cause());
         flag.or_else(|| {

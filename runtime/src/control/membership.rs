@@ -141,7 +141,7 @@ impl Membership {
         tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
     }
 
-    /// This rank's own status, to be kept by whoever runs its operations.
+    /// This rank's own status, to be kept by the thread that runs its operations.
     #[must_use]
     pub const fn board(&self) -> &Arc<StatusBoard> {
         &self.board
@@ -154,7 +154,7 @@ impl Membership {
         rank.is_some_and(|rank| self.control.shared().lock().departed.contains(rank))
     }
 
-    /// Why a member counts as lost, if it does.
+    /// Cause of a member's loss, if it counts as lost.
     #[must_use]
     pub fn lost(&self, member: u32) -> Option<Loss> {
         let rank = self.members.get(member as usize)?;

@@ -110,7 +110,7 @@ use wire::ToCoordinator;
 /// Rank 0's own wait for the verdict of its coordinator, which falls at the deadline itself.
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a rank that leaves waits until it has passed on what others wait for; if it does not, rank 0 does so later.
+/// Longest wait of a leaving rank until it has passed messages on; otherwise rank 0 does so later.
 const PASSING_GRACE: Duration = Duration::from_secs(1);
 
 /// A rank's place in a job. Cheap to clone; the last clone says goodbye when dropped (see [`Control::leave`]), or, in
@@ -125,7 +125,7 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
-    /// Where the other members knock, and newcomers.
+    /// Door for the other members, and for newcomers.
     door: OnceLock<Arc<Door>>,
     /// The lines to them, once their doors are known.
     peers: Option<Peers>,
@@ -133,7 +133,7 @@ struct Inner {
 }
 
 impl Control {
-    /// How long a rank may be silent before it counts as lost.
+    /// Longest silence of a rank before it counts as lost.
     pub(crate) fn dead_after(&self) -> Duration {
         self.inner.spec.liveness.dead_after
     }
@@ -155,7 +155,7 @@ impl Control {
         Self::join_watching(spec, runtime, Vec::new())
     }
 
-    /// The same, until one of the alarms says that somebody will not come.
+    /// The same, until an alarm reports that a rank will not come.
     fn join_watching(spec: &JoinSpec, runtime: &ControlRuntime, alarms: Vec<Alarm>) -> Result<Self> {
         spec.check()?;
         let (report, outcome) = mpsc::sync_channel(1);
@@ -207,7 +207,7 @@ impl Control {
         self.inner.shared.cookie
     }
 
-    /// Where the endpoints of this process may listen.
+    /// Port at which the endpoints of this process may listen.
     pub(crate) fn port(&self) -> Option<Arc<Port>> {
         self.inner.door.get()?.port().cloned()
     }
@@ -218,7 +218,7 @@ impl Control {
         &self.inner.shared.peers
     }
 
-    /// How this rank came here.
+    /// Settings with which this rank joined.
     #[must_use]
     pub fn spec(&self) -> &JoinSpec {
         &self.inner.spec
@@ -233,8 +233,7 @@ impl Control {
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Where rank 0's coordinator listens, as this rank has reached it; none in a cluster of threads, nor after the group has
-    /// changed.
+    /// Address of rank 0's coordinator, as reached by this rank; none in a cluster of threads, nor after the group has changed.
     pub(crate) fn coordinator_at(&self) -> Option<std::net::SocketAddr> {
         self.inner.shared.coordinator_at
     }
@@ -443,7 +442,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     })
 }
 
-/// The welcome, or the news that somebody will not come.
+/// The welcome, or the news that a rank will not come.
 async fn first_of<T>(
     spec: &JoinSpec,
     welcome: impl Future<Output = Result<T>>,

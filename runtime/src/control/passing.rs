@@ -1,5 +1,5 @@
-//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to a few of
-//! them only, and each passes them on to a few others, through their doors.
+//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a few of them,
+//! and each passes them on to a few others, through their doors.
 //!
 //! All this does for the coordinator is to spare it bytes: each rank says that it has the message, and if nobody has said so for a
 //! while, the coordinator sends it to those that have not, whatever the reason: a door that cannot be reached, or a rank that has died or left.
@@ -26,7 +26,7 @@ use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
 
-/// How many a rank passes a message on to. It sends to one after the other over one cable, so few are best for long messages.
+/// Receivers to which a rank passes a message on. It sends to one after the other over one cable, so few are best for long messages.
 pub(super) const FAN_OUT: usize = 4;
 
 /// To so few the coordinator sends all messages itself.
@@ -53,17 +53,17 @@ pub(super) fn next(place: Option<usize>, count: usize) -> Range<usize> {
     first.min(count)..(first + FAN_OUT).min(count)
 }
 
-/// How many heartbeats may pass until one more rank has a message of so many bytes.
+/// Heartbeats that may pass until one more rank has a message of so many bytes.
 pub(super) fn patience(bytes: usize) -> u32 {
     let busy = u32::try_from(bytes * FAN_OUT / SLOW_BYTES_PER_SECOND).unwrap_or(u32::MAX);
     PATIENCE.saturating_add(busy)
 }
 
-/// How a rank passes messages on.
+/// Passes a rank's messages on.
 #[derive(Debug)]
 pub(super) struct Passing {
     spec: JoinSpec,
-    /// By rank; nothing in the place of those that have none.
+    /// By rank; empty where a rank has none.
     doors: Arc<[DoorAddress]>,
     progress: Arc<Progress>,
 }
@@ -172,7 +172,7 @@ pub(super) struct Underway {
     pub(super) frame: Bytes,
     /// All that are to have it, by their places.
     pub(super) receivers: Vec<u32>,
-    /// Those who have not said that they have it.
+    /// Receivers that have not reported the message.
     pub(super) waiting: BTreeSet<u32>,
     /// Heartbeats without any news of it until they get it from the coordinator, and those that are left of them.
     pub(super) patience: u32,
@@ -180,7 +180,7 @@ pub(super) struct Underway {
 }
 
 impl Underway {
-    /// Those who do not have it, although whoever passes it on to them has.
+    /// Receivers without the message, although the rank that passes it on to them has it.
     pub(super) fn unreached(&self) -> impl Iterator<Item = u32> {
         let has_it = |place: usize| !self.waiting.contains(&self.receivers[place]);
         let is_unreached =

@@ -15,7 +15,7 @@ use tokio::task::Id;
 
 use super::handshake::Progress;
 
-/// How far one connection has come; written by its task.
+/// Progress of one connection; written by its task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Footing(Arc<AtomicU8>);
 
@@ -37,7 +37,7 @@ struct Pending {
     give_up: oneshot::Sender<u64>,
 }
 
-/// Those in the handshake, oldest first.
+/// Connections in the handshake, oldest first.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
     newcomers: Vec<Pending>,
@@ -82,7 +82,7 @@ impl PendingConnections {
         }
         let most = from.values().copied().max().unwrap_or_default();
         let goes = candidates().find(|(_, newcomer)| from.get(&newcomer.source) == Some(&most));
-        // Somebody may have come further between the looks; then the oldest goes.
+        // Another connection may have advanced between the looks; then the oldest goes.
         let goes = goes.map_or(0, |(at, _)| at);
         let newcomer = self.newcomers.remove(goes);
         let _ = newcomer.give_up.send(turned_away);

@@ -31,11 +31,11 @@ pub(crate) enum Purpose {
     Agree = 1,
     /// The survivors.
     Shrink = 2,
-    /// Whether those who are left have met.
+    /// Whether the survivors have met.
     Confirm = 4,
     /// The survivors, before newcomers join them.
     Grow = 8,
-    /// Members old and new: whether all are there.
+    /// Whether all members, old and new, are there.
     Enter = 16,
 }
 
@@ -56,14 +56,14 @@ impl Until {
     }
 }
 
-/// Why a member has not come to a decision with the others.
+/// Reason why a member has not decided with the others.
 #[derive(Clone, Debug)]
 pub(crate) enum Disagreement {
     /// The others have gone on without it; one of them.
     Fenced { by: u32 },
     /// No quorum answers.
     Minority { silent: Vec<u32> },
-    /// Not in time.
+    /// Too late.
     Timeout { late: Vec<u32>, silent: Vec<u32> },
     /// The members called different things.
     Mismatch,
@@ -72,7 +72,7 @@ pub(crate) enum Disagreement {
 }
 
 impl Control {
-    /// Where others reach this rank without the coordinator; none for a job of one rank, or if no port was to be had.
+    /// Address of this rank's door, for calls without the coordinator; none for a job of one rank, or without a port.
     fn door(&self) -> Option<DoorAddress> {
         self.inner.door.get().map(|door| door.address().clone())
     }
@@ -97,12 +97,12 @@ impl Control {
         Ok(())
     }
 
-    /// Where newcomers wait for this group, or a new one. None without a door.
+    /// The lobby in which newcomers wait for this group, or a new one. None without a door.
     pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
         self.inner.door.get().map(|door| door.lobby(group, make))
     }
 
-    /// Where newcomers fetch the state of this group. None without a door.
+    /// The desk from which newcomers fetch the state of this group, or a new one. None without a door.
     pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
         self.inner.door.get().map(|door| door.open_desk(group))
     }
@@ -189,11 +189,11 @@ impl Control {
 
 /// Members that come together anew.
 pub(crate) struct Meeting<'a> {
-    /// Those who come, by their ranks until now.
+    /// Newcomers, by their ranks until now.
     pub(crate) ranks: &'a [u32],
     /// This one's rank from now on.
     pub(crate) place: u32,
-    /// How many there are then, newcomers too.
+    /// World size from then on, newcomers included.
     pub(crate) world_size: u32,
     /// The door of rank 0 from now on.
     pub(crate) at: Option<Entrance>,
@@ -202,7 +202,7 @@ pub(crate) struct Meeting<'a> {
     pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
-    /// Says that somebody else will not come.
+    /// Reports that another rank will not come.
     pub(crate) alarm: Option<oneshot::Receiver<(u32, String)>>,
 }
 
@@ -249,7 +249,7 @@ impl Membership {
     }
 }
 
-/// Where survivors meet.
+/// Meeting of survivors.
 pub(super) struct Reunion {
     pub(super) door: Arc<Door>,
     /// The door of the one that runs the coordinator.

@@ -25,7 +25,7 @@ struct Inner {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Where the thread runs: a child made by `fork` has none to wait for.
+    /// Process in which the thread runs: a child made by `fork` has none to wait for.
     process: Process,
 }
 
@@ -53,7 +53,7 @@ impl ControlRuntime {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Whether the caller runs on this very thread, where waiting for it would be in vain.
+    /// Whether the caller runs on this very thread, where waiting for it would never end.
     pub(crate) fn is_current(&self) -> bool {
         self.inner.thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
     }

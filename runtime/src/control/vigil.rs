@@ -44,7 +44,7 @@ pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
 #[derive(Debug)]
 pub(crate) struct Vigil {
     line: Line,
-    /// Where its host is asked.
+    /// Address at which its host is probed.
     at: Option<SocketAddr>,
     probes: Probes,
     limit: Duration,
@@ -58,7 +58,7 @@ pub(crate) enum Look {
     Ask,
     /// Something is under way. More of it would be in the way: a kernel sends little that is lost again soon, and much ever later.
     Wait,
-    /// It has been silent for too long.
+    /// Silent for too long.
     Silent(Duration),
 }
 
@@ -70,7 +70,7 @@ struct Silence {
     /// When it is looked at next.
     due: Instant,
     period: Duration,
-    /// How long it was when it was last in doubt: its host was asked beside the connection then.
+    /// Length of the silence when it was last in doubt: the host was probed beside the connection then.
     doubted: Option<Duration>,
 }
 
@@ -95,7 +95,7 @@ impl Silence {
         }
         self.due = now + beat;
         let before = self.doubted.replace(silence);
-        // Of many ranks each is looked at so seldom that nothing was asked before; and this process may have come late to ask.
+        // With many ranks each is checked so rarely that no probe went out before; and this process may have been late to probe.
         let was_asked = before.is_some_and(|before| before + 2 * beat >= limit);
         if silence >= limit && was_asked { Look::Silent(silence) } else { Look::Wait }
     }
@@ -150,7 +150,7 @@ impl Vigils {
         self.0.remove(&connection);
     }
 
-    /// When the next look is due, if anybody is watched.
+    /// Time of the next look, if any rank is watched.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.values().map(Vigil::due).min()
     }

@@ -55,10 +55,10 @@ pub(crate) struct Hello {
     /// Name of the job where the launcher told; empty matches any.
     #[serde(deserialize_with = "foreign")]
     pub(crate) job: String,
-    /// Where the rank learned its place, for messages.
+    /// Source of the rank's place, for messages.
     #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
-    /// Where others reach the rank without the coordinator, if it has such a place.
+    /// Address at which others reach the rank without the coordinator, if it has one.
     pub(crate) door: Option<DoorAddress>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) enum FromCoordinator {
         key: Option<ExchangeKey>,
         message: Vec<u8>,
     },
-    /// Not everybody is here yet; who is missing, as text, and how many connections were rejected.
+    /// Some ranks are still missing: their names as text, and the number of rejected connections.
     Waiting {
         #[serde(deserialize_with = "foreign")]
         missing: String,
@@ -163,7 +163,7 @@ pub(crate) enum FromCoordinator {
     Closing,
 }
 
-/// Why the coordinator does not take a rank, or gives up.
+/// Reason why the coordinator refuses a rank, or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) kind: JoinFailure,
@@ -175,7 +175,7 @@ pub(crate) struct Refusal {
     pub(crate) retry: bool,
 }
 
-/// Why an exchange came to nothing. Ranks are world ranks.
+/// Reason why an exchange failed. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ExchangeFailure {
     Lost {
@@ -224,7 +224,7 @@ mod runs {
     }
 }
 
-/// A text of somebody else's, made fit for errors, logs and terminals.
+/// A text from another process, made fit for errors, logs and terminals.
 pub(crate) fn foreign<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(|text| printable(&text, MAX_TEXT_BYTES))
 }

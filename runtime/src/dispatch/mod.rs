@@ -15,7 +15,7 @@ use crate::call::Call;
 use crate::exchange::compiled::CompiledExchange;
 use crate::symmetric::SymmetricBuffers;
 
-/// How a call is made. Blocking and started ones do not match each other.
+/// Form of a call. Blocking and started calls do not match each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Blocking,
@@ -36,7 +36,7 @@ pub(crate) enum Way {
 pub(crate) struct Decision {
     /// Whether the ranks ask each other first if all their buffers are symmetric, and then reach into each other's.
     pub(crate) asks_for_symmetric: bool,
-    /// If they are not, or nobody asks.
+    /// Path if they are not, or if that is not asked for.
     pub(crate) way: Way,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum CarriedOut {
     /// In words.
     Exchange(String),
     Plan(Box<Choice>),
-    /// A plan of a file, in words; and what there is without it.
+    /// A plan of a file, in words; and the choice without it.
     File(String, Box<Choice>),
 }
 

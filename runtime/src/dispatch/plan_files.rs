@@ -111,7 +111,7 @@ impl PlanFiles {
 }
 
 impl PlanFile {
-    /// Why it does not serve a call.
+    /// Reason why a plan does not serve a call.
     fn refusal(&self, asked: Asked) -> Option<String> {
         let Asked { collective, root, bytes, irregular } = asked;
         let fits = match &self.own {
@@ -145,7 +145,7 @@ impl PlanFile {
         format!("plan {} of {} ({digest})", set.name(), path.display())
     }
 
-    /// How it runs, in words.
+    /// Description of how the plan runs, in words.
     pub(crate) fn describe(&self) -> String {
         let set = &self.loaded.set;
         format!(

@@ -76,7 +76,7 @@ pub(crate) struct Planner {
     limits: Limits,
     /// Between the hosts.
     network: Knowledge,
-    /// How fast the ranks' links are in proportion, where hosts have one rank each and differ much.
+    /// Relative speeds of the ranks' links, where hosts have one rank each and differ much.
     speeds: Option<Arc<[u32]>>,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,

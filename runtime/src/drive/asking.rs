@@ -22,7 +22,7 @@ fn ask(shared: &Shared, peers: &[u32], patience: Duration) -> Vec<(u32, Option<S
     peers.iter().copied().zip(shared.membership.ask_all(peers, patience)).collect()
 }
 
-/// The same, and whether whoever carries the questions does so: this rank asks itself too.
+/// The same, and whether the carrier of the questions answers: this rank also asks itself.
 pub(super) fn ask_through(
     shared: &Shared,
     peers: &[u32],
@@ -42,7 +42,7 @@ pub(super) fn ask_through(
     (answers, carrier)
 }
 
-/// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
+/// Asks the peers after a time without progress, and fails if one of them is somewhere else for good.
 pub(super) fn examine(shared: &Shared, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
     let answers = ask(shared, peers, ANSWER_MAX);
     let has_left = |peer: u32| shared.membership.departed(peer);

@@ -9,7 +9,7 @@ use super::{End, Patience, Step, Waiter, helper, until};
 use crate::communicator::{Core, Shared};
 use crate::wait::{self, Next, Pacer};
 
-/// How long links are kept for threads that are asleep on them.
+/// Longest time for which links are kept for threads that sleep on them.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
 /// Between two looks at what is still to leave.

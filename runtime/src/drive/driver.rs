@@ -24,12 +24,12 @@ use crate::wait::{self, Next, Pacer};
 /// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Between two looks at copies that nobody tells of: about what a segment takes.
+/// Pause between two looks at copies without notification: about what a segment takes.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
 /// Something that a thread drives to its end.
 pub(super) trait Goal {
-    /// Moves it on, and whatever else is outstanding.
+    /// Moves it on, and all other outstanding work.
     ///
     /// # Errors
     /// The mismatch that it met in the exchange.
@@ -182,7 +182,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         Some(match self.goal.waiting_for(core).contains(&lost.by) {
             true if by_memory => News::Hopeless,
             true => News::Doomed,
-            // Without a control plane there may be nobody to pass the word on.
+            // Without a control plane there may be no rank to pass the word on.
             false
                 if flag.is_given_up() || orphans::has_word(core) || self.shared.world.control.is_closed() =>
             {

@@ -46,7 +46,7 @@ pub(super) unsafe fn run_exchange<'a>(
             break;
         }
         polls -= 1;
-        // Not more often than that: each look takes the line from whoever is about to write it.
+        // Not more often than that: each look takes the cache line from the rank that is about to write it.
         wait::spin();
     }
     watched(shared, core, visit, begun.waited(call), limit)
@@ -90,7 +90,7 @@ impl Goal for Visit<'_> {
         if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {
             return Ok(Step::Done);
         }
-        // Somebody may be waiting for an earlier operation of ours before coming here.
+        // Another rank may be waiting for an earlier operation of ours before coming here.
         let moved = core.progress_others() || self.cursor.position() > before;
         Ok(at_the_exchange(core, self.cursor.turn(), moved))
     }
@@ -104,7 +104,7 @@ impl Goal for Visit<'_> {
     }
 }
 
-/// How it stands with a call that has this turn at the exchange, and has not moved on.
+/// Result of a step of a call that has this turn at the exchange, and has not moved on.
 pub(super) fn at_the_exchange(core: &Core, turn: u64, moved: bool) -> Step {
     match &core.exchange {
         Some(exchange) if exchange.is_stuck(&core.engine) => Step::Failed,

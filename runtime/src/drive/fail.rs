@@ -1,5 +1,5 @@
-//! Giving a communicator up: finding out why, telling the others, and the error for the caller. None of this is called by
-//! whoever has the core.
+//! Giving a communicator up: finding out why, telling the others, and the error for the caller. Nothing here is called by a thread that
+//! holds the core.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::exchange::Mismatch;
 use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
 use crate::wait;
 
-/// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
-/// such as pairs that exchange messages, would otherwise go on until their first pause.
+/// Time after the first call that saw the loss of a peer in which further calls check for it: ranks that do not need the lost peer, such as
+/// pairs that exchange messages, would otherwise go on until their first pause.
 const LOSS_CALLS: Duration = Duration::from_millis(250);
 
-/// How long the control plane may take to report what became of a peer whose connection broke.
+/// Longest wait for the control plane to report the fate of a peer whose connection broke.
 const REPORT_MAX: Duration = Duration::from_millis(300);
 
-/// How long a peer may take to tell what it called.
+/// Longest wait for a peer to name its call.
 const STATUS_MAX: Duration = Duration::from_millis(500);
 
 /// Fails if the communicator cannot be used any more.
@@ -94,7 +94,7 @@ pub(crate) fn revoke(shared: &Shared) {
 /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
 pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
     let find_out = || {
-        // Where ranks have met each other's calls, on the stage for one, and no control plane tells which.
+        // For ranks that have met each other's calls, on the stage for one, without a control plane to name them.
         orphans::show_call(&shared.core(), waited);
         find_out(shared, evidence(shared, waited))
     };
@@ -149,7 +149,7 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
     }
 }
 
-/// Why a call failed: asks whatever the cause cannot be told without.
+/// Cause of a call's failure: asks for all evidence without which it cannot be told.
 fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
     let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
     if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {

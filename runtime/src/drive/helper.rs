@@ -1,10 +1,9 @@
-//! The helper thread: makes progress with asynchronous operations while nobody waits for them.
+//! The helper thread: makes progress with asynchronous operations for which no thread waits.
 //!
 //! It exists from the first asynchronous call on, and stands back while another thread drives the engine for itself.
 //!
-//! To wake a sleeping thread costs a system call and, where ranks share processors, a turn of somebody else's: more than
-//! most short operations. So after some work the helper naps for a while and looks by itself whether there is more; only
-//! then does it sleep until it is called.
+//! Waking a sleeping thread costs a system call and, where ranks share processors, another thread's turn: more than most short operations.
+//! After some work the helper therefore naps for a while and looks for more work by itself; only then does it sleep until it is called.
 
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
@@ -19,7 +18,7 @@ use crate::wait::Pacer;
 /// Between two looks of a helper that naps: what an operation may lose that is started meanwhile.
 const NAP: Duration = Duration::from_micros(200);
 
-/// How long a helper naps after the last work, before it sleeps.
+/// Time for which a helper naps after the last work, before it sleeps.
 const NAPS_MAX: Duration = Duration::from_millis(10);
 
 const HELPING: Waited = Waited::other("progress of asynchronous operations");
@@ -73,7 +72,7 @@ fn help(shared: &Shared) {
     }
 }
 
-/// Drives until somebody else does or nothing is left; false if something failed, which whoever waits will find out.
+/// Drives until another thread does or nothing is left; false after a failure, which the waiting thread will find out.
 fn drive_unattended(shared: &Shared) -> bool {
     let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
     let driven = drive(shared, shared.core(), Help(shared), HELPING, patience);
@@ -81,7 +80,7 @@ fn drive_unattended(shared: &Shared) -> bool {
         Err(_) => false,
         Ok(core) if has_failed(shared, &core) => {
             drop(core);
-            // Perhaps nobody waits here for long, but the other ranks must know.
+            // Perhaps no thread waits here for long, but the other ranks must know.
             drop(fail(shared, HELPING));
             false
         }
@@ -121,7 +120,7 @@ fn has_failed(shared: &Shared, core: &Core) -> bool {
     core.engine.failure().is_some() || shared.membership.abort_flag().is_raised()
 }
 
-/// That nothing is left, or somebody else cares for it.
+/// The goal that nothing is left, or another thread drives.
 struct Help<'a>(&'a Shared);
 
 impl Goal for Help<'_> {

@@ -1,8 +1,8 @@
 //! Memory lent to the engine: the guard against a panic that leaves a call while the engine holds pointers into it.
 //!
-//! Code of users runs inside calls (subscribers of `tracing`), and so do assertions of ours. To unwind frees the caller's
-//! buffers, into which messages would still be received when the communicator is dropped, or by the helper. So whatever lends
-//! memory to the engine runs inside [`lend`].
+//! Users' code runs inside calls (subscribers of `tracing`), and so do our own assertions. Unwinding frees the caller's buffers, into which
+//! messages would still be received when the communicator is dropped, or by the helper. All code that lends memory to the engine therefore
+//! runs inside [`lend`].
 
 use super::fail::poison;
 use crate::cancel::Whole;

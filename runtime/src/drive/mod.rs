@@ -37,18 +37,18 @@ use crate::wait::{Next, Pacer};
 /// Result of one look at a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It is over.
+    /// Over.
     Done,
-    /// It will not come to an end.
+    /// Will never end.
     Failed,
-    /// It waits for others.
+    /// Waits for others.
     Waits {
         /// Whether anything moved.
         moved: bool,
     },
-    /// This thread has more work on it, for which nobody else is needed.
+    /// This thread has more work on it, and needs no other for that.
     Works,
-    /// It waits for another thread of this rank, which drives.
+    /// Waits for another thread of this rank, which drives.
     Behind,
 }
 
@@ -62,15 +62,15 @@ pub(crate) enum News {
     Doomed,
     /// The peer that is waited for was lost, and what it had sent before is in memory already.
     Hopeless,
-    /// It was aborted for another reason.
+    /// Aborted for another reason.
     Aborted,
 }
 
-/// Why a wait is given up.
+/// Reason for giving up a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Failed,
-    /// It was to take no longer than so.
+    /// The time limit is over.
     Deadline(Duration),
 }
 
@@ -103,7 +103,7 @@ pub(crate) trait Waiter {
     /// The error of a wait that is given up.
     fn end(&mut self, why: End) -> Self::Error;
 
-    /// Nothing has moved for some time: looks whether those that are waited for are there.
+    /// Nothing has moved for some time: checks that the awaited peers are there.
     fn look_for_peers(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }

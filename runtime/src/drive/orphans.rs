@@ -1,8 +1,8 @@
 //! Failures among ranks of one host without a control plane: world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
-//! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
-//! in one word, and for mismatches, each its own call beside it.
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so a rank that waits there for long
+//! checks that the ranks it waits for are still there. Ranks that give up leave word on the board of the host: the cause in one word, and
+//! for mismatches, each its own call beside it.
 
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
 use crate::wait;
 
-/// How long a rank that has met another call waits for the name of it: the other rank meets this one's within a sleep.
+/// Longest wait for the name of a mismatched call: the other rank meets this one's within a sleep.
 const NAME_MAX: Duration = Duration::from_millis(500);
 
 /// Operations by which ranks that call different things may be apart, and still find each other's call.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{End, News, Suspicion, Waiter};
 use crate::wait::{Next, Pacer};
 
-/// How long a stalled wait lasts before the peers are asked what they are doing.
+/// Duration of a stall before the peers are asked what they are doing.
 pub(super) const STALL: Duration = Duration::from_millis(250);
 
 /// Between further questions.

@@ -37,7 +37,7 @@ pub(super) struct Begun {
     pub(super) tag: u64,
     /// The kernel that reduces, if there is one.
     combine: Option<Combine>,
-    /// How it is carried out, if it is on a GPU's memory.
+    /// Path, for a call on a GPU's memory.
     path: Option<GpuPath>,
 }
 

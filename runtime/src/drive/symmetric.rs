@@ -56,7 +56,7 @@ impl Goal for Reaching<'_> {
         };
         // SAFETY: the caller of `run_symmetric` lends the buffers.
         let step = unsafe { symmetric.advance(&mut exchange.compiled, &mut self.running) };
-        // Somebody may be waiting for an earlier operation of ours before coming here.
+        // Another rank may be waiting for an earlier operation of ours before coming here.
         match step.map_err(fault)? {
             symmetric::Step::Done => Ok(Step::Done),
             symmetric::Step::Declined => {

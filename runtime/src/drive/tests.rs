@@ -9,7 +9,7 @@ use crate::wait::{Next, Pacer, Policy, SLEEP_MAX};
 const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long a step takes that moves something.
+/// Duration of a step that moves something.
 const STEP: Duration = Duration::from_micros(5);
 
 /// Events that end a wait in these tests.
@@ -33,7 +33,7 @@ struct Script {
     answers: fn(Duration, bool) -> Result<Suspicion, Fails>,
     is_outrun: fn(Duration) -> bool,
     looks: fn(Duration) -> Result<(), Fails>,
-    /// When, and whether somebody was suspected.
+    /// Times of questions, and whether a rank was suspected.
     asked: Vec<(Duration, bool)>,
     rests: Vec<Next>,
 }
@@ -222,7 +222,7 @@ fn who_waits_for_the_living_only_waits_until_one_of_them_gives_up() {
     let (result, script) = Script { news, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, 100 * MS);
-    // Nobody may ever say so: then there is an end, too.
+    // No report may ever come: the wait still ends.
     let (result, script) = Script { news: lost, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, LIVING_GRACE);
@@ -244,7 +244,7 @@ fn a_mismatch_ends_a_wait_where_it_is_met() {
 fn what_failed_elsewhere_ends_a_wait() {
     let (result, _) = Script { step: |_| Ok(Step::Failed), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
-    // Without a control plane, nobody but the wait itself looks.
+    // Without a control plane, only the wait itself looks.
     let (result, script) = Script { looks: |_| Err(Fails::Gone), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Gone));
     soon_after(script.now, STALL);

@@ -1,4 +1,4 @@
-//! The last words of a rank whose deadline has passed: whom it waits for, and what is known of them.
+//! Final report of a rank whose deadline has passed: the ranks it waits for, and their states.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,8 +11,7 @@ use crate::control::Status;
 use crate::error::{AwaitedRank, Error, ErrorContext, PeerState};
 use crate::failure::{Carrier, Cause};
 
-/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
-/// too.
+/// Longest wait for answers after a rank's deadline: its final report should name the right rank, on a busy machine too.
 const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Ranks that are asked at once for the one that holds up all others.
@@ -27,7 +26,7 @@ type Cut = (u32, u32);
 /// A deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
     let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
-    // A rank inside an earlier operation waits for somebody itself.
+    // A rank inside an earlier operation waits for another one itself.
     let holds_up = |status: &Option<Status>| {
         status
             .as_ref()
@@ -44,7 +43,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     if carrier == Carrier::Silent {
         put_carrier_first(shared, &mut waiting_for);
     } else if !culprit_is_known && cuts.is_empty() {
-        // Those waited for are themselves waiting for somebody.
+        // The awaited ranks are waiting for others themselves.
         let others =
             (0..shared.group.size).filter(|rank| *rank != shared.group.rank && !peers.contains(rank));
         let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
@@ -102,7 +101,7 @@ fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier
     AwaitedRank::new(peer, state, detail)
 }
 
-/// Tells the board, and thus whoever asks, which peers do not acknowledge what this rank sends them.
+/// Tells the board, and thus other ranks, which peers do not acknowledge what this rank sends them.
 pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
     let peers = (0..shared.group.size).filter(|peer| core.engine.is_unheard(*peer));
     let peers: Vec<u32> = peers.take(PAIRS_MAX).collect();
@@ -135,7 +134,7 @@ fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
     }
 }
 
-/// World rank 0 carries the questions and is silent: nothing tells that anybody else is late.
+/// World rank 0 carries the questions and is silent: there is no evidence against other ranks.
 fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
     let Some(carrier) = shared.group.members.iter().position(|member| *member == 0) else { return };
     let carrier = carrier as u32;

@@ -27,7 +27,7 @@ pub(crate) enum Way {
     Load,
     /// To the GPU.
     Store,
-    /// Where the plan says: a step.
+    /// At a step of the plan.
     Step,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct GpuMessage {
     there: Piece,
     /// None where adapters reach the caller's memory.
     here: Option<Staging>,
-    /// Where they do, whether their writes are to be flushed.
+    /// For direct access, whether the adapters' writes must be flushed.
     flush: bool,
     phase: Phase,
 }

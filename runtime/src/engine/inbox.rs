@@ -17,7 +17,7 @@ pub(super) struct Inbox {
     pub(super) head: Option<Envelope>,
     /// A message on its way into memory of ours.
     pub(super) storing: Option<Stored>,
-    /// Messages that nobody has asked for yet, in the order of their arrival.
+    /// Unexpected messages, in the order of their arrival.
     pub(super) stored: VecDeque<Stored>,
     /// Whether the transport will tell of the next message.
     pub(super) probed: bool,

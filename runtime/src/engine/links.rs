@@ -6,7 +6,7 @@ use kolo_transport::{
     Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
-/// How one peer is reached.
+/// Route to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Route {
@@ -16,7 +16,7 @@ pub struct Route {
     pub transport: &'static str,
     /// How: "same host, memfd", "192.0.2.7:40001 via eth0".
     pub how: String,
-    /// Why each transport that would have been preferred was not taken.
+    /// Reason why each preferred transport was not taken.
     pub declined: Vec<(String, String)>,
 }
 
@@ -257,7 +257,7 @@ impl Links {
         self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
     }
 
-    /// How a waiting owner may sleep: on a word if all endpoints offer one.
+    /// Way for a waiting owner to sleep: on a word if all endpoints offer one.
     pub(crate) fn park_by(&self) -> ParkBy {
         if self.endpoints.iter().all(|e| e.caps().park_word) { ParkBy::Word } else { ParkBy::Fd }
     }
@@ -282,7 +282,7 @@ impl Links {
     }
 }
 
-/// How peers are reached.
+/// Routes to peers.
 impl super::Engine {
     /// See [`Endpoint::rails`].
     pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {

@@ -4,8 +4,8 @@ use kolo_transport::Piece;
 
 /// A piece of memory, as the list that an endpoint keeps a pointer to while the message is posted.
 ///
-/// A vector of one, so that its owner may be moved and borrowed meanwhile: to move a `Box` says that nobody else looks into
-/// it (seen by Miri on `engine::tests`).
+/// A vector of one, so that its owner may be moved and borrowed meanwhile: moving a `Box` asserts that no other pointer is used to look
+/// into it (seen by Miri on `engine::tests`).
 #[derive(Debug)]
 pub(super) struct Listed(Vec<Piece>);
 

@@ -85,7 +85,7 @@ pub(crate) struct Reducer {
     dst_count: usize,
     with_at: Cursor,
     dst_at: Cursor,
-    /// Where the two are in the message.
+    /// Offset of both in the message.
     offset: usize,
 }
 

@@ -27,7 +27,7 @@ pub(crate) const fn label(tag: u64) -> u32 {
     tag as u32
 }
 
-/// Where a receive waits.
+/// Place where a receive waits.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Inbox(usize),
@@ -99,7 +99,7 @@ impl Transfers {
         self.one_less_posted(peer);
     }
 
-    /// A message that nobody had asked for is there.
+    /// An unexpected message has arrived.
     pub(super) fn stored(&mut self, peer: u32) -> Result<(), Error> {
         let Some(mut stored) = self.inboxes[peer as usize].storing.take() else { return Ok(()) };
         match stored.claimed {
@@ -229,7 +229,7 @@ impl Transfers {
             Place::Anyone(at) => self.anyone.remove(at),
         };
         if let Place::Anyone(_) = place {
-            // Receives that had to wait for this one may go on; a probe that nobody wants any more ends.
+            // Receives that had to wait for this one may go on; a withdrawn probe ends.
             for other in 0..self.inboxes.len() as u32 {
                 let inbox = &self.inboxes[other as usize];
                 if !inbox.waiting.is_empty() || (inbox.probed && self.anyone.is_empty()) {

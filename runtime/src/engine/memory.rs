@@ -1,4 +1,4 @@
-//! Where blocks lie in memory: a plan bound to the caller's buffers.
+//! Addresses of blocks in memory: a plan bound to the caller's buffers.
 //!
 //! A plan may work on a bounce buffer instead of a caller's buffer: a copy of one segment of it, which lies in scratch. The blocks
 //! that the plan reads are copied in before, and the blocks that it writes are copied out after. Where input and output share
@@ -26,14 +26,14 @@ pub(crate) struct Buffers {
 // SAFETY: these are addresses; whoever uses them answers for the memory (see the contract of `Engine::start`).
 unsafe impl Send for Buffers {}
 
-/// Which of the caller's buffers a plan works on a copy of.
+/// The caller's buffers that a plan works on a copy of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounced {
     pub(crate) input: bool,
     pub(crate) output: bool,
 }
 
-/// Where in an instance's scratch the copy of a buffer is.
+/// Position of a buffer's copy in an instance's scratch.
 #[derive(Debug)]
 struct BounceBuffer {
     base: usize,
@@ -194,7 +194,7 @@ impl Binding {
         bytes
     }
 
-    /// How blocks of a space are found.
+    /// Table or formula that locates the blocks of a space.
     fn origin(&self, space: Space, segment: usize, buffers: Buffers, scratch: *mut u8) -> Origin<'_> {
         let (bounce, buffer) = match space {
             Space::Scratch => return Origin::Table(&self.scratch_offsets),
@@ -278,7 +278,7 @@ impl Binding {
         Merged { parts, pending: None }
     }
 
-    /// Where a block of one segment lies in the caller's buffer.
+    /// Address of one segment's block in the caller's buffer.
     fn original(&self, block: Blocks, segment: usize, buffers: Buffers) -> *mut u8 {
         let base = if block.space == Space::Input { buffers.input } else { buffers.output };
         let Extent { offset, .. } = self.layout.block(block.space, block.first, segment);
@@ -302,7 +302,7 @@ impl Binding {
     }
 }
 
-/// How blocks are found.
+/// Way to locate blocks.
 enum Origin<'a> {
     /// By a table of offsets in scratch.
     Table(&'a [usize]),

@@ -71,7 +71,7 @@ enum Phase {
     Free,
     Queued(Box<Job>),
     Running,
-    /// Somebody else carries it out.
+    /// Carried out outside the engine.
     Elsewhere,
     Done,
 }
@@ -80,7 +80,7 @@ enum Phase {
 struct Slot {
     phase: Phase,
     group: u16,
-    /// Nobody will ask for the result: the slot is freed when the operation is done.
+    /// The result is no longer needed: the slot is freed when the operation is done.
     forgotten: bool,
     /// The memory that the links know the operation works on.
     lent: Lent,
@@ -110,8 +110,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine that uses channels below `channels_max`, the same number on all ranks, and takes in messages that
-    /// nobody has asked for up to `unexpected_max` bytes.
+    /// An engine that uses channels below `channels_max`, the same number on all ranks, and takes in unexpected messages up to
+    /// `unexpected_max` bytes.
     pub(crate) fn new(rank: u32, links: Links, channels_max: u16, unexpected_max: usize) -> Self {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
@@ -170,7 +170,7 @@ impl Engine {
         Id::Operation { slot, generation }
     }
 
-    /// Keeps a slot for a started operation that somebody else carries out, and [`concludes`](Self::conclude).
+    /// Keeps a slot for a started operation that another component carries out, and [`concludes`](Self::conclude).
     pub(crate) fn admit(&mut self, keep: Option<Box<dyn Any + Send>>) -> Id {
         let slot = self.take_slot();
         let entry = &mut self.slots[slot as usize];
@@ -189,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// Whether somebody else carries it out, and is not done with it.
+    /// Whether another component carries it out, and is not done with it.
     pub(crate) fn is_elsewhere(&self, id: Id) -> bool {
         match id {
             Id::Operation { slot, .. } => matches!(self.slots[slot as usize].phase, Phase::Elsewhere),
@@ -309,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Whether copies are under way that nobody tells of unless asked.
+    /// Whether copies are under way whose completion must be polled.
     pub(crate) fn is_copying(&self) -> bool {
         self.copies.is_busy()
     }
@@ -383,7 +383,7 @@ impl Engine {
         }
     }
 
-    /// Nobody will ask for the result of `id`.
+    /// Declares that the result of `id` is no longer needed.
     pub(crate) fn forget(&mut self, id: Id) {
         if self.is_done(id) {
             drop(self.finish(id));
@@ -448,7 +448,7 @@ impl Engine {
         }
     }
 
-    /// Where the message of a transfer that is done came from, or went to.
+    /// Source or destination of a completed transfer.
     pub(crate) fn other_end(&self, id: Id) -> Option<u32> {
         match id {
             Id::Operation { .. } => None,
@@ -493,7 +493,7 @@ impl Engine {
         self.links.is_flushed()
     }
 
-    /// How a waiting owner may sleep.
+    /// Way for a waiting owner to sleep.
     pub(crate) fn park_by(&self) -> ParkBy {
         self.links.park_by()
     }

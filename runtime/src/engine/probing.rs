@@ -42,7 +42,7 @@ impl Transfers {
         self.probes = waiting;
     }
 
-    /// Nobody waits for a probe any more. Streams stay probed at their transports until something comes.
+    /// Withdraws a probe. Streams stay probed at their transports until a message comes.
     pub(crate) fn withdraw_probe(&mut self, slot: u16) {
         self.probes.retain(|other| *other != slot);
         drop(self.finish(slot));

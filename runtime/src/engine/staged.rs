@@ -43,7 +43,7 @@ impl Engine {
         operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
-    /// Ranks that share memory with this one, this one included; none if nobody does.
+    /// Ranks that share memory with this one, this one included; none if there are no others.
     pub(crate) fn stage_members(&self) -> &[u32] {
         self.links.stage().map_or(&[], |stage| stage.members())
     }

@@ -1,4 +1,4 @@
-//! Short copies from and to a GPU's memory that somebody waits for: messages too short for an adapter to fetch by itself.
+//! Short synchronous copies from and to a GPU's memory: messages too short for an adapter to fetch by itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

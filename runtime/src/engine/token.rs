@@ -25,14 +25,14 @@ pub(crate) const MOST_SLOTS: usize = 65_000;
 
 const _: () = assert!(MOST_SLOTS <= u16::MAX as usize);
 
-/// The lane of a transfer that takes in a message before anybody asks for it.
+/// The lane of a transfer that takes in an unexpected message.
 const STORE: u16 = 1;
 
 /// Marks point-to-point transfers; no operation has so many segments in flight.
 pub(crate) const TRANSFER: u8 = u8::MAX;
 
 impl Name {
-    /// The receive that takes in a message of `peer` before anybody asks for it; there is one at a time for each.
+    /// The receive that takes in an unexpected message of `peer`; there is one at a time for each.
     pub(crate) const fn of_store(peer: u32) -> Self {
         let (slot, generation) = ((peer >> 16) as u16, peer as u16);
         Self { slot, generation, instance: TRANSFER, lane: STORE, kind: Kind::Recv }

@@ -60,7 +60,7 @@ impl Transfer {
     }
 }
 
-/// Where a message goes or comes from, and its memory.
+/// Peer and memory of a message.
 #[derive(Debug)]
 pub(crate) struct TransferJob {
     pub(crate) kind: Kind,
@@ -94,7 +94,7 @@ pub(crate) struct Transfers {
     /// Ranks whose inboxes are to be looked at.
     pub(super) dirty: Vec<u32>,
     pub(super) allowance: Allowance,
-    /// Whether a message could not be taken in for want of room.
+    /// Whether a message was held up by a lack of room.
     pub(super) held_up: bool,
     pub(super) gpu_messages: GpuMessages,
 }
@@ -103,7 +103,7 @@ pub(crate) struct Transfers {
 unsafe impl Send for Transfers {}
 
 impl Transfers {
-    /// `unexpected_max` bounds the bytes of messages taken in before anybody asks for them.
+    /// `unexpected_max` bounds the bytes of unexpected messages taken in.
     pub(crate) fn new(rank: u32, ranks: usize, unexpected_max: usize) -> Self {
         Self {
             rank,
@@ -220,7 +220,7 @@ impl Transfers {
         }
     }
 
-    /// Nobody will ask for the result.
+    /// Declares that the result is no longer needed.
     pub(crate) fn forget(&mut self, slot: u16) {
         self.slots[slot as usize].forgotten = true;
     }

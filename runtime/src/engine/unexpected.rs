@@ -27,7 +27,7 @@ impl Stored {
         Self { tag, arrival: 0, claimed: None, piece, memory }
     }
 
-    /// Where the message goes.
+    /// Memory that the message goes to.
     pub(super) fn pieces(&self) -> &[Piece] {
         self.piece.pieces()
     }
@@ -44,7 +44,7 @@ impl Stored {
 /// Allowance of a message beside its bytes, so that a flood of empty ones is bounded too.
 const OVERHEAD_BYTES: usize = size_of::<Stored>();
 
-/// How much may be taken in, and how much is.
+/// Bytes that may be taken in, and bytes taken in so far.
 #[derive(Debug)]
 pub(super) struct Allowance {
     max: usize,

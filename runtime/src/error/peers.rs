@@ -55,7 +55,7 @@ pub enum PeerState {
     Silent,
     /// It is the rank that waited: a message to oneself takes a send and a receive.
     Itself,
-    /// It was not asked, or nobody could carry the question.
+    /// The rank was not asked, or the question could not be carried.
     Unknown,
 }
 

@@ -94,7 +94,7 @@ impl Exchange {
         self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn))
     }
 
-    /// For whom to be woken from a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has said no.
+    /// Ranks that must wake a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has returned false.
     pub(crate) fn awaited(&self, turn: Option<u64>) -> NonZeroU32 {
         if self.is_turn_of(turn) { self.compiled.awaited() } else { NonZeroU32::MAX }
     }
@@ -104,7 +104,7 @@ impl Exchange {
         !self.queue.waiting.is_empty() && engine.failure().is_some()
     }
 
-    /// Whether copies are under way that nobody tells of unless asked.
+    /// Whether copies are under way whose completion must be polled.
     pub(crate) fn is_copying(&self) -> bool {
         let loading = self.queue.waiting.front().and_then(|first| first.bounce.as_ref());
         !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())

@@ -1,4 +1,4 @@
-//! Why a communicator cannot be used any more, as a value.
+//! Cause of a communicator's failure, as a value.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerCall};
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
 
-/// Why a communicator cannot be used any more.
+/// Cause of a communicator's failure.
 #[derive(Clone, Debug)]
 pub(crate) enum Cause {
     /// The ranks called different things.
@@ -19,7 +19,7 @@ pub(crate) enum Cause {
     PeerLost { peer: u32, cause: Loss },
     /// A deadline passed here.
     Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, sequence: u64 },
-    /// Somebody aborted.
+    /// A rank aborted.
     Aborted { by: u32, kind: AbortReason, reason: String },
     /// Others called different things, as operation `sequence`.
     MismatchOfOthers { by: u32, reason: String, sequence: u64 },

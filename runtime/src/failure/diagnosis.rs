@@ -1,7 +1,7 @@
 //! Why a call failed, from the evidence: without waiting, asking or locking, so that each case has a test.
 //!
-//! Some evidence costs time to come by. So [`diagnose`] is asked with what there is, and names the question that it cannot do
-//! without; whoever asked finds the answer out and asks again. Each question is put once.
+//! Some evidence costs time. [`diagnose`] therefore works on the evidence at hand, and returns the question that it cannot do without; its
+//! caller finds the answer and asks again. Each question is put once.
 
 use kolo_transport::{Error, ErrorKind};
 
@@ -55,7 +55,7 @@ pub(crate) struct Evidence {
     pub(crate) met: Option<Meeting>,
     /// The engine's failure.
     pub(crate) failure: Option<Error>,
-    /// How the peer of that failure is reached.
+    /// Route to the peer of that failure.
     pub(crate) how: String,
     /// The control plane's report.
     pub(crate) report: Option<AbortCause>,
@@ -88,7 +88,7 @@ pub(crate) enum Diagnosis {
     Needs(Question),
 }
 
-/// Why a call failed.
+/// Cause of a call's failure.
 pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     let aborted = |kind, reason: &str| {
         Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
@@ -144,7 +144,7 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
 #[derive(Debug)]
 pub(crate) enum Judgement {
     Nothing,
-    /// One has left: what it sent before may still come.
+    /// One has left: its earlier messages may still arrive.
     HasLeft,
     Over(Cause),
 }

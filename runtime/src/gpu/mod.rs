@@ -26,7 +26,7 @@ use crate::engine::Engine;
 pub struct GpuCounters {
     /// Collectives and messages whose bytes adapters took and put where they belong.
     pub direct_calls: u64,
-    /// How often what adapters had written was flushed.
+    /// Flushes of adapters' writes.
     pub flushes: u64,
     /// Collectives and messages whose bytes were copied through the host's memory.
     pub staged_calls: u64,
@@ -38,7 +38,7 @@ pub struct GpuCounters {
     pub untold_buffers: u64,
 }
 
-/// How adapters reach a GPU's memory, and what of it they reach.
+/// The adapters' access to a GPU's memory.
 #[derive(Debug, Default)]
 pub(crate) struct GpuAccess {
     rank: u32,
@@ -56,7 +56,7 @@ impl GpuAccess {
         Self { rank, plan, ..Self::default() }
     }
 
-    /// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
+    /// Expected path of a call on a GPU's memory, as far as it is known beforehand.
     pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
         call.gpus.as_deref()?.any()?;
         let (reads, writes) = touches(call.collective, is_root);
@@ -159,7 +159,7 @@ impl Gpus {
                 }
                 Ok(None)
             }
-            // Nobody touches it.
+            // An empty buffer is never touched.
             Err(_) if bytes == 0 => Ok(None),
             Err(words) => Err(words),
         };

@@ -1,8 +1,8 @@
-//! How a call on a GPU's memory is carried out.
+//! Paths of calls on a GPU's memory.
 
 use std::fmt;
 
-/// How a call on a GPU's memory is carried out.
+/// Path of a call on a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GpuPath {
@@ -12,7 +12,7 @@ pub enum GpuPath {
     Staged(StagingReason),
 }
 
-/// Why memory of a GPU is copied through the host's.
+/// Reason for copying a GPU's memory through the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StagingReason {

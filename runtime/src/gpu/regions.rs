@@ -22,7 +22,7 @@ impl Regions {
     /// Sees to it that the adapters reach these bytes of a GPU's memory.
     ///
     /// # Errors
-    /// Why they do not, in plain words.
+    /// The reason for that, in plain words.
     pub(crate) fn reach(
         &mut self,
         engine: &mut Engine,

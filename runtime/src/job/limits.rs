@@ -40,7 +40,7 @@ pub(crate) const MAX_FRAME_FROM_COORDINATOR: usize =
 /// Names (of hosts, versions, jobs) are cut to this much.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
-/// Where a rank learned its place, as told to the coordinator; lists of hosts may be long.
+/// Source of a rank's place, as told to the coordinator; lists of hosts may be long.
 pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 10;
 
 /// Bytes queued for one rank that does not read, before the coordinator gives it up: four of the largest frames.
@@ -74,7 +74,7 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// One attempt to connect to one address: three SYNs are sent within it (at 0, 1 and 3 s).
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(3500);
 
-/// How long rank 0 tries to bind a port that is taken, as it is for a moment between two jobs.
+/// Longest time for which rank 0 tries to bind a port that is taken, as it is for a moment between two jobs.
 pub(crate) const BIND_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Between two attempts to reach the coordinator, at first; grows by half each time.
@@ -102,23 +102,23 @@ pub(crate) const MAX_FRAME_BETWEEN_MEMBERS: usize =
 /// Between repetitions while members agree: a message over TCP is rarely lost, so this is for what connections lose that break.
 pub(crate) const AGREEMENT_BEAT: Duration = Duration::from_millis(100);
 
-/// How many silences a member bears that reaches no quorum, before it stops. A cut that is mended within them does no harm.
+/// Silences that a member without a quorum tolerates before it stops. A cut that is mended within them does no harm.
 pub(crate) const STRANDED_SILENCES: u32 = 4;
 
-/// How long a goodbye waits for the coordinator's answer.
+/// Longest wait of a goodbye for the coordinator's answer.
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a rank that leaves waits until members have heard that it has given up, where no coordinator tells them. They hear it
-/// within milliseconds unless they are stopped, and wait for it as long before they blame somebody.
+/// Longest wait of a leaving rank until members have heard that it has given up, where no coordinator tells them. They hear it within
+/// milliseconds unless they are stopped, and wait for it as long before they blame a rank.
 pub(crate) const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the closing coordinator waits for the last messages to be read.
+/// Longest wait of the closing coordinator for the last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a member may take to pass a message of the coordinator on to another: the longest of 16 MiB at 0.3 MB/s.
+/// Longest time for a member to pass a message of the coordinator on to another: the longest of 16 MiB at 0.3 MB/s.
 pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a rank that gave up an exchange waits for the coordinator to say who was missing.
+/// Longest wait of a rank that gave up an exchange for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_DOOR_BYTES + 256 < MAX_HELLO_FRAME);
@@ -131,7 +131,7 @@ const _: () = assert!(
 );
 const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 
-/// How silence is judged.
+/// Time limits by which silence is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liveness {
     /// Each side sends something at least this often. One frame of five bytes per second and rank costs nothing.
@@ -144,7 +144,7 @@ pub struct Liveness {
     pub dead_after: Duration,
     /// Whether a group that goes on after a loss gives up hosts whose kernels do not answer sooner than `dead_after` says.
     pub watches_hosts: bool,
-    /// How long rank 0's goodbye waits for the others' goodbyes before it closes the coordinator.
+    /// Longest wait of rank 0's goodbye for the others' goodbyes before it closes the coordinator.
     pub linger: Duration,
 }
 

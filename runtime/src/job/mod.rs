@@ -12,7 +12,7 @@ pub(crate) use secret::{RendezvousKey, mac};
 /// Random number that names a job: chosen by rank 0's coordinator, given to all ranks in the welcome.
 pub type Cookie = [u8; 16];
 
-/// How long ranks wait for each other by default, whichever way they join: containers of one job may start minutes apart.
+/// Default time for which ranks wait for each other, whichever way they join: containers of one job may start minutes apart.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Ten years: no wait is longer, and clocks do not overflow.

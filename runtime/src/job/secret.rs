@@ -35,7 +35,7 @@ impl JobSecret {
         &self.bytes
     }
 
-    /// One secret that only whoever knows both has.
+    /// One secret, known only to holders of both.
     #[must_use]
     pub(crate) fn mixed_with(&self, other: &Self) -> Self {
         let bytes = mac(&self.bytes, b"kolo mixed secrets", &[&other.bytes]).finalize().into_bytes().to_vec();

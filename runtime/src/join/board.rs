@@ -19,7 +19,7 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// Reads the notice.
     ///
     /// # Errors
-    /// Why there is none yet, in words; it is read again later.
+    /// Why there is no notice yet, in words; it is read again later.
     fn read(&self) -> Result<Vec<u8>, String>;
 
     /// Name of this place in messages.

@@ -178,7 +178,7 @@ fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<Joi
     }
 }
 
-/// A single rank meets nobody; a private port keeps one code path.
+/// A single rank has no peers; a private port keeps one code path.
 pub(crate) fn alone(place: Place) -> JoinSpec {
     let meeting = super::LocalMeeting::default();
     let source = place.source.clone();
@@ -288,7 +288,7 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
     }
     if let Some(dead_after) = seconds(environment, "KOLO_DEAD_AFTER")? {
         spec.liveness.dead_after = dead_after;
-        spec.liveness.watches_hosts = false; // This is what whoever sets it wants, for processes and hosts.
+        spec.liveness.watches_hosts = false; // The user asked for this limit, for processes and hosts.
         spec.liveness.suspect_after = spec.liveness.suspect_after.min(dead_after);
         // Four missed in a row are silence; also one lost to a busy moment is not.
         spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);

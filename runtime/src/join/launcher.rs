@@ -1,6 +1,6 @@
 //! Ranks from MPI launchers and Slurm.
 //!
-//! These launchers say which rank a process is, but seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
+//! These launchers say which rank a process is, but rarely where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
 //! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
 //! its first host and a port derived from the job's number serve. Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
 //! Open MPI 5 names mpirun's host in the job's name, and rank 0 knows whether it is there.
@@ -35,7 +35,7 @@ struct Launcher {
     job: &'static [&'static str],
     /// Set for ranks only, by launchers that leave the other variables in places where they start nothing.
     besides: Option<&'static str>,
-    /// How a variable is passed to all ranks.
+    /// Option that passes a variable to all ranks.
     export: &'static str,
 }
 
@@ -209,7 +209,7 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
 
 /// The parts of a job's name under Open MPI 5: "prterun-HOST-PID@JOB".
 struct PmixJob<'a> {
-    /// Where mpirun runs.
+    /// Host of mpirun.
     host: &'a str,
     pid: &'a str,
     number: &'a str,

@@ -21,7 +21,7 @@ use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 /// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// Where rank 0's coordinator listens, and what keeps it findable until dropped.
+/// Listener of rank 0's coordinator, and the guards that keep it findable until dropped.
 pub(crate) struct Anchor {
     pub(crate) listener: Option<TcpListener>,
     pub(crate) published: Option<Box<dyn Send>>,
@@ -34,14 +34,14 @@ pub(crate) struct Advert {
     pub(crate) candidates: Vec<SocketAddr>,
     /// The key that rank 0 has drawn and published beside its address, where the locator has room for it.
     pub(crate) key: Option<RendezvousKey>,
-    /// Where this comes from, for messages: "node7:29500", "process 12 on node7".
+    /// Origin of this information, for messages: "node7:29500", "process 12 on node7".
     pub(crate) origin: String,
 }
 
 /// Said once per process, however many communicators it joins.
 static WARNED: Once = Once::new();
 
-/// Rank 0: says so if whoever reaches its port may be a rank of this job.
+/// Rank 0: warns if any process that reaches its port may become a rank of this job.
 fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
     let reach = at.map(|address| address.ip());
     if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {

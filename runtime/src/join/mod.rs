@@ -1,4 +1,4 @@
-//! How ranks find each other.
+//! Rendezvous: how ranks find each other.
 //!
 //! A [`JoinSpec`] holds the rank, the world size, and the place where rank 0 can be found (a [`Locator`]). It comes from the environment
 //! that a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
@@ -53,10 +53,10 @@ pub struct JoinSpec {
     pub world_size: u32,
     /// Rank among those on this host, where known.
     pub local_rank: Option<u32>,
-    /// Where rank 0 is found.
+    /// Place where rank 0 is found.
     pub locator: Locator,
-    /// How long to wait for all ranks. [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::join_timeout`](crate::Config::join_timeout)
-    /// here.
+    /// Longest wait for all ranks. [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts
+    /// [`Config::join_timeout`](crate::Config::join_timeout) here.
     pub timeout: Duration,
     /// Which variables or arguments said so, for messages.
     pub source: String,
@@ -65,17 +65,17 @@ pub struct JoinSpec {
     /// Whether all ranks are known to be on this host: rank 0 then listens on loopback only, unless the locator names
     /// the address itself.
     pub one_host: bool,
-    /// Secret that all processes of the job know. Without one, whoever reaches the port can take a free rank where the
-    /// locator is an address ([`Locator::Tcp`], [`Locator::Multicast`]).
+    /// Secret that all processes of the job know. Without one, any process that reaches the port can take a free rank where the locator is
+    /// an address ([`Locator::Tcp`], [`Locator::Multicast`]).
     pub secret: Option<JobSecret>,
     /// Ports at which rank 0 may listen where the locator names none; the system's choice if not set.
     /// [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::port_range`](crate::Config::port_range) here.
     pub ports: Option<RangeInclusive<u16>>,
-    /// How silence is judged.
+    /// Time limits by which silence is judged.
     pub liveness: Liveness,
 }
 
-/// Where rank 0 is found.
+/// Place where rank 0 is found.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Locator {
@@ -102,7 +102,7 @@ pub enum Locator {
         /// Address of the interface to use; all of them if none.
         interface: Option<Ipv4Addr>,
     },
-    /// Rank 0 writes its address into a PyTorch TCPStore that somebody else (torchrun's agent) serves.
+    /// Rank 0 writes its address into a PyTorch TCPStore that another process (torchrun's agent) serves.
     Store {
         /// Host of the store.
         host: String,
@@ -217,7 +217,7 @@ impl fmt::Display for Locator {
     }
 }
 
-/// Where the threads of an in-process cluster meet.
+/// Meeting place for the threads of an in-process cluster.
 #[derive(Clone)]
 pub struct LocalMeeting {
     /// Rank 0's coordinator, once it runs, which the control plane knows what to do with.
@@ -236,7 +236,7 @@ impl fmt::Debug for LocalMeeting {
     }
 }
 
-/// How survivors of a communicator find each other; opaque, since only the control plane knows what is in it.
+/// Meeting place for survivors of a communicator; opaque, since only the control plane knows its contents.
 #[derive(Clone)]
 pub struct Reunion(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
 

@@ -29,7 +29,7 @@ const ASK_FOR: Duration = Duration::from_millis(200);
 const QUESTION: &str = "kolo? 1 ";
 const ANSWER: &str = "kolo! 1 ";
 
-/// Where and how to ask.
+/// Address and settings of a query.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) address: Ipv4Addr,

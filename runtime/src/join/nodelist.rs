@@ -18,7 +18,7 @@ fn expand(list: &str) -> Result<Vec<String>, String> {
     expand_up_to(list, usize::MAX)
 }
 
-/// The first `most` hosts; nobody makes the names of the others.
+/// The first `most` hosts; the names of the others are never built.
 fn expand_up_to(list: &str, most: usize) -> Result<Vec<String>, String> {
     if list.len() > MAX_LIST_BYTES {
         return Err(format!("it has {} bytes", list.len()));

@@ -77,7 +77,7 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// How a rank joins by this id, with the environment's settings for joining.
+    /// Settings by which a rank joins with this id; the environment supplies the rest.
     ///
     /// # Errors
     /// [`Error::Configuration`] if this is no id, or rank and world size make no sense.

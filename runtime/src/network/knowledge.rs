@@ -17,7 +17,7 @@ pub(crate) enum Knowledge {
     BuiltIn {
         /// Number of hosts.
         hosts: u32,
-        /// Why the profile's network does not count, if there is one.
+        /// Reason why the profile's network does not count, if there is one.
         unused_profile: Option<String>,
     },
     /// A profile that names no hosts: its constants are in the model. Its path and digest, in words.
@@ -28,7 +28,7 @@ pub(crate) enum Knowledge {
     Measured {
         between: Between,
         took: Duration,
-        /// Why the profile's network does not count, if there is one.
+        /// Reason why the profile's network does not count, if there is one.
         unused_profile: Option<String>,
     },
 }
@@ -79,7 +79,7 @@ impl Knowledge {
         matches!(self, Self::BuiltIn { .. })
     }
 
-    /// Why the network of the profile does not count, if there is one and it does not.
+    /// Reason why the profile's network does not count, if there is one and it does not.
     pub(crate) fn unused_profile(&self) -> Option<&str> {
         match self {
             Self::BuiltIn { unused_profile, .. } | Self::Measured { unused_profile, .. } => {

@@ -1,4 +1,4 @@
-//! The network between hosts, as measured when the first communicator is made: what the selection goes by on several hosts.
+//! The network between hosts, as measured when the first communicator is made: the basis of the selection on several hosts.
 //!
 //! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as many
 //! rounds as the number of hosts has bits. All ranks learn the measurements, and so have the same [`Table`].

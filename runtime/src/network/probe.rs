@@ -6,12 +6,12 @@ use super::Sample;
 
 /// Messages between two leaders. All calls block.
 pub trait Wire {
-    /// Why one fails.
+    /// Error of a transfer.
     type Error;
     /// Sends bytes to the leader of a host.
     ///
     /// # Errors
-    /// Those of the wire, here as below.
+    /// Errors of the wire, here as below.
     fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
     /// Receives as many bytes from it.
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
@@ -48,7 +48,7 @@ const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 /// messages go in halves, the second of which finds the window that the first has made.
 const FAR: Duration = Duration::from_millis(2);
 
-/// How much longer the next message of a far pair is.
+/// Factor by which the next message of a far pair is longer.
 const FAR_STEP: usize = 4;
 
 /// A message that is as much faster than the one before found a window that had grown; the window may grow further.
@@ -57,13 +57,13 @@ const FAR_GROWS: f64 = 1.25;
 /// So many messages are sent there unless they take too long: a window does not grow with each.
 const FAR_MESSAGES: u32 = 4;
 
-/// How many round trips a message may take there, as far as the rate is known.
+/// Round trips that a message may take there, as far as the rate is known.
 const FAR_LENGTH: u32 = 8;
 
-/// How many round trips are spent there before the last message.
+/// Round trips spent there before the last message.
 const FAR_PATIENCE: u32 = 12;
 
-/// How much time is spent on the rate of one way.
+/// Limits on the time spent on the rate of one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// The longest message.
@@ -88,7 +88,7 @@ impl Effort {
         total: Duration::from_millis(12),
     };
 
-    /// When somebody asks: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
+    /// For an explicit request: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
     pub const THOROUGH: Self = Self {
         last_bytes: 32 << 20,
         long_in_round_trips: 1000,
@@ -112,7 +112,7 @@ pub enum Way {
 pub struct RoundTrip {
     /// There and back, processors' time included.
     pub time: Duration,
-    /// How far the partner's [`Wire::now`] is ahead of this one's, in seconds, to half of the time.
+    /// Lead of the partner's [`Wire::now`] over this one's, in seconds, to half of the time.
     pub ahead_seconds: f64,
 }
 
@@ -130,7 +130,7 @@ const HEADER: usize = 16;
 /// done; all leaders call it.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
     let mut samples = Vec::new();
     let mut buffers = Buffers::new(&Effort::QUICK);
@@ -188,7 +188,7 @@ fn word(header: &[u8; HEADER], at: usize) -> u64 {
 /// Measures the time of an empty message to a partner, which [serves](serve), and back.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::Error> {
     let echo = |wire: &mut W| {
         let mut answer = [0; HEADER];
@@ -218,7 +218,7 @@ pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::E
 /// Measures the bytes per second, in each direction used, of long messages to a partner, which [serves](serve).
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn rate<W: Wire>(
     wire: &mut W,
     partner: u32,
@@ -273,7 +273,7 @@ fn measure<W: Wire>(
         }
         let here = wire.now();
         let (took, spent) = (here - sent, here - begun);
-        // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
+        // With a short message the way takes most of the time, and the difference means nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
         rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
@@ -351,7 +351,7 @@ fn halves<W: Wire>(
 /// Sends so many bytes to a partner, which [serves](serve), and waits until it has them. No more than the buffers have are sent.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffers) -> Result<(), W::Error> {
     let len = len.min(buffers.out.len());
     wire.send(partner, &order(TAKE, len as u64))?;
@@ -362,7 +362,7 @@ pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffe
 /// Tells the partner that this was all.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
     wire.send(partner, &order(END, 0))
 }
@@ -370,7 +370,7 @@ pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
 /// Does what the partner asks for, until it is done.
 ///
 /// # Errors
-/// Those of the wire.
+/// Errors of the wire.
 pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
     loop {
         let mut header = [0; HEADER];

@@ -286,7 +286,7 @@ mod tests {
         let all = table(samples).unwrap().between(&[0, 1, 2, 3, 4]).unwrap();
         assert_eq!(all.speeds(), None, "{all:?}");
         assert!((all.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
-        // Where nothing is known better, the best there is counts.
+        // Without better knowledge, the best rate counts.
         let table = table(vec![held_up]).unwrap();
         assert!(
             (table.between(&[0, 4]).unwrap().apply(Model::TCP).nic_bytes_per_second / 16e6 - 1.0).abs() < 0.1

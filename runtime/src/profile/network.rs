@@ -65,8 +65,8 @@ pub struct Rates {
 pub(crate) const SLOW: f64 = 0.6;
 
 impl Rates {
-    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
-    /// is measured a little differently is the same.
+    /// Relative speeds of the hosts, in the order of their numbers; where they differ much. Small numbers, so that small differences
+    /// between measurements vanish.
     #[must_use]
     pub fn speeds(&self) -> Option<Vec<u32>> {
         const SLOWEST: f64 = 16.0;

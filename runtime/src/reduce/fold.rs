@@ -9,7 +9,7 @@ use super::{Combine, tree};
 /// through it.
 const BLOCK_BYTES: usize = 4 << 10;
 
-/// How operands are reduced.
+/// Parameters of a reduction of operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Folding<'a> {
     pub(crate) combine: Combine,

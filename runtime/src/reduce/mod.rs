@@ -67,7 +67,7 @@ pub struct Kernel {
     isa: Isa,
 }
 
-/// Why there is no kernel.
+/// Reason for a missing kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unsupported {
     /// The operator has no meaning for the type.

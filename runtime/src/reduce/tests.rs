@@ -280,7 +280,7 @@ fn instruction_sets_agree_and_commute_in_bits() {
     }
 }
 
-/// Where the destination lies.
+/// Position of the destination.
 #[derive(Clone, Copy, Debug)]
 enum Destination {
     Apart,

@@ -43,7 +43,7 @@ struct Tree<P> {
 }
 
 impl<P: Fn(usize) -> *const u8> Tree<P> {
-    /// Where the value of so many leaves from `first` on is: in the first block of `blocks`, or a payload.
+    /// Address of the value of so many leaves from `first` on: in the first block of `blocks`, or a payload.
     ///
     /// # Safety
     /// As [`tree`]; there is a block for each level of what is below.

@@ -1,4 +1,4 @@
-//! From the steps of a plan on windows to addresses: what one rank has to do.
+//! From the steps of a plan on windows to addresses: the work of one rank.
 //!
 //! Blocks are where [`Layout`] says, with one exception. Where others write the outputs, they write whole pages of which the call owns
 //! every byte on every rank, so the cuts between the parts of a vector are moved to that. Each rank with an output computes the rest at
@@ -75,7 +75,7 @@ impl Binder<'_> {
 
     fn spread(&mut self, of: Members, (first, count): (u32, u32), to: Members, at: u32) -> Result<(), Fault> {
         let Cut::Vector { parts } = self.plan.cut else {
-            // Nobody else writes blocks that ranks have one each of.
+            // No other rank writes blocks that ranks have one each of.
             debug_assert_eq!(to.range(self.located.len()), self.rank..self.rank + 1);
             let bytes = self.bytes(Blocks::range(Space::Input, first, count));
             let members = of.range(self.located.len());
@@ -142,7 +142,7 @@ impl Binder<'_> {
         base.wrapping_add(self.bytes(blocks).start)
     }
 
-    /// Where blocks lie in their buffer: side by side, since there is one segment.
+    /// Positions of blocks in their buffer: side by side, since there is one segment.
     fn bytes(&self, blocks: Blocks) -> Range<usize> {
         let (size, count) = (self.call.data_type.size(), self.count);
         let shape = || match self.plan.cut {

@@ -1,4 +1,4 @@
-//! Where a rank's buffers lie, as it tells the others before a call.
+//! Locations of a rank's buffers, as told to the others before a call.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) offset: u64,
 }
 
-/// Where a rank's buffers lie; `None` for those that are not symmetric, or that others need not reach.
+/// Locations of a rank's buffers; `None` for those that are not symmetric, or that others need not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BufferLocations {
     pub(super) input: Option<Place>,

@@ -68,14 +68,14 @@ impl Allocation {
         !self.own.is_retired.load(Ordering::Acquire)
     }
 
-    /// Where a piece of this rank's memory begins in it, if it lies in it.
+    /// Offset of a piece in this rank's memory, if it lies inside.
     pub(super) fn offset_of(&self, at: *const u8, len: usize) -> Option<usize> {
         let offset = at.addr().checked_sub(self.own.memory.base().addr())?;
         let end = offset.checked_add(len)?;
         (end <= self.own.used && self.is_live()).then_some(offset)
     }
 
-    /// Where `len` bytes at an offset of a rank's memory are mapped here, if they are inside.
+    /// Local address of `len` bytes at an offset of a rank's memory, if they are inside.
     pub(super) fn at(&self, rank: usize, offset: u64, len: usize) -> Option<*mut u8> {
         let memory = self.peers.get(rank)?.as_ref().unwrap_or(&self.own.memory);
         let offset = usize::try_from(offset).ok()?;

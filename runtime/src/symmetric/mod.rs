@@ -83,20 +83,20 @@ enum Phase {
     Working(Box<Job>),
 }
 
-/// How far a call got.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It waits for others.
+    /// Waits for others.
     Waits,
-    /// It did some work, and has more.
+    /// Did some work, and has more.
     Works,
-    /// It is done.
+    /// Done.
     Done,
-    /// It must go another way, on all ranks.
+    /// Must take another path, on all ranks.
     Declined,
 }
 
-/// Why a call cannot go on.
+/// Reason why a call cannot go on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// A member called something else.
@@ -167,7 +167,7 @@ impl SymmetricBuffers {
         live.map(|allocation| allocation.id()).collect()
     }
 
-    /// Adds an allocation, and gives up the mappings of those that nobody uses any more. All ranks do so alike.
+    /// Adds an allocation, and drops the mappings of unused ones. All ranks do so alike.
     pub(crate) fn add(&mut self, allocation: Allocation, is_used: impl Fn(u64) -> bool) {
         self.allocations.retain(|allocation| is_used(allocation.id()));
         self.allocations.push(Arc::new(allocation));

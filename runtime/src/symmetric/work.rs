@@ -22,7 +22,7 @@ const BLOCK_BYTES: usize = 4 << 10;
 /// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// How elements are combined.
+/// Resources for combining elements.
 #[derive(Debug)]
 pub(super) struct Kit {
     combine: Combine,
@@ -70,9 +70,9 @@ pub(super) struct Item {
 /// Bytes for this rank's output, written once nobody reads there any more.
 #[derive(Debug)]
 struct Patch {
-    /// Which item makes it.
+    /// Item that produces it.
     item: usize,
-    /// Where it waits.
+    /// Offset of the data set aside.
     from: usize,
     to: *mut u8,
     bytes: usize,
@@ -84,13 +84,13 @@ pub(super) struct Job {
     pub(super) items: Vec<Item>,
     /// Members that this rank awaits at the end, if any.
     pub(super) needs: Option<Needs>,
-    /// Of these, the first so many are done.
+    /// Number of items done, from the first.
     done: usize,
     /// Bytes of the next one that are done.
     at: usize,
     streams: bool,
     patches: Vec<Patch>,
-    /// Where what is patched in waits.
+    /// Data set aside for patches.
     aside: Vec<u8>,
     /// Keeps the mappings.
     allocations: Vec<Arc<Allocation>>,

@@ -5,7 +5,7 @@
 use crate::reduce::f32_to_f16;
 use crate::types::data_types;
 
-/// How a type computes and is stored. Signed integers are computed as unsigned ones; `bool` is a byte.
+/// Arithmetic and storage of a type. Signed integers are computed as unsigned ones; `bool` is a byte.
 pub(super) trait Lane: 'static {
     /// The type in which patterns and values are computed.
     type Word: Copy + Default;

@@ -3,7 +3,7 @@
 //! The value that rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result of the
 //! reduction: nobody has to communicate to know it, and results are compared bit by bit, floating point included.
 //!
-//! # How
+//! # Method
 //! Rank r's value at index i is `f(h(i), p(r, j))`, with h a hash of the index, p a pattern of the rank that repeats
 //! every [`PERIOD`] indices, and j = i mod `PERIOD`. For each operator, f is chosen so that combining values combines
 //! patterns:

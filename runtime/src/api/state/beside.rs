@@ -16,17 +16,17 @@ use crate::join::{JoinSpec, process_environment};
 const JOBS_AT_ONCE: usize = 2;
 
 impl State {
-    /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while the program goes on. Returns
-    /// whether it has taken one. All members call it between two steps, with the memory of this version; the members agree after
-    /// each step whether somebody asks, so all copies are of the same version.
+    /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while the program goes on.
+    /// Returns whether it has taken one. All members call it between two steps, with the memory of this version; the members agree after
+    /// each step whether a newcomer asks, so all copies are of the same version.
     ///
-    /// Costs nothing while nobody asks. A copy takes as long as copying the memory, and as much memory again until the newcomers that fetch it
-    /// have gone. They take what network and processor time they need from the program meanwhile. Local, and never waits for others.
+    /// Costs nothing without requests. A copy takes as long as copying the memory, and as much memory again until the newcomers that fetch
+    /// it have gone. Meanwhile they share network and processor time with the program. Local, and never waits for other ranks.
     pub fn offer(&mut self, group: &Survivors, parts: &[Part<'_>]) -> bool {
         self.offer_if(group.comm(), group.is_asked_for_state(), parts)
     }
 
-    /// The same, where all members have agreed in another way whether somebody asks. For Kolo's own bindings.
+    /// The same, where all members have agreed in another way whether a newcomer asks. For Kolo's own bindings.
     #[doc(hidden)]
     pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
         if self.desk.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
@@ -49,8 +49,8 @@ impl State {
     }
 
     /// For a newcomer, before it joins by the same invitation: fetches a copy of the members' state while they go on. Afterwards the memory
-    /// is of [`State::version`], and the first [`State::share`] brings no more than the chunks that have changed since. So what changes
-    /// in every step comes twice, and what does not (frozen layers, tables, data) costs the members no stop.
+    /// is of [`State::version`], and the first [`State::share`] transfers only the chunks that have changed since. State that changes in
+    /// every step is therefore sent twice, and the rest (frozen layers, tables, data) causes the members no pause.
     ///
     /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a time, those of this
     /// host first, and each is checked against a hash that another member has made. Chunks that a dying member has not sent come from the

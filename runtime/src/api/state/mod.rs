@@ -84,7 +84,7 @@ pub struct Shared {
     pub refetched: Vec<u32>,
 }
 
-/// Which step a rank's state is of, and with whom it has shared it.
+/// Version of a rank's state, and the communicators that share it.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     version: Option<u64>,
@@ -92,7 +92,7 @@ pub struct State {
     settled: Option<(Cookie, u64)>,
     /// Some chunks may be right already: an earlier attempt has failed.
     is_begun: bool,
-    /// Where newcomers fetch copies, by the communicator for which it was opened.
+    /// Desk from which newcomers fetch copies, by the communicator for which it was opened.
     desk: Option<((Cookie, u64), Arc<Desk>)>,
 }
 
@@ -177,7 +177,7 @@ impl State {
         Ok(shared)
     }
 
-    /// The latest version, who has it, and who does not.
+    /// The latest version, the ranks that have it, and those that do not.
     fn who(
         &self,
         comm: &Communicator,

@@ -99,7 +99,7 @@ impl Orders {
         }
     }
 
-    /// Nobody has the version before: what has come of it is compared with this one.
+    /// The version before has no source left: chunks received of it are compared with this one.
     fn turn_to(&mut self, version: u64) {
         let is_first = self.version.replace(version).is_none();
         if is_first {
@@ -133,7 +133,7 @@ impl Orders {
         }
     }
 
-    /// How much a member is asked for.
+    /// Number of requests to a member under way.
     pub(super) fn under_way(&self, source: usize) -> usize {
         self.sources[source].under_way.len()
     }

@@ -42,13 +42,13 @@ pub(crate) type Tag = [u8; 32];
 /// Between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
 
-/// Before the second knock at a door that has not answered; the next ones wait twice as long each.
+/// Pause before the second knock at a door that has not answered; later pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Address and key for knocking.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DoorAddress {
-    /// Drawn by its process: no two are the same, of one process that starts again neither.
+    /// Drawn by its process: unique, also across restarts of one process.
     pub(super) id: u64,
     key: RendezvousKey,
     addresses: Vec<SocketAddr>,
@@ -60,16 +60,16 @@ impl std::fmt::Debug for DoorAddress {
     }
 }
 
-/// Why there is no connection.
+/// Reason for a missing connection.
 #[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
     /// The process has ended, or its place in the job has.
     Gone(String),
     /// The same; and it has gone on without this rank before.
     LeftBehind(LeftBehind),
-    /// Nothing answers, which may change.
+    /// No answer, which may change.
     Silent(String),
-    /// It is Kolo, of another version or with other keys.
+    /// Kolo, of another version or with other keys.
     Misfit { problem: String, remedy: String },
 }
 
@@ -88,9 +88,9 @@ pub(crate) struct Door {
     address: DoorAddress,
     residents: Registry,
     is_local: bool,
-    /// Where it is, and where the endpoints of this process listen too.
+    /// Port of the door, shared with the endpoints of this process.
     port: Option<OpenPort>,
-    /// Answers those who knock.
+    /// Answers incoming connections.
     porter: AbortHandle,
     shortage: Arc<Shortage>,
 }
@@ -147,7 +147,7 @@ impl Door {
         Ok(Self { address, residents, is_local: false, port, porter, shortage })
     }
 
-    /// Where the endpoints of this process may listen too; none at a thread's.
+    /// Port at which the endpoints of this process may listen too; none at a thread's door.
     pub(crate) fn port(&self) -> Option<&Arc<Port>> {
         self.port.as_ref().map(|open| &open.port)
     }
@@ -158,7 +158,7 @@ impl Door {
         Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
     }
 
-    /// Where ranks may join, with the addresses under which they get there; none at a thread's.
+    /// Entry for joining ranks, with the addresses by which they reach it; none at a thread's door.
     pub(crate) fn entry(&self) -> Option<(Entry, Vec<SocketAddr>)> {
         let OpenPort { port, addresses, counters } = self.port.as_ref()?;
         let mut entry = None;
@@ -199,7 +199,7 @@ impl Door {
         self.residents.send_modify(|residents| residents.passed = Some(to));
     }
 
-    /// Where newcomers wait for this group: the one that there is, or a new one. Newcomers are let in as long as it lives.
+    /// The lobby in which newcomers wait for this group, or a new one. Newcomers are let in as long as it lives.
     pub(in crate::control) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Arc<Lobby> {
         let mut found = None;
         self.residents.send_modify(|residents| {
@@ -212,7 +212,7 @@ impl Door {
         found.expect("it was set above")
     }
 
-    /// Where newcomers fetch the state of this group: the desk that there is, or a new one.
+    /// The desk from which newcomers fetch the state of this group, or a new one.
     pub(in crate::control) fn open_desk(&self, group: GroupId) -> Arc<Desk> {
         let desk = self.desk(group).unwrap_or_default();
         self.residents.send_modify(|residents| {
@@ -265,7 +265,7 @@ impl Door {
 }
 
 impl DoorAddress {
-    /// Knocks there; `is_local`: it is a thread's of this process. As [`Door::knock`].
+    /// Knocks at a door; `is_local`: it belongs to a thread of this process. As [`Door::knock`].
     pub(in crate::control) async fn knock(
         &self,
         is_local: bool,
@@ -310,12 +310,12 @@ impl DoorAddress {
         }
     }
 
-    /// The port, if other processes can knock there.
+    /// The port, if other processes can knock at this door.
     pub(in crate::control) fn port(&self) -> Option<u16> {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// Whether other processes can knock there.
+    /// Whether other processes can knock at this door.
     pub(in crate::control) fn has_port(&self) -> bool {
         !self.addresses.is_empty()
     }
@@ -336,7 +336,7 @@ impl DoorAddress {
         Credentials { secret: spec.secret.clone(), rendezvous: Some(self.key) }
     }
 
-    /// Where to knock from this host: on its own host by loopback, since other addresses may be those of other hosts too.
+    /// Addresses to try from this host: loopback on the door's own host, since other addresses may be those of other hosts too.
     fn candidates(&self, near: bool) -> Vec<SocketAddr> {
         let far: Vec<SocketAddr> = self
             .addresses
@@ -362,8 +362,8 @@ impl Drop for Door {
     }
 }
 
-/// Before the next knock at a door that has not answered so many in a row. Short at first: the sockets of a process that ends close one after
-/// another, so its door may still take a connection and drop it when the line to it has ended, and refuses the next one.
+/// Pause before the next knock at a door, after so many failures in a row. Short at first: the sockets of an ending process close one after
+/// another, so its door may still accept and drop a connection after the line to it has ended, and refuse the next one.
 pub(super) fn pause_after(setbacks: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << (setbacks - 1).min(16)).min(AGREEMENT_BEAT)
 }
@@ -434,7 +434,7 @@ async fn attempt(
         Err(_) => return Err(silent("no answer")),
     };
     if stream.local_addr().ok() == stream.peer_addr().ok() {
-        // A port that nobody listens at can be chosen as our own.
+        // A port without a listener can be chosen as our own.
         return Err(NoAnswer::Gone(format!("nobody listens at {address}: its process has ended")));
     }
     let _ = stream.set_nodelay(true);
@@ -466,7 +466,7 @@ mod tests {
             }
         };
         let (this, other): (Cookie, Cookie) = ([7; 16], [8; 16]);
-        // Nobody is in these jobs any more, which is the end of a member.
+        // These jobs have no residents any more, which ends a member.
         assert!(matches!(knock(this, 1).await, Some(NoAnswer::Gone(_))));
         door.leave_behind(this, &[1, 2], 5, false);
         let told = |answer| match answer {

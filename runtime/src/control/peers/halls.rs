@@ -1,4 +1,4 @@
-//! Where threads of one process knock at each other's doors.
+//! Doors between threads of one process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ pub(super) fn knock(id: u64) -> Result<DuplexStream, NoAnswer> {
     Ok(near)
 }
 
-/// Lets in those who knock.
+/// Serves incoming connections.
 pub(super) async fn serve(
     mut knocks: mpsc::UnboundedReceiver<DuplexStream>,
     residents: Arc<watch::Sender<Residents>>,

@@ -87,7 +87,7 @@ async fn read_frames(
     events: mpsc::UnboundedSender<Event>,
 ) {
     let mut reader = BufReader::new(read);
-    // Weak, so that a line does not keep alive whom it serves.
+    // Weak, so that a line does not keep its owner alive.
     let events = events.downgrade();
     while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
         let (Ok(said), Some(events)) = (decode(&frame), events.upgrade()) else { break };

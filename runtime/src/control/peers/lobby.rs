@@ -68,7 +68,7 @@ pub(crate) struct Entrance {
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
-    /// Where all come together.
+    /// Meeting place of all members.
     pub(crate) at: Entrance,
     pub(crate) tag: Tag,
     pub(crate) rank: u32,
@@ -104,7 +104,7 @@ pub(in crate::control) enum ToNewcomer {
 
 const GONE: &str = "the newcomer is gone";
 
-/// Why a newcomer may not wait: problem and remedy. None: it may.
+/// Reason why a newcomer may not wait: problem and remedy. None: it may.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
 /// See the module.
@@ -188,7 +188,7 @@ impl Lobby {
         self.lock().entrances.clone()
     }
 
-    /// This member is out, or goes: nobody waits here any more.
+    /// Closes the lobby when this member is fenced out or leaves: newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -199,7 +199,7 @@ impl Lobby {
         !self.lock().is_closed
     }
 
-    /// Those who wait, in the order in which they came.
+    /// Waiting newcomers, in order of arrival.
     pub(crate) fn waiting(&self) -> Vec<Newcomer> {
         let state = self.lock();
         let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();

@@ -1,8 +1,8 @@
 //! Cooperation of a job's members without the coordinator: they agree, and watch each other while they meet anew.
 //!
-//! One task per job and process owns the lines to other members and the agreements under way (`rounds`, which are those of
-//! [`kolo_membership`]). Lines are made when there is something to say. A line that ends is made again; if the system refuses that,
-//! the member is gone, which is the one proof of an end that counts (`door`).
+//! One task per job and process owns the lines to other members and the current agreements (`rounds`, which are those of
+//! [`kolo_membership`]). Lines are opened when there is a message to send. A line that ends is opened again; only a refusal by the system
+//! proves that the member has ended (`door`).
 
 pub(super) mod door;
 mod halls;
@@ -63,7 +63,7 @@ pub(super) enum Said {
     Pong,
 }
 
-/// How an agreement ended for this member.
+/// Outcome of an agreement for this member.
 #[derive(Clone, Debug)]
 pub(crate) enum Agreed {
     /// Members by rank in the communicator.
@@ -124,7 +124,7 @@ pub(super) enum Event {
         communicator: u64,
         cause: AbortCause,
     },
-    /// Dropped once nobody is left who was told something and has not answered.
+    /// Dropped once every rank that was told of an abort has answered or is gone.
     AwaitTold(std::sync::mpsc::SyncSender<()>),
 }
 
@@ -234,7 +234,7 @@ impl Peers {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
 
-    /// Blocks until those whom this rank tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
+    /// Blocks until the ranks that this one tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
     pub(super) fn wait_until_told(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
         let _ = self.events.send(Event::AwaitTold(told));
@@ -271,7 +271,7 @@ struct Task {
     next_line: u64,
     /// Members being knocked for, or the time before which none is repeated.
     knocking: BTreeMap<u32, Option<Instant>>,
-    /// Knocks in a row that nobody has answered.
+    /// Unanswered knocks in a row.
     setbacks: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
     heard: BTreeMap<u32, Instant>,
@@ -424,9 +424,9 @@ impl Task {
             }
             self.send(rank, said.clone());
             if silent.contains(&rank) {
-                continue; // Nobody waits for an answer that is not to be expected.
+                continue; // No answer is expected from this rank.
             }
-            // Its answer says that it has heard what was said before.
+            // Its answer confirms the earlier messages.
             self.send(rank, encode(&Said::Ping));
             self.untold.insert(rank);
         }

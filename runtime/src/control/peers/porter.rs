@@ -1,4 +1,4 @@
-//! Answers those who knock at a door, and takes them to whom they want to see: what a process is reached for comes in here.
+//! The porter of a process: answers connections at its door and hands each to its addressee.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -32,7 +32,7 @@ use crate::job::limits::{
     MAX_REMEMBERED, PASS_TIMEOUT,
 };
 
-/// First frame of whoever knocks.
+/// First frame on a new connection.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Opening {
     /// A member of the job with this cookie.
@@ -51,13 +51,13 @@ pub(in crate::control) enum Opening {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Answer {
     Taken,
-    /// Nobody here belongs to that any more.
+    /// The job or group has no members here any more.
     Unknown,
     /// The same; and before, this member has gone on without the one that knocks.
     LeftBehind(LeftBehind),
 }
 
-/// Where members have gone on without another, who may not know it.
+/// Communicators whose members went on without a rank, which may not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) struct LeftBehind {
     /// In a communicator of all ranks, so in every one.
@@ -136,7 +136,7 @@ impl Shortage {
         }
     }
 
-    /// The same of one that could not knock, of whose error the text is left.
+    /// The same for a failed knock of which only the error text is left.
     pub(super) fn note_text(&self, why: &str) {
         let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
         if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
@@ -144,7 +144,7 @@ impl Shortage {
         }
     }
 
-    /// Whether it had none since then, or has none now, so that it cannot knock either.
+    /// Whether the process has run out of descriptors since then, or has none now, so that it cannot knock either.
     pub(super) fn was_since(&self, since: Instant) -> bool {
         let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.is_some_and(|noted| noted >= since)
@@ -220,8 +220,8 @@ impl House {
         self.counters.rejected.load(Ordering::Relaxed)
     }
 
-    /// Takes a connection to whom its first bytes name: an endpoint, the relay, or the coordinator; none of them if it knocks, and proves
-    /// its keys. None of a stranger, or if it made room for another.
+    /// Hands a connection to the service that its first bytes name: an endpoint, the relay, or the coordinator. A caller that knocks and
+    /// proves its keys is returned instead. None for a stranger, or for a connection that made room for another.
     async fn greet(
         &self,
         caller: Caller,
@@ -302,7 +302,7 @@ async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
     })
 }
 
-/// Takes whoever has knocked to whom it wants to see.
+/// Takes a caller to its addressee.
 pub(super) async fn receive(stream: BoxedStream, residents: Registry, judged: bool) {
     let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
 }

@@ -1,4 +1,4 @@
-//! How what all members are to know spreads among them without a coordinator.
+//! Spread of messages for all members, without a coordinator.
 
 use std::collections::BTreeSet;
 

@@ -86,7 +86,7 @@ impl Rounds {
         self.started.elapsed()
     }
 
-    /// The longest silence that anybody bears.
+    /// The longest silence that any member tolerates.
     pub(super) const fn longest_silence(&self) -> Duration {
         self.longest_silence
     }

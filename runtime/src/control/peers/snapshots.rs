@@ -1,7 +1,7 @@
 //! Copies of a member's state, which newcomers fetch at its door while the member goes on.
 //!
-//! A newcomer comes with the key of the door and waits. The members see that one of them is asked, take a copy at the same step, and each
-//! serves it to whoever asks for chunks and for hashes of them. A copy is kept while somebody is there that fetches it.
+//! A newcomer presents the key of the door and waits. The members notice the request, take a copy at the same step, and each serves chunks
+//! and their hashes from it. A copy is kept while a newcomer is fetching it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +52,7 @@ pub(in crate::control) enum ToFetcher {
     },
 }
 
-/// Where a member serves its copy.
+/// A member's desk, which serves its copy.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     copy: watch::Sender<Option<Arc<Snapshot>>>,
@@ -72,7 +72,7 @@ impl Desk {
         self.copy.borrow().as_ref().map(|copy| copy.version)
     }
 
-    /// Serves this copy from now on, if anybody is there to fetch it.
+    /// Serves this copy from now on, if a newcomer is there to fetch it.
     pub(crate) fn serve(&self, copy: Snapshot) {
         if self.visitors.load(Ordering::Relaxed) > 0 {
             self.copy.send_replace(Some(Arc::new(copy)));
@@ -170,7 +170,7 @@ pub(in crate::control) async fn hear(
     Ok((said, chunk))
 }
 
-/// Counts somebody at a desk.
+/// Counts a visitor at a desk.
 struct Visit {
     desk: Weak<Desk>,
     count: fn(&Desk) -> &AtomicUsize,

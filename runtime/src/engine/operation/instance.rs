@@ -27,7 +27,7 @@ pub(super) enum Phase {
     Running,
     /// Its bounce buffers are being copied back.
     Storing,
-    /// It is over.
+    /// Over.
     Over,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Instance {
     pub(super) kit: Kit,
 }
 
-/// How far a lane of the plan is.
+/// Progress of a lane of the plan.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) cursor: u32,
@@ -112,7 +112,7 @@ pub(super) fn prepare(
     instances[..count].iter_mut().try_for_each(|instance| instance.prepare(binding, combine, gpu))
 }
 
-/// How many instances there may be at most for operations with this window.
+/// Greatest number of instances for operations with this window.
 pub(super) fn most(binding: &Binding, window: u16, gpu: Option<&Arc<Gpu>>) -> usize {
     match gpu {
         Some(_) => most_within(PINNED_BYTES, binding.scratch_bytes, window),
@@ -120,8 +120,8 @@ pub(super) fn most(binding: &Binding, window: u16, gpu: Option<&Arc<Gpu>>) -> us
     }
 }
 
-/// How many instances there may be with so much scratch each: a divisor of the window, so that segments that use the same
-/// sub-channels follow each other in one instance; at least one.
+/// Number of instances that fit with so much scratch each: a divisor of the window, so that segments that use the same sub-channels follow
+/// each other in one instance; at least one.
 fn most_within(limit: usize, scratch_bytes: usize, window: u16) -> usize {
     let fits = |count: &usize| (window as usize).is_multiple_of(*count) && count * scratch_bytes <= limit;
     (1..=window as usize).rev().find(fits).unwrap_or(1)

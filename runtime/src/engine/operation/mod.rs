@@ -66,7 +66,7 @@ pub(crate) struct Operation {
     instances: Vec<Instance>,
     /// Whether adapters may have written bytes that the GPU does not see yet.
     unflushed: bool,
-    /// How many of them there are at most: the segments of an instance lie so far apart.
+    /// Greatest number of instances, and so the distance between the segments of one.
     stride: usize,
     /// Instances that have segments left.
     running: usize,

@@ -21,7 +21,7 @@ use crate::reduce::{Combine, Folding};
 
 const PAGE: usize = 4096;
 
-/// Where in a page the second run of a payload begins.
+/// Offset in a page of the second run of a payload.
 const SECOND_IN_PAGE: usize = 256;
 
 /// Short payloads do not spend a page on where they lie in it.

@@ -18,13 +18,13 @@ use super::waiting::source;
 use crate::call::AdapterAccess;
 use crate::reduce::Combine;
 
-/// How a step stands.
+/// State of a step.
 enum Stood {
-    /// It is over.
+    /// Over.
     Done,
     /// A word from elsewhere will end it.
     Pending,
-    /// It has to be tried again when the stage has the awaited round.
+    /// Must be retried when the stage has the awaited round.
     Waits,
 }
 

@@ -1,4 +1,4 @@
-//! How far a call has come on its way through the exchange, and how it is cut into parts.
+//! Progress of a call through the exchange, and its division into parts.
 
 use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{FLAT_LONG, copy_streaming};
@@ -10,7 +10,7 @@ use crate::reduce::{Combine, combine_nothing};
 /// Parts of a block begin at multiples of this: two cache lines, and a whole number of elements of any type.
 pub(super) const GRAIN: usize = 128;
 
-/// How far a call has come on its way through the exchange.
+/// Progress of a call through the exchange.
 #[derive(Debug)]
 pub(crate) struct ExchangeCursor {
     pub(super) combine: Combine,
@@ -28,7 +28,7 @@ pub(crate) struct ExchangeCursor {
     exchange: usize,
     /// And of how many.
     exchanges: usize,
-    /// Where in its block the part at hand is, and how many bytes of each block belong to it: none once only sums are left.
+    /// Offset of the current part in its block, and its bytes in each block: none once only sums are left.
     part: (usize, usize),
     /// Whether results are written past the caches.
     pub(super) streams: bool,
@@ -75,7 +75,7 @@ impl ExchangeCursor {
         self.turn
     }
 
-    /// How far it has come; grows with every exchange.
+    /// Number of exchanges so far.
     #[inline]
     pub(crate) fn position(&self) -> usize {
         self.exchange
@@ -92,7 +92,7 @@ impl ExchangeCursor {
         false
     }
 
-    /// Where in its block the part at hand is, and how many bytes of each block belong to it.
+    /// Offset of the current part in its block, and its bytes in each block.
     #[inline]
     pub(super) fn part(&self) -> (usize, usize) {
         self.part

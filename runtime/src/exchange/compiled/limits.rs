@@ -104,7 +104,7 @@ impl CompiledExchange {
     fn quicker_upto(&self, collective: Collective) -> Option<usize> {
         match collective {
             _ if self.staged[collective as usize] => Some(STAGED_FROM - 1),
-            // Nobody copies more, nor computes more, than over messages.
+            // Each rank copies and computes no more than over messages.
             _ if self.members <= 2 => None,
             // Each rank copies in once, and out what it needs; messages would be copied in for each receiver.
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
@@ -123,7 +123,7 @@ impl CompiledExchange {
         }
     }
 
-    /// How a call that this path serves takes it, as text.
+    /// Description of this path for a call that it serves.
     pub(crate) fn describe(&self, call: &Call) -> String {
         let given = blocks(call.collective, self.members) * block(call);
         let exchanges = match exchanges(call, self.members) {

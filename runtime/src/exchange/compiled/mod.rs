@@ -49,13 +49,13 @@ pub(crate) struct CompiledExchange {
     turns: u64,
     /// Turns that are over; the call that has the next one has the exchange.
     turns_over: u64,
-    /// Where threads sleep that wait for another thread's turn to end.
+    /// Turnstile for threads that wait for another thread's turn to end.
     turnstile: Arc<Turnstile>,
     /// For the canonical tree: its partial results.
     scratch: RefCell<Vec<u8>>,
 }
 
-/// How far the exchange at hand is.
+/// Progress of the current exchange.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// There is none.
@@ -117,7 +117,7 @@ impl CompiledExchange {
         turn == self.turns_over + 1
     }
 
-    /// How many turns are over, and where to sleep until more are.
+    /// Number of finished turns, and the turnstile to sleep at until there are more.
     pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
         (self.turns_over, &self.turnstile)
     }
@@ -240,7 +240,7 @@ impl CompiledExchange {
         Some((std::ptr::from_ref(word), value))
     }
 
-    /// For whom to be woken, after the last look before a sleep.
+    /// Ranks that must wake this one, after the last look before a sleep.
     pub(crate) fn awaited(&self) -> NonZeroU32 {
         self.flat.awaited()
     }

@@ -123,7 +123,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Where this rank's contribution lies; `None` where it contributes nothing but its presence.
+    /// Address of this rank's contribution; `None` where it contributes only its presence.
     #[inline]
     pub(super) fn contribution(&self, call: &Call) -> Option<*const u8> {
         let in_place = call.placement == Placement::InPlace;
@@ -148,7 +148,7 @@ impl CompiledExchange {
         reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
     }
 
-    /// Where this rank takes its own contribution from, unless it [reads that back](Self::reads_own_back).
+    /// Source of this rank's own contribution, unless it [reads that back](Self::reads_own_back).
     #[inline]
     pub(super) fn own(&self, call: &Call) -> Option<*const u8> {
         if self.reads_own_back(call) { None } else { self.contribution(call) }

@@ -38,10 +38,10 @@ const ALL_PARTS_MAX: usize = 2 << 20;
 /// A part is no shorter, however many there are.
 const PART_MIN: usize = 128 << 10;
 
-/// Where in a page the sums begin.
+/// Offset in a page at which the sums begin.
 const SUMS_IN_PAGE: usize = 2 * GRAIN;
 
-/// How a part is shared out.
+/// Division of a part among the ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shots {
     members: usize,
@@ -50,7 +50,7 @@ pub(super) struct Shots {
 }
 
 impl Shots {
-    /// How a call takes two shots, if it does. With two ranks, each would still read everything.
+    /// Division of a call that takes two shots, if it does. With two ranks, each would still read everything.
     #[inline]
     pub(super) fn of(call: &Call, block: usize, members: usize) -> Option<Self> {
         let serves = call.collective == Collective::AllReduce
@@ -76,9 +76,9 @@ impl Shots {
         (member * slice).min(len)..((member + 1) * slice).min(len)
     }
 
-    /// Where in a payload the slices begin, after a part of `len` bytes. Parts begin with a page, which suits reductions. Sums
-    /// are copied out, mostly to a place shortly after the beginning of a page, and that must not be shortly after theirs
-    /// (the arena's `LONGS_IN_PAGE` says why): 8 and 32 MiB with 4 and 8 ranks take 0.92 to 0.96 times as long.
+    /// Offset of the slices in a payload, after a part of `len` bytes. Parts begin with a page, which suits reductions. Sums are copied
+    /// out, mostly to a place shortly after the beginning of a page, and that must not be shortly after theirs (the arena's `LONGS_IN_PAGE`
+    /// says why): 8 and 32 MiB with 4 and 8 ranks take 0.92 to 0.96 times as long.
     fn sums_at(len: usize) -> usize {
         len.next_multiple_of(4096) + SUMS_IN_PAGE
     }
