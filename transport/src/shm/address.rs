@@ -9,7 +9,7 @@ pub(crate) const VERSION: u32 = 8;
 /// magic, version, boot, namespace, uid, pid, name, cookie, beacon, whether it is registered
 const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8 + 1;
 
-/// What a rank tells all others about itself.
+/// Identity and shared-memory resources that a rank publishes to all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: Host,
@@ -18,9 +18,9 @@ pub(crate) struct Address {
     pub(crate) pid: u32,
     /// Name of the stream listener.
     pub(crate) name: [u8; NAME_BYTES],
-    /// Whoever knows it has read this blob: socket names can be seen by every user of the host, blobs cannot.
+    /// Proof of having read this blob: socket names are visible to every user of the host, blobs are not.
     pub(crate) cookie: [u8; 16],
-    /// Where the cookie lies in the process's own memory.
+    /// Address of the cookie in the process's own memory.
     pub(crate) beacon: u64,
     /// Whether others may rely on [`Fences::Asymmetric`](crate::sys::fences::Fences).
     pub(crate) is_registered: bool,

@@ -34,7 +34,7 @@ pub(crate) const NAME: &str = "shm";
 pub(crate) const NO_PEER: u32 = u32::MAX;
 /// A leader whose backlog is full is asked again after this long; the backlog empties within one accept.
 const RETRY: Duration = Duration::from_millis(1);
-/// A leader that waits in vain for so long looks whether those it waits for are still there. Long beside what members of
+/// A leader that has waited this long checks whether the missing members are still alive. Long beside what members of
 /// one host are apart, short beside what a person takes for a hang.
 const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
@@ -345,7 +345,7 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
     }
 }
 
-/// What an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of
+/// Longest message that fits into an empty ring of `ring` bytes at any position. The end of the ring may cost up to a skipped part of
 /// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece. A message by rendezvous waits for its
 /// receiver.
 fn eager_max(ring: usize, options: &ShmOptions) -> usize {

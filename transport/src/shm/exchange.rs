@@ -25,7 +25,7 @@ use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::AtomicU32;
 
-/// What a member published. Other processes can write there at any time, so nobody makes a reference to these bytes: they are
+/// A member's published payload. Other processes can write there at any time, so no code makes a reference to these bytes: they are
 /// reached by address, or copied out. With members that keep the protocol they do not change while this lives.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
@@ -70,7 +70,7 @@ impl Payload<'_> {
     }
 }
 
-/// Where a member puts what it publishes; others can read it, and against the protocol write it, at any time.
+/// Destination of a member's payload; others can read it, and against the protocol write it, at any time.
 #[derive(Debug)]
 pub struct Slot<'a> {
     start: *mut u8,
@@ -136,7 +136,7 @@ pub struct Exchange {
     /// Of the current round: who is needed, and how long payloads are.
     needs: Needs,
     len: usize,
-    /// What the bell was when the owner said that it would sleep.
+    /// Value of the bell when the owner announced its sleep.
     armed_at: Option<u32>,
     copier: Copier,
 }
@@ -206,7 +206,7 @@ impl Exchange {
         &self.board
     }
 
-    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while somebody is so
+    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while a member is so
     /// far behind that it may still read what would be overwritten.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Exchange {
         Ok(is_complete)
     }
 
-    /// What a member published in this round, this one included.
+    /// Payload that a member published in this round, this one included.
     ///
     /// # Panics
     /// Unless [`Exchange::poll`] has said that the round is complete, it is not finished, and this is one of the members
@@ -315,7 +315,7 @@ impl Exchange {
     pub fn awaited(&self) -> NonZeroU32 {
         match self.state {
             State::Waiting => self.rounds.first_late(self.needs).map_or(NonZeroU32::MAX, bell_bit),
-            // What it waits for between rounds, only its owner knows.
+            // Only the owner knows its condition between rounds.
             State::Idle | State::Complete => NonZeroU32::MAX,
         }
     }

@@ -6,11 +6,11 @@ use super::remote::{FAR_RUNS, Far, Near, Remote, Unread};
 use super::rendezvous::RTS_WORDS;
 use super::ring::{Consumer as RingConsumer, Corrupt};
 
-/// What one call puts in its place: long enough that the call (1 µs) and the first look-up of the pages do not count,
+/// Bytes fetched per call: long enough that the call (1 µs) and the first look-up of the pages do not count,
 /// short enough that a poll is over within 40 µs. 4 MiB at a time was no faster.
 const PLACE_BYTES: usize = 512 << 10;
 
-/// How far a message has been fetched.
+/// Progress of fetching one message.
 #[derive(Debug)]
 pub(crate) struct Get {
     runs: [(u64, usize); FAR_RUNS],

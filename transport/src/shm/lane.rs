@@ -157,7 +157,7 @@ impl SendLane {
     }
 }
 
-/// What handling a piece costs, as bytes copied in the same time: bounds the number of small messages per visit.
+/// Cost of handling a piece, as bytes copied in the same time: bounds the number of small messages per visit.
 pub(super) const PIECE_COST_BYTES: usize = 1024;
 
 impl Outgoing {
@@ -187,7 +187,7 @@ impl Outgoing {
         Ok(Some(self.mark.map(|_| 0)))
     }
 
-    /// What the receiver has made of a request, once it has.
+    /// The receiver's answer to a request, once there is one.
     fn answer(&mut self, ring: &mut Producer) -> Result<Option<Answer>, Corrupt> {
         let Some(mark) = self.mark else { return Ok(None) };
         if ring.freed()? < mark {

@@ -1,7 +1,7 @@
 //! Models of what processes do to each other through shared memory, run by loom in every order of events that the memory model
 //! permits: `.ci/models`. The code is that of the transport; circles are shorter (two cells, two rounds).
 //!
-//! Whoever touches a payload while another writes it ends the model; a wake-up that is lost is a deadlock. Without any one of the
+//! A payload touched while another thread writes it ends the model; a lost wake-up is a deadlock. Without any one of the
 //! releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models pass through, some model fails, as
 //! it does if a sender or member may run one cell or round further ahead.
 

@@ -29,14 +29,14 @@ pub(crate) struct Inward {
     pub(crate) stream: OwnedFd,
 }
 
-/// How a peer is doing.
+/// State of a peer.
 #[derive(Debug)]
 pub(crate) enum Fate {
     /// Well, as far as is known.
     Fine,
     /// It is gone, but what it left in the rings may still be received.
     Leaving {
-        /// What its tokens fail with.
+        /// Error with which its tokens fail.
         cause: Error,
         /// Whether the loss is to be reported as soon as nothing is left to receive: it did not close in good
         /// order, or a token has failed.

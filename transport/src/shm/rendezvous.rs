@@ -65,7 +65,7 @@ impl Rts {
         true
     }
 
-    /// What is written.
+    /// Words to write into the ring.
     pub(crate) fn words(&self) -> &[u64] {
         &self.words[..2 * self.count]
     }

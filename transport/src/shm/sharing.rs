@@ -21,7 +21,7 @@ use crate::sys::{descriptors, memfd, unix};
 
 const COOKIE_BYTES: usize = 16;
 
-/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as anybody maps them.
+/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as any process maps them.
 ///
 /// Other processes may write to shared memory at any time: whoever makes references into it answers for when they do.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl MemorySharing {
         &self.memory
     }
 
-    /// What the other ranks need to know.
+    /// Blob from which the other ranks attach to the memory.
     #[must_use]
     pub fn address(&self) -> Vec<u8> {
         [&self.address.name[..], &self.address.cookie[..]].concat()

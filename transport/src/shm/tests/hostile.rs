@@ -15,7 +15,7 @@ fn word(stamp: u32, len: u32) -> u64 {
     u64::from(stamp) << 32 | u64::from(len)
 }
 
-/// What `b` says of its receive of `expected` bytes when `a` has written `words` at offsets of its control page.
+/// Outcome of `b`'s receive of `expected` bytes after `a` has written `words` at offsets of its control page.
 fn verdict(expected: usize, words: &[(usize, u64)], ring_size: Option<u32>) -> (Option<ErrorKind>, Vec<u32>) {
     let (mut a, mut b) = pair();
     let target = vec![0u8; expected];

@@ -208,7 +208,7 @@ fn mismatches_fail_their_receive_and_no_other() {
     }
 }
 
-/// What a consumer saw.
+/// Bytes and block offsets seen by a consumer.
 struct Eaten {
     bytes: Vec<u8>,
     offsets: Vec<(usize, usize)>,
