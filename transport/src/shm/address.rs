@@ -20,7 +20,7 @@ pub(crate) struct Address {
     pub(crate) name: [u8; NAME_BYTES],
     /// Proof that a rank has read this blob: socket names can be seen by every user of the host, blobs cannot.
     pub(crate) cookie: [u8; 16],
-    /// Where the cookie lies in the process's own memory.
+    /// Address of the cookie in the process's own memory.
     pub(crate) beacon: u64,
     /// Whether others may rely on [`Fences::Asymmetric`](crate::sys::fences::Fences).
     pub(crate) is_registered: bool,

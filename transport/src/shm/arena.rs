@@ -7,7 +7,7 @@
 //!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
 //!   buffers       of each member: see `buffers`
 //! ```
-//! Area 0 is that of the compiled exchange, the others are the stage. Pages that nobody touches cost nothing.
+//! Area 0 is that of the compiled exchange, the others are the stage. Untouched pages cost nothing.
 //!
 //! # Doorbells
 //! A member is `AWAKE`, or asleep on its doorbell word, or asleep on its descriptor. Only the member itself says
@@ -68,7 +68,7 @@ const ASLEEP_FD: u32 = 2;
 /// Members to wake, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// Nobody.
+    /// No wake-up is needed.
     No,
     /// Done, through the futex.
     Done,
@@ -120,7 +120,7 @@ impl Arena {
         self.members
     }
 
-    /// How the members order what they publish and who sleeps.
+    /// Fence scheme by which members order publications against doorbell states.
     pub(crate) fn fences(&self) -> Fences {
         self.fences
     }
@@ -156,7 +156,7 @@ impl Arena {
         self.word(BELL_AT)
     }
 
-    /// How many sleep on the bell, or are about to.
+    /// Number of threads asleep on the bell, or about to be.
     #[inline]
     pub(crate) fn sleepers(&self) -> &AtomicU32 {
         self.word(SLEEPERS_AT)
@@ -167,7 +167,7 @@ impl Arena {
         self.word(self.desk(member))
     }
 
-    /// Counts what came in by a member's sockets, so that it need not look at them in vain.
+    /// Number of arrivals on a member's sockets, which spares the member system calls on empty sockets.
     pub(crate) fn mail(&self, member: u32) -> &AtomicU32 {
         self.word(self.desk(member) + 4)
     }
@@ -223,7 +223,7 @@ impl Arena {
         self.map.bytes(at, lines_bytes(self.members))
     }
 
-    /// Where the payloads of a member lie.
+    /// Layout of the members' payload buffers.
     #[inline]
     pub(crate) fn buffers(&self) -> &Buffers {
         &self.buffers

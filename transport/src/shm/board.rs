@@ -37,7 +37,7 @@ impl ShmEndpoint {
 
 #[cfg(all(test, kolo_model = "transport"))]
 impl Board {
-    /// Without sockets: nobody sleeps on a descriptor.
+    /// Without sockets: no thread sleeps on a descriptor.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {
         let bell = crate::sys::memfd::create_sealed("kolo-model", 1).expect("a descriptor");
         let bell_names = vec![[0; NAME_BYTES]; arena.members() as usize].into();
@@ -63,7 +63,7 @@ impl Board {
         }
     }
 
-    /// The abort word: 0 as long as nobody on this host has aborted.
+    /// The abort word: 0 until a rank of this host aborts.
     #[must_use]
     pub fn aborted(&self) -> u32 {
         self.abort_word().load(Ordering::Acquire)

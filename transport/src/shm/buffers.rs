@@ -1,4 +1,4 @@
-//! Where a member's payloads lie in an area: rows of buffers, one for each length, which it fills in turn.
+//! Layout of a member's payloads in an area: one row of buffers per length, filled in turn.
 //!
 //! # How many
 //! Others have what a member wrote some rounds ago in their second-level caches, and there it is expensive to overwrite. Where its next payload
@@ -40,7 +40,7 @@ const LONGS_LEAST: usize = 4;
 /// Bytes of the buffers of all members together, of each length: more than their second-level caches, and little of the third-level one.
 const TOGETHER: usize = 5 << 20;
 
-/// Where in a page long buffers begin. Callers' buffers begin at or shortly after the beginning of a page, and a copy to an
+/// Offset within a page at which long buffers begin. Callers' buffers begin at or shortly after the beginning of a page, and a copy to an
 /// address that is 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen 5, 64 KiB in the
 /// second-level cache): the processor cannot tell soon enough that what it reads is not what it has just written. Great
 /// buffers begin with a page: with 8 ranks broadcasts of 512 KiB from the middle of one take 1.1 times as long, with 4
@@ -99,7 +99,7 @@ impl Buffers {
         self.bytes
     }
 
-    /// Where a payload of `len` bytes lies in a round.
+    /// Offset of a payload of `len` bytes in a round.
     #[inline]
     pub(crate) fn place(&self, round: u64, len: usize) -> usize {
         let row = self.row(len);
@@ -122,7 +122,7 @@ impl Buffers {
     }
 }
 
-/// How many buffers of a length a member has. Models have few, to come round soon.
+/// Number of buffers per member for one length. Models have few, so that they soon reuse them.
 fn count(members: u32, each: usize, least: usize) -> usize {
     let share = TOGETHER / each / members.max(2) as usize;
     let most = if IS_MODEL { 2 } else { usize::MAX };

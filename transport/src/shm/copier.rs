@@ -43,7 +43,7 @@ const TIMED: u32 = 16;
 /// After the first few, one copy in so many is made the other way.
 const TRIED: u32 = 512;
 
-/// How a rank copies into memory that others read.
+/// Kind of stores with which a rank copies into memory that others read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stores {
     /// In whichever way its own copies show to be quicker.
@@ -86,7 +86,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Which copies as it is told.
+    /// A copier that uses these stores.
     #[must_use]
     pub const fn new(stores: Stores) -> Self {
         // Elsewhere there are no streaming stores.
@@ -150,7 +150,7 @@ struct Class {
 impl Class {
     const NEW: Self = Self { way: Way::Ordinary, turn: 0, took: [[f32::INFINITY; 2]; 2] };
 
-    /// How to copy next, and whether to time it.
+    /// Method of the next copy, and whether to time it.
     fn next(&mut self) -> (Way, bool) {
         let turn = self.turn;
         self.turn = self.turn.wrapping_add(1);

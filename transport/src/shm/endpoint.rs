@@ -49,9 +49,9 @@ pub struct ShmEndpoint {
     pub(super) options: ShmOptions,
     pub(super) caps: Caps,
     pub(super) identity: Address,
-    /// Where the identity's `beacon` points to.
+    /// Target of the identity's `beacon`.
     _beacon: Beacon,
-    /// Where huge pages are, if anybody wants to know.
+    /// Location of huge pages, if a caller needs it.
     pub(super) pages: Option<Pages>,
     /// The process whose memory was tried to read last, and why it cannot be.
     pub(super) probed: Option<(u32, Result<(), String>)>,
@@ -70,7 +70,7 @@ pub struct ShmEndpoint {
     pub(super) is_exchange_taken: bool,
     /// Those of the stage; filled by `establish`.
     pub(super) areas: Vec<Area>,
-    /// How this rank copies into memory that others read, and what does so on the stage.
+    /// Stores with which this rank copies into memory that others read, and the copier that applies them on the stage.
     pub(super) stores: Stores,
     pub(super) copier: Copier,
 
@@ -98,7 +98,7 @@ pub struct ShmEndpoint {
     pub(super) last_mail: u32,
     polls: u32,
     pub(super) look_soon: bool,
-    /// How the owner has said that it would sleep.
+    /// Sleep method that the owner has announced.
     armed: Option<ParkBy>,
     /// Set by `abort`.
     pub(super) aborted: Option<Error>,

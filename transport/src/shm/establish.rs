@@ -34,7 +34,7 @@ pub(crate) const NAME: &str = "shm";
 pub(crate) const NO_PEER: u32 = u32::MAX;
 /// A leader whose backlog is full is asked again after this long; the backlog empties within one accept.
 const RETRY: Duration = Duration::from_millis(1);
-/// A leader that waits in vain for so long looks whether those it waits for are still there. Long beside what members of
+/// A leader that has waited this long checks whether the missing members are still alive. Long beside what members of
 /// one host are apart, short beside what a person takes for a hang.
 const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 

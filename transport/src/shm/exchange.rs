@@ -70,7 +70,7 @@ impl Payload<'_> {
     }
 }
 
-/// Where a member puts what it publishes; others can read it, and against the protocol write it, at any time.
+/// Destination of a member's payload; others can read it, and against the protocol write it, at any time.
 #[derive(Debug)]
 pub struct Slot<'a> {
     start: *mut u8,
@@ -206,7 +206,7 @@ impl Exchange {
         &self.board
     }
 
-    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while somebody is so
+    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while a member is so
     /// far behind that it may still read what would be overwritten.
     ///
     /// # Errors

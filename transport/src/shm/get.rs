@@ -10,7 +10,7 @@ use super::ring::{Consumer as RingConsumer, Corrupt};
 /// a poll is over within 40 µs. 4 MiB at a time was no faster.
 const PLACE_BYTES: usize = 512 << 10;
 
-/// How far a message has been fetched.
+/// Progress of fetching one message.
 #[derive(Debug)]
 pub(crate) struct Get {
     runs: [(u64, usize); FAR_RUNS],

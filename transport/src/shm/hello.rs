@@ -11,7 +11,7 @@ pub(crate) const HELLO_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
 const HEAD_BYTES: usize = 40;
 const MAGIC: u32 = 0x6f6c_6f6b;
 
-/// Why somebody calls.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A member asks its leader for the arena.

@@ -76,7 +76,7 @@ pub(crate) fn random_bits() -> io::Result<[u8; 16]> {
 /// Length of the names that [`random_name`] makes.
 pub(crate) const NAME_BYTES: usize = 37;
 
-/// An abstract socket name that nobody can guess or already holds.
+/// An abstract socket name that cannot be guessed and is not in use.
 pub(crate) fn random_name() -> io::Result<[u8; NAME_BYTES]> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut name = *b"kolo-00000000000000000000000000000000";

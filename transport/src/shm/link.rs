@@ -100,7 +100,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Which peer a greeting is from, if it proves that.
+    /// Index of the peer that sent a greeting, if the greeting proves that.
     pub(super) fn recognise(&self, greeting: &Greeting) -> Option<usize> {
         let index = *self.by_rank.get(greeting.hello.rank as usize).filter(|i| **i != NO_PEER)? as usize;
         let ends = Ends { caller: &self.peers[index].address.cookie, callee: &self.identity.cookie };
@@ -172,7 +172,7 @@ impl ShmEndpoint {
         self.start_leaving(peer, cause, true);
     }
 
-    /// Somebody cannot be accepted: it concerns those of whom something is awaited, and who have not shared memory yet.
+    /// A connection cannot be accepted: that concerns peers that are awaited and have not shared memory yet.
     fn starve_all(&mut self, error: &io::Error) -> bool {
         let awaits = |peer: &Peer| {
             let has_work = |id: &u32| *id != NO_LANE && self.recv_lanes[*id as usize].has_work();
@@ -256,8 +256,8 @@ impl ShmEndpoint {
         for event in events {
             let data = event.data.u64();
             if data == EPOLL_PENDING {
-                // A nudge that finds this end armed must stay: it has taken the arming back, so nobody will nudge
-                // again, and the owner may yet go to sleep on what it saw before.
+                // A nudge that finds this end armed must stay: it has disarmed this end, so no other nudge follows, and the
+                // owner may yet sleep on what it saw before.
                 if !self.is_armed() {
                     unix::drain(&self.bell, NUDGES);
                 }
@@ -273,7 +273,7 @@ impl ShmEndpoint {
         self.start_leaving(peer, cause, !self.has_departed(peer));
     }
 
-    /// How a peer that is gone went.
+    /// Error that says how a lost peer went.
     fn parting(&self, peer: usize) -> Error {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
@@ -404,7 +404,7 @@ impl ShmEndpoint {
         (waits, false)
     }
 
-    /// Whether the peer has left a message that nobody has received.
+    /// Whether the peer has left an unreceived message.
     fn has_unread(&mut self, peer: usize) -> bool {
         let target = &self.peers[peer];
         let Some(inward) = &target.inward else { return false };

@@ -15,7 +15,7 @@ pub struct ShmOptions {
     pub staging_max: usize,
     /// Whether long messages are read straight from their sender's memory.
     pub single_copy: SingleCopy,
-    /// How this rank copies into memory that others read.
+    /// Kind of stores with which this rank copies into memory that others read.
     pub stores: Stores,
     /// Stands for the identity of the host, instead of the kernel's boot id and network namespace. Ranks with
     /// different keys do not reach each other. For tests.
@@ -25,7 +25,7 @@ pub struct ShmOptions {
 /// Whether long messages are read straight from their sender's memory, instead of going through a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Where the kernel permits it, and where it is faster: for long messages whose source lies in huge pages.
+    /// Only with the kernel's permission and where it is faster: for long messages whose source lies in huge pages.
     Auto,
     /// Not at all: this end neither lets others read its memory nor reads that of others.
     Never,

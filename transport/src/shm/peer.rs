@@ -29,7 +29,7 @@ pub(crate) struct Inward {
     pub(crate) stream: OwnedFd,
 }
 
-/// How a peer is doing.
+/// State of a peer.
 #[derive(Debug)]
 pub(crate) enum Fate {
     /// Well, as far as is known.

@@ -24,7 +24,7 @@ const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
 /// The mark that `epoll` reports for the listener, the bell and the pending: nothing needs to be told apart.
 pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 
-/// Somebody who has greeted.
+/// A connection that has sent its greeting.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) greeting: Greeting,
@@ -57,7 +57,7 @@ pub(crate) struct PendingConnections {
     listener: OwnedFd,
     uid: u32,
     pending: Vec<Pending>,
-    /// Since when there has been no descriptor for whoever waits to be accepted.
+    /// Time since which a connection has waited for a descriptor to be accepted with.
     hungry_since: Option<Instant>,
 }
 
@@ -69,7 +69,7 @@ impl PendingConnections {
     /// Accepts who is waiting and listens to everybody. Those who have greeted go into `callers`.
     ///
     /// # Errors
-    /// If somebody has waited to be accepted for [`STARVED_FOR`] and the system has no descriptor.
+    /// If a connection has waited to be accepted for [`STARVED_FOR`] and the system has no descriptor.
     pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) -> io::Result<()> {
         let mut index = 0;
         while index < self.pending.len() {
@@ -107,12 +107,12 @@ impl PendingConnections {
         Ok(())
     }
 
-    /// Whether somebody waits to be accepted for whom there is no descriptor.
+    /// Whether a connection cannot be accepted because descriptors have run out.
     pub(crate) fn is_hungry(&self) -> bool {
         self.hungry_since.is_some()
     }
 
-    /// There is no descriptor for whoever waits to be accepted, if anybody does: the system says so without looking.
+    /// Descriptors have run out for connections that wait, if any: the system reports this without checking for one.
     #[cold]
     fn hunger(&mut self, error: io::Error) -> io::Result<()> {
         if !unix::is_readable(&self.listener) {

@@ -64,7 +64,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Moves all that can be moved: the owner sleeps after this poll, whatever it brought, and nobody wakes it for what
+    /// Moves all that can be moved: the owner sleeps after this poll in any case, and no peer wakes it for what
     /// was there before. If peers keep pace, this end is woken instead.
     pub(super) fn pass_before_sleep(&mut self, events: &mut Vec<Event>) -> bool {
         let mut any = false;

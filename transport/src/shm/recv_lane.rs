@@ -15,7 +15,7 @@ use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
 use crate::endpoint::{Consumer, GRAIN_BYTES, Sink, Token};
 use crate::error::ErrorKind;
 
-/// Where a message goes.
+/// Destination of a message.
 #[derive(Debug)]
 enum Target {
     Place(Cursor),
@@ -70,7 +70,7 @@ pub(crate) struct Wanted {
     pub(crate) conditional: bool,
 }
 
-/// How a receive ended.
+/// Outcome of a receive.
 pub(crate) type Verdict = Result<(), ErrorKind>;
 
 /// Messages from one peer on one channel.

@@ -27,7 +27,7 @@ impl Beacon {
         Self(Box::new(cookie))
     }
 
-    /// Where peers read it.
+    /// Address at which peers read the beacon.
     pub(crate) fn address(&self) -> u64 {
         self.0.as_ptr().addr() as u64
     }
@@ -150,7 +150,7 @@ fn refusal(error: &io::Error, ptrace_scope: Option<&str>) -> String {
         (Some(libc::EPERM), Some(scope)) if scope != "0" => format!("ptrace_scope is {scope}"),
         (Some(libc::EPERM), _) => "the kernel does not permit reading its memory".to_owned(),
         (Some(libc::ENOSYS), _) => "the kernel has no process_vm_readv".to_owned(),
-        // Where the beacon should be there is nothing: the number means another process here.
+        // No memory at the beacon's address: the number means another process here.
         (Some(libc::EFAULT), _) => "its process is not visible here".to_owned(),
         _ => error.to_string(),
     }

@@ -76,7 +76,7 @@ const WORTHWHILE_BYTES: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt(pub(crate) String);
 
-/// Where the next piece goes.
+/// Destination of the next piece.
 #[derive(Debug)]
 pub(crate) struct Space {
     /// First byte.
@@ -102,9 +102,9 @@ pub(crate) struct Producer {
     bytes_produced: u64,
     bytes_freed: u64,
     map: Arc<Mapping>,
-    /// Where the ring lies in the mapping, until its pages are there.
+    /// Offset of the ring in the mapping, until its pages are allocated.
     unbacked: Option<usize>,
-    /// Where in the mapping the receiver says that it reads this process's memory.
+    /// Offset in the mapping of the word by which the receiver says that it reads this process's memory.
     can_get: Option<usize>,
 }
 
@@ -155,7 +155,7 @@ impl Producer {
         Ok(self.produced - self.freed < u64::from(CELLS))
     }
 
-    /// How many cells the receiver has freed.
+    /// Number of cells that the receiver has freed.
     pub(crate) fn freed(&mut self) -> Result<u64, Corrupt> {
         self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
         Ok(self.freed)
@@ -312,7 +312,7 @@ pub(crate) struct Consumer {
     position: usize,
     bytes_consumed: u64,
     map: Arc<Mapping>,
-    /// Where the ring lies in the mapping.
+    /// Offset of the ring in the mapping.
     offset: usize,
 }
 

@@ -83,7 +83,7 @@ impl Rounds {
         self.member
     }
 
-    /// Whether the next round can be published with a payload of `len` bytes, 0 for presence only. False while somebody is so
+    /// Whether the next round can be published with a payload of `len` bytes, 0 for presence only. False while a member is so
     /// far behind that it may still read what would be overwritten.
     #[inline]
     pub(super) fn is_free(&mut self, len: usize) -> Result<bool, StageMismatch> {
@@ -104,7 +104,7 @@ impl Rounds {
         (self.round + 2).saturating_sub(depth)
     }
 
-    /// Where the payload of the next round goes.
+    /// Destination of the next round's payload.
     #[inline]
     pub(super) fn slot(&self, len: usize) -> *mut u8 {
         self.place(self.member, self.round + 1, len)
@@ -178,7 +178,7 @@ impl Rounds {
         self.seen[member] >= self.round
     }
 
-    /// Where a member's payload of so many bytes lies in the round at hand.
+    /// Address of a member's payload of `len` bytes in the current round.
     #[inline]
     pub(super) fn payload(&self, member: usize, len: usize) -> *mut u8 {
         self.place(member, self.round, len)
@@ -232,7 +232,7 @@ fn word_of(round: u64, tag: u64, digest: u64) -> u64 {
     round << (64 - ROUND_BITS) | digest >> ROUND_BITS
 }
 
-/// How many rounds a word is ahead of a round.
+/// Number of rounds by which a word is ahead of a round.
 #[inline]
 fn rounds_ahead(word: u64, round: u64) -> i64 {
     (word & !(u64::MAX >> ROUND_BITS)).wrapping_sub(round << (64 - ROUND_BITS)) as i64 >> (64 - ROUND_BITS)

@@ -21,7 +21,7 @@ use crate::sys::{descriptors, memfd, unix};
 
 const COOKIE_BYTES: usize = 16;
 
-/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as anybody maps them.
+/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as any process maps them.
 ///
 /// Other processes may write to shared memory at any time: whoever makes references into it answers for when they do.
 #[derive(Debug)]

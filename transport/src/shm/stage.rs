@@ -1,7 +1,7 @@
 //! The stage of a host: the areas of its arena behind that of the compiled exchange.
 //!
 //! A member that publishes looks at the doorbells of all others, as it does at one peer's after a message: one fence and a line
-//! for each, which stays in the caches as long as nobody sleeps.
+//! for each, which stays in the caches while no member sleeps.
 
 use super::arena::{Arena, FLAT_MAX, STAGE_AREAS, Wake};
 use super::copier::Copier;

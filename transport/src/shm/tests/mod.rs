@@ -125,7 +125,7 @@ fn is_done(events: &[Event], token: u64) -> bool {
     events.iter().any(|e| matches!(e, Event::Done(Token(t)) if *t == token))
 }
 
-/// How a token failed, if it did.
+/// Error with which a token failed, if it did.
 fn failure(events: &[Event], token: u64) -> Option<ErrorKind> {
     events.iter().find_map(|e| match e {
         Event::Failed(Token(t), error) if *t == token => Some(error.kind),
