@@ -63,6 +63,9 @@ const FAR_LENGTH: u32 = 8;
 /// Round trips spent there before the last message.
 const FAR_PATIENCE: u32 = 12;
 
+/// Messages in halves of which a partner remembers the second half's time. A pair exchanges fewer: each takes a round trip.
+const FAR_REMEMBERED: usize = 32;
+
 /// Limits on the time spent on the rate of one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
@@ -122,6 +125,7 @@ const EXCHANGE: u64 = 1;
 const END: u64 = 2;
 const TAKE: u64 = 3;
 const HALVES: u64 = 4;
+const TELL: u64 = 5;
 
 const HEADER: usize = 16;
 
@@ -295,6 +299,30 @@ fn measure<W: Wire>(
     Ok(rate)
 }
 
+/// A message in halves.
+#[derive(Clone, Copy, Debug)]
+struct Halves {
+    len: usize,
+    /// Less the way there and back.
+    whole: Duration,
+    /// Time of the second half at this end.
+    moving: Duration,
+}
+
+impl Halves {
+    /// Bytes per second. The partner begins later by the way, so its second half follows its first without a pause. An end that
+    /// comes late to the first half finds the second in its kernel, and sees a rate that no link has: so the slower of both ends counts, and
+    /// a time that is short beside the way does not.
+    fn rate(&self, round_trip: Duration, theirs: Duration) -> f64 {
+        let whole = self.len as f64 / self.whole.as_secs_f64();
+        let moving = self.moving.max(theirs);
+        match moving >= round_trip / 4 {
+            true => whole.max((self.len - self.len / 2) as f64 / moving.as_secs_f64()),
+            false => whole,
+        }
+    }
+}
+
 /// As [`measure`], both ways at once, between hosts that are far from each other.
 fn measure_far<W: Wire>(
     wire: &mut W,
@@ -303,25 +331,20 @@ fn measure_far<W: Wire>(
     buffers: &mut Buffers,
 ) -> Result<Rate, W::Error> {
     let most = buffers.out.len();
-    let (begun, mut len, mut rate, mut last) = (wire.now(), FIRST_BYTES.min(most), Rate::default(), 0.0);
-    let (mut is_last, mut messages) = (false, 0);
+    let (begun, mut len, mut last, mut is_last) = (wire.now(), FIRST_BYTES.min(most), 0.0, false);
+    let mut messages: Vec<Halves> = Vec::new();
     loop {
         let sent = wire.now();
         wire.send(partner, &order(HALVES, len as u64))?;
         let middle = halves(wire, partner, len, buffers)?;
         let here = wire.now();
         let whole = (here - sent).saturating_sub(round_trip).max(round_trip / 4);
-        let mut this = len as f64 / whole.as_secs_f64();
-        // The partner begins later by the way, so its second half follows its first without a pause. A shorter time may be the lateness
-        // of a process.
-        let moving = here - middle;
-        if moving >= round_trip / 4 {
-            this = this.max((len - len / 2) as f64 / moving.as_secs_f64());
-        }
-        rate.note(this);
-        messages += 1;
-        if is_last || messages >= FAR_MESSAGES && this < FAR_GROWS * last {
-            return Ok(rate);
+        let message = Halves { len, whole, moving: here - middle };
+        // Only for the choice of the next length: the partner's times come at the end, since they take a round trip.
+        let this = message.rate(round_trip, Duration::ZERO);
+        messages.push(message);
+        if is_last || messages.len() as u32 >= FAR_MESSAGES && this < FAR_GROWS * last {
+            break;
         }
         last = this;
         // One more tells a slow link from a message that was held up.
@@ -332,6 +355,15 @@ fn measure_far<W: Wire>(
             len = (FAR_STEP * len).min(enough.max(len)).min(most);
         }
     }
+    let mut theirs = [0; 8 * FAR_REMEMBERED];
+    wire.send(partner, &order(TELL, 0))?;
+    wire.recv(partner, &mut theirs)?;
+    let mut rate = Rate::default();
+    for (message, theirs) in messages.iter().zip(theirs.chunks_exact(8)) {
+        let nanos = theirs.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        rate.note(message.rate(round_trip, Duration::from_nanos(nanos)));
+    }
+    Ok(rate)
 }
 
 /// Exchanges a message in halves; returns when the first was there.
@@ -372,6 +404,7 @@ pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
 /// # Errors
 /// Errors of the wire.
 pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
+    let (mut moving, mut words) = ([0; 8 * FAR_REMEMBERED], 0);
     loop {
         let mut header = [0; HEADER];
         wire.recv(partner, &mut header)?;
@@ -379,7 +412,15 @@ pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Resu
         match word(&header, 0) {
             ECHO => wire.send(partner, &order(ECHO, wire.now().as_nanos() as u64))?,
             EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
-            HALVES => drop(halves(wire, partner, len, buffers)?),
+            HALVES => {
+                let middle = halves(wire, partner, len, buffers)?;
+                let took = (wire.now() - middle).as_nanos() as u64;
+                if let Some(word) = moving.chunks_exact_mut(8).nth(words) {
+                    word.copy_from_slice(&took.to_le_bytes());
+                }
+                words += 1;
+            }
+            TELL => wire.send(partner, &moving)?,
             TAKE => {
                 wire.recv(partner, &mut buffers.inward[..len])?;
                 wire.send(partner, &header)?;
@@ -405,6 +446,10 @@ mod tests {
         rate: f64,
         /// Bytes that may be on their way, to each host, where that begins small and grows as a TCP connection's window does.
         windows: Option<HashMap<u32, f64>>,
+        /// The part of every second exchange by which the process is late when it is over, as it has no processor. Its kernel has room for
+        /// what it sends.
+        late: f64,
+        is_second: bool,
     }
 
     impl Wire for Line {
@@ -438,7 +483,12 @@ mod tests {
             self.send(host, out)?;
             let sent = std::mem::replace(&mut self.here, begun);
             self.recv(host, inward)?;
-            self.here = self.here.max(sent);
+            if self.late == 0.0 {
+                self.here = self.here.max(sent);
+            } else if !self.is_second {
+                self.here += (self.here - begun).mul_f64(self.late);
+            }
+            self.is_second = !self.is_second;
             Ok(())
         }
         fn now(&self) -> Duration {
@@ -455,6 +505,8 @@ mod tests {
                 latency,
                 rate: rate(host),
                 windows: None,
+                late: 0.0,
+                is_second: false,
             })
             .collect();
         for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
@@ -518,6 +570,19 @@ mod tests {
             // Slow links take the time of the first message.
             let bound = 30 * (2 * latency) + Duration::from_secs_f64(3.0 * FIRST_BYTES as f64 / rate);
             assert!(took < bound, "{latency_ms} ms, {rate}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_late_does_not_make_a_link_faster() {
+        for late in [[0.4, 0.0], [0.0, 0.4]] {
+            let mut lines = lines(2, Duration::from_millis(1), |_| 125e6);
+            for (line, late) in lines.iter_mut().zip(late) {
+                line.late = late;
+            }
+            let (samples, _) = measured_on(lines);
+            let found = samples[0].bytes_per_second / 125e6;
+            assert!((0.6..1.25).contains(&found), "{late:?}: {found}, {samples:?}");
         }
     }
 
