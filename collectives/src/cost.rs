@@ -37,7 +37,7 @@ pub struct Flow {
 pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> f64 {
     let segment = flow.segment_bytes.clamp(1, flow.bytes.max(1));
     let segments = flow.bytes.div_ceil(segment).max(1);
-    let mut bill = Bill::new(task, model);
+    let mut bill = Bill::new(task, model, inbound_bytes(task, flow.bytes));
     let part = segment.min(flow.bytes) as f64;
     if task.world_size == 1 {
         bill.copy(part);
@@ -55,6 +55,16 @@ pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> 
         task.collective.is_rooted() || matches!(task.collective, Collective::Scan | Collective::ExScan);
     let turn = if one_way { 0.0 } else { path / f64::from(flow.window.max(1)) };
     model.call_seconds + path.max(busy) + (segments - 1) as f64 * busy.max(turn)
+}
+
+/// Bytes that a rank receives in one phase of a call of `bytes`: of the vector, or of the longest block.
+fn inbound_bytes(task: &Task, bytes: u64) -> f64 {
+    let others = f64::from(task.world_size) - 1.0;
+    match task.collective {
+        Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => others * bytes as f64,
+        Collective::AllReduce => others / f64::from(task.world_size) * bytes as f64,
+        _ => bytes as f64,
+    }
 }
 
 /// Whether a rank's own block, which it sends and puts into its output, comes from memory both times where segments are long:

@@ -71,6 +71,18 @@ pub struct Model {
     pub caches: Caches,
 }
 
+/// Work on a message from which on it goes through the kernel: nothing else takes so long.
+const KERNEL_SECONDS: f64 = 1e-6;
+
+/// Bytes to one receiver that queues and windows hold: fewer are there before a connection has to find its rate.
+const QUEUED_BYTES: f64 = 8e5;
+
+/// Price of bytes to another host in each round, instead of always to the same.
+const UNSTEADY: f64 = 2.2;
+
+/// Price of bytes from several senders at a time, for each sender beyond the first.
+const INCAST: f64 = 0.25;
+
 /// Latency from which on a way is long: a round trip of 5 ms.
 const LONG_WAY_SECONDS: f64 = 2.5e-3;
 
@@ -138,9 +150,9 @@ impl Model {
         model
     }
 
-    /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.
+    /// Whether messages inside a host go through the kernel.
     pub(crate) fn has_system_calls(&self) -> bool {
-        self.intra.overhead_seconds >= 1e-6
+        self.intra.overhead_seconds >= KERNEL_SECONDS
     }
 
     /// Whether messages between hosts are long under way: a connection needs several round trips to find its rate.
@@ -148,10 +160,18 @@ impl Model {
         self.inter.latency_seconds >= LONG_WAY_SECONDS
     }
 
-    /// How many times as long as on a connection that always sends the bytes of one take that is idle in between, or whose share of the link
-    /// changes: see docs/tuning.md, "Long ways".
-    pub(crate) fn unsteadiness(&self) -> f64 {
-        if self.has_long_ways() { 2.2 } else { 1.0 }
+    /// How many times as long the bytes of `senders` at a time, `bytes` in all for each receiver of another host, take as on a connection that
+    /// always sends: one that is idle in between must find its rate anew, and senders that meet at one link overflow its queue. See
+    /// docs/tuning.md, "Rings between hosts" and "Long ways".
+    pub(crate) fn unsteadiness(&self, hosts: u32, senders: f64, bytes: f64) -> f64 {
+        if self.has_long_ways() {
+            return UNSTEADY;
+        }
+        // Between two hosts each connection keeps its share, and adapters of other networks than Ethernet hold senders back.
+        if hosts <= 2 || self.inter.overhead_seconds < KERNEL_SECONDS || bytes < QUEUED_BYTES {
+            return 1.0;
+        }
+        if senders > 1.0 { 1.0 + INCAST * (senders.min(f64::from(hosts - 1)) - 1.0) } else { UNSTEADY }
     }
 
     /// Latency on a class of links, as the ranks of this machine see it.

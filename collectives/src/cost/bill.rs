@@ -43,6 +43,10 @@ pub(crate) struct Bill {
     /// Ranks on a host.
     pub(crate) local: u32,
     width: f64,
+    /// Bytes that a rank receives in one phase of the whole call.
+    inbound: f64,
+    /// Whether ranks send so much at a time as the links of the receivers carry.
+    pub(crate) suits_links: bool,
     /// From start to end with nothing else going on, in seconds.
     pub(crate) path: f64,
     /// The work of shared resources meanwhile. A generator puts back what it read before where exchanges use a resource that the
@@ -51,7 +55,7 @@ pub(crate) struct Bill {
 }
 
 impl Bill {
-    pub(super) fn new(task: &Task, model: &Model) -> Self {
+    pub(super) fn new(task: &Task, model: &Model, inbound: f64) -> Self {
         let mut model = *model;
         model.intra.bytes_per_second /= model.oversubscription.max(1.0);
         let p = task.world_size;
@@ -62,6 +66,8 @@ impl Bill {
             hosts,
             local: p.div_ceil(hosts),
             width: f64::from(task.params.width.max(1)),
+            inbound,
+            suits_links: false,
             path: 0.0,
             busy: Busy::default(),
         }
@@ -117,10 +123,17 @@ impl Bill {
     fn weight(&self, pattern: Pattern, reach: Reach, bytes: f64, reduces: bool) -> Weight {
         match reach {
             Reach::Host => pattern.weight(&self.model, self.p, bytes, reduces),
-            Reach::Network(_) | Reach::Mixed(_) => match pattern {
-                Pattern::Neighbours | Pattern::Pipeline => Weight::ONE,
-                _ => Weight { links: self.model.unsteadiness(), ..Weight::ONE },
-            },
+            Reach::Network(_) | Reach::Mixed(_) => {
+                // Where hosts have several ranks, the connections of one are busy while another's are not.
+                let hosts = if self.local == 1 && !self.suits_links { self.hosts } else { 2 };
+                let unsteadiness = |senders| self.model.unsteadiness(hosts, senders, self.inbound);
+                let links = match pattern {
+                    Pattern::Neighbours | Pattern::Pipeline => 1.0,
+                    Pattern::AllAtOnce(senders) => unsteadiness(senders),
+                    _ => unsteadiness(1.0),
+                };
+                Weight { links, ..Weight::ONE }
+            }
         }
     }
 

@@ -84,6 +84,7 @@ impl Generator for Shares {
         // Bytes that the slowest rank could carry each way in the time that all take, in both phases together. Bytes that go out in the
         // first phase come in in the second, so that with segments in flight each phase has one direction of the link.
         let carried = MARGIN * slowest_carries(speeds) * bytes / f64::from(others);
+        bill.suits_links = true;
         bill.wave(others, carried, true, f64::INFINITY);
         let busy = bill.busy;
         bill.wave(others, carried, false, f64::INFINITY);
