@@ -18,6 +18,8 @@ pub(crate) enum Pattern {
     Neighbours,
     /// All hand on the parts of one long message, one part in a round.
     Pipeline,
+    /// The same along a chain, where each rank reduces a part from one neighbour and hands the sum on to the other.
+    Chain,
     /// All at once: each has so many messages on their way, to different ranks.
     AllAtOnce(f64),
     /// This share of the ranks has something to do, and either sends or receives.
@@ -71,6 +73,20 @@ const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
 /// of 512 KiB to 8 MiB by the circulant form take 1.3 to 2.1 times, along a chain 2.4 to 5 times what the bytes would.
 const LOCKSTEP: f64 = 2.0;
 
+/// Long messages that are reduced, other than between the same neighbours: the message, a rank's own data and the sum want room in its
+/// caches. See docs/tuning.md, "Reductions among ranks that share processors, over TCP".
+const REDUCED: f64 = 2.3;
+
+/// Shortest such message where all ranks send and receive.
+const REDUCED_LONG_BYTES: f64 = (128 << 10) as f64;
+
+/// The same where data goes one way: ranks that only send run ahead, and what they have sent fills the caches too.
+const REDUCED_ONE_WAY_LONG_BYTES: f64 = (64 << 10) as f64;
+
+/// The share of a message's latency and fixed work that is left on a chain: a rank takes and hands on several parts in a turn. From
+/// the same table.
+const CHAINED: f64 = 0.3;
+
 impl Weight {
     pub(crate) const ONE: Self = Self { turns: 1.0, processors: 1.0, links: 1.0 };
 }
@@ -89,17 +105,16 @@ impl Pattern {
                 let long_bytes = if reduces { LONG_BYTES } else { PASSED_ON_LONG_BYTES };
                 Weight { links: longer(bytes, long_bytes, PASSED_ON), ..Weight::ONE }
             }
-            Self::Pairs => {
-                Weight { turns: PAIRED, links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE }
-            }
+            Self::Pairs => Weight { turns: PAIRED, links: changing(bytes, reduces), ..Weight::ONE },
             Self::AllAtOnce(_) => {
                 Weight { turns: PAIRED, links: longer(bytes, EXCHANGED_LONG_BYTES, CHANGING), ..Weight::ONE }
             }
-            Self::Circle => Weight { links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE },
+            Self::Circle => Weight { links: changing(bytes, reduces), ..Weight::ONE },
             Self::Pipeline => Weight { links: LOCKSTEP, ..Weight::ONE },
-            Self::OneWay(share) => one_way(model, share, 1.0),
+            Self::Chain => Weight { turns: CHAINED, ..Weight::ONE },
+            Self::OneWay(share) => one_way(model, share, gathered(bytes, reduces)),
             // At any time the one has something to do, and one of the others.
-            Self::Fan => one_way(model, 2.0 / f64::from(ranks), ALL_AT_ONCE),
+            Self::Fan => one_way(model, 2.0 / f64::from(ranks), ALL_AT_ONCE * gathered(bytes, reduces)),
         }
     }
 }
@@ -108,6 +123,16 @@ impl Pattern {
 fn one_way(model: &Model, share: f64, links: f64) -> Weight {
     let processors = share.max(1.0 / model.oversubscription);
     Weight { turns: 1.0, processors, links: links * processors / 2.0 }
+}
+
+/// To another rank in each round.
+fn changing(bytes: f64, reduces: bool) -> f64 {
+    if reduces { longer(bytes, REDUCED_LONG_BYTES, REDUCED) } else { longer(bytes, LONG_BYTES, CHANGING) }
+}
+
+/// To one rank.
+fn gathered(bytes: f64, reduces: bool) -> f64 {
+    if reduces { longer(bytes, REDUCED_ONE_WAY_LONG_BYTES, REDUCED) } else { 1.0 }
 }
 
 fn longer(bytes: f64, long_bytes: f64, factor: f64) -> f64 {
@@ -141,6 +166,16 @@ mod tests {
         }
         assert!(of(Pattern::Pairs, 6e5).links > 1.0 && of(Pattern::Pairs, 1e3).links == 1.0);
         assert!(of(Pattern::OneWay(0.5), 1e3).links < 1.0);
+    }
+
+    #[test]
+    fn long_reductions_want_short_parts_along_a_chain() {
+        let of = |pattern: Pattern, bytes: f64| pattern.weight(&contended(), 8, bytes, true);
+        for pattern in [Pattern::Pairs, Pattern::Circle, Pattern::OneWay(0.5), Pattern::Fan] {
+            assert!(of(pattern, 2e5).links > of(pattern, 3e4).links, "{pattern:?}");
+            assert!(of(Pattern::Chain, 3e4).turns < of(pattern, 3e4).turns, "{pattern:?}");
+        }
+        assert_eq!(of(Pattern::Chain, 3e4).links, 1.0);
     }
 
     #[test]

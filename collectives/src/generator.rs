@@ -89,6 +89,12 @@ pub(crate) trait Generator {
         false
     }
 
+    /// Whether ranks reduce segments that one hands on to the next.
+    fn hands_on(&self, task: &Task) -> bool {
+        let _ = task;
+        false
+    }
+
     /// Whether it consists of exchanges for which ranks that share processors take turns.
     fn takes_turns(&self, task: &Task) -> bool {
         let _ = task;

@@ -94,6 +94,10 @@ const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 /// of 2 MiB, and among 8 ranks 1.03 to 1.08 times.
 const SEGMENT_BYTES_TURNS: u64 = 256 << 10;
 
+/// Segments of reductions that ranks which share processors hand on from one to the next: a segment, the own data and the sum of every rank
+/// of a processor are in its second-level cache. See docs/tuning.md, "Reductions among ranks that share processors, over TCP".
+const SEGMENT_BYTES_HANDED_ON: u64 = 32 << 10;
+
 /// Longest segment of broadcasts over loopback where ranks have processors of their own, of vectors up to
 /// [`LOOPBACK_CACHED_BYTES`]: the ends of a connection get in each other's way, and take turns at two where there are two
 /// segments. 1 to 8 MiB between two ranks take as long in one piece where the processors are near each other, and 1.3 to 1.65
@@ -250,6 +254,8 @@ fn tune(
 /// How many segments may be in flight, fewest first: of equal costs, the first counts.
 fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     match algorithm.generator().window() {
+        // A rank that has the processor takes and hands on as many segments as are there. More at a time only want more memory.
+        Some(_) if hands_on(algorithm, task, model) => vec![1],
         Some(window) => vec![window],
         // Ranks of a host that share processors have nothing to overlap with: each only gets to run when another one waits.
         None if model.oversubscription > 1.0 && !task.has_several_hosts() => vec![1],
@@ -277,11 +283,11 @@ fn segment_sizes(
     model: &Model,
 ) -> Vec<u64> {
     let generator = algorithm.generator();
+    let longest = longest_segment(algorithm, task, bytes, model);
     let shortest = generator.shortest_segment().unwrap_or_else(|| shortest_segment(task.collective));
     let aligned = |size: u64| (size / element).max(1) * element;
     let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
-    let longest = longest_segment(algorithm, task, bytes, model);
     let staged = generator.staged_segments(task).is_some();
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
@@ -313,6 +319,8 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     if let Some(segments) = algorithm.generator().staged_segments(task) {
         // Parts that begin in the middle of a cache line cost reductions more.
         (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+    } else if hands_on(algorithm, task, model) {
+        SEGMENT_BYTES_HANDED_ON
     } else if takes_turns(algorithm, task, model) {
         SEGMENT_BYTES_TURNS
     } else if broadcast && loopback && bytes <= LOOPBACK_CACHED_BYTES {
@@ -339,5 +347,14 @@ fn widths(algorithm: Algorithm, task: &Task, model: &Model) -> impl Iterator<Ite
 }
 
 fn takes_turns(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
-    algorithm.generator().takes_turns(task) && model.oversubscription > 1.0 && model.has_system_calls()
+    algorithm.generator().takes_turns(task) && shares_processors(model)
+}
+
+/// Whether ranks that share the processors of one host hand segments on to each other.
+fn hands_on(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
+    algorithm.generator().hands_on(task) && !task.has_several_hosts() && shares_processors(model)
+}
+
+fn shares_processors(model: &Model) -> bool {
+    model.oversubscription > 1.0 && model.has_system_calls()
 }

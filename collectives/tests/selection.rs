@@ -5,7 +5,7 @@ mod common;
 use common::{COLLECTIVES, plans};
 use kolo_collectives::cost::{Flow, seconds};
 use kolo_collectives::layout::{Layout, Shape};
-use kolo_collectives::model::Model;
+use kolo_collectives::model::{LinkClass, Model};
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::{Choice, Order, SelectError, select};
 use kolo_collectives::simulate::{Cluster, simulate};
@@ -343,5 +343,33 @@ fn long_calls_on_symmetric_buffers_take_windows() {
                 assert!((0.5..1.5).contains(&ratio), "{collective} of {all} on {ranks}: {ratio}");
             }
         }
+    }
+}
+
+/// The choices among ranks that share two processors, over loopback TCP, as measured (docs/tuning.md, "Reductions among ranks that share
+/// processors, over TCP").
+#[test]
+fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
+    let intra = LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 6.5e9 };
+    let alone = Model { intra, switch_seconds: 3.5e-6, ..Model::TCP };
+    for ranks in [4, 8] {
+        let model = Model { oversubscription: f64::from(ranks) / 2.0, ..alone };
+        let chosen = |collective, bytes, model| {
+            select(&Task::new(collective, ranks), bytes, 4, false, Order::Any, model, None).expect("some can")
+        };
+        for bytes in [256 << 10, 1 << 20, 16 << 20] {
+            for collective in [Collective::Reduce, Collective::Scan] {
+                let choice = chosen(collective, bytes, &model);
+                let flow = (choice.algorithm, choice.segment_bytes, choice.window);
+                assert_eq!(flow, (Algorithm::Chain, 32 << 10, 1), "{collective} of {bytes} on {ranks}");
+            }
+        }
+        for bytes in [8, 32 << 10] {
+            assert_ne!(chosen(Collective::Reduce, bytes, &model).algorithm, Algorithm::Chain);
+        }
+        assert_eq!(chosen(Collective::AllReduce, 1 << 20, &model).algorithm, Algorithm::Ring);
+        // With processors of their own, ranks go on with the next segments while one is under way.
+        let scan = chosen(Collective::Scan, 1 << 20, &alone);
+        assert!(scan.algorithm != Algorithm::Chain || scan.window > 1, "{scan:?}");
     }
 }

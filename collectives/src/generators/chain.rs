@@ -46,10 +46,18 @@ impl Generator for Chain {
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let reduces = task.collective != Collective::Broadcast;
+        let pattern = if reduces && bill.hosts == 1 { Pattern::Chain } else { Pattern::Pipeline };
+        // Nobody but two neighbours has anything to do while the first part goes along.
+        let first = if pattern == Pattern::Chain {
+            Pattern::OneWay(2.0 / f64::from(task.world_size))
+        } else {
+            pattern
+        };
         let busy = bill.busy;
-        for _ in 0..task.world_size - 1 {
+        for hop in 1..task.world_size {
             bill.busy = busy;
-            bill.exchange(Pattern::Pipeline, bill.circle(1), 1.0, bytes, reduces);
+            let pattern = if hop + 1 < task.world_size { first } else { pattern };
+            bill.exchange(pattern, bill.circle(1), 1.0, bytes, reduces);
         }
     }
 
@@ -62,6 +70,10 @@ impl Generator for Chain {
 
     fn window(&self) -> Option<u32> {
         Some(8)
+    }
+
+    fn hands_on(&self, task: &Task) -> bool {
+        task.collective != Collective::Broadcast
     }
 }
 
