@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
-use super::ring::{Corrupt, Producer};
+use super::producer::Producer;
+use super::ring::Corrupt;
 use crate::endpoint::{Piece, Token};
 
 /// A message on its way out.
