@@ -1,8 +1,10 @@
 //! The sending end of a ring; the rules are those of the [`ring`](super::ring) module.
 
+use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, compiler_fence};
 
+use super::copier::Copier;
 use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
 use super::rendezvous::Rts;
 use super::ring::{
@@ -10,10 +12,16 @@ use super::ring::{
     CELLS_OFFSET, Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SKIP, WITHDRAWN,
 };
 use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
-use crate::sys::map::Mapping;
+use crate::sys::{lines, map::Mapping};
 
 /// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
 const WORTHWHILE_BYTES: usize = 4096;
+
+/// Longest message whose successor's place is [claimed](Producer::claim_next).
+const CLAIM_MAX_BYTES: usize = 4096;
+
+/// Longest piece that is [handed on](crate::sys::lines::hand_on) to the cache that processors share.
+const HANDED_ON_MAX_BYTES: usize = 512;
 
 /// Destination of the next piece.
 #[derive(Debug)]
@@ -40,6 +48,8 @@ pub(crate) struct Producer {
     position: usize,
     bytes_produced: u64,
     bytes_freed: u64,
+    /// Length of the latest message, if the place of one as long is to be [claimed](Self::claim_next).
+    claimable: usize,
     map: Arc<Mapping>,
     /// Offset of the ring in the mapping, until its pages are allocated.
     unbacked: Option<usize>,
@@ -68,6 +78,7 @@ impl Producer {
             position: 0,
             bytes_produced: 0,
             bytes_freed: 0,
+            claimable: 0,
             map,
             unbacked: Some(offset + CONTROL_BYTES),
             can_get: None,
@@ -128,6 +139,7 @@ impl Producer {
     }
 
     /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
+    #[inline]
     pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
         if !self.has_cell()? {
             return Ok(None);
@@ -137,6 +149,10 @@ impl Producer {
             let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
             return Ok(Some(Space { ptr, len: remaining, skip: false }));
         }
+        self.reserve_ring(remaining)
+    }
+
+    fn reserve_ring(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
         let wanted = remaining.min(self.piece_bytes);
         let contiguous = self.ring_bytes - self.position;
         let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
@@ -159,6 +175,42 @@ impl Producer {
         // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
         // `contiguous`.
         Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
+    }
+
+    /// Sends a message that fits into one piece, if there is room.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes.
+    #[inline]
+    pub(crate) unsafe fn put_whole(
+        &mut self,
+        tag: u64,
+        from: *const u8,
+        len: usize,
+        copier: &mut Copier,
+    ) -> Result<bool, Corrupt> {
+        if len > self.piece_bytes {
+            return Ok(false);
+        }
+        let Some(space) = self.reserve(len)? else { return Ok(false) };
+        if space.len < len {
+            // The end of the ring cuts it.
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise; the space is writable for as much. Test: `short_messages` of the conformance suite.
+        unsafe {
+            if len > INLINE_BYTES {
+                copier.copy(from, space.ptr, len);
+                if len <= HANDED_ON_MAX_BYTES {
+                    lines::hand_on(space.ptr, len);
+                }
+                self.claimable = if len <= CLAIM_MAX_BYTES { len } else { 0 };
+            } else if len > 0 {
+                put_inline(from, space.ptr, len);
+            }
+        }
+        self.publish(&space, Some((tag, len as u64)));
+        Ok(true)
     }
 
     /// Publishes the piece that was put into `space`, the latest one reserved. `first` carries tag and total length
@@ -193,6 +245,17 @@ impl Producer {
         self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
     }
 
+    /// Has the lines brought to this processor into which a message as long as the latest one would be copied: something to do while
+    /// its answer is awaited.
+    #[inline]
+    pub(crate) fn claim_next(&mut self) {
+        let total = std::mem::take(&mut self.claimable);
+        let len = total.min(self.ring_bytes - self.position);
+        if total > 0 && self.ring_free() >= len {
+            lines::claim(self.ring.wrapping_add(self.position), len);
+        }
+    }
+
     fn ring_free(&self) -> usize {
         // Both are within `ring_bytes` of each other: `refresh` checks it.
         self.ring_bytes - (self.bytes_produced - self.bytes_freed) as usize
@@ -222,5 +285,25 @@ impl Producer {
         // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
         // both sides.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
+    }
+}
+
+/// Copies into a cell. The line of the stamp comes last: a receiver that looks for the stamp takes that line away as soon as it changes, and
+/// it would have to come back for the rest.
+///
+/// # Safety
+/// `from` is readable and `to`, the inline part of a cell, writable for `len` bytes.
+#[inline]
+unsafe fn put_inline(from: *const u8, to: *mut u8, len: usize) {
+    const FIRST_LINE: usize = CELL_BYTES / 2 - CELL_INLINE;
+    let first = len.min(FIRST_LINE);
+    // SAFETY: the caller's promise; both parts lie within `len`. Test: `short_messages` of the conformance suite.
+    unsafe {
+        if len > FIRST_LINE {
+            ptr::copy_nonoverlapping(from.add(FIRST_LINE), to.add(FIRST_LINE), len - FIRST_LINE);
+            lines::hand_on(to.add(FIRST_LINE), len - FIRST_LINE);
+            compiler_fence(Ordering::Release);
+        }
+        ptr::copy_nonoverlapping(from, to, first);
     }
 }

@@ -251,6 +251,7 @@ impl Consumer {
 /// either end does in between.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz_control(script: &[u8]) {
+    use super::copier::{Copier, Stores};
     use super::producer::Producer;
 
     const RING: usize = 4 * RING_MIN_BYTES;
@@ -295,6 +296,13 @@ pub(super) fn fuzz_control(script: &[u8]) {
                 Ok(None) => {}
                 Err(Corrupt(_)) => receives = false,
             },
+            5 if value & 3 == 0 && sends => {
+                let (bytes, len) = ([value as u8; INLINE_BYTES], value as usize / 4 % (INLINE_BYTES + 1));
+                let mut copier = Copier::new(Stores::Auto);
+                // SAFETY: so many bytes are there.
+                let put = unsafe { producer.put_whole(value, bytes.as_ptr(), len, &mut copier) };
+                sends = put.is_ok();
+            }
             _ if sends => match producer.reserve(value as usize % (2 * RING) + 1) {
                 Ok(Some(space)) => {
                     let all = map.bytes(0, CONTROL_BYTES + RING).addr();
