@@ -22,6 +22,8 @@
 //!    and all receives behind it on that channel come back ([`Event::Returned`], in their order), and after them one
 //!    [`Event::Waiting`] tells what waits. Their memory may have been written to. The message stays where it is, whole,
 //!    for the next receive that is posted. Neither event ever comes out of a post.
+//! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they do all at once, in the order of the channel, or
+//!     nothing. A transport need not have them, and says no to whatever is not simple; a post then tells why.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -126,6 +128,43 @@ pub struct Envelope {
     pub tag: u64,
     /// Its length in bytes, as the sender says.
     pub len: u64,
+}
+
+/// Messages that [`Endpoint::take_short`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fits {
+    /// Their tag.
+    pub tag: u64,
+    /// The bits of the tag that count.
+    pub mask: u64,
+    /// Their length at most.
+    pub room: usize,
+}
+
+impl Fits {
+    /// Whether a message is one of them.
+    #[inline]
+    #[must_use]
+    pub const fn takes(&self, tag: u64, len: usize) -> bool {
+        (tag ^ self.tag) & self.mask == 0 && len <= self.room
+    }
+}
+
+/// Answer of [`Endpoint::take_short`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Short {
+    /// The message is in its place.
+    Taken {
+        /// Its tag.
+        tag: u64,
+        /// Its length.
+        len: usize,
+    },
+    /// None has come.
+    NotYet,
+    /// The next message does not fit or is not short, or something is posted, or the transport cannot tell: a receive is to be posted.
+    Other,
 }
 
 /// A transport's capabilities, as data. The runtime never asks for a name.
@@ -271,6 +310,24 @@ pub trait Endpoint: Send + std::fmt::Debug {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error>;
+
+    /// Sends a short message at once, if it need not wait for anything. `false` if nothing has been sent: it is to be posted.
+    ///
+    /// # Safety
+    /// The memory that `src` names is readable. An empty message may name any.
+    unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
+        let _ = (on, tag, src);
+        false
+    }
+
+    /// Takes the next message of a channel at once if it fits and all of it is there. [`Endpoint::probe`] stays as it is.
+    ///
+    /// # Safety
+    /// `to` is writable for the room that `fits` names.
+    unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
+        let _ = (on, fits, to);
+        Short::Other
+    }
 
     /// Whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] do what they say.
     fn can_probe(&self) -> bool {

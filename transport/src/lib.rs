@@ -18,8 +18,8 @@ mod sys;
 pub mod tcp;
 
 pub use endpoint::{
-    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Rail,
-    Reach, Sink, Token,
+    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, ParkBy, Piece, Posted,
+    Rail, Reach, Short, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};

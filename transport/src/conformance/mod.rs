@@ -25,6 +25,7 @@ mod pattern;
 mod probing;
 mod processes;
 mod sabotage;
+mod short;
 mod stage;
 mod waiting;
 mod world;
@@ -144,6 +145,13 @@ cases! {
         a_probe_keeps_the_owner_awake,
         a_probe_outlives_its_peer,
     }
+    short {
+        short_messages,
+        short_messages_that_do_not_fit_stay,
+        short_messages_wait_their_turn,
+        a_probe_outlives_short_messages,
+        short_messages_outlive_their_sender,
+    }
     waiting {
         sleepers_wake_by_descriptor,
         sleepers_wake_by_word,
@@ -177,6 +185,8 @@ macro_rules! conformance {
             receives_that_do_not_fit_come_back another_length_comes_back_too messages_can_be_matched_by_tag
             a_probed_message_is_told_and_stays a_probe_can_be_taken_back a_probe_keeps_the_owner_awake
             a_probe_outlives_its_peer
+            short_messages short_messages_that_do_not_fit_stay short_messages_wait_their_turn
+            a_probe_outlives_short_messages short_messages_outlive_their_sender
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep

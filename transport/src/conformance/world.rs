@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Subject;
 use super::message::{Memory, Shape};
-use crate::endpoint::{Channel, Endpoint, Envelope, Event, Posted, Reach, Token};
+use crate::endpoint::{Channel, Endpoint, Envelope, Event, Fits, Piece, Posted, Reach, Short, Token};
 use crate::error::{Error, ErrorKind};
 
 /// How an operation stands.
@@ -182,6 +182,48 @@ impl World {
             Err(error) => self.fail(ticket, error),
         }
         ticket
+    }
+
+    /// Sends a message at once, or posts it where the transport says no. Whether it was at once.
+    pub(super) fn send_now(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: &Shape) -> bool {
+        let sent = self.send_now_only(rank, peer, index, tag, shape);
+        if !sent {
+            self.send(rank, peer, index, tag, shape.clone());
+        }
+        sent
+    }
+
+    /// Sends a message at once. Whether the transport does.
+    pub(super) fn send_now_only(
+        &mut self,
+        rank: u32,
+        peer: u32,
+        index: u16,
+        tag: u64,
+        shape: &Shape,
+    ) -> bool {
+        let memory = Memory::source(shape.clone());
+        let piece = memory.pieces()[0];
+        let piece = if piece.len == 0 { Piece { ptr: std::ptr::null_mut(), len: 0 } } else { piece };
+        // SAFETY: the memory lives here, and may be used again after the call.
+        unsafe { self.end(rank).send_short(Channel { peer, index }, tag, piece) }
+    }
+
+    /// Takes a message at once, which is to be the one of this shape.
+    pub(super) fn take_now(&mut self, rank: u32, peer: u32, index: u16, fits: Fits, shape: &Shape) -> Short {
+        let memory = Memory::target(shape.clone());
+        let before = memory.fingerprint();
+        let to = memory.pieces()[0];
+        assert!(to.len >= fits.room);
+        let to = if to.len == 0 { std::ptr::null_mut() } else { to.ptr };
+        // SAFETY: the memory lives here, with so much room.
+        let answer = unsafe { self.end(rank).take_short(Channel { peer, index }, fits, to) };
+        let fault = memory.fault();
+        match answer {
+            Short::Taken { len, .. } if len > 0 => assert_eq!(fault, None, "{len} bytes taken"),
+            _ => assert_eq!(memory.fingerprint(), before, "{answer:?}, and memory was touched"),
+        }
+        answer
     }
 
     /// Polls every end once. Returns whether anything moved.

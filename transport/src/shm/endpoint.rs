@@ -27,13 +27,15 @@ use super::exchange::Exchange;
 use super::lane::{Handed, SendLane};
 use super::options::{Budget, ShmOptions, SingleCopy};
 use super::pages::Pages;
-use super::peer::{NO_LANE, Peer};
+use super::peer::{Fate, NO_LANE, Peer};
 use super::pending::{Caller, PendingConnections};
 use super::progress::received;
 use super::recv_lane::{RecvLane, Wanted};
 use super::remote::{Beacon, FAR_RUNS};
 use super::stage::Area;
-use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{
+    Armed, Caps, Channel, Endpoint, Event, Fits, ParkBy, Piece, Posted, Reach, Short, Sink, Token,
+};
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
 
@@ -188,6 +190,13 @@ impl ShmEndpoint {
             return Err(usage(&detail));
         }
         Ok(index as usize)
+    }
+
+    /// Index of a peer with whom all is well.
+    #[inline]
+    fn peer_at_hand(&self, rank: u32) -> Option<usize> {
+        let index = *self.by_rank.get(rank as usize)? as usize;
+        matches!(self.peers.get(index)?.fate, Fate::Fine).then_some(index)
     }
 
     /// Lane for sending on a channel, made on first use together with the segment.
@@ -374,6 +383,34 @@ impl Endpoint for ShmEndpoint {
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.hand_recv(on, tag, dst, token, false) }
+    }
+
+    unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
+        let Some(peer) = self.peer_at_hand(on.peer) else { return false };
+        let target = &self.peers[peer];
+        let id = target.send_lanes.get(usize::from(on.index)).copied().unwrap_or(NO_LANE);
+        let Some(lane) = self.send_lanes.get_mut(id as usize) else { return false };
+        // SAFETY: the caller's promise.
+        let sent = unsafe { lane.put_whole(tag, src.ptr, src.len) };
+        if sent {
+            self.ring_doorbell(peer);
+        }
+        sent
+    }
+
+    unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
+        let Some(peer) = self.peer_at_hand(on.peer) else { return Short::Other };
+        let at = |lanes: &[u32]| lanes.get(usize::from(on.index)).copied().unwrap_or(NO_LANE) as usize;
+        let (to_peer, from_peer) = (at(&self.peers[peer].send_lanes), at(&self.peers[peer].recv_lanes));
+        let Some(lane) = self.recv_lanes.get_mut(from_peer) else { return Short::Other };
+        // SAFETY: the caller's promise.
+        let answer = unsafe { lane.take_whole(fits, to) };
+        match answer {
+            Short::Taken { .. } => self.ring_doorbell(peer),
+            Short::NotYet => self.send_lanes.get_mut(to_peer).map_or((), SendLane::claim_next),
+            Short::Other => {}
+        }
+        answer
     }
 
     fn can_probe(&self) -> bool {

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
-use super::ring::{Corrupt, Producer};
+use super::producer::Producer;
+use super::ring::Corrupt;
 use crate::endpoint::{Piece, Token};
 
 /// A message on its way out.
@@ -98,6 +99,29 @@ impl SendLane {
         }
         self.queue.push_back(message);
         Handed::Queued { moved: moved > 0 }
+    }
+
+    /// Sends a message at once, if nothing is before it, it fits into one piece and there is room.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes.
+    #[inline]
+    pub(crate) unsafe fn put_whole(&mut self, tag: u64, from: *const u8, len: usize) -> bool {
+        match &mut self.ring {
+            // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by those who post.
+            Some(ring) if self.queue.is_empty() => unsafe {
+                ring.put_whole(tag, from, len, &mut self.copier).unwrap_or(false)
+            },
+            _ => false,
+        }
+    }
+
+    /// Something to do while an answer is awaited.
+    #[inline]
+    pub(crate) fn claim_next(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.claim_next();
+        }
     }
 
     /// Puts up to about `budget` bytes of what waits into the ring. Calls `done` for every message that is over.

@@ -9,13 +9,13 @@
 //! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links made on first use, and broken |
 //! | `lane`, `recv_lane`, `cursor` | messages that wait on a channel |
 //! | `copier`, `copy` | copies into memory that others read, and past the caches |
-//! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
+//! | `segment`, `ring`, `producer` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
 //! | `sharing` | memory of the program, which all members map |
 //! | `rounds`, `buffers` | rounds of an area: what each member publishes, when it may do so, and where |
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
+//! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
 //! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
@@ -61,6 +61,7 @@ mod options;
 mod pages;
 mod peer;
 mod pending;
+mod producer;
 mod progress;
 mod recv_lane;
 mod remote;

@@ -12,7 +12,7 @@ use super::get::Get;
 use super::lane::{Handed, PIECE_COST_BYTES};
 use super::remote::Remote;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
-use crate::endpoint::{Consumer, GRAIN_BYTES, Sink, Token};
+use crate::endpoint::{Consumer, Fits, GRAIN_BYTES, Short, Sink, Token};
 use crate::error::ErrorKind;
 
 /// Destination of a message.
@@ -132,6 +132,32 @@ impl RecvLane {
         }
         self.queue.push_back(message);
         Handed::Queued { moved: moved > 0 }
+    }
+
+    /// Takes the next message at once, if nothing is posted, it is there in one piece and fits.
+    ///
+    /// # Safety
+    /// `to` is writable for `fits.room` bytes.
+    #[inline]
+    pub(crate) unsafe fn take_whole(&mut self, fits: Fits, to: *mut u8) -> Short {
+        let Some(ring) = &mut self.ring else { return Short::NotYet };
+        if !self.queue.is_empty() {
+            return Short::Other;
+        }
+        // A corrupt ring is found again, and reported, by those who post.
+        let Ok(arrival) = ring.peek() else { return Short::Other };
+        let Some(arrival) = arrival else { return Short::NotYet };
+        let (tag, len) = ring.envelope();
+        if arrival.is_rts || arrival.len as u64 != len || !fits.takes(tag, arrival.len) {
+            return Short::Other;
+        }
+        if arrival.len > 0 {
+            // SAFETY: the arrival is readable for its length until it is released, and the room is at least that. Test: `short_messages` of
+            // the conformance suite.
+            unsafe { std::ptr::copy_nonoverlapping(arrival.ptr, to, arrival.len) };
+        }
+        ring.release(&arrival);
+        Short::Taken { tag, len: arrival.len }
     }
 
     /// Serves what waits with up to about `budget` bytes of what has arrived. Calls `done` for every message that is

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
-use super::rendezvous::{RTS_WORDS, Rts};
+use super::rendezvous::RTS_WORDS;
 use crate::endpoint::GRAIN_BYTES;
 use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
 use crate::sys::map::Mapping;
@@ -40,13 +40,13 @@ use crate::sys::map::Mapping;
 ///
 /// Models have few, to come round soon.
 pub(crate) const CELLS: u32 = if cfg!(kolo_model = "transport") { 3 } else { 30 };
-const CELL_BYTES: usize = 128;
-const CELLS_OFFSET: usize = 256;
+pub(super) const CELL_BYTES: usize = 128;
+pub(super) const CELLS_OFFSET: usize = 256;
 const _: () = assert!(CELLS_OFFSET + 30 * CELL_BYTES == CONTROL_BYTES && CELLS <= 30);
 
-const CELL_TAG: usize = 8;
-const CELL_TOTAL: usize = 16;
-const CELL_INLINE: usize = 24;
+pub(super) const CELL_TAG: usize = 8;
+pub(super) const CELL_TOTAL: usize = 16;
+pub(super) const CELL_INLINE: usize = 24;
 /// Longest piece that travels in its cell. The first 40 bytes share the line with the stamp.
 pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
 
@@ -55,236 +55,23 @@ const _: () = assert!(RTS_WORDS * 8 <= INLINE_BYTES);
 pub(crate) const CAN_GET: u32 = 1;
 
 /// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
-const ALIGN: usize = 128;
+pub(super) const ALIGN: usize = 128;
 const _: () = assert!(ALIGN.is_multiple_of(GRAIN_BYTES) && ALIGN > INLINE_BYTES);
 
-const RING_SIZE: usize = 0;
+pub(super) const RING_SIZE: usize = 0;
 /// In the sender's line: not 0 once the ranges of pending requests must no longer be believed.
-const WITHDRAWN: usize = 8;
-const CELLS_FREED: usize = 128;
-const BYTES_FREED: usize = 136;
+pub(super) const WITHDRAWN: usize = 8;
+pub(super) const CELLS_FREED: usize = 128;
+pub(super) const BYTES_FREED: usize = 136;
 /// In the receiver's line: the count of cells up to the latest request that it declined.
-const DECLINED: usize = 144;
+pub(super) const DECLINED: usize = 144;
 
-const SKIP: u32 = 1 << 31;
-const RTS: u32 = 1 << 30;
-
-/// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
-const WORTHWHILE_BYTES: usize = 4096;
+pub(super) const SKIP: u32 = 1 << 31;
+pub(super) const RTS: u32 = 1 << 30;
 
 /// The other side wrote what no peer of this version writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt(pub(crate) String);
-
-/// Destination of the next piece.
-#[derive(Debug)]
-pub(crate) struct Space {
-    /// First byte.
-    pub(crate) ptr: *mut u8,
-    /// Bytes of the message to put there.
-    pub(crate) len: usize,
-    skip: bool,
-}
-
-/// The sending end.
-#[derive(Debug)]
-pub(crate) struct Producer {
-    control: *mut u8,
-    ring: *mut u8,
-    ring_bytes: usize,
-    piece_bytes: usize,
-    /// Next cell.
-    cell: u32,
-    produced: u64,
-    /// As last seen.
-    freed: u64,
-    position: usize,
-    bytes_produced: u64,
-    bytes_freed: u64,
-    map: Arc<Mapping>,
-    /// Offset of the ring in the mapping, until its pages are allocated.
-    unbacked: Option<usize>,
-    /// Offset in the mapping of the word by which the receiver says that it reads this process's memory.
-    can_get: Option<usize>,
-}
-
-// SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
-unsafe impl Send for Producer {}
-
-impl Producer {
-    /// The producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
-    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_bytes: usize, piece_bytes: usize) -> Self {
-        assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
-        map.atomic::<AtomicU32>(offset + RING_SIZE)
-            .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
-        Self {
-            control: map.bytes(offset, CONTROL_BYTES),
-            ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
-            ring_bytes,
-            // Half a ring at most, so that one piece can be filled while another is eaten.
-            piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
-            cell: 0,
-            produced: 0,
-            freed: 0,
-            position: 0,
-            bytes_produced: 0,
-            bytes_freed: 0,
-            map,
-            unbacked: Some(offset + CONTROL_BYTES),
-            can_get: None,
-        }
-    }
-
-    /// Messages go by rendezvous as soon as the word at `can_get` says that the receiver can read them.
-    pub(crate) fn with_rendezvous(mut self, can_get: usize) -> Self {
-        self.can_get = Some(can_get);
-        self
-    }
-
-    /// Whether the receiver reads this process's memory.
-    #[inline]
-    pub(crate) fn may_rendezvous(&self) -> bool {
-        self.can_get.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == CAN_GET)
-    }
-
-    /// Whether there is a free cell.
-    fn has_cell(&mut self) -> Result<bool, Corrupt> {
-        if self.produced - self.freed >= u64::from(CELLS) {
-            self.freed()?;
-        }
-        Ok(self.produced - self.freed < u64::from(CELLS))
-    }
-
-    /// Number of cells that the receiver has freed.
-    pub(crate) fn freed(&mut self) -> Result<u64, Corrupt> {
-        self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
-        Ok(self.freed)
-    }
-
-    /// Sends a rendezvous request for a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
-    pub(crate) fn request(&mut self, tag: u64, total: u64, rts: &Rts) -> Result<Option<u64>, Corrupt> {
-        if !self.has_cell()? {
-            return Ok(None);
-        }
-        self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
-        self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
-        let words = rts.words();
-        for (i, word) in words.iter().enumerate() {
-            self.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
-        }
-        self.publish_cell(RTS | (8 * words.len()) as u32);
-        Ok(Some(self.produced))
-    }
-
-    /// Whether the receiver wants the message through the ring that the request with this mark, which it has freed, stood
-    /// for.
-    pub(crate) fn is_declined(&self, mark: u64) -> bool {
-        self.control_word(DECLINED).load(Ordering::Relaxed) == mark
-    }
-
-    /// Takes back all pending requests: see the `rendezvous` module.
-    pub(crate) fn withdraw(&self) {
-        self.control_word(WITHDRAWN).store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
-    pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
-        if !self.has_cell()? {
-            return Ok(None);
-        }
-        if remaining <= INLINE_BYTES {
-            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
-            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
-            return Ok(Some(Space { ptr, len: remaining, skip: false }));
-        }
-        let wanted = remaining.min(self.piece_bytes);
-        let contiguous = self.ring_bytes - self.position;
-        let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
-        let len = if skip { wanted } else { wanted.min(contiguous) };
-        // A last piece of up to INLINE_BYTES would be taken for an inline one: `contiguous` is a multiple of ALIGN,
-        // which is more, and `remaining` is more as well.
-        let needed = len.next_multiple_of(ALIGN) + if skip { contiguous } else { 0 };
-        if self.ring_free() < needed {
-            self.bytes_freed = self.refresh(BYTES_FREED, self.bytes_freed, self.bytes_produced)?;
-            if self.ring_free() < needed {
-                return Ok(None);
-            }
-        }
-        if let Some(offset) = self.unbacked.take() {
-            // A channel of small messages never gets here. Page by page on first touch would cost half a microsecond
-            // for each page, in the first messages.
-            self.map.populate(offset, self.ring_bytes);
-        }
-        let at = if skip { 0 } else { self.position };
-        // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
-        // `contiguous`.
-        Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
-    }
-
-    /// Publishes the piece that was put into `space`, the latest one reserved. `first` carries tag and total length
-    /// with a message's first piece.
-    pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
-        let mut length = u32::try_from(space.len).expect("bounded by the ring");
-        if let Some((tag, total)) = first {
-            self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
-            self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
-        }
-        if space.len > INLINE_BYTES {
-            let mut used = space.len.next_multiple_of(ALIGN);
-            if space.skip {
-                used += self.ring_bytes - self.position;
-                self.position = 0;
-                length |= SKIP;
-            }
-            self.position += space.len.next_multiple_of(ALIGN);
-            if self.position >= self.ring_bytes {
-                self.position = 0;
-            }
-            self.bytes_produced += used as u64;
-        }
-        self.publish_cell(length);
-    }
-
-    fn publish_cell(&mut self, length: u32) {
-        self.produced += 1;
-        // Rule 1: the stamp is the count of cells up to and including this one.
-        let word = self.produced << 32 | u64::from(length);
-        self.cell_word(0).store(word, Ordering::Release);
-        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
-    }
-
-    fn ring_free(&self) -> usize {
-        // Both are within `ring_bytes` of each other: `refresh` checks it.
-        self.ring_bytes - (self.bytes_produced - self.bytes_freed) as usize
-    }
-
-    /// Loads one of the consumer's counters, which must lie between what it was and what was produced.
-    fn refresh(&self, offset: usize, seen: u64, produced: u64) -> Result<u64, Corrupt> {
-        let freed = self.control_word(offset).load(Ordering::Acquire);
-        if freed < seen || freed > produced {
-            return Err(Corrupt(format!("the receiver freed {freed} of {produced}, after {seen}")));
-        }
-        Ok(freed)
-    }
-
-    fn control_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
-        // these words as atomics only.
-        unsafe { AtomicU64::at(self.control.add(offset)) }
-    }
-
-    fn cell_base(&self) -> *mut u8 {
-        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
-        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
-    }
-
-    fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
-        // both sides.
-        unsafe { AtomicU64::at(self.cell_base().add(offset)) }
-    }
-}
 
 /// A piece that has arrived. Stays where it is until [`Consumer::release`].
 #[derive(Clone, Copy, Debug)]
@@ -316,7 +103,7 @@ pub(crate) struct Consumer {
     offset: usize,
 }
 
-// SAFETY: as for `Producer`.
+// SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
 unsafe impl Send for Consumer {}
 
 impl Consumer {
@@ -443,7 +230,8 @@ impl Consumer {
     }
 
     fn control_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: as for `Producer::control_word`.
+        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
+        // these words as atomics only.
         unsafe { AtomicU64::at(self.control.add(offset)) }
     }
 
@@ -453,7 +241,8 @@ impl Consumer {
     }
 
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: as for `Producer::cell_word`.
+        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
+        // both sides.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
@@ -462,6 +251,9 @@ impl Consumer {
 /// either end does in between.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz_control(script: &[u8]) {
+    use super::copier::{Copier, Stores};
+    use super::producer::Producer;
+
     const RING: usize = 4 * RING_MIN_BYTES;
     let Ok(map) = Mapping::private(CONTROL_BYTES + RING) else { return };
     let map = Arc::new(map);
@@ -504,6 +296,13 @@ pub(super) fn fuzz_control(script: &[u8]) {
                 Ok(None) => {}
                 Err(Corrupt(_)) => receives = false,
             },
+            5 if value & 3 == 0 && sends => {
+                let (bytes, len) = ([value as u8; INLINE_BYTES], value as usize / 4 % (INLINE_BYTES + 1));
+                let mut copier = Copier::new(Stores::Auto);
+                // SAFETY: so many bytes are there.
+                let put = unsafe { producer.put_whole(value, bytes.as_ptr(), len, &mut copier) };
+                sends = put.is_ok();
+            }
             _ if sends => match producer.reserve(value as usize % (2 * RING) + 1) {
                 Ok(Some(space)) => {
                     let all = map.bytes(0, CONTROL_BYTES + RING).addr();
@@ -528,6 +327,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::producer::Producer;
     use super::*;
     use crate::sys::memfd;
 

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES};
-use super::ring::{CAN_GET, Consumer, Producer};
+use super::producer::Producer;
+use super::ring::{CAN_GET, Consumer};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::map::Mapping;
 use crate::sys::memfd;

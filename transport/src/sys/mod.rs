@@ -6,6 +6,7 @@ pub(crate) mod descriptors;
 pub(crate) mod fences;
 #[cfg(not(kolo_model = "transport"))]
 pub(crate) mod futex;
+pub(crate) mod lines;
 pub(crate) mod map;
 pub(crate) mod memfd;
 #[cfg(kolo_model = "transport")]

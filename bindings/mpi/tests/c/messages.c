@@ -132,7 +132,7 @@ static void waiting_receives(void) {
     if (rank < peer) {
       out[0] = round, out[1] = -round;
       CHECK(!MPI_Send(out, 2, MPI_INT, peer, 1, MPI_COMM_WORLD));
-      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 1, MPI_COMM_WORLD, &status) && in[0] == round);
+      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, MPI_ANY_TAG, MPI_COMM_WORLD, &status) && in[0] == round && status.MPI_TAG == 1);
       /* In another order than they are received in. */
       CHECK(!MPI_Send(out, 1, MPI_INT, peer, 1, other) && !MPI_Send(out, 2, MPI_INT, peer, 3, MPI_COMM_WORLD));
       CHECK(!MPI_Send(out, 1, MPI_INT, peer, 2, MPI_COMM_WORLD) && !MPI_Ssend(out, 2, MPI_INT, peer, 2, MPI_COMM_WORLD));

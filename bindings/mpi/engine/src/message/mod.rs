@@ -16,6 +16,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::handle::Held;
 use crate::net::{self, Awaited, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
+use crate::world;
 
 /// How a send ends.
 #[derive(Clone, Copy, PartialEq)]
@@ -180,7 +181,12 @@ unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -
         unsafe { set(status, FROM_NOBODY) };
         return Ok(());
     };
-    match net::wait_for(|net| net.ended(&mut awaited)) {
+    if let Awaited::Over(finished) = &awaited {
+        // SAFETY: the caller's promise.
+        unsafe { set(status, request::received(finished, comm)) };
+        return Ok(());
+    }
+    match net::wait_for_receive(&mut awaited) {
         Ok(finished) => {
             // SAFETY: the caller's promise.
             unsafe { set(status, request::received(&finished, comm)) };
@@ -346,8 +352,11 @@ fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
 }
 
 unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome {
-    let awaited = recv.recv_awaited()?;
+    // The peer waits for the message. To this rank itself, the receive comes first and saves a copy.
+    let is_home = send.peer == Some(Peer::Rank(world::rank()));
+    let early = if is_home { Some(recv.recv_awaited()?) } else { None };
     let sent = send.send_awaited(Mode::Standard);
+    let awaited = early.map_or_else(|| recv.recv_awaited(), Ok)?;
     // SAFETY: the caller's promise.
     unsafe {
         let outcome = received(awaited, &recv.comm, status);

@@ -1,10 +1,12 @@
 //! Receives that a thread waits for at once, and messages that leave at once: the short way of `MPI_Recv` and `MPI_Send`.
 //!
-//! Where nothing else could meet the message that such a receive names, the receive is posted at the transport itself, on the
-//! condition that the next message is the one: tag and length are the same. It then arrives in place within the poll that finds
-//! it. If the next message is another, the transport hands the receive back, and it goes to its mailbox as any other would.
+//! Where nothing else could meet the message that such a receive names, a thread looks for it at the transport itself. A short message
+//! that fits is then in place as soon as it is found, and no slot, token or event has to do with it. Of a longer one, the receive is
+//! posted at the transport, on the condition that the next message is the one: tag and length are the same. It arrives in place
+//! within the poll that finds it. If the next message is another, the transport hands the receive back, and it goes to its mailbox as
+//! any other would.
 //!
-//! 1. A receive goes directly only while the heads of its source are [watched](super::wire::Head::Watched) and no posted receive of
+//! 1. A receive goes directly only while nobody else has to do with the heads of its source and no posted receive of
 //!    its context takes what it takes. So it is the oldest that takes such messages, and stays that: those posted later
 //!    come behind it.
 //! 2. At most one is out for a source. While it is, nothing else is posted on that channel and nobody probes it.
@@ -13,20 +15,44 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Piece, Posted, Sink as Place, Token};
+use kolo_transport::{Channel, Fits, Piece, Posted, Short, Sink as Place, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
-use super::wire::{EAGER_BYTES, HEADS, Head, Op, Source, WHOLE, broken, envelope};
+use super::wire::{EAGER_BYTES, HEADS, Head, Op, Source, TAG_BITS, WHOLE, broken, envelope, tag_of};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail, Outcome, fail};
 
 /// A receive that a thread waits for.
 #[derive(Debug)]
 pub enum Awaited {
+    /// Over, since its message was there.
+    Over(Finished),
+    /// Its thread looks for the message.
+    Sought(Sought),
     /// At the transport, in this slot.
     Direct(u32),
     /// In a mailbox, or under way from there.
     Posted(u32, Arc<Completion>),
+}
+
+/// A receive whose thread looks for the message.
+#[derive(Clone, Copy, Debug)]
+pub struct Sought {
+    context: u32,
+    source: u32,
+    tag: Option<i32>,
+    ptr: *mut u8,
+    room: usize,
+}
+
+impl Sought {
+    const fn fits(&self) -> Fits {
+        let (tag, mask) = match self.tag {
+            Some(tag) => (tag, u64::MAX),
+            None => (0, !TAG_BITS),
+        };
+        Fits { tag: envelope(WHOLE, self.context, tag), mask, room: self.room }
+    }
 }
 
 /// State of a receive at the transport.
@@ -51,27 +77,97 @@ impl Net {
         tag: Option<i32>,
         sink: Sink,
     ) -> Awaited {
-        if let (Some(source), Some(tag), Sink::Flat { ptr, room }) = (source, tag, &sink)
-            && self.may_go_directly(context, source, tag, *room)
+        if let (Some(source), Sink::Flat { ptr, room }) = (source, &sink)
+            && self.may_seek(context, source, tag)
         {
-            return Awaited::Direct(self.post_direct(context, source, tag, (*ptr, *room)));
+            let sought = Sought { context, source, tag, ptr: *ptr, room: *room };
+            return match self.look(source, sought.fits(), *ptr) {
+                Short::Taken { tag, len } => Awaited::Over(self.found(&sought, tag, len)),
+                Short::NotYet => {
+                    self.seek(source);
+                    Awaited::Sought(sought)
+                }
+                Short::Other => self.post_sought(sought),
+            };
         }
         let done = Completion::new();
         self.recv(context, Recv { source, tag, sink, done: Arc::clone(&done) });
         Awaited::Posted(context, done)
     }
 
-    fn may_go_directly(&self, context: u32, source: u32, tag: i32, room: usize) -> bool {
-        let peer = source as usize;
-        room <= EAGER_BYTES
-            && self.heads.get(peer) == Some(&Head::Watched)
-            && self.fitting[peer]
+    /// Whether a receive goes directly: rule 1.
+    fn may_seek(&self, context: u32, source: u32, tag: Option<i32>) -> bool {
+        matches!(self.heads.get(source as usize), Some(Head::Watched | Head::Resting))
             && self.boxes.get(&context).is_none_or(|mailbox| !mailbox.has_for(source, tag))
+    }
+
+    /// Keeps the heads of a source to the thread that looks for one.
+    fn seek(&mut self, source: u32) {
+        match std::mem::replace(&mut self.heads[source as usize], Head::Sought) {
+            Head::Resting => self.resting.retain(|peer| *peer != source),
+            _ => {
+                let Some(via) = self.via[source as usize] else { return };
+                self.ends[via].cancel_probe(Channel { peer: source, index: HEADS });
+            }
+        }
+    }
+
+    /// Gives the heads of a source back, if a thread has looked for one.
+    fn rest(&mut self, source: u32) {
+        let head = &mut self.heads[source as usize];
+        if *head == Head::Sought {
+            *head = Head::Resting;
+            self.resting.push(source);
+        }
+    }
+
+    /// A message that was looked for is in its place.
+    fn found(&mut self, sought: &Sought, envelope: u64, bytes: usize) -> Finished {
+        self.fitting[sought.source as usize] = bytes == sought.room;
+        self.counters.received += 1;
+        self.counters.received_bytes += bytes as u64;
+        Finished { source: sought.source, tag: tag_of(envelope), bytes, ..Finished::sent() }
+    }
+
+    /// Posts a receive whose message is not a short one that fits: at the transport, or in its mailbox.
+    fn post_sought(&mut self, sought: Sought) -> Awaited {
+        let Sought { context, source, tag, ptr, room } = sought;
+        self.rest(source);
+        if let Some(tag) = tag
+            && room <= EAGER_BYTES
+            && self.fitting[source as usize]
+        {
+            self.seek(source);
+            return Awaited::Direct(self.post_direct(context, source, tag, (ptr, room)));
+        }
+        let done = Completion::new();
+        let recv =
+            Recv { source: Some(source), tag, sink: Sink::Flat { ptr, room }, done: Arc::clone(&done) };
+        if let Some(why) = &self.lost[source as usize] {
+            let error = Fail::new(Class::ProcFailed, why);
+            done.set(Finished::failed(source, 0, error));
+        } else {
+            PENDING.fetch_add(1, Ordering::Relaxed);
+            self.boxes.entry(context).or_default().posted.push_front(recv);
+        }
+        Awaited::Posted(context, done)
     }
 
     /// How a receive has ended, if it has. It is forgotten then.
     pub fn ended(&mut self, awaited: &mut Awaited) -> Option<Finished> {
         match awaited {
+            Awaited::Over(finished) => Some(finished.clone()),
+            Awaited::Sought(sought) => match self.look(sought.source, sought.fits(), sought.ptr) {
+                Short::Taken { tag, len } => {
+                    self.rest(sought.source);
+                    Some(self.found(sought, tag, len))
+                }
+                Short::NotYet => None,
+                Short::Other => {
+                    *awaited = self.post_sought(*sought);
+                    self.ended(awaited)
+                }
+            },
             Awaited::Direct(at) => match self.direct_end(*at)? {
                 Direct::Here { source, tag, bytes } => {
                     Some(Finished { source, tag, bytes, ..Finished::sent() })
@@ -91,6 +187,9 @@ impl Net {
     /// Nobody waits for a receive any more, since the job has failed: its memory is not touched after this.
     pub fn forsake(&mut self, awaited: Awaited, why: &Fail) {
         let source = match &awaited {
+            Awaited::Over(_) => None,
+            // Its memory is touched by nobody but its thread.
+            Awaited::Sought(sought) => return self.rest(sought.source),
             Awaited::Direct(at) => match &self.slots[*at as usize].op {
                 Op::Direct(Direct::Out { source, .. }) => Some(*source),
                 _ => None,
@@ -131,6 +230,9 @@ impl Net {
         }
         self.counters.sent += 1;
         self.counters.sent_bytes += data.len() as u64;
+        if self.send_now(to, envelope(WHOLE, context, tag), &data) {
+            return Ok(None);
+        }
         let at = self.slot(Op::Quiet);
         let Some(via) = self.via[to as usize] else { return fail(Class::Other, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];

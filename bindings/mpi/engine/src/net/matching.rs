@@ -78,8 +78,11 @@ impl Mailbox {
     }
 
     /// Whether a message is there that a receive would take, or another receive that takes such messages first.
-    pub(super) fn has_for(&self, source: u32, tag: i32) -> bool {
-        self.posted.iter().any(|recv| recv.takes(source, tag)) || self.find(Some(source), Some(tag)).is_some()
+    pub(super) fn has_for(&self, source: u32, tag: Option<i32>) -> bool {
+        let meets = |recv: &Recv| {
+            tag.map_or(recv.source.is_none_or(|from| from == source), |tag| recv.takes(source, tag))
+        };
+        self.posted.iter().any(meets) || self.find(Some(source), tag).is_some()
     }
 
     pub(super) fn keep(&mut self, message: Unexpected) {

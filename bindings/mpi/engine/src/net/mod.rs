@@ -21,7 +21,7 @@ pub(crate) use links::close;
 pub use links::open;
 pub use matching::{Claimed, Found};
 pub use servant::{Absence, serve_windows};
-pub use wait::{nap, poll_once, sleeps, wait_for, wait_until, wait_until_all};
+pub use wait::{nap, poll_once, sleeps, wait_for_receive, wait_until, wait_until_all};
 pub use wire::Source;
 
 use std::collections::HashMap;
@@ -61,6 +61,8 @@ pub struct Net {
     via: Vec<Option<usize>>,
     /// Observer of the next head of each rank.
     heads: Vec<Head>,
+    /// Those that a thread has looked for.
+    resting: Vec<u32>,
     /// Whether the last message of a rank was as long as its receive had room: the next may be, too.
     fitting: Vec<bool>,
     /// Why a rank can not be reached any more.
@@ -115,6 +117,7 @@ impl Net {
             rank,
             ends,
             heads: vec![Head::Taken; via.len()],
+            resting: Vec::new(),
             fitting: vec![true; via.len()],
             lost: via.iter().map(|_| None).collect(),
             via,

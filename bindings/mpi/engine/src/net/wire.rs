@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Envelope, ErrorKind, Event, Piece, Posted, Sink as Place, Token};
+use kolo_transport::{Channel, Envelope, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token};
 
 use super::body::{Completion, Finished, Recv};
 use super::direct::Direct;
@@ -14,6 +14,9 @@ use crate::error::{Class, Fail};
 /// Messages up to this length travel without asking: about what a ring of shared memory holds, so that a program that sends
 /// before it receives gets through.
 pub const EAGER_BYTES: usize = 64 << 10;
+
+/// Messages up to this length are worth a try without a slot.
+const SHORT_BYTES: usize = 16 << 10;
 
 /// A transport tells of one head of a peer at a time: this many are taken before a caller looks whether its own was among them.
 const PASSES_FOR_MANY: usize = 8;
@@ -31,8 +34,11 @@ pub(super) const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
     kind << 61 | (context as u64) << 30 | tag as u64
 }
 
-const fn tag_of(envelope: u64) -> i32 {
-    (envelope & ((1 << 30) - 1)) as i32
+/// Bits of an envelope that are its tag.
+pub(super) const TAG_BITS: u64 = (1 << 30) - 1;
+
+pub(super) const fn tag_of(envelope: u64) -> i32 {
+    (envelope & TAG_BITS) as i32
 }
 
 const fn context_of(envelope: u64) -> u32 {
@@ -105,6 +111,10 @@ pub(super) enum Head {
     Watched,
     /// A receive is posted for it.
     Taken,
+    /// A thread looks for it.
+    Sought,
+    /// A thread has looked for it: the next poll has the transport tell.
+    Resting,
 }
 
 // SAFETY: the pieces name memory of the slot itself, or the program's that the operation was lent.
@@ -175,6 +185,9 @@ impl Net {
         if let Some(why) = &self.lost[to as usize] {
             let error = Fail::new(Class::ProcFailed, why);
             return self.finish(done, Finished::failed(to, tag, error));
+        }
+        if !asks && self.send_now(to, envelope(WHOLE, context, tag), &data) {
+            return self.finish(done, Finished::sent());
         }
         if asks || data.len() > EAGER_BYTES {
             let words = [self.park(to, data, done), 0];
@@ -265,6 +278,13 @@ impl Net {
         );
     }
 
+    /// Sends a short message at once, if nothing stands in the way.
+    pub(super) fn send_now(&mut self, to: u32, envelope: u64, data: &Source) -> bool {
+        let Some(via) = self.via[to as usize] else { return false };
+        // SAFETY: the memory is the program's, which has lent it to this send, or the copy's. Test: `messages`.
+        unsafe { self.ends[via].send_short(Channel { peer: to, index: HEADS }, envelope, data.piece()) }
+    }
+
     pub(super) fn watch(&mut self, peer: u32) {
         if let Some(via) = self.via[peer as usize] {
             // A peer that is lost says so itself.
@@ -281,6 +301,9 @@ impl Net {
     /// Advances everything. Whether anything moved.
     pub fn poll(&mut self) -> bool {
         let mut moved = false;
+        while let Some(peer) = self.resting.pop() {
+            self.watch(peer);
+        }
         for at in 0..self.ends.len() {
             let mut events = std::mem::take(&mut self.events);
             moved |= self.ends[at].poll(&mut events);
@@ -318,7 +341,30 @@ impl Net {
         }
         let place = recv.as_ref().filter(|recv| bytes <= recv.sink.room()).and_then(|recv| recv.sink.flat());
         self.heads[from as usize] = Head::Taken;
+        if bytes <= SHORT_BYTES {
+            let mut kept = if place.is_none() { vec![0; bytes] } else { Vec::new() };
+            let to = place.unwrap_or(kept.as_mut_ptr());
+            if self.take_now(from, Fits { tag: bits, mask: u64::MAX, room: bytes }, to).is_some() {
+                self.took(from, bits, recv, bytes, kept);
+                return self.watch(from);
+            }
+        }
         self.post_recv(from, HEADS, bits, Op::Head { from, envelope: bits, recv, bytes }, place, bytes);
+    }
+
+    /// Takes a message that is there; its length.
+    fn take_now(&mut self, from: u32, fits: Fits, to: *mut u8) -> Option<usize> {
+        match self.look(from, fits, to) {
+            Short::Taken { len, .. } => Some(len),
+            Short::NotYet | Short::Other => None,
+        }
+    }
+
+    /// Takes a head that is there and fits.
+    pub(super) fn look(&mut self, from: u32, fits: Fits, to: *mut u8) -> Short {
+        let Some(via) = self.via[from as usize] else { return Short::Other };
+        // SAFETY: the callers have so much room at `to`: a receive's, which the program has lent, or their own. Test: `messages`.
+        unsafe { self.ends[via].take_short(Channel { peer: from, index: HEADS }, fits, to) }
     }
 
     pub(super) fn slot(&mut self, op: Op) -> u32 {

@@ -1,0 +1,309 @@
+//! The sending end of a ring; the rules are those of the [`ring`](super::ring) module.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::copier::Copier;
+use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
+use super::rendezvous::Rts;
+use super::ring::{
+    ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED,
+    CELLS_OFFSET, Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SKIP, WITHDRAWN,
+};
+use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
+use crate::sys::{lines, map::Mapping};
+
+/// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
+const WORTHWHILE_BYTES: usize = 4096;
+
+/// Longest message whose successor's place is [claimed](Producer::claim_next).
+const CLAIM_MAX_BYTES: usize = 4096;
+
+/// Longest piece that is [handed on](crate::sys::lines::hand_on) to the cache that processors share.
+const HANDED_ON_MAX_BYTES: usize = 512;
+
+/// Destination of the next piece.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// First byte.
+    pub(crate) ptr: *mut u8,
+    /// Bytes of the message to put there.
+    pub(crate) len: usize,
+    skip: bool,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    control: *mut u8,
+    ring: *mut u8,
+    ring_bytes: usize,
+    piece_bytes: usize,
+    /// Next cell.
+    cell: u32,
+    pub(super) produced: u64,
+    /// As last seen.
+    pub(super) freed: u64,
+    position: usize,
+    bytes_produced: u64,
+    bytes_freed: u64,
+    /// Length of the latest message, if the place of one as long is to be [claimed](Self::claim_next).
+    claimable: usize,
+    map: Arc<Mapping>,
+    /// Offset of the ring in the mapping, until its pages are allocated.
+    unbacked: Option<usize>,
+    /// Offset in the mapping of the word by which the receiver says that it reads this process's memory.
+    can_get: Option<usize>,
+}
+
+// SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
+unsafe impl Send for Producer {}
+
+impl Producer {
+    /// The producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
+    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_bytes: usize, piece_bytes: usize) -> Self {
+        assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
+        map.atomic::<AtomicU32>(offset + RING_SIZE)
+            .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
+        Self {
+            control: map.bytes(offset, CONTROL_BYTES),
+            ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
+            ring_bytes,
+            // Half a ring at most, so that one piece can be filled while another is eaten.
+            piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
+            cell: 0,
+            produced: 0,
+            freed: 0,
+            position: 0,
+            bytes_produced: 0,
+            bytes_freed: 0,
+            claimable: 0,
+            map,
+            unbacked: Some(offset + CONTROL_BYTES),
+            can_get: None,
+        }
+    }
+
+    /// Messages go by rendezvous as soon as the word at `can_get` says that the receiver can read them.
+    pub(crate) fn with_rendezvous(mut self, can_get: usize) -> Self {
+        self.can_get = Some(can_get);
+        self
+    }
+
+    /// Whether the receiver reads this process's memory.
+    #[inline]
+    pub(crate) fn may_rendezvous(&self) -> bool {
+        self.can_get.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == CAN_GET)
+    }
+
+    /// Whether there is a free cell.
+    fn has_cell(&mut self) -> Result<bool, Corrupt> {
+        if self.produced - self.freed >= u64::from(CELLS) {
+            self.freed()?;
+        }
+        Ok(self.produced - self.freed < u64::from(CELLS))
+    }
+
+    /// Number of cells that the receiver has freed.
+    pub(crate) fn freed(&mut self) -> Result<u64, Corrupt> {
+        self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
+        Ok(self.freed)
+    }
+
+    /// Sends a rendezvous request for a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
+    pub(crate) fn request(&mut self, tag: u64, total: u64, rts: &Rts) -> Result<Option<u64>, Corrupt> {
+        if !self.has_cell()? {
+            return Ok(None);
+        }
+        self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+        self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+        let words = rts.words();
+        for (i, word) in words.iter().enumerate() {
+            self.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
+        }
+        self.publish_cell(RTS | (8 * words.len()) as u32);
+        Ok(Some(self.produced))
+    }
+
+    /// Whether the receiver wants the message through the ring that the request with this mark, which it has freed, stood
+    /// for.
+    pub(crate) fn is_declined(&self, mark: u64) -> bool {
+        self.control_word(DECLINED).load(Ordering::Relaxed) == mark
+    }
+
+    /// Takes back all pending requests: see the `rendezvous` module.
+    pub(crate) fn withdraw(&self) {
+        self.control_word(WITHDRAWN).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
+    #[inline]
+    pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
+        if !self.has_cell()? {
+            return Ok(None);
+        }
+        if remaining <= INLINE_BYTES {
+            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
+            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
+            return Ok(Some(Space { ptr, len: remaining, skip: false }));
+        }
+        self.reserve_ring(remaining)
+    }
+
+    fn reserve_ring(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
+        let wanted = remaining.min(self.piece_bytes);
+        let contiguous = self.ring_bytes - self.position;
+        let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
+        let len = if skip { wanted } else { wanted.min(contiguous) };
+        // A last piece of up to INLINE_BYTES would be taken for an inline one: `contiguous` is a multiple of ALIGN,
+        // which is more, and `remaining` is more as well.
+        let needed = len.next_multiple_of(ALIGN) + if skip { contiguous } else { 0 };
+        if self.ring_free() < needed {
+            self.bytes_freed = self.refresh(BYTES_FREED, self.bytes_freed, self.bytes_produced)?;
+            if self.ring_free() < needed {
+                return Ok(None);
+            }
+        }
+        if let Some(offset) = self.unbacked.take() {
+            // A channel of small messages never gets here. Page by page on first touch would cost half a microsecond
+            // for each page, in the first messages.
+            self.map.populate(offset, self.ring_bytes);
+        }
+        let at = if skip { 0 } else { self.position };
+        // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
+        // `contiguous`.
+        Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
+    }
+
+    /// Sends a message that fits into one piece, if there is room.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes.
+    #[inline]
+    pub(crate) unsafe fn put_whole(
+        &mut self,
+        tag: u64,
+        from: *const u8,
+        len: usize,
+        copier: &mut Copier,
+    ) -> Result<bool, Corrupt> {
+        if len > self.piece_bytes {
+            return Ok(false);
+        }
+        let Some(space) = self.reserve(len)? else { return Ok(false) };
+        if space.len < len {
+            // The end of the ring cuts it.
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise; the space is writable for as much. Test: `short_messages` of the conformance suite.
+        unsafe {
+            if len > INLINE_BYTES {
+                copier.copy(from, space.ptr, len);
+                if len <= HANDED_ON_MAX_BYTES {
+                    lines::hand_on(space.ptr, len);
+                }
+                self.claimable = if len <= CLAIM_MAX_BYTES { len } else { 0 };
+            } else if len > 0 {
+                put_inline(from, space.ptr, len);
+            }
+        }
+        self.publish(&space, Some((tag, len as u64)));
+        Ok(true)
+    }
+
+    /// Publishes the piece that was put into `space`, the latest one reserved. `first` carries tag and total length
+    /// with a message's first piece.
+    pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
+        let mut length = u32::try_from(space.len).expect("bounded by the ring");
+        if let Some((tag, total)) = first {
+            self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+            self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+        }
+        if space.len > INLINE_BYTES {
+            let mut used = space.len.next_multiple_of(ALIGN);
+            if space.skip {
+                used += self.ring_bytes - self.position;
+                self.position = 0;
+                length |= SKIP;
+            }
+            self.position += space.len.next_multiple_of(ALIGN);
+            if self.position >= self.ring_bytes {
+                self.position = 0;
+            }
+            self.bytes_produced += used as u64;
+        }
+        self.publish_cell(length);
+    }
+
+    fn publish_cell(&mut self, length: u32) {
+        self.produced += 1;
+        // Rule 1: the stamp is the count of cells up to and including this one.
+        let word = self.produced << 32 | u64::from(length);
+        self.cell_word(0).store(word, Ordering::Release);
+        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
+    }
+
+    /// Has the lines brought to this processor into which a message as long as the latest one would be copied: something to do while
+    /// its answer is awaited.
+    #[inline]
+    pub(crate) fn claim_next(&mut self) {
+        let total = std::mem::take(&mut self.claimable);
+        let len = total.min(self.ring_bytes - self.position);
+        if total > 0 && self.ring_free() >= len {
+            lines::claim(self.ring.wrapping_add(self.position), len);
+        }
+    }
+
+    fn ring_free(&self) -> usize {
+        // Both are within `ring_bytes` of each other: `refresh` checks it.
+        self.ring_bytes - (self.bytes_produced - self.bytes_freed) as usize
+    }
+
+    /// Loads one of the consumer's counters, which must lie between what it was and what was produced.
+    fn refresh(&self, offset: usize, seen: u64, produced: u64) -> Result<u64, Corrupt> {
+        let freed = self.control_word(offset).load(Ordering::Acquire);
+        if freed < seen || freed > produced {
+            return Err(Corrupt(format!("the receiver freed {freed} of {produced}, after {seen}")));
+        }
+        Ok(freed)
+    }
+
+    fn control_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
+        // these words as atomics only.
+        unsafe { AtomicU64::at(self.control.add(offset)) }
+    }
+
+    fn cell_base(&self) -> *mut u8 {
+        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
+        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
+    }
+
+    fn cell_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
+        // both sides.
+        unsafe { AtomicU64::at(self.cell_base().add(offset)) }
+    }
+}
+
+/// Copies into a cell. The line of the stamp comes last: a receiver that looks for the stamp takes that line away as soon as it changes, and
+/// it would have to come back for the rest.
+///
+/// # Safety
+/// `from` is readable and `to`, the inline part of a cell, writable for `len` bytes.
+#[inline]
+unsafe fn put_inline(from: *const u8, to: *mut u8, len: usize) {
+    const FIRST_LINE: usize = CELL_BYTES / 2 - CELL_INLINE;
+    let first = len.min(FIRST_LINE);
+    // SAFETY: the caller's promise; both parts lie within `len`. Test: `short_messages` of the conformance suite.
+    unsafe {
+        if len > FIRST_LINE {
+            ptr::copy_nonoverlapping(from.add(FIRST_LINE), to.add(FIRST_LINE), len - FIRST_LINE);
+            lines::hand_on(to.add(FIRST_LINE), len - FIRST_LINE);
+            compiler_fence(Ordering::Release);
+        }
+        ptr::copy_nonoverlapping(from, to, first);
+    }
+}
