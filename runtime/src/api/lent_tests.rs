@@ -133,6 +133,17 @@ fn a_panic_at_the_end_of_a_scope() {
     }
 }
 
+/// Rank 1 may read the contribution while rank 0 panics.
+fn all_to_all(comm: &Communicator, buffer: &mut [u32]) -> Result<()> {
+    let input = vec![1; buffer.len()];
+    comm.all_to_all(&input, buffer)
+}
+
+#[test]
+fn a_panic_while_buffers_are_read_in_place() {
+    nobody_writes_after("in place", &config(TransportKind::Shm, None), Memory::Private, all_to_all);
+}
+
 #[test]
 fn a_panic_in_an_exchange() {
     nobody_writes_after("exchange", &config(TransportKind::Shm, None), Memory::Private, all_reduce);

@@ -116,6 +116,7 @@ impl Core {
         self.engine.abort(cause);
         if let Some(exchange) = &mut self.exchange {
             exchange.settle();
+            exchange.compiled.withdraw();
         }
     }
 }

@@ -32,6 +32,11 @@ pub(super) unsafe fn run_exchange<'a>(
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let mut visit =
         Visit { call, cursor: exchange.compiled.enter(call, combine, begun.tag), has_just_looked: true };
+    if visit.cursor.may_lend() {
+        // All of it inside what takes the buffers back after a panic.
+        visit.has_just_looked = false;
+        return watched(shared, core, visit, begun.waited(call), limit);
+    }
     let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
     loop {
         match visit.advance(&mut core) {

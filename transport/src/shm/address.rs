@@ -5,7 +5,7 @@ use super::host::{Host, NAME_BYTES};
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
 /// Layout of the blob, of the greetings and of the shared memory: they change together.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 /// magic, version, boot, namespace, uid, pid, name, cookie, beacon, whether it is registered
 const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8 + 1;
 

@@ -1,7 +1,8 @@
 //! Memory shared by all ranks of a host: doorbells, the abort word, and the areas of exchanges.
 //!
 //! ```text
-//! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange
+//! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange;
+//!                 whether places have been taken back (see `places`)
 //! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
 //! areas           [`AREAS`] of them, each with
 //!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
@@ -25,7 +26,7 @@ use std::sync::atomic::Ordering;
 use super::address::VERSION;
 use super::buffers::Buffers;
 use crate::endpoint::ParkBy;
-use crate::sys::atomic::{AtomicU32, AtomicU64};
+use crate::sys::atomic::{AtomicU32, AtomicU64, fence};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
@@ -58,6 +59,7 @@ const MEMBERS_AT: usize = 4;
 const ABORT_AT: usize = LINE;
 const BELL_AT: usize = 2 * LINE;
 const SLEEPERS_AT: usize = 3 * LINE;
+const WITHDRAWN_AT: usize = 4 * LINE;
 const DESKS_AT: usize = PAGE;
 const DESK_BYTES: usize = 2 * LINE;
 const AWAKE: u32 = 0;
@@ -128,6 +130,18 @@ impl Arena {
     /// The abort word; 0 = no abort.
     pub(crate) fn abort_word(&self) -> &AtomicU32 {
         self.word(ABORT_AT)
+    }
+
+    /// Says that a member takes its memory back, before it does.
+    pub(crate) fn withdraw(&self) {
+        self.word(WITHDRAWN_AT).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a member has said so before what was read so far was read.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.word(WITHDRAWN_AT).load(Ordering::SeqCst) != 0
     }
 
     /// Wakes those asleep in the compiled exchange that wait for a member, if there are any. A light fence is inside.

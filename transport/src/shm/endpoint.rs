@@ -16,6 +16,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -54,7 +55,7 @@ pub struct ShmEndpoint {
     /// Target of the identity's `beacon`.
     _beacon: Beacon,
     /// Location of huge pages, if a caller needs it.
-    pub(super) pages: Option<Pages>,
+    pub(super) pages: Option<Arc<Pages>>,
     /// The process whose memory was tried to read last, and why it cannot be.
     pub(super) probed: Option<(u32, Result<(), String>)>,
     blob: Vec<u8>,

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -81,7 +82,7 @@ impl ShmEndpoint {
         let budget = Budget::new(&options, channels_max, world_size as usize - 1);
         let caps = caps(&options, channels_max, &budget);
         let newcomers = PendingConnections::new(listener, uid);
-        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
+        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten().map(Arc::new);
         let mut endpoint = Self::assemble(
             rank,
             world_size,

@@ -13,14 +13,13 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
-#[cfg(all(test, kolo_model = "transport"))]
-use super::arena::Arena;
-use super::arena::{FLAT_MAX, bell_bit};
+use super::arena::{Arena, FLAT_MAX, bell_bit};
 use super::board::Board;
 use super::copier::Copier;
 #[cfg(all(test, kolo_model = "transport"))]
 use super::copier::Stores;
 use super::endpoint::ShmEndpoint;
+use super::places::Places;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::AtomicU32;
@@ -139,6 +138,8 @@ pub struct Exchange {
     /// The bell's value when the owner said that it would sleep.
     armed_at: Option<u32>,
     copier: Copier,
+    /// Of buffers that members read in place.
+    pub(super) places: Places,
 }
 
 impl ShmEndpoint {
@@ -160,6 +161,7 @@ impl ShmEndpoint {
             len: 0,
             armed_at: None,
             copier: Copier::new(self.stores),
+            places: Places::of(self),
         })
     }
 }
@@ -177,6 +179,7 @@ impl Exchange {
             len: 0,
             armed_at: None,
             copier: Copier::new(Stores::Ordinary),
+            places: Places::default(),
         }
     }
 }
@@ -192,6 +195,10 @@ impl Exchange {
     #[must_use]
     pub fn member(&self) -> usize {
         self.rounds.member()
+    }
+
+    pub(super) fn arena(&self) -> &Arena {
+        self.rounds.arena()
     }
 
     /// Ranks of the members, ascending.

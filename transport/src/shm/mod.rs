@@ -11,12 +11,13 @@
 //! | `copier`, `copy` | copies into memory that others read, and past the caches |
 //! | `segment`, `ring`, `producer` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
+//! | `places` | callers' buffers, read in place by the members of an exchange |
 //! | `sharing` | memory of the program, which all members map |
 //! | `rounds`, `buffers` | rounds of an area: what each member publishes, when it may do so, and where |
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
-//! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
+//! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `places`, `rounds`,
+//! `exchange`, `sharing`, `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
 //! # How an owner waits
@@ -61,6 +62,7 @@ mod options;
 mod pages;
 mod peer;
 mod pending;
+mod places;
 mod producer;
 mod progress;
 mod recv_lane;

@@ -3,6 +3,7 @@
 use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{FLAT_LONG, copy_streaming};
 
+use super::places::InPlace;
 use super::two_shot::Shots;
 use crate::call::{Call, Counts};
 use crate::reduce::{Combine, combine_nothing};
@@ -32,6 +33,8 @@ pub(crate) struct ExchangeCursor {
     part: (usize, usize),
     /// Whether results are written past the caches.
     pub(super) streams: bool,
+    /// Of a call that may read the others' buffers in place.
+    pub(super) in_place: InPlace,
 }
 
 impl ExchangeCursor {
@@ -62,6 +65,7 @@ impl ExchangeCursor {
             exchanges,
             part,
             streams: false,
+            in_place: InPlace::default(),
         }
     }
 
@@ -75,10 +79,16 @@ impl ExchangeCursor {
         self.turn
     }
 
-    /// Number of exchanges so far.
+    /// Whether others may read this rank's buffers themselves.
+    #[inline(always)]
+    pub(crate) fn may_lend(&self) -> bool {
+        self.in_place.is_possible()
+    }
+
+    /// Number of exchanges so far, and of turns in which it read in place.
     #[inline]
     pub(crate) fn position(&self) -> usize {
-        self.exchange
+        self.exchange + self.in_place.turns
     }
 
     /// Goes on to the next exchange; tells whether there is none.

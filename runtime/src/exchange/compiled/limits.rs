@@ -97,7 +97,10 @@ impl CompiledExchange {
             let is_long =
                 matches!(collective, Collective::Broadcast | Collective::AllGather | Collective::AllToAll);
             let block = STAGED_FROM / blocks(collective, self.members).max(1);
-            is_long && (3..=STAGED_MEMBERS_MAX).contains(&self.members) && takes_stages(collective, block)
+            is_long
+                && !self.may_read_in_place(collective, block)
+                && (3..=STAGED_MEMBERS_MAX).contains(&self.members)
+                && takes_stages(collective, block)
         })
     }
 
@@ -126,6 +129,11 @@ impl CompiledExchange {
     /// Description of this path for a call that it serves.
     pub(crate) fn describe(&self, call: &Call) -> String {
         let given = blocks(call.collective, self.members) * block(call);
+        let in_place = if self.may_read_in_place(call.collective, block(call)) {
+            ", read in place where all ranks' lie in huge pages and that shows to be quicker, or"
+        } else {
+            ""
+        };
         let exchanges = match exchanges(call, self.members) {
             1 => "one exchange".to_owned(),
             several => format!("{several} exchanges"),
@@ -134,7 +142,7 @@ impl CompiledExchange {
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
         format!(
-            "exchange: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_EXCHANGE_BYTES)"
+            "exchange: {given} bytes per rank{in_place} in {exchanges} over shared memory ({limit}; KOLO_EXCHANGE_BYTES)"
         )
     }
 

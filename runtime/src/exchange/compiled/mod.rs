@@ -7,8 +7,10 @@
 //! of the canonical order, so all ranks get the same bits.
 
 mod cursor;
+mod judge;
 mod limits;
 mod payload;
+mod places;
 mod two_shot;
 
 use std::cell::RefCell;
@@ -21,7 +23,9 @@ use kolo_transport::shm::{Board, Exchange, Payload, Slot};
 use kolo_transport::{Needs, StageMismatch};
 
 pub(crate) use cursor::ExchangeCursor;
+use judge::Way;
 use limits::Served;
+use places::{Outcome, Places, Stand};
 
 use crate::call::{Call, Forced};
 use crate::reduce::Combine;
@@ -53,6 +57,7 @@ pub(crate) struct CompiledExchange {
     turnstile: Arc<Turnstile>,
     /// For the canonical tree: its partial results.
     scratch: RefCell<Vec<u8>>,
+    places: Places,
 }
 
 /// Progress of the current exchange.
@@ -91,6 +96,7 @@ impl CompiledExchange {
             turns_over: 0,
             turnstile: Arc::default(),
             scratch: RefCell::default(),
+            places: Places::default(),
         };
         exchange.staged = exchange.staged(takes_stages);
         exchange.served = exchange.served();
@@ -103,6 +109,9 @@ impl CompiledExchange {
         let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
         cursor.turn = self.take_turn();
         cursor.streams = self.streams(call, cursor.block);
+        if self.may_read_in_place(call.collective, cursor.block) {
+            cursor.in_place.stand = Stand::Fresh;
+        }
         cursor
     }
 
@@ -170,6 +179,17 @@ impl CompiledExchange {
         if !self.has_turn(cursor.turn) {
             return Ok(false);
         }
+        if cursor.in_place.is_possible() {
+            // SAFETY: handed on.
+            match unsafe { self.advance_in_place(call, cursor)? } {
+                Outcome::Waits => return Ok(false),
+                Outcome::Over => {
+                    self.end_turn();
+                    return Ok(true);
+                }
+                Outcome::Declined => {}
+            }
+        }
         if !matches!(self.step, Step::Published) {
             let own = self.contribution(call);
             let given = if own.is_some() { cursor.published() } else { 0 };
@@ -177,6 +197,7 @@ impl CompiledExchange {
                 self.step = Step::Queued(given);
                 return Ok(false);
             }
+            let begun = cursor.in_place.watch.start();
             // SAFETY: handed on.
             unsafe {
                 match (cursor.shots, own) {
@@ -187,11 +208,13 @@ impl CompiledExchange {
                     }
                 }
             }
+            cursor.in_place.watch.stop(begun);
             self.step = Step::Published;
         }
         if !self.flat.poll()? {
             return Ok(false);
         }
+        let begun = cursor.in_place.watch.start();
         // SAFETY: handed on; all that is needed has been published.
         unsafe {
             match cursor.shots {
@@ -199,9 +222,13 @@ impl CompiledExchange {
                 None => self.take(call, cursor),
             }
         }
+        cursor.in_place.watch.stop(begun);
         self.end_exchange();
         let is_over = cursor.is_over_after_this();
         if is_over {
+            if cursor.in_place.stand == Stand::InParts {
+                self.note(call, cursor, Way::InParts);
+            }
             self.end_turn();
         }
         Ok(is_over)
@@ -219,6 +246,11 @@ impl CompiledExchange {
     /// The words that the ranks of the host show each other outside of exchanges.
     pub(crate) fn board(&self) -> &Board {
         self.flat.board()
+    }
+
+    /// Whether this rank has published the exchange at hand.
+    fn is_published(&self) -> bool {
+        matches!(self.step, Step::Published)
     }
 
     /// Whether an exchange is under way.

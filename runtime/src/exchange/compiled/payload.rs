@@ -101,6 +101,22 @@ impl CompiledExchange {
     /// As [`Self::publish`], and the output is as long as the collective defines.
     #[inline]
     pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
+        // SAFETY: handed on.
+        unsafe { self.keep_bytes(call, cursor, own, cursor.part()) }
+    }
+
+    /// The same for `len` bytes from `at` on.
+    ///
+    /// # Safety
+    /// As [`Self::keep`]; they are inside the block.
+    #[inline]
+    pub(super) unsafe fn keep_bytes(
+        &self,
+        call: &Call,
+        cursor: &ExchangeCursor,
+        own: Option<*const u8>,
+        (at, len): (usize, usize),
+    ) {
         let (rank, root) = (self.rank, call.root as usize);
         // Which block of its contribution, and of the output.
         let (from, to) = match call.collective {
@@ -113,7 +129,7 @@ impl CompiledExchange {
             _ => return,
         };
         let Some(own) = own else { return };
-        let ((at, len), block) = (cursor.part(), cursor.block);
+        let block = cursor.block;
         // SAFETY: inside both, by the shape of the call; input and output are the same memory or do not overlap.
         unsafe {
             let (from, to) = (own.add(from * block + at), call.output.add(to * block + at));

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, Slot};
+use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use crate::wait_word_for;
 use crate::{Needs, StageMismatch};
 
@@ -259,4 +259,55 @@ fn there_is_one_flat_per_endpoint() {
     let mut world = world(1);
     assert!(world[0].exchange().is_some());
     assert!(world[0].exchange().is_none());
+}
+
+/// Two members that read pages of any size in place, and their exchanges.
+fn readers() -> (Vec<ShmEndpoint>, Vec<Exchange>) {
+    let options = ShmOptions { single_copy: SingleCopy::From(1), ..ShmOptions::default() };
+    let mut world = world_with(2, &options);
+    let flats = world.iter_mut().map(|e| e.exchange().expect("all on one host")).collect();
+    (world, flats)
+}
+
+/// Reads a member's memory in place.
+fn fetched(flat: &Exchange, member: usize, place: u64, offset: usize, len: usize) -> Option<Vec<u8>> {
+    let mut target = vec![0; len];
+    // SAFETY: the target is as long.
+    unsafe { flat.fetch(member, place, offset, target.as_mut_ptr(), len) }.then_some(target)
+}
+
+#[test]
+fn members_read_each_other_in_place() {
+    let (world, flats) = readers();
+    let source = pattern(3, 100_000);
+    let Some(place) = flats[1].place(source.as_ptr(), source.len()) else {
+        // The kernel does not permit it.
+        return;
+    };
+    assert_eq!(fetched(&flats[0], 1, place, 0, 100_000).as_deref(), Some(&source[..]));
+    assert_eq!(fetched(&flats[0], 1, place, 70_000, 30_000).as_deref(), Some(&source[70_000..]));
+    assert_eq!(fetched(&flats[0], 1, 8, 0, 100), None, "no memory there");
+    assert_eq!(fetched(&flats[0], 0, place, 0, 100), None, "its own");
+    assert_eq!(fetched(&flats[0], 2, place, 0, 100), None, "no member");
+    // The beacon goes with the endpoint.
+    drop(world);
+    assert_eq!(fetched(&flats[0], 1, place, 0, 100), None, "it is gone");
+}
+
+#[test]
+fn memory_that_was_taken_back_is_not_read() {
+    let (_world, flats) = readers();
+    let source = pattern(3, 1000);
+    let Some(place) = flats[1].place(source.as_ptr(), source.len()) else { return };
+    flats[1].withdraw();
+    assert_eq!(fetched(&flats[0], 1, place, 0, 1000), None);
+}
+
+#[test]
+fn there_are_no_places_without_single_copy() {
+    let options = ShmOptions { single_copy: SingleCopy::Never, ..ShmOptions::default() };
+    let mut world = world_with(2, &options);
+    let flat = world[0].exchange().expect("all on one host");
+    let source = pattern(3, 1000);
+    assert_eq!(flat.place(source.as_ptr(), source.len()), None);
 }

@@ -1,0 +1,232 @@
+//! Which way to copy is quicker: each rank judges by the processor time of its own copies.
+//!
+//! The answer depends on the machine and on the program. A buffer that its owner has not written since the last call is read from
+//! caches at full speed; one that was just written lies in the owner's caches, and the kernel reads it there at a third of the speed
+//! where processors are far apart. So a rank times some calls of each way, takes the cheaper way, and tries the other now and then. When
+//! to ask and when to try follows from the number of calls and from answers that all ranks have heard, so all ranks do it alike; only the
+//! answers are each rank's own.
+
+use std::time::Duration;
+
+use kolo_collectives::plan::Collective;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::places::PLACES_MIN;
+
+/// Lengths that are judged together: powers of two from [`PLACES_MIN`] on.
+const CLASSES: usize = 16;
+
+/// So many calls are a round of trials, at first and later.
+const ROUNDS: [u32; 2] = [16, 512];
+
+/// Calls with rounds of the first length.
+const EARLY: u32 = 64;
+
+/// One call in so many is timed, beside those that are tried: the clock takes a third of a microsecond.
+const TIMED: u32 = 8;
+
+/// Reading in place is given up where it takes so many times as long, and taken up again where it takes less than parts do.
+const WORTH: f32 = 1.1;
+
+/// Cost of asking: an exchange, and the look at the pages.
+const ASKING: Duration = Duration::from_nanos(1500);
+
+/// The ways that a call can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    InPlace,
+    InParts,
+}
+
+/// A rank's opinion of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opinion {
+    /// Whether the ranks ask each other. The same on all ranks.
+    pub(super) asks: bool,
+    /// Whether this rank is for reading in place.
+    pub(super) is_for_it: bool,
+    /// Whether the call's copies are timed.
+    pub(super) is_timed: bool,
+}
+
+/// Verdicts by collective and length.
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    classes: [[Class; CLASSES]; 2],
+}
+
+impl Judge {
+    /// Opinion of the next call.
+    pub(super) fn consider(&mut self, collective: Collective, block: usize) -> Opinion {
+        self.class(collective, block).consider()
+    }
+
+    /// The ranks have answered: all with a place, or not.
+    pub(super) fn heard(&mut self, collective: Collective, block: usize, all: bool) {
+        self.class(collective, block).heard(all);
+    }
+
+    /// The copies of a call took so long.
+    pub(super) fn took(&mut self, collective: Collective, block: usize, way: Way, spent: Duration) {
+        let spent = if way == Way::InPlace { spent + ASKING } else { spent };
+        self.class(collective, block).took(way, spent.as_secs_f32() / block as f32);
+    }
+
+    fn class(&mut self, collective: Collective, block: usize) -> &mut Class {
+        let class = (block / PLACES_MIN).max(1).ilog2() as usize;
+        &mut self.classes[usize::from(collective == Collective::AllToAll)][class.min(CLASSES - 1)]
+    }
+}
+
+/// Calls of about the same length.
+#[derive(Debug)]
+struct Class {
+    calls: u32,
+    /// Whether a rank has declined, though nobody had to try. The same on all ranks.
+    is_declined: bool,
+    /// Whether this rank is for reading in place.
+    is_for_it: bool,
+    /// The last two times of each way, per byte: of a call that was disturbed, the other one tells.
+    took: [[f32; 2]; 2],
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Self { calls: 0, is_declined: false, is_for_it: true, took: [[f32::INFINITY; 2]; 2] }
+    }
+}
+
+impl Class {
+    fn consider(&mut self) -> Opinion {
+        let turn = self.calls;
+        self.calls = self.calls.wrapping_add(1);
+        let round = ROUNDS[usize::from(turn >= EARLY)];
+        let is_timed = turn.is_multiple_of(TIMED);
+        match turn % round {
+            // Parts are tried, and then places.
+            1 => Opinion { asks: false, is_for_it: false, is_timed: true },
+            2 => Opinion { asks: true, is_for_it: true, is_timed: true },
+            3 => Opinion { asks: true, is_for_it: self.is_for_it, is_timed: true },
+            _ => Opinion { asks: !self.is_declined, is_for_it: self.is_for_it, is_timed },
+        }
+    }
+
+    fn heard(&mut self, all: bool) {
+        self.is_declined = !all;
+    }
+
+    fn took(&mut self, way: Way, seconds: f32) {
+        let times = &mut self.took[way as usize];
+        *times = [times[1], seconds];
+        let [in_place, in_parts] = self.took.map(|[a, b]| a.min(b));
+        self.is_for_it = if self.is_for_it { in_place <= WORTH * in_parts } else { in_place < in_parts };
+    }
+}
+
+/// Processor time of the copies of a call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stopwatch {
+    spent: Option<Duration>,
+}
+
+impl Stopwatch {
+    /// One that runs, or not.
+    pub(super) fn new(is_timed: bool) -> Self {
+        Self { spent: is_timed.then_some(Duration::ZERO) }
+    }
+
+    /// The beginning of a copy.
+    pub(super) fn start(&self) -> Option<Duration> {
+        self.spent.map(|_| processor_time())
+    }
+
+    /// The end of a copy.
+    pub(super) fn stop(&mut self, begun: Option<Duration>) {
+        if let (Some(spent), Some(begun)) = (&mut self.spent, begun) {
+            *spent += processor_time().saturating_sub(begun);
+        }
+    }
+
+    /// Forgets what it has seen.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.spent.is_some());
+    }
+
+    /// The sum, if it ran.
+    pub(super) fn spent(&self) -> Option<Duration> {
+        self.spent
+    }
+}
+
+/// Of this thread: ranks that share processors take turns.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes calls of several ranks whose copies take so long each way, and says how many of them read in place.
+    fn make(ranks: &mut [Class], calls: u32, took: &[[f32; 2]]) -> u32 {
+        let mut in_place = 0;
+        for _ in 0..calls {
+            let opinions: Vec<Opinion> = ranks.iter_mut().map(Class::consider).collect();
+            assert!(opinions.iter().all(|o| o.asks == opinions[0].asks), "all ask or none does");
+            let all = opinions[0].asks && opinions.iter().all(|opinion| opinion.is_for_it);
+            in_place += u32::from(all);
+            for ((class, opinion), took) in ranks.iter_mut().zip(opinions).zip(took) {
+                if opinion.asks {
+                    class.heard(all);
+                }
+                if opinion.is_timed {
+                    let way = if all { Way::InPlace } else { Way::InParts };
+                    class.took(way, took[way as usize]);
+                }
+            }
+        }
+        in_place
+    }
+
+    fn classes() -> [Class; 2] {
+        [Class::default(), Class::default()]
+    }
+
+    #[test]
+    fn the_quicker_way_is_taken_but_for_trials() {
+        let mut ranks = classes();
+        assert_eq!(make(&mut ranks, EARLY, &[[1.0, 2.0]; 2]), EARLY - EARLY / ROUNDS[0]);
+        assert_eq!(make(&mut ranks, 512, &[[1.0, 2.0]; 2]), 511);
+        let mut ranks = classes();
+        assert!(make(&mut ranks, EARLY, &[[2.0, 1.0]; 2]) <= 2 * EARLY / ROUNDS[0], "tries");
+        assert!(make(&mut ranks, 1024, &[[2.0, 1.0]; 2]) <= 4, "tries");
+    }
+
+    #[test]
+    fn one_rank_that_loses_declines_for_all() {
+        let mut ranks = classes();
+        make(&mut ranks, EARLY, &[[1.0, 2.0], [2.0, 1.0]]);
+        assert!(make(&mut ranks, 512, &[[1.0, 2.0], [2.0, 1.0]]) <= 2, "tries");
+    }
+
+    #[test]
+    fn changes_are_noticed() {
+        let mut ranks = classes();
+        make(&mut ranks, 1000, &[[1.0, 2.0]; 2]);
+        // The program has begun to write its buffers.
+        assert!(make(&mut ranks, 1000, &[[4.0, 2.0]; 2]) < 4 * TIMED);
+        make(&mut ranks, 512, &[[1.0, 2.0]; 2]);
+        assert!(make(&mut ranks, 1000, &[[1.0, 2.0]; 2]) > 900);
+    }
+
+    #[test]
+    fn one_call_that_took_long_is_forgiven() {
+        let mut class = Class::default();
+        for took in [1.0, 1.0, 100.0] {
+            class.took(Way::InParts, 2.0);
+            class.took(Way::InPlace, took);
+        }
+        assert!(class.is_for_it);
+    }
+}

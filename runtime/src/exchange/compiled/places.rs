@@ -1,0 +1,275 @@
+//! Long calls that read the others' buffers in place: one copy of each byte where the exchange in parts makes two.
+//!
+//! # A call
+//! 1. **Asking.** One exchange, in which every rank says where its contribution lies, or that the others had better not read there: its pages
+//!    are small, it is in place, the kernel does not permit it, or the rank's own copies show that it does not pay. All see the same
+//!    answers, so all agree. If one declines, the call goes on in parts.
+//! 2. **Reading.** Every rank copies what it needs, some of it at each turn.
+//! 3. **End.** Another exchange: only then may contributions change. If a rank could not read, all hear of it there, go on in parts, and
+//!    ask no more.
+//!
+//! # Access
+//! 1. From the first exchange to the last the others' kernel reads the contribution, and nobody writes it: the call's owner has lent it, and this rank
+//!    writes to the output only, which lies apart (calls whose buffers are the same decline).
+//! 2. A call that fails takes the contribution back before it returns (`Core::abort`, [`CompiledExchange::withdraw`]), and so does one that panics
+//!    (`drive/lent.rs`, inside which all of such a call runs). Nothing that others read from then on counts.
+
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_transport::{Needs, StageMismatch};
+
+use super::CompiledExchange;
+use super::cursor::ExchangeCursor;
+use super::judge::{Judge, Stopwatch, Way};
+use crate::call::Call;
+
+/// Blocks from this length on are read in place where that shows to be quicker. Of 64 KiB, those that their owners have just written take
+/// 1.4 times as long. See docs/tuning.md, "Buffers read in place".
+pub(super) const PLACES_MIN: usize = 128 << 10;
+
+/// The same for all-gathers of three and four ranks: 128 KiB take 1.1 times as long. In those of more, so many ranks read the same pages that
+/// 4 MiB of 8 ranks take 1.2 times as long.
+const GATHERED_MIN: usize = 512 << 10;
+const GATHERED_MEMBERS_MAX: usize = 4;
+
+/// Most ranks for which all-to-alls were measured.
+const MEMBERS_MAX: usize = 8;
+
+/// Bytes that a rank reads before it looks whether the call is to be given up: 40 µs.
+const READ_BYTES: usize = 512 << 10;
+
+/// An answer that the others had better not read there.
+const NOWHERE: u64 = 0;
+
+/// Progress of a call that may read in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stand {
+    /// It does not.
+    #[default]
+    Never,
+    /// It has not had its turn.
+    Fresh,
+    /// This rank has this answer, and waits for the others'.
+    Asking { answer: u64, is_published: bool },
+    /// So many other ranks have been read, and so much of the next one.
+    Reading { others: usize, at: usize },
+    /// All is read, or something could not be.
+    Ending { has_read: bool },
+    /// It goes in parts, though it might have read in place.
+    InParts,
+}
+
+/// Memory of a call that may read in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InPlace {
+    pub(super) stand: Stand,
+    pub(super) watch: Stopwatch,
+    /// Number of turns in which something was read.
+    pub(super) turns: usize,
+}
+
+impl InPlace {
+    /// Whether the others may come to read this rank's contribution.
+    #[inline(always)]
+    pub(super) fn is_possible(&self) -> bool {
+        !matches!(self.stand, Stand::Never | Stand::InParts)
+    }
+}
+
+/// Result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It waits, or has more to read.
+    Waits,
+    /// The call is through.
+    Over,
+    /// The call goes on in parts.
+    Declined,
+}
+
+/// Verdicts on reading in place.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    judge: Judge,
+    /// Whether a rank could not read though all had said where.
+    has_failed: bool,
+    /// Places of the call at hand.
+    answers: [u64; MEMBERS_MAX],
+}
+
+impl CompiledExchange {
+    /// Whether calls with such blocks may read in place. The same on all ranks.
+    pub(super) fn may_read_in_place(&self, collective: Collective, block: usize) -> bool {
+        let (least, most) = match collective {
+            Collective::AllToAll => (PLACES_MIN, MEMBERS_MAX),
+            Collective::AllGather if self.members == 2 => (PLACES_MIN, 2),
+            Collective::AllGather => (GATHERED_MIN, GATHERED_MEMBERS_MAX),
+            _ => return false,
+        };
+        block >= least && (2..=most).contains(&self.members) && !self.has_gpus
+    }
+
+    /// Moves a call that may read in place on; it has the turn.
+    ///
+    /// # Safety
+    /// As [`CompiledExchange::advance`].
+    #[inline(never)]
+    pub(super) unsafe fn advance_in_place(
+        &mut self,
+        call: &Call,
+        cursor: &mut ExchangeCursor,
+    ) -> Result<Outcome, StageMismatch> {
+        loop {
+            match cursor.in_place.stand {
+                Stand::Never | Stand::InParts => return Ok(Outcome::Declined),
+                Stand::Fresh => self.consider(call, cursor),
+                Stand::Asking { answer, is_published } => {
+                    let all_there = self.exchange(cursor.tag, &answer.to_ne_bytes(), Needs::All)?;
+                    if !is_published && self.is_published() {
+                        cursor.in_place.stand = Stand::Asking { answer, is_published: true };
+                        if answer != NOWHERE {
+                            // SAFETY: handed on.
+                            unsafe { self.keep_in_place(call, cursor) };
+                        }
+                    }
+                    if !all_there {
+                        return Ok(Outcome::Waits);
+                    }
+                    self.hear_answers(call, cursor);
+                }
+                Stand::Reading { others, at } => {
+                    // SAFETY: handed on.
+                    cursor.in_place.stand = unsafe { self.read_some(call, cursor, others, at) };
+                    cursor.in_place.turns += 1;
+                    if matches!(cursor.in_place.stand, Stand::Reading { .. }) {
+                        return Ok(Outcome::Waits);
+                    }
+                }
+                Stand::Ending { has_read } => {
+                    if !self.exchange(cursor.tag, &[u8::from(has_read)], Needs::All)? {
+                        return Ok(Outcome::Waits);
+                    }
+                    return Ok(self.end_in_place(call, cursor));
+                }
+            }
+        }
+    }
+
+    /// Decides whether a call whose turn has come asks, which is the same on all ranks; and this rank's answer.
+    fn consider(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
+        let opinion = self.places.judge.consider(call.collective, cursor.block);
+        cursor.in_place.watch = Stopwatch::new(opinion.is_timed);
+        if !opinion.asks || self.places.has_failed {
+            cursor.in_place.stand = Stand::InParts;
+            return;
+        }
+        let blocks = if call.collective == Collective::AllToAll { self.members } else { 1 };
+        // In place, an all-to-all overwrites its contribution.
+        let lies_apart = call.collective != Collective::AllToAll || call.placement == Placement::OutOfPlace;
+        let own = self.contribution(call).filter(|_| lies_apart && opinion.is_for_it);
+        let place = own.and_then(|own| self.flat.place(own, blocks * cursor.block));
+        cursor.in_place.stand = Stand::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
+    }
+
+    /// Copies this rank's block for itself while the others come.
+    ///
+    /// # Safety
+    /// As [`CompiledExchange::advance`].
+    unsafe fn keep_in_place(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
+        let own = self.contribution(call);
+        let begun = cursor.in_place.watch.start();
+        // SAFETY: handed on.
+        unsafe { self.keep_bytes(call, cursor, own, (0, cursor.block)) };
+        cursor.in_place.watch.stop(begun);
+    }
+
+    fn answer_of(&self, member: usize) -> u64 {
+        let mut answer = [0; size_of::<u64>()];
+        self.heard(member).read(0, &mut answer);
+        u64::from_ne_bytes(answer)
+    }
+
+    fn hear_answers(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
+        let mut answers = [NOWHERE; MEMBERS_MAX];
+        for (member, answer) in answers.iter_mut().enumerate().take(self.members) {
+            *answer = self.answer_of(member);
+        }
+        self.end_exchange();
+        let all = !answers[..self.members].contains(&NOWHERE);
+        self.places.judge.heard(call.collective, cursor.block, all);
+        cursor.in_place.stand = if all { Stand::Reading { others: 0, at: 0 } } else { Stand::InParts };
+        if all {
+            self.places.answers = answers;
+        } else {
+            // A block that was kept is copied once more, part by part.
+            cursor.in_place.watch.reset();
+        }
+    }
+
+    /// Reads some of the other ranks' buffers.
+    ///
+    /// # Safety
+    /// As [`CompiledExchange::advance`]; all have answered.
+    unsafe fn read_some(
+        &self,
+        call: &Call,
+        cursor: &mut ExchangeCursor,
+        mut others: usize,
+        mut at: usize,
+    ) -> Stand {
+        let block = cursor.block;
+        let begun = cursor.in_place.watch.start();
+        let mut left = READ_BYTES;
+        let mut stand = None;
+        while stand.is_none() && left > 0 {
+            // Not all of the same rank at a time.
+            let member = (self.rank + 1 + others) % self.members;
+            let len = left.min(block - at);
+            let offset = if call.collective == Collective::AllToAll { self.rank * block } else { 0 };
+            // SAFETY: the output has a block for each member, and the caller lends it.
+            let has_read = unsafe {
+                let to = call.output.add(member * block + at);
+                self.flat.fetch(member, self.places.answers[member], offset + at, to, len)
+            };
+            (at, left) = (at + len, left - len);
+            if at == block {
+                (others, at) = (others + 1, 0);
+            }
+            if !has_read || others + 1 == self.members {
+                stand = Some(Stand::Ending { has_read });
+            }
+        }
+        cursor.in_place.watch.stop(begun);
+        stand.unwrap_or(Stand::Reading { others, at })
+    }
+
+    fn end_in_place(&mut self, call: &Call, cursor: &mut ExchangeCursor) -> Outcome {
+        let mut all_have = true;
+        for member in 0..self.members {
+            let mut has_read = [0];
+            self.heard(member).read(0, &mut has_read);
+            all_have &= has_read == [1];
+        }
+        self.end_exchange();
+        if all_have {
+            self.note(call, cursor, Way::InPlace);
+            return Outcome::Over;
+        }
+        self.places.has_failed = true;
+        cursor.in_place.stand = Stand::InParts;
+        cursor.in_place.watch.reset();
+        Outcome::Declined
+    }
+
+    /// Notes the time of the copies of a call that is over.
+    #[cold]
+    pub(super) fn note(&mut self, call: &Call, cursor: &ExchangeCursor, way: Way) {
+        if let Some(spent) = cursor.in_place.watch.spent() {
+            self.places.judge.took(call.collective, cursor.block, way, spent);
+        }
+    }
+
+    /// Takes back what others may be reading: what they read from now on does not count. For a communicator that is given up.
+    pub(crate) fn withdraw(&self) {
+        self.flat.withdraw();
+    }
+}

@@ -1,0 +1,82 @@
+//! Buffers of the callers' own, which the members of an exchange read in place: with one copy, made by the kernel.
+//!
+//! # Protocol
+//! A member publishes where its contribution lies ([`Exchange::place`]), and the others copy from there ([`Exchange::fetch`]). The exchange
+//! does not know about it: whoever publishes places sees to it that nobody's call is over before all have read.
+//!
+//! # Taking places back
+//! A member whose call fails lets go of its memory although others may be reading it. As with messages by rendezvous (see
+//! `rendezvous`, "Taking a request back") it first writes a word, then has a fence ([`Exchange::withdraw`]). A reader reads, has a fence,
+//! and looks at the word: if it is not set, every byte was read before the owner had its memory back. One word serves all
+//! members, since a call that fails is the end of the exchange on all of them.
+//!
+//! # Trust
+//! Places from others are handed to the kernel as addresses of the process that named them, and used in no other way.
+
+use std::sync::Arc;
+
+use super::endpoint::ShmEndpoint;
+use super::exchange::Exchange;
+use super::options::SingleCopy;
+use super::pages::Pages;
+use super::remote::{Far, Near, Remote};
+use crate::endpoint::Piece;
+
+/// A member's view of the others' memory.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// By member; this one has none of its own.
+    readers: Vec<Option<Remote>>,
+    /// Whether this member reads all others' memory.
+    reads_all: bool,
+    /// Location of huge pages; none if pages of all sizes are as good.
+    pages: Option<Arc<Pages>>,
+}
+
+impl Places {
+    /// Those of an endpoint that knows all members.
+    pub(super) fn of(endpoint: &ShmEndpoint) -> Self {
+        let mut readers = vec![None; endpoint.members.len()];
+        for peer in &endpoint.peers {
+            readers[peer.member as usize] = peer.remote;
+        }
+        let own = endpoint.member as usize;
+        let reads_all = readers.iter().enumerate().all(|(member, reader)| member == own || reader.is_some());
+        let is_any = matches!(endpoint.options.single_copy, SingleCopy::From(_));
+        Self { readers, reads_all, pages: if is_any { None } else { endpoint.pages.clone() } }
+    }
+}
+
+impl Exchange {
+    /// The place of `len` bytes of this member's memory, to be published for [`Exchange::fetch`]; none if the others had better not
+    /// read there, or this member cannot read theirs.
+    #[must_use]
+    pub fn place(&self, at: *const u8, len: usize) -> Option<u64> {
+        let piece = Piece { ptr: at.cast_mut(), len };
+        let is_worth_it = || self.places.pages.as_ref().is_none_or(|pages| pages.hold(&[piece], len));
+        // The address leaves the language here: the kernel will use it for another process.
+        (self.places.reads_all && is_worth_it()).then(|| at.expose_provenance() as u64)
+    }
+
+    /// Copies `len` bytes of a member's memory, from `offset` on beyond the place that it has published. False if they could not be read, or
+    /// do not count because a member has taken its memory back.
+    ///
+    /// # Safety
+    /// `to` is writable for as much, memory of this process's own that nobody else uses meanwhile.
+    #[must_use]
+    pub unsafe fn fetch(&self, member: usize, place: u64, offset: usize, to: *mut u8, len: usize) -> bool {
+        let Some(Some(remote)) = self.places.readers.get(member) else { return false };
+        let (mut near, mut far) = (Near::new(), Far::new());
+        near.push(to, len);
+        far.push(std::ptr::without_provenance_mut(place.wrapping_add(offset as u64) as usize), len);
+        // SAFETY: the caller's promise for `to`. Test: `members_read_each_other_in_place`.
+        let is_read = unsafe { remote.read(&mut near, &mut far) }.is_ok();
+        is_read && !self.arena().is_withdrawn()
+    }
+
+    /// Takes this member's places back: what others read from now on does not count, and neither does what they are reading. The exchange
+    /// is over for good.
+    pub fn withdraw(&self) {
+        self.arena().withdraw();
+    }
+}
