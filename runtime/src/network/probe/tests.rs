@@ -1,0 +1,173 @@
+//! Tests of measuring, on links in virtual time.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::*;
+
+/// A link in virtual time: each message brings the time at which it arrives.
+struct Line {
+    here: Duration,
+    to: HashMap<u32, Sender<(Duration, Vec<u8>)>>,
+    from: HashMap<u32, Receiver<(Duration, Vec<u8>)>>,
+    latency: Duration,
+    rate: f64,
+    /// Bytes that may be on their way, to each host, where that begins small and grows as a TCP connection's window does.
+    windows: Option<HashMap<u32, f64>>,
+    /// The part of every second exchange by which the process is late when it is over, as it has no processor. Its kernel has room for
+    /// what it sends.
+    late: f64,
+    is_second: bool,
+}
+
+impl Wire for Line {
+    type Error = String;
+    fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), String> {
+        let round_trip = 2.0 * self.latency.as_secs_f64();
+        let mut left = bytes.len() as f64;
+        let mut takes = 0.0;
+        while left > 0.0 {
+            let window = self.windows.as_mut().map(|all| all.entry(host).or_insert(14_480.0));
+            let burst = window.as_ref().map_or(left, |window| left.min(**window));
+            left -= burst;
+            let sends = burst / self.rate;
+            takes += if left > 0.0 { sends.max(round_trip) } else { sends };
+            if let Some(window) = window {
+                *window += burst;
+            }
+        }
+        self.here += Duration::from_secs_f64(takes);
+        self.to[&host].send((self.here + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
+    }
+    fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
+        let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
+        self.here = self.here.max(at);
+        assert_eq!(sent.len(), bytes.len());
+        bytes.copy_from_slice(&sent);
+        Ok(())
+    }
+    fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), String> {
+        let begun = self.here;
+        self.send(host, out)?;
+        let sent = std::mem::replace(&mut self.here, begun);
+        self.recv(host, inward)?;
+        if self.late == 0.0 {
+            self.here = self.here.max(sent);
+        } else if !self.is_second {
+            self.here += (self.here - begun).mul_f64(self.late);
+        }
+        self.is_second = !self.is_second;
+        Ok(())
+    }
+    fn now(&self) -> Duration {
+        self.here
+    }
+}
+
+fn lines(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> Vec<Line> {
+    let mut lines: Vec<Line> = (0..hosts)
+        .map(|host| Line {
+            here: Duration::ZERO,
+            to: HashMap::new(),
+            from: HashMap::new(),
+            latency,
+            rate: rate(host),
+            windows: None,
+            late: 0.0,
+            is_second: false,
+        })
+        .collect();
+    for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
+        let (sender, receiver) = channel();
+        lines[from as usize].to.insert(to, sender);
+        lines[to as usize].from.insert(from, receiver);
+    }
+    lines
+}
+
+fn measured(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> (Vec<Sample>, Duration) {
+    measured_on(lines(hosts, latency, rate))
+}
+
+fn measured_on(lines: Vec<Line>) -> (Vec<Sample>, Duration) {
+    let hosts = lines.len() as u32;
+    let running: Vec<_> = lines
+        .into_iter()
+        .enumerate()
+        .map(|(host, mut line)| {
+            std::thread::spawn(move || {
+                let samples = probe(&mut line, host as u32, hosts).unwrap();
+                (samples, line.here)
+            })
+        })
+        .collect();
+    let all: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let latest = all.iter().map(|(_, here)| *here).max().unwrap();
+    (all.into_iter().flat_map(|(samples, _)| samples).collect(), latest)
+}
+
+#[test]
+fn links_are_found_as_they_are() {
+    for hosts in [2, 3, 5, 8] {
+        for (latency_us, rate) in [(25, 125e6), (10, 1e9), (1_000, 12.5e6), (20_000, 25e6)] {
+            let latency = Duration::from_micros(latency_us);
+            let (samples, _) = measured(hosts, latency, |_| rate);
+            for host in 0..hosts {
+                assert!(samples.iter().any(|sample| sample.touches(host)), "host {host} of {hosts}");
+            }
+            for sample in samples {
+                let round_trip = 2.0 * latency.as_secs_f64();
+                assert!((sample.round_trip_seconds / round_trip - 1.0).abs() < 0.1, "{sample:?}");
+                assert!((sample.bytes_per_second / rate - 1.0).abs() < 0.1, "{sample:?} {rate}");
+                assert!(sample.is_settled, "{sample:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_far_link_is_found_while_the_windows_of_its_connections_grow() {
+    for (latency_ms, rate) in [(1, 125e6), (5, 25e6), (20, 25e6), (20, 2.5e6), (10, 125e6), (100, 12.5e6)] {
+        let latency = Duration::from_millis(latency_ms);
+        let mut lines = lines(2, latency, |_| rate);
+        lines.iter_mut().for_each(|line| line.windows = Some(HashMap::new()));
+        let (samples, took) = measured_on(lines);
+        let found = samples[0].bytes_per_second / rate;
+        assert!((0.75..1.25).contains(&found), "{latency_ms} ms, {rate}: {found}, {samples:?}");
+        // Slow links take the time of the first message.
+        let bound = 30 * (2 * latency) + Duration::from_secs_f64(3.0 * FIRST_BYTES as f64 / rate);
+        assert!(took < bound, "{latency_ms} ms, {rate}: {took:?}");
+    }
+}
+
+#[test]
+fn an_end_that_is_late_does_not_make_a_link_faster() {
+    for late in [[0.4, 0.0], [0.0, 0.4]] {
+        let mut lines = lines(2, Duration::from_millis(1), |_| 125e6);
+        for (line, late) in lines.iter_mut().zip(late) {
+            line.late = late;
+        }
+        let (samples, _) = measured_on(lines);
+        let found = samples[0].bytes_per_second / 125e6;
+        assert!((0.6..1.25).contains(&found), "{late:?}: {found}, {samples:?}");
+    }
+}
+
+#[test]
+fn the_slower_end_of_a_link_counts() {
+    let (samples, _) = measured(2, Duration::from_micros(25), |host| if host == 0 { 1e9 } else { 1e8 });
+    assert!((samples[0].bytes_per_second / 1e8 - 1.0).abs() < 0.1, "{samples:?}");
+}
+
+#[test]
+fn a_local_network_is_measured_within_50_ms() {
+    for (hosts, rate) in [(2, 12.5e6), (8, 125e6), (64, 1.25e9)] {
+        let (_, took) = measured(hosts, Duration::from_micros(25), |_| rate);
+        assert!(took < Duration::from_millis(50), "{hosts} hosts, {rate}: {took:?}");
+    }
+}
+
+#[test]
+fn one_host_measures_nothing() {
+    assert_eq!(measured(1, Duration::ZERO, |_| 1.0).0, []);
+}
