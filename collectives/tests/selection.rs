@@ -373,3 +373,25 @@ fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
         assert!(scan.algorithm != Algorithm::Chain || scan.window > 1, "{scan:?}");
     }
 }
+
+/// Senders that would meet at a host's link go round a ring instead (docs/tuning.md, "Rings between hosts"); short calls, and those between two
+/// hosts, go as the latency says.
+#[test]
+fn long_calls_between_hosts_go_round_a_ring() {
+    let inter = LinkClass { latency_seconds: 60e-6, bytes_per_second: 113e6, ..LinkClass::TCP };
+    let model = Model { inter, nic_bytes_per_second: 113e6, ..Model::TCP };
+    for hosts in [4, 8] {
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+            let chosen = |total: u64| {
+                let bytes =
+                    if collective == Collective::AllReduce { total } else { total / u64::from(hosts) };
+                let task = Task::new(collective, hosts).with_hosts((0..hosts).collect::<Vec<u32>>());
+                select(&task, bytes, 4, false, Order::Any, &model, None).expect("some can").algorithm
+            };
+            for total in [4 << 20, 16 << 20] {
+                assert_eq!(chosen(total), Algorithm::Ring, "{collective} of {total} on {hosts} hosts");
+            }
+            assert_ne!(chosen(64 << 10), Algorithm::Ring, "{collective} on {hosts} hosts");
+        }
+    }
+}
