@@ -1,4 +1,4 @@
-//! Sends and receives that run together.
+//! Groups of sends and receives that run together.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::drive;
 use crate::error::Result;
 use crate::types::{DataType, Element};
 
-/// Sends and receives that run together, whatever their order: no pattern of them deadlocks.
+/// Sends and receives that run together. Their order does not matter, so no pattern of them deadlocks.
 #[derive(Debug)]
 #[must_use = "nothing happens before `run`"]
 pub struct Batch<'a> {
     communicator: &'a Communicator,
     transfers: Vec<Transfer>,
-    /// Which transfer tells its source, and where.
+    /// Receives from any source, by their index, with the place for the source.
     sources: Vec<(usize, &'a mut u32)>,
     _memory: PhantomData<&'a mut [u8]>,
 }
@@ -48,7 +48,8 @@ impl<'a> Batch<'a> {
         unsafe { self.recv_message(RawMessage::of_mut(data, tag), from) }
     }
 
-    /// Adds a receive of a message with this tag from whichever rank sends one first; `source` is then that rank.
+    /// Adds a receive of a message with this tag from whichever rank sends one first. [`Batch::run`] stores that rank
+    /// in `source`.
     pub fn recv_any_tagged<T: Element>(self, data: &'a mut [T], tag: u32, source: &'a mut u32) -> Self {
         // SAFETY: the slice is exclusively borrowed until `run` is over.
         unsafe { self.recv_any_message(RawMessage::of_mut(data, tag), source) }
@@ -75,7 +76,7 @@ impl<'a> Batch<'a> {
     /// Adds a send of raw memory.
     ///
     /// # Safety
-    /// The memory is valid and not written until `run` is over, or the work of `start` as it says.
+    /// The memory is valid and not written until `run` returns, or for as long as [`Batch::start`] asks.
     pub unsafe fn send_message(mut self, message: RawMessage, to: u32) -> Self {
         self.transfers.push(Transfer::send(message, to));
         self
@@ -84,13 +85,14 @@ impl<'a> Batch<'a> {
     /// Adds a receive into raw memory.
     ///
     /// # Safety
-    /// The memory is valid and not touched by anybody else until `run` is over, or the work of `start` as it says.
+    /// The memory is valid, and nobody else touches it, until `run` returns, or for as long as [`Batch::start`] asks.
     pub unsafe fn recv_message(mut self, message: RawMessage, from: u32) -> Self {
         self.transfers.push(Transfer::recv(message, from));
         self
     }
 
-    /// Adds a receive into raw memory from whichever rank sends a message with its tag first; `source` is then that rank.
+    /// Adds a receive into raw memory from whichever rank sends a message with its tag first. [`Batch::run`] stores
+    /// that rank in `source`.
     ///
     /// # Safety
     /// As [`Batch::recv_message`].
@@ -100,7 +102,7 @@ impl<'a> Batch<'a> {
         self
     }
 
-    /// Runs all of it; blocks until all is done.
+    /// Runs all sends and receives. Blocks until all are done.
     ///
     /// # Errors
     /// As the collectives.
@@ -109,7 +111,7 @@ impl<'a> Batch<'a> {
         self.run_within(limit)
     }
 
-    /// As [`Batch::run`], with a time-out of its own for each of the messages.
+    /// Like [`Batch::run`], with a time-out of its own for each message.
     ///
     /// # Errors
     /// As the collectives.
@@ -117,8 +119,8 @@ impl<'a> Batch<'a> {
         let shared = &self.communicator.shared;
         let mut sources = self.sources.into_iter().peekable();
         drive::lend(shared, || {
-            // SAFETY: the memory is borrowed until this returns, and an error only returns, and a panic only leaves, after the
-            // engine was aborted.
+            // SAFETY: the memory is borrowed until this returns. It returns an error, and a panic leaves it, only
+            // after the engine was aborted.
             let (mut core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
             for (at, ticket) in tickets.into_iter().enumerate() {
                 core = drive::wait_for(shared, core, ticket.id, ticket.waited, limit)?;
@@ -131,14 +133,15 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Starts all of it; the work is done when all of it is. Sources are not told: start receives from any source singly.
+    /// Starts all sends and receives. The work is done when all of them are. Sources are not stored: start receives
+    /// from any source one by one.
     ///
     /// # Errors
     /// As the collectives.
     ///
     /// # Safety
-    /// All memory stays as the parts of the batch ask until the work is done, or its wait has returned an error. If the
-    /// handle is dropped, until the communicator is.
+    /// The memory of each message stays as its method asks until the work is done or its wait has returned an error;
+    /// if the handle is dropped, until the communicator is dropped.
     pub unsafe fn start(self) -> Result<Work<()>> {
         let communicator = self.communicator;
         // SAFETY: the caller's promise.

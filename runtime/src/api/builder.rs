@@ -1,4 +1,4 @@
-//! Joining.
+//! The builder with which a rank joins a communicator.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
 use crate::join::{JoinSpec, process_environment};
 
-/// Settings for joining.
+/// Settings for joining a communicator.
 #[derive(Debug, Default)]
 pub struct CommunicatorBuilder {
     config: Option<Config>,
@@ -31,29 +31,32 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Joins as described here instead of by the environment.
+    /// Joins as `spec` describes instead of by the environment.
     #[must_use]
     pub fn join(mut self, spec: JoinSpec) -> Self {
         self.spec = Some(spec);
         self
     }
 
-    /// Joins a group that is at work as a newcomer, by an invitation that one of its members has given ([`Communicator::accept`]), instead
-    /// of by the environment. The same as the variable `KOLO_JOIN`, which holds an invitation, or `file://PATH` of a file with one.
+    /// Joins a running group as a newcomer, with an invitation that one of its members has given
+    /// ([`Communicator::accept`]), instead of by the environment. The variable `KOLO_JOIN` does the same: it holds an
+    /// invitation, or `file://PATH` of a file with one.
     #[must_use]
     pub fn invitation(mut self, invitation: Invitation) -> Self {
         self.invitation = Some(invitation);
         self
     }
 
-    /// A newcomer would have this slot ([`Communicator::slots`]) and no other. The same as the variable `KOLO_SLOT`.
+    /// Asks, as a newcomer, for this slot ([`Communicator::slots`]) and no other. The variable `KOLO_SLOT` does the
+    /// same.
     #[must_use]
     pub const fn slot(mut self, slot: u32) -> Self {
         self.slot = Some(slot);
         self
     }
 
-    /// Longest wait of a newcomer to be taken in; as long as the group lives, if not set.
+    /// Limits the time for which a newcomer waits to be taken in. Without a limit it waits as long as the group
+    /// lives.
     #[must_use]
     pub const fn wait_at_most(mut self, time: Duration) -> Self {
         self.wait_at_most = Some(time);
@@ -67,17 +70,19 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Joins. Blocks until all ranks are there; a newcomer, until the group takes it in, or the last of its members is gone.
+    /// Joins. Blocks until all ranks have joined. A newcomer blocks until the group takes it in, or until the last
+    /// member is gone.
     ///
     /// # Errors
     /// As [`Communicator::from_env`]. For a newcomer, [`Error::Join`](crate::Error::Join) if no member is reached
     /// ([`JoinFailure::Invitation`](crate::JoinFailure::Invitation)), if its version, settings or slot do not fit
-    /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not taken in within the time that it was to wait.
+    /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not taken in within the time
+    /// set by [`CommunicatorBuilder::wait_at_most`].
     pub fn connect(self) -> Result<Communicator> {
         self.connect_by(&process_environment)
     }
 
-    /// The same with another environment. For Kolo's own bindings.
+    /// Like [`CommunicatorBuilder::connect`], with another environment. For Kolo's own bindings.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::connect`].
@@ -109,7 +114,7 @@ impl CommunicatorBuilder {
         make(control, config, elastic, started)
     }
 
-    /// Makes the communicator of ranks that have joined already. All of them call it, once. For Kolo's own tools.
+    /// Makes the communicator of ranks that have already joined. All of them call it, once. For Kolo's own tools.
     ///
     /// # Errors
     /// As [`Communicator::from_env`].
@@ -123,9 +128,9 @@ impl CommunicatorBuilder {
 /// Source of a newcomer's invitation.
 enum Source {
     Given(Invitation),
-    /// `KOLO_JOIN`.
+    /// The text of `KOLO_JOIN`.
     Text(String),
-    /// A file that may not be there yet, or be written anew.
+    /// A file, which may not exist yet or may be rewritten meanwhile.
     File(PathBuf),
 }
 
@@ -154,7 +159,7 @@ impl Source {
     }
 }
 
-/// Whether torchrun has started this worker in the place of one that died.
+/// Returns whether torchrun has started this worker to replace one that died.
 fn is_restarted(environment: &dyn Fn(&str) -> Option<String>) -> bool {
     let times = environment("TORCHELASTIC_RESTART_COUNT").and_then(|text| text.trim().parse::<u32>().ok());
     times.is_some_and(|times| times > 0)
@@ -180,8 +185,9 @@ fn make(control: Control, config: Config, elastic: Elastic, started: Instant) ->
     Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
 }
 
-/// When ranks that have joined give up making their communicator: at the end of the time for joining, of which those that
-/// wait for the last one to come have little left then. It takes milliseconds; the moments are for slow networks.
+/// Returns when ranks that have joined give up making their communicator: at the end of the time for joining. Ranks
+/// that had to wait for the last one have little of that time left, so each has some seconds in any case. Making the
+/// communicator takes milliseconds; the seconds are for slow networks.
 fn deadline_to_connect(started: Instant, joined: Instant, patience: Duration) -> Instant {
     const MOMENTS: Duration = Duration::from_secs(10);
     (started + patience).max(joined + patience.min(MOMENTS))

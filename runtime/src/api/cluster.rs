@@ -1,4 +1,4 @@
-//! The embedded loopback cluster: threads as ranks, for tests, examples and experiments.
+//! A cluster in one process, with threads as ranks, for tests, examples and experiments.
 
 use super::Communicator;
 use crate::config::Config;
@@ -11,19 +11,19 @@ use crate::join::JoinSpec;
 pub struct Cluster;
 
 impl Cluster {
-    /// Runs `body` on `ranks` threads, each with its own communicator over real transports, and returns what they
-    /// returned, in rank order. Blocks until all are done.
+    /// Runs `body` on `ranks` threads, each with its own communicator over real transports, and returns their results
+    /// in rank order. Blocks until all threads are done.
     ///
     /// # Errors
     /// [`Error::Configuration`] for 0 ranks; otherwise the first rank's error in joining.
     ///
     /// # Panics
-    /// If `body` panics on any rank, with that panic, after all ranks are done.
+    /// If `body` panics on any rank, with the same panic, after all ranks are done.
     pub fn local<R: Send>(ranks: u32, body: impl Fn(Communicator) -> R + Sync) -> Result<Vec<R>> {
         Self::with_config(ranks, &Config::from_env()?, body)
     }
 
-    /// As [`Cluster::local`], for a body that uses `?`: returns what the ranks returned, without their `Result`s.
+    /// Like [`Cluster::local`], for a body that uses `?`: returns the ranks' results without their `Result`s.
     ///
     /// ```
     /// let sums = kolo::Cluster::try_local(3, |comm| {
@@ -36,7 +36,8 @@ impl Cluster {
     /// ```
     ///
     /// # Errors
-    /// As [`Cluster::local`]; if the body fails, the lowest rank's error, but none that only tells of another rank's.
+    /// As [`Cluster::local`]. If the body fails, the error of the lowest rank whose error does not follow from
+    /// another rank's.
     ///
     /// # Panics
     /// As [`Cluster::local`].
@@ -48,13 +49,13 @@ impl Cluster {
                 Err(error) => failed.push(error),
             }
         }
-        // Of several, the one from which the others follow.
+        // Of several errors, the one from which the others follow.
         let follows = |error: &Error| matches!(error, Error::Aborted { .. } | Error::PeerLost { .. });
         let cause = failed.iter().position(|error| !follows(error)).unwrap_or(0);
         if failed.is_empty() { Ok(returned) } else { Err(failed.swap_remove(cause)) }
     }
 
-    /// As [`Cluster::local`], with settings.
+    /// Like [`Cluster::local`], with settings.
     ///
     /// # Errors
     /// As [`Cluster::local`].
@@ -69,7 +70,7 @@ impl Cluster {
         Self::with_configs(ranks, |_| config.clone(), body)
     }
 
-    /// As [`Cluster::local`], with settings for each rank.
+    /// Like [`Cluster::local`], with settings for each rank.
     ///
     /// # Errors
     /// As [`Cluster::local`].

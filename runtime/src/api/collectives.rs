@@ -7,7 +7,7 @@ use crate::drive;
 use crate::error::{Error, ErrorContext, Result};
 use crate::types::{Element, ReduceOp};
 
-/// Methods that run the call which a function of theirs makes of the same arguments.
+/// Defines methods that run the call which a helper function builds from the same arguments.
 macro_rules! runs {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) => $call:ident($($given:expr),*);)*) => {$(
         $(#[$doc])*
@@ -25,15 +25,16 @@ pub(super) use runs;
 
 impl Communicator {
     runs! {
-        /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. Equal lengths everywhere.
+        /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. All ranks give equal
+        /// lengths.
         all_reduce(buffer: &mut [T], op: ReduceOp)
             => vector_call(Collective::AllReduce, buffer, op, 0);
         /// As [`Communicator::all_reduce`], out of place.
         all_reduce_into(input: &[T], output: &mut [T], op: ReduceOp)
             => vector_call_into(Collective::AllReduce, input, output, op);
-        /// Puts the blocks of all ranks behind one another: `output` is `world_size` times as long as `input`.
+        /// Concatenates the blocks of all ranks in rank order: `output` is `world_size` times as long as `input`.
         all_gather(input: &[T], output: &mut [T]) => all_gather_call(input, output);
-        /// Gives rank r the reduction of everybody's block r: `input` is `world_size` times as long as `output`.
+        /// Gives rank r the reduction of block r over all ranks: `input` is `world_size` times as long as `output`.
         reduce_scatter(input: &[T], output: &mut [T], op: ReduceOp)
             => reduce_scatter_call(input, output, op);
         /// Makes `buffer` on every rank a copy of the root's.
@@ -43,7 +44,8 @@ impl Communicator {
         /// empty elsewhere.
         reduce(input: &[T], output: &mut [T], op: ReduceOp, root: u32)
             => reduce_call(input, output, op, root);
-        /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the others' are left as they were.
+        /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the other ranks' buffers are
+        /// unchanged.
         reduce_in_place(buffer: &mut [T], op: ReduceOp, root: u32)
             => reduce_in_place_call(buffer, op, root);
         /// Gives the root the blocks of all ranks, in rank order. `output` is used on the root only, where it is
@@ -63,7 +65,7 @@ impl Communicator {
         /// As [`Communicator::scan`], out of place.
         scan_into(input: &[T], output: &mut [T], op: ReduceOp)
             => vector_call_into(Collective::Scan, input, output, op);
-        /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
+        /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is unchanged.
         exscan(buffer: &mut [T], op: ReduceOp) => vector_call(Collective::ExScan, buffer, op, 0);
         /// As [`Communicator::exscan`], out of place.
         exscan_into(input: &[T], output: &mut [T], op: ReduceOp)
@@ -79,7 +81,7 @@ impl Communicator {
         let at = buffer.as_mut_ptr();
         let own = at.wrapping_add(count * self.rank() as usize);
         let call = self.even(Collective::AllGather, own, at, count, ReduceOp::Sum, 0)?;
-        // SAFETY: as above; the input is a part of the buffer, which the collective allows.
+        // SAFETY: as above; the input is a part of the buffer, which this collective allows.
         unsafe { drive::run(&self.shared, &call) }
     }
 
@@ -95,13 +97,13 @@ impl Communicator {
         unsafe { drive::run(&self.shared, &call) }
     }
 
-    /// Returns once every rank has called it.
+    /// Blocks until every rank has called it.
     ///
     /// # Errors
     /// See [errors of calls](Communicator#errors-of-calls).
     pub fn barrier(&self) -> Result<()> {
         let call = self.barrier_call();
-        // SAFETY: there is no memory.
+        // SAFETY: a barrier has no buffers.
         unsafe { drive::run(&self.shared, &call) }
     }
 

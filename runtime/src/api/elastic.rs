@@ -1,4 +1,4 @@
-//! Going on after a loss: revoke, agree, shrink; and how members make another communicator.
+//! Going on after a loss: revoke, agree and shrink, and how members make another communicator.
 
 use std::time::{Duration, Instant};
 
@@ -10,59 +10,64 @@ use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::MOST_PATIENCE;
 
-/// The agreement of the ranks that live: see [`Communicator::agree`].
+/// Result of an agreement among the ranks that live: see [`Communicator::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Agreement {
-    /// The bits that all ranks that took part had set.
+    /// Bits that every rank that took part had set.
     pub flags: u64,
-    /// The ranks that took part, from the lowest. The others have died, left, or did not answer.
+    /// Ranks that took part, in ascending order. The others have died, left, or did not answer.
     pub ranks: Vec<u32>,
 }
 
-/// Whether the new communicator is there, on this rank.
+/// Flag: this rank has the new communicator.
 const IS_MADE: u64 = 1;
 
-/// Whether the meeting succeeded, or failed because of another rank: another meeting of the same ranks may succeed.
+/// Flag: the meeting succeeded on this rank, or failed because of another rank, so another meeting of the same ranks
+/// may succeed.
 const MAY_MEET_AGAIN: u64 = 2;
 
-/// Meetings of the same ranks before they give up. A rank that stops for longer than [`Config::silent_after`](crate::Config::silent_after)
-/// while the others wait for it, and resumes before they have agreed, costs one meeting. A rank that stays away costs none: it is left out.
+/// Meetings of the same ranks before they give up. A rank costs one meeting if it stops for longer than
+/// [`Config::silent_after`](crate::Config::silent_after) while the others wait for it, and resumes before they have
+/// agreed. A rank that stays away costs none: it is left out.
 pub(super) const MEETINGS: u32 = 3;
 
 impl Communicator {
-    /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with [`Error::Aborted`] and
-    /// [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`]. Returns at once. A rank that is to shrink calls
-    /// it, so that ranks that wait for others than the dead come at once. After a loss, calls fail with the error of the loss.
+    /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with
+    /// [`Error::Aborted`] and [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`].
+    /// Returns at once. A rank that is about to shrink calls it, so that ranks that wait for living ones come to the
+    /// shrink at once. After a loss, calls still fail with the error of the loss.
     pub fn revoke(&self) {
         drive::revoke(&self.shared);
     }
 
-    /// Whether [`Communicator::revoke`] has ended the communicator, as far as this rank knows. Never blocks.
+    /// Returns whether [`Communicator::revoke`] has ended the communicator, as far as this rank knows. Never blocks.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.shared.membership.abort_flag().is_revoked()
     }
 
-    /// Agrees with all ranks that live: the AND of all ranks' `flags`, and the ranks that took part. All ranks that live get the same
-    /// answer, even if ranks die meanwhile. Works on a communicator that has failed, and after [`Communicator::revoke`].
+    /// Agrees with all ranks that live on the AND of their `flags` and on the ranks that took part. All ranks that
+    /// live get the same answer, even if ranks die meanwhile. Works on a communicator that has failed, and after
+    /// [`Communicator::revoke`].
     ///
     /// All ranks that live call it, in the same order with [`Communicator::shrink`]. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). A rank that has stopped, or is cut off, is left out after
-    /// [`Config::silent_after`](crate::Config::silent_after) if a majority remains.
+    /// [`Config::join_timeout`](crate::Config::join_timeout). If a majority remains, a rank that has stopped or is
+    /// cut off is left out after [`Config::silent_after`](crate::Config::silent_after).
     ///
     /// # Errors
     /// [`Error::Aborted`] with [`AbortReason::Fenced`] if the others have gone on without this rank, and with
-    /// [`AbortReason::Minority`] if too few ranks answer; [`Error::Timeout`] with those that did not call; [`Error::Usage`] if the ranks
-    /// called different things, or after a fork.
+    /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call.
+    /// [`Error::Usage`] if the ranks made different calls, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
         self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
     }
 
-    /// As [`Communicator::agree`], but ranks that live and have not called after `limit` are waited for no longer. They count as having set no
-    /// flag, and get this very answer when they call: so all ranks have it, and a rank that is late by minutes holds up nobody.
+    /// Like [`Communicator::agree`], but waits at most `limit` for ranks that live and have not called. Such a rank
+    /// counts as having set no flag, and gets the same answer when it calls. All ranks thus have one answer, and a
+    /// rank that is minutes late delays nobody.
     ///
-    /// All ranks that live call it in the place of one `agree`. Blocks for `limit` at most, and for
+    /// All ranks that live call it in place of `agree`. Blocks for `limit` at most, and for
     /// [`Config::silent_after`](crate::Config::silent_after) longer where a rank does not answer.
     ///
     /// # Errors
@@ -76,26 +81,28 @@ impl Communicator {
         self.agree_on(Purpose::Agree, "agree", flags, until)
     }
 
-    /// A communicator of the ranks that live, in their order. Works on a communicator that has failed, after
-    /// [`Communicator::revoke`], and on a healthy one, which stays as it is. Endpoints, memory and numbers are new, so that nothing of the
-    /// old communicator reaches the new one. Deaths while it is made are absorbed.
+    /// Makes a communicator of the ranks that live, in their order. Works on a communicator that has failed, after
+    /// [`Communicator::revoke`], and on a healthy one, which stays as it is. Endpoints, memory and numbers are new,
+    /// so nothing of the old communicator reaches the new one. Ranks that die meanwhile are left out.
     ///
-    /// All ranks that live call it. Blocks until all have, at most [`Config::join_timeout`](crate::Config::join_timeout).
-    /// [`Communicator::ranks_before`] tells who is who. A rank may die as soon as this returns: the next call then fails as
-    /// usual, and the survivors shrink again.
+    /// All ranks that live call it. Blocks until all have, at most
+    /// [`Config::join_timeout`](crate::Config::join_timeout). [`Communicator::ranks_before`] gives their old ranks. A
+    /// rank may die as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]. Then there is no new communicator on this rank; ranks that could go on are told so by the same
-    /// agreement.
+    /// As [`Communicator::agree`]. After an error this rank has no new communicator; the same agreement tells ranks
+    /// that could have gone on.
     pub fn shrink(&self) -> Result<Self> {
         self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
     }
 
-    /// As [`Communicator::shrink`], but if a rank that lives has not called after `limit`, it fails on all ranks, also on that one when it calls.
-    /// They may call it again then. So ranks that wait for a late one find out together.
+    /// Like [`Communicator::shrink`], but if a rank that lives has not called after `limit`, the call fails on all
+    /// ranks, and on that rank when it calls. They may then call it again. Ranks that wait for a late one thus find
+    /// out together.
     ///
     /// # Errors
-    /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not come.
+    /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not called in
+    /// time.
     pub fn shrink_within(&self, limit: Duration) -> Result<Self> {
         self.shrink_until(Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
     }
@@ -108,7 +115,8 @@ impl Communicator {
         })
     }
 
-    /// Members that live make another communicator, by `form`, until all of them have it, or only survivors are to blame for the failure.
+    /// Makes another communicator of the members that live, by `form`. Repeats until all of them have it, or until it
+    /// fails without the fault of a member that has died.
     pub(super) fn form_anew(
         &self,
         purpose: Purpose,
@@ -118,7 +126,7 @@ impl Communicator {
     ) -> Result<Self> {
         let since = Instant::now();
         self.meet(purpose, operation, until, form).map_err(|error| match error {
-            // The time of the whole call, and not of the last thing that its members agreed on.
+            // The duration of the whole call, not of the last agreement.
             Error::Timeout { context, waiting_for, .. } => {
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
@@ -158,7 +166,7 @@ impl Communicator {
                     tracing::info!(rank = self.rank(), "a rank was lost while the others came together");
                 }
                 (Ok(met), made) => {
-                    // No rank waits on a communicator that was never used.
+                    // Aborts it, so that no rank waits on a communicator that was never used.
                     let problem = match made {
                         Ok(made) => {
                             made.abort("another rank could not make it");
@@ -168,8 +176,8 @@ impl Communicator {
                     };
                     tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
                     if met.ranks == ranks {
-                        // No rank has died: a rank was away for some time, or the next meeting would end like this one. All ranks see and
-                        // count the same.
+                        // No rank has died: either a rank was away for some time, or the next meeting would end like
+                        // this one. All ranks see and count the same.
                         in_vain += 1;
                         if met.flags & MAY_MEET_AGAIN == 0 || in_vain == MEETINGS {
                             return Err(problem.unwrap_or_else(|| self.not_made(operation)));
@@ -183,33 +191,34 @@ impl Communicator {
                     return Err(error);
                 }
             }
-            // Newcomers that were called wait again.
+            // Lets the newcomers that were called wait again.
             drop(called);
         }
     }
 
-    /// Whether all ranks of this communicator, newcomers too, have it: they agree on that.
+    /// Agrees whether all ranks of this communicator, including newcomers, have it.
     pub(super) fn all_enter(&self, deadline: Instant) -> bool {
         let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, Until::GivingUp(deadline));
         met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
     }
 
-    /// All calls that begin to wait from now on are over then, whatever time-outs they have; none from then on without a moment. For Kolo's
-    /// own bindings.
+    /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are. `None` lifts the
+    /// limit. For Kolo's own bindings.
     #[doc(hidden)]
     pub fn limit_calls(&self, until: Option<Instant>) {
         self.shared.time_limit.set(until);
     }
 
-    /// Number of changes of the group: 0 for ranks that have joined, one more with each [`Communicator::shrink`] and
-    /// [`Communicator::grow`].
+    /// Returns how often the group has changed: 0 for ranks that have joined, one more with each
+    /// [`Communicator::shrink`] and [`Communicator::grow`].
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.world.epoch()
     }
 
-    /// The rank of each rank in the communicator that this one was made of by [`Communicator::shrink`] or [`Communicator::grow`], or
-    /// [`NEWCOMER`](crate::NEWCOMER) for one that was not in it; its own ranks, if this one (or the one that it was split off) was not made so.
+    /// Returns for each rank its rank in the communicator from which [`Communicator::shrink`] or
+    /// [`Communicator::grow`] made this one, or [`NEWCOMER`](crate::NEWCOMER) if it was not in it. If neither made
+    /// this communicator, nor the one that it was split off, returns its own ranks.
     #[must_use]
     pub fn ranks_before(&self) -> Vec<u32> {
         let before = self.shared.world.ranks_before();
@@ -236,7 +245,7 @@ impl Communicator {
         agreed.map_err(|disagreement| self.disagreement(disagreement, operation, since))
     }
 
-    /// This group goes on after a loss.
+    /// Watches the members' hosts, since this group goes on after a loss.
     pub(super) fn watch_hosts(&self) {
         self.shared.membership.control().watch_hosts(self.config().silent_after);
     }
@@ -262,7 +271,7 @@ impl Communicator {
         let context = self.place(operation);
         let aborted =
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
-        // Earlier attempts of the same call may have been those that lacked them.
+        // An earlier attempt of the same call may have lacked the descriptors.
         let earlier = since.checked_sub(self.config().join_timeout).unwrap_or(since);
         let lacked_descriptors = self.shared.world.control.lacked_descriptors(earlier);
         let own_fault = if lacked_descriptors {
@@ -321,7 +330,7 @@ impl Communicator {
     }
 }
 
-/// Whether a joining error may be another rank's, which is gone or back by the next attempt.
+/// Returns whether a joining error may be the fault of another rank, which will be gone or back by the next attempt.
 pub(super) const fn may_be_theirs(error: &Error) -> bool {
     match error {
         Error::Join { kind, .. } => {
@@ -332,7 +341,7 @@ pub(super) const fn may_be_theirs(error: &Error) -> bool {
     }
 }
 
-/// The program in docs/elastic.md, which is compiled with the tests.
+/// The program in docs/elastic.md, compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/elastic.md")]
 pub mod example {}

@@ -14,7 +14,7 @@ use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Shrinks; `fails` says what a rank meets in its n-th meeting instead of the others.
+/// Shrinks. `fails` gives the error of a rank's n-th meeting, if it is to fail.
 fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Result<Communicator>) {
     let (meetings, deadline) = (Cell::new(0), Instant::now() + LONG);
     let made = comm.form_anew(Purpose::Shrink, "shrink", Until::GivingUp(deadline), |ranks, seed| {
@@ -30,7 +30,7 @@ fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Re
     (meetings.get(), made)
 }
 
-/// The error of a rank that has waited for one that is stopped.
+/// Returns the error of a rank that has waited for a stopped one.
 fn nobody_answers(rank: u32) -> Error {
     Error::Join {
         rank: Some(rank),
@@ -46,7 +46,8 @@ fn sum(comm: &Communicator) -> Result<f32> {
     Ok(data[0])
 }
 
-/// The lowest rank, at whose door the others meet, or another one was away for too long, and is back when they agree on it.
+/// The lowest rank, at whose door the others meet, or another one was away for too long, and is back when the ranks
+/// agree.
 #[test]
 fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
     for away in [0, 2] {
@@ -91,7 +92,7 @@ fn what_would_fail_again_is_not_tried_again() -> Result<()> {
     Ok(())
 }
 
-/// The launchers of two hosts have folders of their own, which no rank can tell from one.
+/// Launchers of two hosts have separate folders, which no rank can tell from a shared one.
 #[test]
 fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -103,7 +104,7 @@ fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
         let comm = builder.connect_by(&invite)?;
         let invited = || std::fs::read_to_string(&path).expect("it was written").parse::<Invitation>();
         invited()?;
-        // Others may be waiting for it to be written anew.
+        // Others may be waiting for the file to be written again.
         std::fs::remove_file(&path).expect("it is there");
         let next = comm.shrink()?;
         invited()?;

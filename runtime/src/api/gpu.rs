@@ -1,4 +1,4 @@
-//! A communicator's facts about GPUs' memory.
+//! Facts about GPU memory: counters, and how it is reached.
 
 use kolo_gdr::Driver;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::GpuCounters;
 
 impl Communicator {
-    /// Counts of operations on memory of GPUs so far.
+    /// Returns counts of operations on GPU memory so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
         self.shared.look(|core| {
@@ -24,12 +24,13 @@ impl Communicator {
         })
     }
 
-    /// Waits until what is queued on a stream of a GPU so far is done, if `address` is memory that a GPU writes: then what the
-    /// stream writes there is there. For bindings to libraries that say on which stream they write. Blocks, without a time-out
-    /// of ours. `stream` is a `CUstream` as a number, or 1 for the legacy default stream and 2 for the calling thread's.
+    /// Waits for the work queued so far on a GPU's stream, if `address` is memory that a GPU writes, so that the
+    /// stream's writes there are complete. For bindings to libraries that say which stream they write on. Blocks,
+    /// without a time-out of Kolo's. `stream` is a `CUstream` as a number, or 1 for the legacy default stream and 2
+    /// for the calling thread's.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with what the driver says.
+    /// [`Error::Unsupported`] with the driver's message.
     ///
     /// # Safety
     /// The stream exists until this returns.
@@ -42,7 +43,7 @@ impl Communicator {
         })
     }
 
-    /// Whether calls on raw memory take this address for a GPU's; no address is where there is no driver.
+    /// Returns whether calls on raw memory take this address for a GPU's. Without a driver they take none for one.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the driver cannot say.
@@ -50,8 +51,8 @@ impl Communicator {
         Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::other("is_gpu_memory"))?.is_some())
     }
 
-    /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and the reason for any fallback, in a line. None if
-    /// no peer is reached by RDMA.
+    /// Describes in one line how the RDMA adapters of this communicator reach the memory of this rank's GPU, and the
+    /// reason for any fallback. `None` if no peer is reached by RDMA.
     #[must_use]
     pub fn gpu_direct(&self) -> Option<String> {
         self.shared.look(|core| core.gpu.plan.as_ref().map(ToString::to_string))

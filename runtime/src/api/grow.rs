@@ -1,4 +1,4 @@
-//! Newcomers: members invite them and take them in.
+//! Growing a group: members invite newcomers and take them in.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,15 @@ use crate::job::MAX_WORLD_SIZE;
 use crate::join::JoinSpec;
 
 impl Communicator {
-    /// An invitation to this communicator's group, for newcomers. It is text, to be passed on by any way: a file, a variable
-    /// (`KOLO_JOIN`), a launcher. Newcomers join by it ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait
-    /// at this rank's door, or at another's if this one dies, until the members take them in by [`Communicator::grow`] or
+    /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
+    /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it
+    /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's door, or
+    /// at another's if this rank dies, until the members take them in by [`Communicator::grow`] or
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
-    /// Local, and returns at once. Any rank may call it, at any time. An invitation is good for any number of newcomers, and for as long
-    /// as one of the ranks lives that it names: those of this communicator, up to 16 of them. Its holder can become a member: keep it
-    /// secret.
+    /// Local; returns at once. Any rank may call it, at any time. An invitation names up to 16 ranks of this
+    /// communicator. It serves any number of newcomers, as long as one of these ranks lives. Its holder can become a
+    /// member: keep it secret.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`] if a rank that was
@@ -36,29 +37,33 @@ impl Communicator {
         })
     }
 
-    /// Number of newcomers that wait at this rank's door. Others may wait at the doors of other ranks: a program that needs to know whether
-    /// any newcomer waits carries this number in a reduction of its own, or asks [`Communicator::agree`]. Local, and costs a lock.
+    /// Returns the number of newcomers that wait at this rank's door. Others may wait at the doors of other ranks. A
+    /// program that needs to know whether any newcomer waits includes this number in a reduction of its own, or asks
+    /// [`Communicator::agree`]. Local; costs a lock.
     #[must_use]
     pub fn waiting(&self) -> u32 {
         let lobby = if self.shared.is_ours() { self.shared.lobby() } else { None };
         lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
     }
 
-    /// The least and the most ranks (0: none said), where the launcher has said so by `KOLO_ELASTIC`. For Kolo's own bindings.
+    /// Returns the least and the greatest number of ranks (0: not said) that the launcher has set by `KOLO_ELASTIC`,
+    /// if any. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn elastic_bounds(&self) -> Option<(u32, u32)> {
         self.shared.world.elastic.bounds
     }
 
-    /// From now on newcomers know the doors of this communicator's members, and find an invitation where the launcher wants it.
+    /// Lets newcomers know the doors of this communicator's members from now on, and writes an invitation where the
+    /// launcher wants one.
     pub(super) fn meet_newcomers(&self) {
         let shared = &self.shared;
         shared.meet_newcomers();
-        // Each rank: ranks of other hosts, or of other launchers on this one, have other places, and none knows whose are the same.
+        // Every rank writes one. Ranks of other hosts, or of other launchers on this host, use other paths, and no
+        // rank knows which ranks use the same.
         let is_whole = shared.group.id == WORLD;
         let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_whole) else { return };
-        // All at once: newcomers may be reading it.
+        // Newcomers may be reading the file, so it is replaced in one step.
         let beside = path.with_extension(format!("new{}", std::process::id()));
         let write =
             |text: String| std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
@@ -73,7 +78,7 @@ impl Communicator {
         }
     }
 
-    /// Newcomers take free slots first, and then places behind all others. For Kolo's own bindings.
+    /// Takes newcomers in, first into free slots and then behind all others. For Kolo's own bindings.
     ///
     /// # Errors
     /// As [`Communicator::grow`].
@@ -82,7 +87,7 @@ impl Communicator {
         self.take_in(Places::FreeThenLast { most })
     }
 
-    /// Whether one waits at this rank's door that a slot can be given. For Kolo's own bindings.
+    /// Returns whether a newcomer that can be given a slot waits at this rank's door. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn has_candidates(&self) -> bool {
@@ -91,7 +96,7 @@ impl Communicator {
         self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
     }
 
-    /// Whether a newcomer waits at this rank's door for a copy of its state. For Kolo's own bindings.
+    /// Returns whether a newcomer waits at this rank's door for a copy of its state. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn is_asked_for_state(&self) -> bool {
@@ -99,18 +104,20 @@ impl Communicator {
         self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
     }
 
-    /// A communicator of the ranks that live and of the newcomers that wait at their doors, with at most `most` ranks in all; further
-    /// newcomers wait on. Ranks keep their order and newcomers follow, in the order of the ranks at whose doors they wait. Without
-    /// newcomers, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.
+    /// Makes a communicator of the ranks that live and of the newcomers that wait at their doors, of at most `most`
+    /// ranks; further newcomers keep waiting. Ranks keep their order. Newcomers follow, in the order of the ranks at
+    /// whose doors they wait. Without newcomers, the new communicator has the ranks that live, as after
+    /// [`Communicator::shrink`]. This communicator stays as it is.
     ///
-    /// All ranks that live call it with the same `most`; newcomers return from
+    /// All ranks that live call it with the same `most`, and the newcomers return from
     /// [`CommunicatorBuilder::connect`](crate::CommunicatorBuilder::connect). Blocks until all have come, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). Deaths of members while it is made are absorbed.
+    /// [`Config::join_timeout`](crate::Config::join_timeout). Members that die meanwhile are left out.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]; and if newcomers die while all come together, three times in turn, or do not fit. All ranks that live
-    /// return an error then, or none does, and this communicator can be used as before. Call it again: newcomers that live wait again.
-    /// [`Error::Usage`] if `most` is below the number of ranks that live, beyond the 4096 that are supported, or not the same on all.
+    /// As [`Communicator::agree`]. Also if newcomers die while all come together, three times in a row, or do not
+    /// fit. Either all ranks that live return an error then, or none does, and this communicator can be used as
+    /// before. The call may be repeated: newcomers that live wait again. [`Error::Usage`] if `most` is below the
+    /// number of ranks that live, above the 4096 that are supported, or not the same on all ranks.
     pub fn grow(&self, most: u32) -> Result<Self> {
         if most > MAX_WORLD_SIZE {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
@@ -119,8 +126,9 @@ impl Communicator {
         self.take_in(Places::Last { most })
     }
 
-    /// As [`Communicator::grow`], but newcomers take the places of those that have been lost: slots ([`Communicator::slots`]) that no rank
-    /// has. Ranks are in the order of their slots, so a group that is full again has the ranks that it had at first.
+    /// Like [`Communicator::grow`], but newcomers take the places of lost ranks: slots ([`Communicator::slots`]) that
+    /// no rank has. Ranks are in the order of their slots, so a group that is full again has the same ranks as at
+    /// first.
     ///
     /// # Errors
     /// As [`Communicator::grow`]; [`Error::Usage`] if no slot is free.
@@ -128,8 +136,9 @@ impl Communicator {
         self.take_in(Places::Free)
     }
 
-    /// The slot of each rank: its rank in the first communicator of the group, or that of the rank that it has replaced. Slots stay the same
-    /// when the group shrinks, and ranks are in their order. A communicator made by a split begins a group of its own.
+    /// Returns the slot of each rank: its rank in the first communicator of the group, or the slot of the rank that
+    /// it has replaced. Slots stay the same when the group shrinks, and ranks are in their order. A communicator made
+    /// by a split begins a group of its own.
     #[must_use]
     pub fn slots(&self) -> Vec<u32> {
         self.shared.slots()
@@ -151,15 +160,15 @@ impl Communicator {
 
 /// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
-    /// Gives the invitation; asked again when no door opens.
+    /// Returns the invitation. It is asked for again when no door opens.
     pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
     pub(super) slot: Option<u32>,
     pub(super) elastic: Elastic,
-    /// Longest wait to be called.
+    /// Longest time to wait until the members call.
     pub(super) wait_at_most: Option<Duration>,
 }
 
-/// Waits at a member's door, and becomes a member when it is called. Blocks for as long as the group lives.
+/// Waits at a member's door, and becomes a member when the members call. Blocks at most as long as the group lives.
 pub(super) fn join(
     how: &Joining<'_>,
     config: &Config,
@@ -181,7 +190,7 @@ pub(super) fn join(
                 return Ok(made);
             }
             Ok(made) => made.abort("the members have not come to its end"),
-            // Such a failure here would repeat itself.
+            // This rank caused the failure, so it would occur again.
             Err(error) if !may_be_theirs(&error) => return Err(error),
             Err(error) => {
                 tracing::info!(%error, "the members have given it up for now; this newcomer waits again")

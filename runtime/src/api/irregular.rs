@@ -1,7 +1,7 @@
-//! The v-forms: blocks of unequal length.
+//! Collectives on blocks of unequal length (v-forms).
 //!
-//! Blocks lie one behind the other. Where every rank must know all lengths (`all_gather_v`, `reduce_scatter_v`) all pass
-//! the same list; elsewhere a rank knows its own, and those of its peers must fit.
+//! Blocks lie one behind the other. Where every rank must know all lengths (`all_gather_v`, `reduce_scatter_v`), all
+//! ranks pass the same list. In the other calls a rank passes its own lengths, and its peers' must fit them.
 
 use super::Communicator;
 use super::collectives::runs;
@@ -10,10 +10,10 @@ use crate::types::{Element, ReduceOp};
 
 impl Communicator {
     runs! {
-        /// Puts blocks of `counts[r]` elements of each rank r behind one another in `output`.
+        /// Concatenates the blocks of all ranks in `output`, `counts[r]` elements from rank r.
         all_gather_v(input: &[T], output: &mut [T], counts: &[usize])
             => all_gather_v_call(input, output, counts);
-        /// Gives rank r the reduction of everybody's block r, which has `counts[r]` elements.
+        /// Gives rank r the reduction of block r, of `counts[r]` elements, over all ranks.
         reduce_scatter_v(input: &[T], output: &mut [T], counts: &[usize], op: ReduceOp)
             => reduce_scatter_v_call(input, output, counts, op);
         /// Gives the root the blocks of all ranks, `counts[r]` elements from rank r. `output` and `counts` are used on

@@ -1,4 +1,4 @@
-//! The end of a communicator is the end of this rank's part in the job, whatever handles are about.
+//! A rank's part in the job ends with its last communicator, even if handles remain.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,8 @@ fn join(mut spec: JoinSpec, runtime: &ControlRuntime) -> Result<Communicator> {
     Communicator::builder().config(config).join(spec).control_runtime(runtime.clone()).connect()
 }
 
-/// Over TCP, where no memory of the host tells of a cause. Of eight ranks, each tells five, so the others hear it from these.
+/// Over TCP no shared memory reveals the cause. Each of eight ranks tells five others, so the rest hear it from
+/// these.
 #[test]
 fn who_gives_up_without_a_control_plane_is_heard_and_not_taken_for_lost() -> Result<()> {
     let runtime = ControlRuntime::new()?;

@@ -1,4 +1,5 @@
-//! A panic that leaves a call, in every form of call: the caller's memory is not written afterwards, and the other ranks hear of the panic.
+//! Panics that leave a call, in every form of call: the caller's memory is not written afterwards, and the other
+//! ranks hear of the panic.
 
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +14,7 @@ use crate::drive::injected;
 use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 
-/// Steps of a test done so far.
+/// Number of steps of a test that are done.
 #[derive(Default)]
 struct Steps(Mutex<u32>, Condvar);
 
@@ -48,8 +49,8 @@ enum Memory {
     Symmetric,
 }
 
-/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. Rank 0's later writes to its buffer
-/// must stay there.
+/// Rank 0 makes a call that panics while it waits for rank 1; rank 1 then makes its part of the call. The values that
+/// rank 0 writes to its buffer afterwards must stay there.
 fn nobody_writes_after(
     what: &str,
     config: &Config,
@@ -78,7 +79,7 @@ fn nobody_writes_after(
         steps.wait(2);
         let error = comm.barrier().expect_err("it cannot be used any more");
         assert!(error.to_string().contains("panicked"), "{what}: {error}");
-        // Drops what is left to drop of the engine, which may drive it; the buffer keeps its memory.
+        // Drops the rest of the engine, which may drive it; the buffer keeps its memory.
         drop(comm);
         assert!(buffer.iter().all(|value| *value == 5), "{what}: written after the call");
     });
@@ -89,9 +90,9 @@ fn all_reduce(comm: &Communicator, buffer: &mut [u32]) -> Result<()> {
     comm.all_reduce(buffer, ReduceOp::Sum)
 }
 
-/// A message from rank 1 to rank 0.
+/// Sends a message from rank 1 to rank 0.
 fn message(comm: &Communicator, buffer: &mut [u32]) -> Result<()> {
-    // Rank 0's error, if any, is told to the other by its barrier.
+    // The barrier tells rank 1 of rank 0's error, if there is one.
     if comm.rank() == 0 { comm.recv(buffer, 1) } else { comm.send(buffer, 0).and_then(|()| comm.barrier()) }
 }
 
@@ -133,7 +134,7 @@ fn a_panic_at_the_end_of_a_scope() {
     }
 }
 
-/// Rank 1 may read the contribution while rank 0 panics.
+/// All-to-all, in which rank 1 may read the contribution while rank 0 panics.
 fn all_to_all(comm: &Communicator, buffer: &mut [u32]) -> Result<()> {
     let input = vec![1; buffer.len()];
     comm.all_to_all(&input, buffer)

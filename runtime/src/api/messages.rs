@@ -1,4 +1,4 @@
-//! Starting sends and receives, singly or together: what all their forms share.
+//! Starts sends and receives, singly or together: the code that all their forms share.
 
 use std::any::Any;
 use std::sync::MutexGuard;
@@ -14,16 +14,16 @@ use crate::engine::{ANY_SOURCE, Kind, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
 
-/// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
+/// Memory of a message, of the host or of a GPU, as for [`RawCall`](crate::RawCall). For bindings and tools.
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {
-    /// First byte; any alignment, and null if there are none.
+    /// First byte, at any alignment; null is allowed if there are no bytes.
     pub data: *mut u8,
     /// Number of bytes.
     pub bytes: usize,
     /// Type of the elements, which must be the same at both ends.
     pub data_type: DataType,
-    /// Tells the messages of a pair of ranks apart: a receive takes only messages with its own tag.
+    /// Distinguishes the messages between two ranks: a receive takes only messages with its own tag.
     pub tag: u32,
 }
 
@@ -62,11 +62,11 @@ impl Transfer {
 }
 
 impl Communicator {
-    /// Posts transfers, in their order, and gives a ticket for each.
+    /// Posts transfers in the given order, and returns a ticket for each.
     ///
     /// # Safety
-    /// The memory of the messages is valid, that of receives not touched by anybody else and that of sends not written,
-    /// until the transfers are done or the communicator has been aborted.
+    /// Until the transfers are done or the communicator has been aborted, the memory of the messages is valid, nobody
+    /// else touches that of receives, and nobody writes that of sends.
     pub(super) unsafe fn post<'a>(
         &'a self,
         transfers: &[Transfer],
@@ -129,7 +129,7 @@ impl Communicator {
             let memory = Piece { ptr: message.data, len: message.bytes };
             let peer = peer.unwrap_or(ANY_SOURCE);
             let job = TransferJob { kind: *kind, peer, tag, labels: None, memory, gpu, keep: keep.take() };
-            // SAFETY: the caller's promise; an error only returns after the engine was aborted.
+            // SAFETY: the caller's promise; this returns an error only after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {
                 Ok(id) => tickets.push(Ticket { id, waited }),
                 Err(error) => {
@@ -142,7 +142,7 @@ impl Communicator {
         Ok((core, tickets))
     }
 
-    /// Whether messages are no longer than memory can be, and what is received lies apart from all the rest.
+    /// Checks that no message is longer than can be addressed, and that the memory of receives overlaps no other.
     fn check_memory(&self, label: &str, transfers: &[Transfer]) -> Result<()> {
         if let Some(long) = transfers.iter().find(|transfer| !is_addressable(transfer.message.bytes)) {
             let problem = format!("a message of {} bytes is more than can be addressed", long.message.bytes);
@@ -174,7 +174,7 @@ impl Communicator {
         Err(self.usage(label, problem))
     }
 
-    /// Posts transfers that the helper drives.
+    /// Posts transfers that the helper thread drives.
     ///
     /// # Safety
     /// As [`Communicator::post`].
@@ -195,7 +195,7 @@ impl Communicator {
         Ok(tickets)
     }
 
-    /// Posts one transfer that the helper drives.
+    /// Posts one transfer that the helper thread drives.
     ///
     /// # Safety
     /// As [`Communicator::post`].

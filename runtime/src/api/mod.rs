@@ -1,4 +1,4 @@
-//! The public face of the runtime: what users call.
+//! The public API: communicators, collectives, messages, groups and symmetric buffers.
 
 #[cfg(feature = "ndarray")]
 mod arrays;
@@ -74,21 +74,22 @@ use crate::network::rails_in_words;
 
 /// A group of ranks that communicate.
 ///
-/// Every rank makes the same collective calls in the same order. A communicator may be used from several threads, if
-/// the program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match
-/// each other.
+/// Every rank makes the same collective calls in the same order. Several threads may use a communicator, if the
+/// program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match each
+/// other.
 ///
-/// A collective blocks until this rank's part is done: its output is complete, and its input may be changed. That says
-/// nothing about the other ranks, except for [`Communicator::barrier`].
+/// A collective blocks until this rank's part is done: its output is complete, and its input may be changed. Its
+/// return says nothing about the other ranks, except for [`Communicator::barrier`].
 ///
 /// # Errors of calls
-/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] mean that lengths, root or operator make no sense. They come
-/// before anything is sent, and the communicator is as it was. After every other error ([`crate::Error::Mismatch`],
-/// [`crate::Error::PeerLost`], [`crate::Error::Timeout`], [`crate::Error::Aborted`], [`crate::Error::Transport`])
-/// the communicator cannot be used any more, on any rank. [`crate::Error::is_fatal`] tells the two kinds apart.
+/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] mean that lengths, root or operator are not valid. They
+/// are returned before anything is sent, and the communicator stays usable. After every other error
+/// ([`crate::Error::Mismatch`], [`crate::Error::PeerLost`], [`crate::Error::Timeout`], [`crate::Error::Aborted`],
+/// [`crate::Error::Transport`]) no rank can use the communicator any more. [`crate::Error::is_fatal`] tells the two
+/// kinds apart.
 ///
 /// # Dropping
-/// Dropping a communicator waits for a short time until all sent data has left, and tells the other ranks.
+/// Dropping a communicator waits for at most a few seconds until all sent data has left, and tells the other ranks.
 ///
 /// # Fork
 /// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on objects
@@ -100,11 +101,11 @@ pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Longest wait of a dropped communicator for asynchronous operations and for data to leave.
+/// Longest time for which dropping a communicator waits for asynchronous operations and for data to leave.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    /// Makes one. All members call it. Blocks until all have, or the deadline.
+    /// Makes a communicator. Every member calls it. Blocks until all have, at most until the deadline.
     fn make(making: Making) -> Result<Self> {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
@@ -119,8 +120,8 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Joins the other ranks by the environment: `KOLO_*`; `RANK`, `MASTER_ADDR` and so on, as torchrun sets them; or the
-    /// variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks have joined.
+    /// Joins the other ranks as the environment says: `KOLO_*`; `RANK`, `MASTER_ADDR` and so on, as torchrun sets
+    /// them; or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks have joined.
     ///
     /// # Errors
     /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with the reason and a remedy.
@@ -128,49 +129,49 @@ impl Communicator {
         Self::builder().connect()
     }
 
-    /// Joins with explicit settings.
+    /// Returns a builder, for joining with explicit settings.
     #[must_use]
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder::default()
     }
 
-    /// This process's (or thread's) rank.
+    /// Returns the rank of this process (or thread).
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.shared.group.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> u32 {
         self.shared.group.size
     }
 
-    /// Rank among the ranks of this host.
+    /// Returns this rank's number among the ranks of its host.
     #[must_use]
     pub fn local_rank(&self) -> u32 {
         let host = self.shared.group.hosts[self.rank() as usize];
         self.shared.group.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
     }
 
-    /// Host index of each rank; ranks with the same index share memory.
+    /// Returns the host index of each rank. Ranks with the same index share memory.
     #[must_use]
     pub fn hosts(&self) -> &[u32] {
         &self.shared.group.hosts
     }
 
-    /// Route to each other rank, and the reason for it.
+    /// Returns the route to each other rank, with the reason for it.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.shared.group.routes
     }
 
-    /// Tells it from all others: of a job, and in it.
+    /// Returns the job's cookie and the communicator's number within the job, which together identify it.
     fn identity(&self) -> (crate::job::Cookie, u64) {
         (self.shared.world.control.job_cookie(), self.shared.group.id)
     }
 
-    /// Process, host and version of each rank.
+    /// Returns process, host and version of each rank.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerInfo> {
         let all = self.shared.world.control.peer_info();
@@ -184,49 +185,52 @@ impl Communicator {
         self.shared.world.control.coordinator_bytes()
     }
 
-    /// Port at which further endpoints of this process may listen.
+    /// Returns the port at which further endpoints of this process may listen.
     #[doc(hidden)]
     #[must_use]
     pub fn port(&self) -> Option<Arc<Port>> {
         self.shared.world.control.port()
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`, with the network
-    /// as it was measured; the same on all ranks.
+    /// Returns the constants by which algorithms are chosen: built-in ones or those of `KOLO_PROFILE`, with the
+    /// network as it was measured. They are the same on all ranks.
     #[must_use]
     pub fn model(&self) -> Model {
         self.shared.look(|core| *core.planner.model())
     }
 
-    /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
-    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. Where hosts have
-    /// several network interfaces, what share of long messages has gone over each so far. None on one host.
+    /// Describes the network between the hosts: their number, round trip, rate, which host is slow, and the source of
+    /// these figures (measured when the ranks joined, a profile, or the built-in constants). Says so if the profile
+    /// is of other hosts. Where hosts have several network interfaces, also gives the share of long messages that
+    /// each has carried so far. Returns `None` on a single host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
         self.shared.look(|core| describe_network(core, self.shared.group.size))
     }
 
-    /// The ways on which long messages have gone to a rank, with the rate and the bytes of each, where there is a choice of more
-    /// than one: several network interfaces of both hosts, over TCP. Empty otherwise, and for the rank itself. Never blocks.
+    /// Returns the paths that long messages to a rank have taken, with the rate and the bytes of each, where there is
+    /// a choice: over TCP, if both hosts have several network interfaces. Empty otherwise, and for the rank itself.
+    /// Never blocks.
     #[must_use]
     pub fn rails(&self, peer: u32) -> Vec<Rail> {
         self.shared.look(|core| core.engine.rails(peer))
     }
 
-    /// Ranks that this one reaches by way of rank 0's process, since neither of the two can dial the other: so far, as connections
-    /// are made when they are first used. Every byte crosses rank 0's link twice.
+    /// Returns the ranks that this one has reached so far through rank 0's process, because neither end can dial the
+    /// other. Connections are made on first use, so the list may grow. Every byte to these ranks crosses rank 0's
+    /// link twice.
     #[must_use]
     pub fn relayed(&self) -> Vec<u32> {
         self.shared.look(|core| core.engine.relayed())
     }
 
-    /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
+    /// Describes in one line which ranks each transport reaches and why, and how long buffers stay registered.
     #[must_use]
     pub fn summary(&self) -> String {
         let shared = &self.shared;
@@ -263,19 +267,19 @@ impl Communicator {
         out
     }
 
-    /// The last collectives, oldest first.
+    /// Returns records of the last collectives, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Record> {
         self.shared.look(|core| core.calls.recorder.records())
     }
 
-    /// Bytes of staging that operations hold now, without that of the transports.
+    /// Returns the bytes of staging memory that operations hold now, without that of the transports.
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
         self.shared.look(|core| core.engine.staging_bytes())
     }
 
-    /// The algorithm chosen for a call, the losers and the reasons, as text.
+    /// Explains as text which algorithm is chosen for a call, which ones are not, and why.
     ///
     /// # Errors
     /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
@@ -304,8 +308,8 @@ impl Communicator {
         Ok(format!("{symmetric}{way}{constants}{unused}{memory}"))
     }
 
-    /// The carrier of a blocking call, by name: an algorithm, `exchange` for the exchange inside a host, or `plan` for a plan of
-    /// `KOLO_PLAN`.
+    /// Names what carries out a blocking call: an algorithm, `exchange` for the exchange inside a host, or `plan` for
+    /// a plan of `KOLO_PLAN`.
     ///
     /// # Errors
     /// As [`Communicator::explain`].
@@ -315,8 +319,8 @@ impl Communicator {
         Ok(self.shared.core().explain(&call)?.name())
     }
 
-    /// Fails in a child made by `fork`, as every call on the communicator does there: it belongs to the process that made
-    /// it. Never blocks, and costs as much as reading a word.
+    /// Fails in a child made by `fork`, as every call on the communicator does there, since it belongs to the process
+    /// that made it. Never blocks, and costs as much as reading a word.
     ///
     /// # Errors
     /// [`Error::Usage`] in a child of the process that made the communicator.
@@ -325,15 +329,16 @@ impl Communicator {
         self.shared.check_process(|| Waited::other(""))
     }
 
-    /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
-    /// that are not inside a call and want to hear of a failure elsewhere. Moves nothing; returns within a second, and at
-    /// once while all is well.
+    /// Returns the error that the next call would give, if the communicator has failed. For programs that want to
+    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns within
+    /// a second, and at once while all is well.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         drive::standing_error(&self.shared)
     }
 
-    /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
+    /// Aborts the communicator: every call in progress on any rank, and every later one, fails with `reason`. Returns
+    /// at once.
     pub fn abort(&self, reason: &str) {
         drive::abort(&self.shared, reason);
     }
@@ -342,7 +347,8 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) {
-            // After a panic no thread waits for started operations: the other ranks should first hear why.
+            // After a panic no thread waits for started operations, so that the other ranks hear of the panic at
+            // once.
             let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
             let in_order = drive::close(&self.shared, limit);
             self.shared.world.left(in_order);
@@ -350,7 +356,7 @@ impl Drop for Communicator {
     }
 }
 
-/// The network between the hosts, and what goes over which of a host's interfaces.
+/// Describes the network between the hosts, and the share of each interface of a host.
 fn describe_network(core: &Core, size: u32) -> Option<String> {
     let network = core.planner.describe_network()?;
     let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.rails(peer)).collect();

@@ -1,4 +1,4 @@
-//! Measuring the network, when the communicator of all ranks is made.
+//! Measures the network when the communicator of all ranks is made.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::control::ExchangeKey;
 use crate::error::{Error, JoinFailure, Result};
 use crate::network::{Sample, Table, Wire, probe};
 
-/// The round of the control plane's exchange in which ranks tell what they have measured.
+/// The round of the control plane's exchange in which ranks share their measurements.
 const NETWORK_ROUND: u64 = 1 << 24;
 
 /// A rank's measurements.
@@ -21,10 +21,11 @@ struct Measured {
 }
 
 impl Communicator {
-    /// Measures the network between the hosts, and has algorithms chosen by it. All ranks call it. Blocks until all have.
+    /// Measures the network between the hosts, and lets the choice of algorithms depend on it. All ranks call it.
+    /// Blocks until all have.
     ///
     /// # Errors
-    /// As [`Communicator::from_env`]: a host that another cannot reach is found now and not in some later call.
+    /// As [`Communicator::from_env`]. A host that another cannot reach is reported here, not by some later call.
     pub(super) fn learn_network(&self, deadline: Instant) -> Result<()> {
         let shared = &self.shared;
         let (hosts, rank) = (&shared.group.hosts, self.rank());
@@ -57,7 +58,7 @@ impl Communicator {
             core.engine.expect(known.between().into_iter().flat_map(|between| between.rates(host, hosts)));
             core.planner.learn(known);
         }
-        // Calls are counted from the caller's first.
+        // The probe's messages do not count: numbers begin with the caller's first call.
         core.calls.forget();
         drop(core);
         shared.world.learn(table, shared.config.transports.clone());
@@ -85,7 +86,7 @@ impl Communicator {
     }
 }
 
-/// Messages of the communicator.
+/// The probe's wire: messages between one rank of each host.
 struct Messages<'a> {
     communicator: &'a Communicator,
     leaders: &'a [u32],

@@ -1,10 +1,10 @@
 //! Blocking send and receive.
 //!
-//! Each message has a tag, 0 if none is given. The messages from one rank to another that have the same tag meet the
-//! receives for that tag in the order of the calls. Lengths and element types must agree.
+//! Each message has a tag, 0 if none is given. Messages from one rank to another with the same tag match the receives
+//! for that tag in the order of the calls. Lengths and element types must agree.
 //!
-//! A message that comes before one with another tag that is asked for is taken into memory of the receiver's, up to
-//! `KOLO_UNEXPECTED_BYTES`; beyond that it waits with its sender, and what is behind it too.
+//! The receiver buffers a message that arrives before one with the tag that is asked for, up to
+//! `KOLO_UNEXPECTED_BYTES`. Beyond that limit the message waits with its sender, and so do the messages behind it.
 
 use super::Communicator;
 use super::batch::Batch;
@@ -20,7 +20,7 @@ impl Communicator {
         self.batch().send(data, to).run()
     }
 
-    /// Receives exactly `data.len()` elements from rank `from`. Blocks until they are there.
+    /// Receives exactly `data.len()` elements from rank `from`. Blocks until they have arrived.
     ///
     /// # Errors
     /// As the collectives.
@@ -36,7 +36,7 @@ impl Communicator {
         self.batch().send_tagged(data, to, tag).run()
     }
 
-    /// As [`Communicator::recv`], of a message with this tag.
+    /// As [`Communicator::recv`], for a message with this tag.
     ///
     /// # Errors
     /// As the collectives.
@@ -44,15 +44,15 @@ impl Communicator {
         self.batch().recv_tagged(data, from, tag).run()
     }
 
-    /// Receives from whichever rank sends first, and returns which one that was. Blocks until the message is there.
+    /// Receives from whichever rank sends first, and returns that rank. Blocks until the message has arrived.
     ///
     /// # Errors
-    /// As the collectives; [`crate::Error::Unsupported`] if a transport in use cannot do it.
+    /// As the collectives; [`crate::Error::Unsupported`] if a transport in use cannot receive from any source.
     pub fn recv_any<T: Element>(&self, data: &mut [T]) -> Result<u32> {
         self.recv_any_tagged(data, 0)
     }
 
-    /// As [`Communicator::recv_any`], of a message with this tag.
+    /// As [`Communicator::recv_any`], for a message with this tag.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
@@ -70,7 +70,7 @@ impl Communicator {
         self.batch().send(send, to).recv(recv, from).run()
     }
 
-    /// Groups sends and receives that run together, whatever their order: no pattern of them deadlocks.
+    /// Returns an empty group, to which sends and receives are added that run together. No pattern of them deadlocks.
     pub fn batch(&self) -> Batch<'_> {
         Batch::new(self)
     }

@@ -1,4 +1,4 @@
-//! Looking what message waits, without receiving it.
+//! Probing: describes a waiting message without receiving it.
 
 use std::ops::RangeInclusive;
 use std::sync::MutexGuard;
@@ -14,23 +14,24 @@ use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
 use crate::error::{Error, Result};
 use crate::types::DataType;
 
-/// A message that has come and that no receive has asked for.
+/// A message that has arrived and that no receive has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingMessage {
-    /// Rank that has sent it.
+    /// Rank that sent it.
     pub source: u32,
     /// Its tag.
     pub tag: u32,
     /// Length in bytes.
     pub bytes: usize,
-    /// Type of its elements; none if it is another communicator's way to say so, which no receive would take.
+    /// Type of its elements. `None` if the tag fits no type in this communicator; no receive would take such a
+    /// message.
     pub data_type: Option<DataType>,
 }
 
 impl Communicator {
-    /// Waits for a message of rank `source`, or of any, whose tag is one of `tags`, and tells what it is. The message stays, for
-    /// the next receive that names its source and tag; another thread's may come first. Messages that receives have asked for
-    /// already are not seen. Blocks for as long as a receive would.
+    /// Waits for a message from rank `source`, or from any rank, whose tag is one of `tags`, and describes it. The
+    /// message stays for the next receive that names its source and tag, which may be another thread's. Messages that
+    /// receives have already asked for are not seen. Blocks for as long as a receive would.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
@@ -38,7 +39,7 @@ impl Communicator {
         self.probe_within(source, tags, self.shared.config.timeout)
     }
 
-    /// As [`Communicator::probe`], with a time-out of its own.
+    /// Like [`Communicator::probe`], with a time-out of its own.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
@@ -58,8 +59,8 @@ impl Communicator {
         })
     }
 
-    /// As [`Communicator::probe`], but never blocks: none if no such message is there. A message that was sent may take some calls to be
-    /// seen.
+    /// Like [`Communicator::probe`], but never blocks: returns `None` if no such message is there. A sent message may
+    /// be seen only after some calls.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
@@ -68,7 +69,8 @@ impl Communicator {
         source: Option<u32>,
         tags: RangeInclusive<u32>,
     ) -> Result<Option<WaitingMessage>> {
-        /// The first look takes what has come; the second takes the messages that this brings to light.
+        /// Rounds of progress. The first takes messages that have arrived; the second examines those that were behind
+        /// them.
         const LOOKS: usize = 2;
         let shared = &self.shared;
         drive::lend(shared, || {
@@ -125,7 +127,7 @@ impl Communicator {
         let peer = source.unwrap_or(ANY_SOURCE);
         let job =
             TransferJob { kind: Kind::Recv, peer, tag: 0, labels: Some(tags), memory, gpu: None, keep: None };
-        // SAFETY: a probe has no memory.
+        // SAFETY: a probe has no buffer.
         match unsafe { core.engine.transfer(job) } {
             Ok(id) => Ok((core, Ticket { id, waited })),
             Err(error) => {

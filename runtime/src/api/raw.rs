@@ -1,4 +1,4 @@
-//! Calls on raw memory: what bindings and tools use.
+//! Calls on raw memory, for bindings and tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ impl Communicator {
     /// Runs a collective on raw memory and blocks until it is done.
     ///
     /// # Errors
-    /// [`crate::Error::Usage`] for a call that makes no sense; the others end the communicator.
+    /// See [errors of calls](Communicator#errors-of-calls).
     ///
     /// # Safety
-    /// The buffers are valid for the lengths that the collective defines, aligned for their type or not, and not touched
-    /// by anybody else until this returns.
+    /// The buffers are valid for the lengths that the collective defines, and nobody else touches them until this
+    /// returns. They need not be aligned for their type.
     pub unsafe fn call_raw(&self, call: &RawCall) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.call_raw_within(call, self.shared.config.timeout) }
     }
 
-    /// As [`Communicator::call_raw`], with a time-out of its own.
+    /// Like [`Communicator::call_raw`], with a time-out of its own.
     ///
     /// # Errors
     /// As [`Communicator::call_raw`].
@@ -38,8 +38,9 @@ impl Communicator {
         unsafe { drive::run_within(&self.shared, &call, limit) }
     }
 
-    /// As [`Communicator::start_raw`] and an immediate wait: matches what other ranks start, as a blocking call does not.
-    /// For bindings to interfaces in which some ranks may wait for an operation and others start it.
+    /// Starts a collective on raw memory and waits for it at once. Unlike a blocking call, it matches calls that
+    /// other ranks start. For bindings to interfaces in which some ranks may wait for an operation and others start
+    /// it.
     ///
     /// # Errors
     /// As [`Communicator::call_raw`].
@@ -58,21 +59,21 @@ impl Communicator {
     /// As [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw`], until the work is done, or its wait has returned an error. If the handle
-    /// is dropped, until the communicator is.
+    /// As [`Communicator::call_raw`], until the work is done or its wait has returned an error; if the handle is
+    /// dropped, until the communicator is dropped.
     pub unsafe fn start_raw(&self, call: &RawCall) -> Result<Work<()>> {
         // SAFETY: the caller's promise.
         unsafe { self.start_raw_keeping(call, ()) }
     }
 
-    /// Starts a collective on raw memory that `owner` keeps alive: the operation owns it, and its wait gives it back. So
-    /// the handle may be dropped at any time.
+    /// Starts a collective on raw memory that `owner` keeps alive. The operation takes `owner`, and waiting for it
+    /// gives `owner` back, so the handle may be dropped at any time.
     ///
     /// # Errors
     /// As [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw`] for as long as `owner` lives; it may be dropped by any thread.
+    /// As [`Communicator::call_raw`] for as long as `owner` lives. Any thread may drop `owner`.
     pub unsafe fn start_raw_keeping<B: Send + 'static>(&self, call: &RawCall, owner: B) -> Result<Work<B>> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
@@ -92,7 +93,7 @@ impl Communicator {
         unsafe { self.call_raw_v_within(call, self.shared.config.timeout) }
     }
 
-    /// As [`Communicator::call_raw_v`], with a time-out of its own.
+    /// Like [`Communicator::call_raw_v`], with a time-out of its own.
     ///
     /// # Errors
     /// As [`Communicator::call_raw`].
@@ -112,19 +113,20 @@ impl Communicator {
     /// As [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw_v`], until what [`Communicator::start_raw`] says.
+    /// As [`Communicator::call_raw_v`], for as long as [`Communicator::start_raw`] asks.
     pub unsafe fn start_raw_v(&self, call: &RawCallV<'_>) -> Result<Work<()>> {
         // SAFETY: the caller's promise.
         unsafe { self.start_raw_v_keeping(call, ()) }
     }
 
-    /// As [`Communicator::start_raw_v`], on memory that `owner` keeps alive; see [`Communicator::start_raw_keeping`].
+    /// Like [`Communicator::start_raw_v`], on memory that `owner` keeps alive; see
+    /// [`Communicator::start_raw_keeping`].
     ///
     /// # Errors
     /// As [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw_v`] for as long as `owner` lives; it may be dropped by any thread.
+    /// As [`Communicator::call_raw_v`] for as long as `owner` lives. Any thread may drop `owner`.
     pub unsafe fn start_raw_v_keeping<B: Send + 'static>(
         &self,
         call: &RawCallV<'_>,
@@ -137,7 +139,7 @@ impl Communicator {
         Ok(self.work(ticket))
     }
 
-    /// Checks a call, and finds out whose memory its buffers are.
+    /// Checks a call, and finds out which of its buffers are GPU memory.
     pub(super) fn checked(&self, call: &RawCall) -> Result<Call> {
         let mut call = Call::check(call, self.rank(), self.world_size())?;
         on_gpus::locate(&self.shared, &mut call)?;

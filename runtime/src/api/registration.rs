@@ -1,8 +1,8 @@
-//! Memory that is registered with the transports once, rather than with each message.
+//! Registering memory with the transports once, rather than with each message.
 //!
-//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. Memory registered here
-//! stays so until the handle is dropped, whatever `KOLO_IB_CACHE` says. Nothing of it is needed: memory that is not registered is found
-//! in a cache, or registered for the length of a message.
+//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. Memory
+//! registered here stays pinned until the handle is dropped, whatever `KOLO_IB_CACHE` says. Registering is optional:
+//! other memory is found in a cache, or registered for the length of a message.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,10 +22,10 @@ use crate::error::{Error, Result};
 
 const WAITED: Waited = Waited::other("register");
 
-/// Outcome of a registration, transport by transport: the name, and the reason if it was not needed.
+/// Outcome of a registration at one transport: its name, and the reason if it needed none.
 pub type RegistrationStatus = (&'static str, Option<&'static str>);
 
-/// Memory that is registered with a communicator. Dropping it ends that; so does dropping the communicator.
+/// Memory that is registered with a communicator. Dropping the handle or the communicator ends the registration.
 #[must_use = "dropping it ends the registration"]
 pub struct Registration {
     shared: Weak<Shared>,
@@ -33,19 +33,20 @@ pub struct Registration {
     status: Vec<RegistrationStatus>,
 }
 
-// SAFETY: the address is a name for the memory; it is never read or written through here.
+// SAFETY: the address only names the memory; nothing is read or written through it.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// For each transport of the communicator: its name, and why it did nothing; none if the memory is registered.
+    /// Returns the name of each transport of the communicator, with the reason if it did nothing, or `None` if the
+    /// memory is registered there.
     #[must_use]
     pub fn status(&self) -> &[RegistrationStatus] {
         &self.status
     }
 
-    /// Whether any transport has use for it.
+    /// Returns whether any transport has use for the registration.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.status.iter().any(|(_, not)| not.is_none())
@@ -69,9 +70,9 @@ impl Drop for Registration {
     }
 }
 
-/// A buffer (`Vec`, `Box<[T]>` or `BytesMut`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
-/// it (`mem::forget`) leaves registration and memory behind. For a slice that is only borrowed, see
-/// [`Communicator::with_registered`]: forgetting this would leave only the registration.
+/// A buffer (`Vec`, `Box<[T]>` or `BytesMut`) that stays registered as long as this is kept. It dereferences to its
+/// elements. Forgetting it (`mem::forget`) leaks both registration and memory. It does not take a borrowed slice,
+/// since forgetting it would leave the slice registered beyond its life; see [`Communicator::with_registered`].
 /// ```compile_fail
 /// fn register(comm: &kolo::Communicator, data: &mut [u8]) {
 ///     std::mem::forget(comm.register(data));
@@ -79,14 +80,14 @@ impl Drop for Registration {
 /// ```
 #[derive(Debug)]
 pub struct RegisteredBuffer<B: StableBuffer> {
-    // Dropped before the memory.
+    // Declared first, so that it is dropped before the memory.
     registration: Registration,
     buffer: B,
     elements: PhantomData<B::Item>,
 }
 
 impl<B: StableBuffer> RegisteredBuffer<B> {
-    /// Outcome of the registration.
+    /// Returns the registration.
     pub fn registration(&self) -> &Registration {
         &self.registration
     }
@@ -115,12 +116,12 @@ impl Communicator {
     /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
     ///
     /// # Errors
-    /// [`Error::Usage`] if it is empty; [`Error::Transport`] if a transport cannot register it, such as for want of memory
-    /// that may be locked: the text says what to do, and the communicator is as it was.
+    /// [`Error::Usage`] if the buffer is empty. [`Error::Transport`] if a transport cannot register it, for example
+    /// because too little memory may be locked; the text says what to do, and the communicator stays usable.
     pub fn register<B: StableBuffer>(&self, mut buffer: B) -> Result<RegisteredBuffer<B>> {
         let elements = buffer.elements();
         let (start, len) = (elements.as_mut_ptr().cast::<u8>(), size_of_val(elements));
-        // SAFETY: the buffer lives, in its place, until the registration is dropped.
+        // SAFETY: the buffer lives, and its elements stay in place, until the registration is dropped.
         let registration = unsafe { self.register_raw(start, len)? };
         Ok(RegisteredBuffer { registration, buffer, elements: PhantomData })
     }
@@ -128,7 +129,7 @@ impl Communicator {
     /// Registers a borrowed slice while `body` runs on it. Local. Blocks as long as `body` does.
     ///
     /// # Errors
-    /// As [`Communicator::register`]; `body` has not run then.
+    /// As [`Communicator::register`]; then `body` does not run.
     pub fn with_registered<T, R>(
         &self,
         buffer: &mut [T],
@@ -146,17 +147,17 @@ impl Communicator {
     /// As [`Communicator::register`].
     ///
     /// # Safety
-    /// The memory stays mapped, as it is, until the registration or the communicator is dropped.
+    /// The memory stays mapped as it is until the registration or the communicator is dropped.
     pub unsafe fn register_raw(&self, start: *mut u8, len: usize) -> Result<Registration> {
         // SAFETY: the caller's promise.
         unsafe { self.register_backed(Piece { ptr: start, len }, Backing::Pages) }
     }
 
-    /// Registers `len` bytes at `start` that are those of a dma-buf from `offset` on: memory of a GPU, say. The
+    /// Registers `len` bytes at `start` that belong to a dma-buf from `offset` on, such as memory of a GPU. The
     /// descriptor may be closed afterwards. Local.
     ///
     /// # Errors
-    /// As [`Communicator::register`]; also where an adapter's driver takes no dma-buf.
+    /// As [`Communicator::register`]; also if an adapter's driver does not accept dma-bufs.
     ///
     /// # Safety
     /// As [`Communicator::register_raw`], and the addresses are those of the memory behind the descriptor.
@@ -189,21 +190,23 @@ impl Communicator {
         Ok(Registration { shared: Arc::downgrade(&self.shared), memory, status })
     }
 
-    /// Whether the adapters' registrations of buffers outlive the calls that they were made for, and why not: "kept, and let
-    /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
+    /// Describes whether the adapters keep registrations of buffers after the calls that they were made for, and why
+    /// not: for example "kept, and let go of when the kernel tells that memory changed". `None` if no peer is reached
+    /// by RDMA.
     #[must_use]
     pub fn registration_policy(&self) -> Option<String> {
         self.shared.group.adapters.as_ref().map(|adapters| adapters.registrations.clone())
     }
 
-    /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
-    /// pinned pages". None if no peer is reached by RDMA.
+    /// Describes whether memory that is registered with adapters stays intact when this process forks: for example
+    /// "safe: the kernel copies pinned pages". `None` if no peer is reached by RDMA.
     #[must_use]
     pub fn fork_safety(&self) -> Option<String> {
         self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
-    /// The transports' work with memory so far: bytes in place and copied, registrations, ranges found registered.
+    /// Returns counters of the transports' work with memory so far: bytes sent in place and copied, registrations,
+    /// and ranges that were found registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
         self.shared.look(|core| core.engine.memory_counters())

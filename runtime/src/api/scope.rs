@@ -1,4 +1,4 @@
-//! Asynchronous operations on borrowed buffers: everything started in a scope is done when the scope ends.
+//! Asynchronous operations on borrowed buffers: all operations started in a scope are done when the scope ends.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -21,17 +21,17 @@ pub struct Scope<'buffers, 'communicator> {
     _buffers: PhantomData<&'buffers mut &'buffers ()>,
 }
 
-/// Something to wait for.
+/// A started operation to wait for.
 #[derive(Debug)]
 struct Started<'buffers> {
     ticket: Ticket,
-    /// Destination for the source of a receive from any source.
+    /// Place for the source of a receive from any source.
     source: Option<&'buffers mut u32>,
 }
 
 impl Communicator {
-    /// Runs `body`, which may start operations on borrowed buffers, and then waits for all of them, even if `body`
-    /// panics. Blocks until all are done.
+    /// Runs `body`, which may start operations on borrowed buffers, and then blocks until all of them are done, even
+    /// if `body` panics.
     ///
     /// # Errors
     /// The first error of `body` or of an operation.
@@ -48,17 +48,17 @@ impl Communicator {
     }
 }
 
-/// Waits when `body` unwinds.
+/// Waits for the operations of the scope if `body` unwinds.
 struct Finish<'a, 'buffers, 'communicator>(&'a Scope<'buffers, 'communicator>);
 
 impl Drop for Finish<'_, '_, '_> {
     fn drop(&mut self) {
-        // The panic is the news; an error besides it is in the communicator, which reports it at the next call.
+        // The panic goes first. The communicator keeps an error besides it, and reports it at the next call.
         let _ = self.0.wait();
     }
 }
 
-/// Methods that start the call which the communicator makes of the same arguments.
+/// Defines methods that start the call which the communicator builds from the same arguments.
 macro_rules! starts {
     ($($what:literal $name:ident($($argument:ident: $type:ty),*) => $call:ident($($given:expr),*);)*) => {$(
         #[doc = concat!("Starts ", $what, ".\n\n# Errors\nAs [`Communicator::", stringify!($name), "`].")]
@@ -117,19 +117,20 @@ impl<'buffers> Scope<'buffers, '_> {
 
     /// Starts a call made from borrowed buffers.
     fn start(&self, call: &Call) -> Result<()> {
-        // SAFETY: the methods above, the only callers, make calls from buffers borrowed for 'buffers, which outlives the
-        // scope, and the scope does not end before the operation is done or the engine was aborted.
+        // SAFETY: only the methods above call this. They make calls from buffers borrowed for 'buffers, which
+        // outlives the scope, and the scope does not end before the operation is done or the engine was aborted.
         let ticket = unsafe { drive::start(&self.communicator.shared, call, None) }?;
         self.note(ticket, None);
         Ok(())
     }
 
-    /// Has the scope wait for something that was started.
+    /// Makes the scope wait for a started operation.
     pub(super) fn note(&self, ticket: Ticket, source: Option<&'buffers mut u32>) {
         self.started.borrow_mut().push(Started { ticket, source });
     }
 
-    /// Waits for everything started; after an error or a panic the engine has been aborted, so the rest is over too.
+    /// Waits for all started operations. After an error or a panic the engine has been aborted, so the others are
+    /// over too.
     fn wait(&self) -> Result<()> {
         let shared = &self.communicator.shared;
         shared.check_process(|| Waited::other("scope"))?;

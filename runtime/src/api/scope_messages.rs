@@ -38,7 +38,7 @@ impl<'buffers> Scope<'buffers, '_> {
         self.start_message(Transfer::recv(RawMessage::of_mut(data, tag), from), None)
     }
 
-    /// Starts a receive of a message with this tag from whichever rank sends one first; when the scope has ended,
+    /// Starts a receive of a message with this tag from whichever rank sends one first. After the end of the scope,
     /// `source` is that rank.
     ///
     /// # Errors

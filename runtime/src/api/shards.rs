@@ -1,4 +1,5 @@
-//! Reductions over shards, whose bits depend on neither the number of ranks nor who they are.
+//! Reductions over shards: the bits of their results depend neither on the number of ranks nor on which ranks there
+//! are.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,27 +19,28 @@ use crate::reduce::{Folding, combine_fn};
 use crate::types::{Element, ReduceOp};
 
 impl Communicator {
-    /// The shards of this rank, of `shards` among all ranks: `rank * shards / world_size` up to that of the next rank. Empty on some ranks if there
-    /// are fewer shards than ranks.
+    /// Returns this rank's run of the `shards` shards: from `rank * shards / world_size` to where the next rank's
+    /// begins. Some ranks have none if there are fewer shards than ranks.
     #[must_use]
     pub fn own_shards(&self, shards: u32) -> Range<u32> {
         of_rank(shards, self.rank(), self.world_size())
     }
 
-    /// The element-wise reduction of `shards` vectors, the *shards* of a job, to `output` on every rank. `input` holds this rank's run of
-    /// them ([`Communicator::own_shards`]), one behind the other, each as long as `output`.
+    /// Reduces `shards` vectors, the *shards* of a job, element by element to `output` on every rank. `input` holds
+    /// this rank's run of them ([`Communicator::own_shards`]), one behind the other, each as long as `output`.
     ///
-    /// The order of additions is a balanced tree over the shards, so the result is the same, bit for bit, for any number of ranks, on any
-    /// transports and with all settings: also after ranks have died and others have taken over their shards. A job that fixes the
-    /// number of shards and computes each of them alike comes to the same result with 1 rank and with 16. [`ReduceOp::Avg`] divides by
-    /// the number of shards.
+    /// Additions follow a balanced tree over the shards. The result is therefore the same, bit for bit, for any
+    /// number of ranks, on any transports and with all settings, even after ranks have died and others have taken
+    /// over their shards. A job that fixes the number of shards, and computes each of them alike, gets the same
+    /// result with 1 rank and with 16. [`ReduceOp::Avg`] divides by the number of shards.
     ///
-    /// Where every rank has the same power of two of shards, the call takes as long as an all-reduce and the reduction of
-    /// the own shards; with [`Determinism::Canonical`] on the same paths. Elsewhere ranks send several partial results each: see docs/elastic.md.
+    /// Where all ranks have the same power of two of shards, the call takes as long as reducing the rank's own shards
+    /// and an all-reduce, and with [`Determinism::Canonical`] it takes the same paths. In other cases each rank sends
+    /// several partial results: see docs/elastic.md.
     ///
     /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls). [`Error::Usage`] if `shards` is 0 or more than 16,384, if `input` is not as long as
-    /// it has to be, or for [`ReduceOp::PremulSum`].
+    /// See [errors of calls](Communicator#errors-of-calls). [`Error::Usage`] if `shards` is 0 or more than 16,384, if
+    /// `input` has the wrong length, or for [`ReduceOp::PremulSum`].
     pub fn all_reduce_shards<T: Element>(
         &self,
         input: &[T],
@@ -69,7 +71,8 @@ impl Communicator {
         unsafe { run(&self.shared, call, self.shared.config.timeout) }
     }
 
-    /// As [`Communicator::all_reduce_shards`], on raw memory: `call` is an all-reduce of `count` elements per shard, out of place.
+    /// Like [`Communicator::all_reduce_shards`], on raw memory: `call` is an all-reduce of `count` elements per
+    /// shard, out of place.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_shards`]; [`Error::Unsupported`] on a GPU's memory.
@@ -112,7 +115,7 @@ impl Communicator {
         if own > 0 && raw.count > 0 && raw.input.is_null() {
             return refuse("a null pointer was given for an input that is not empty".to_owned());
         }
-        // The rules for a vector of each rank hold here, but for the input.
+        // The rules for an all-reduce of a vector per rank hold here too, except for the input.
         let input = if own == 0 { std::ptr::null() } else { raw.input };
         let vector = RawCall { input: raw.output.cast_const(), ..*raw };
         let call = Call::check(&vector, self.rank(), ranks)?;
@@ -127,7 +130,7 @@ impl Communicator {
     }
 }
 
-/// Runs a checked call.
+/// Runs a checked call on shards.
 ///
 /// # Safety
 /// As [`drive::run_within`].
@@ -140,7 +143,8 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
         // SAFETY: the caller's promise.
         return unsafe { drive::run_within(shared, &call, limit) };
     };
-    // The tree over the own shards is a subtree, and what is above them all is the canonical tree over the ranks.
+    // The tree over this rank's shards is a subtree, and the tree above these subtrees is the canonical tree over the
+    // ranks.
     shared.check_process(|| Waited::call(call.summary(false), 0))?;
     let own = (shards / ranks) as usize;
     let bytes = count * call.data_type.size();
@@ -150,11 +154,12 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
         let how =
             Folding { combine, element_bytes: folded.data_type.size(), canonical: true, scratch: &scratch };
         let input = folded.input;
-        // SAFETY: the caller's promise: the input has so many vectors of so many bytes, and lies apart from the output.
+        // SAFETY: the caller's promise: the input has `own` vectors of `bytes` bytes each, and lies apart from the
+        // output.
         unsafe { how.fold(folded.output, bytes, own, |shard| input.wrapping_add(shard * bytes)) };
         folded.input = folded.output;
         folded.placement = Placement::InPlace;
     }
-    // SAFETY: the caller's promise: both buffers hold a vector.
+    // SAFETY: the caller's promise: each buffer holds a vector.
     unsafe { drive::run_within(shared, &folded, limit) }
 }

@@ -1,18 +1,19 @@
-//! Buffers that may be handed over to an operation, which works on their memory wherever the handle of it goes.
+//! Buffers whose elements stay in place when their owner moves, so that operations can own them.
 
 use bytes::BytesMut;
 
-/// An owner of elements whose place in memory does not change while it is kept: what started calls take, and what
-/// [`Communicator::register`](super::Communicator::register) does.
+/// An owner of elements that do not move while it is kept. Started calls and
+/// [`Communicator::register`](super::Communicator::register) take such owners.
 ///
 /// # Safety
-/// `elements` gives the same address and length each time, also after the owner was moved, until it is dropped.
+/// Until the owner is dropped, `elements` returns the same address and length each time, even after the owner was
+/// moved.
 pub unsafe trait StableBuffer {
-    /// The element.
+    /// Type of an element.
     type Item;
-    /// The elements.
+    /// Returns the elements.
     fn elements(&mut self) -> &mut [Self::Item];
-    /// The elements.
+    /// Returns the elements for reading.
     fn elements_ref(&self) -> &[Self::Item];
 }
 
@@ -27,7 +28,7 @@ unsafe impl<T> StableBuffer for Vec<T> {
     }
 }
 
-// SAFETY: a box does not move what is in it.
+// SAFETY: moving a box does not move its contents.
 unsafe impl<T> StableBuffer for Box<[T]> {
     type Item = T;
     fn elements(&mut self) -> &mut [T] {
@@ -38,7 +39,7 @@ unsafe impl<T> StableBuffer for Box<[T]> {
     }
 }
 
-// SAFETY: what is in it lies on the heap, and moves only when something is added or taken away.
+// SAFETY: the bytes lie on the heap, and move only when some are added or removed.
 unsafe impl StableBuffer for BytesMut {
     type Item = u8;
     fn elements(&mut self) -> &mut [u8] {

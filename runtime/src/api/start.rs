@@ -1,8 +1,8 @@
-//! Asynchronous collectives that own their buffers, v-forms included.
+//! Asynchronous collectives that own their buffers, including those on blocks of unequal length.
 //!
-//! Each takes its buffer by value, a `Vec` or any other [`StableBuffer`], and gives the output back from [`Work::wait`]; nothing
-//! can go wrong if the handle is dropped, leaked or forgotten. Operations started on a communicator overlap; all ranks start them in the same order.
-//! For borrowed buffers see [`Communicator::scope`].
+//! Each method takes its buffer by value, a `Vec` or any other [`StableBuffer`], and [`Work::wait`] gives the output
+//! back. The handle may therefore be dropped, leaked or forgotten. Operations started on a communicator overlap; all
+//! ranks start them in the same order. For borrowed buffers see [`Communicator::scope`].
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
 
-/// Methods that start a call on a buffer of their own, which the work gives back.
+/// Defines methods that start an in-place call on an owned buffer, which the work gives back.
 macro_rules! starts_in_place {
     ($($(#[$doc:meta])* $name:ident($buffer:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
         => $call:ident($($given:expr),*);)*) => {$(
@@ -31,15 +31,15 @@ macro_rules! starts_in_place {
                 let $buffer = $buffer.elements();
                 self.$call($($given),*)?
             };
-            // SAFETY: the call is on these elements, whose owner the engine keeps until the operation is done; moving that
-            // does not move them.
+            // SAFETY: the call is on these elements. The engine keeps their owner until the operation is done, and
+            // moving the owner does not move them.
             let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new($buffer))) }?;
             Ok(self.work(ticket))
         }
     )*};
 }
 
-/// Methods that start a call from a buffer of their own into a new vector, which the work gives.
+/// Defines methods that start a call from an owned buffer into a new vector, which the work gives.
 macro_rules! starts_into {
     ($($(#[$doc:meta])* $name:ident($comm:ident, $input:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
         => $output:ident = $room:expr, $call:ident($($given:expr),*);)*) => {$(
@@ -73,7 +73,7 @@ impl Communicator {
         /// Starts a broadcast.
         broadcast_start(buffer, root: u32) as broadcast
             => vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root);
-        /// Starts a reduce; the work gives the result on the root, and the buffer as it was elsewhere.
+        /// Starts a reduce; the work gives the result on the root, and the unchanged buffer elsewhere.
         reduce_start(buffer, op: ReduceOp, root: u32) as reduce => reduce_in_place_call(buffer, op, root);
         /// Starts an in-place scan.
         scan_start(buffer, op: ReduceOp) as scan => vector_call(Collective::Scan, buffer, op, 0);
@@ -82,7 +82,7 @@ impl Communicator {
     }
 
     starts_into! {
-        /// Starts an all-gather; the work gives the blocks of all ranks, one behind the other.
+        /// Starts an all-gather; the work gives the blocks of all ranks in rank order.
         all_gather_start(comm, input) as all_gather
             => output = comm.room(Collective::AllGather, &vec![input.len(); comm.world_size() as usize])?,
             all_gather_call(input, &mut output);
@@ -100,30 +100,31 @@ impl Communicator {
         /// Starts an all-to-all; the work gives the received blocks. The input is cut into equal blocks.
         all_to_all_start(comm, input) as all_to_all
             => output = zeros(input.len()), all_to_all_call(input, &mut output);
-        /// Starts an all-gather of blocks of `counts[r]` elements of each rank r; the work gives all of them, one behind the
-        /// other.
+        /// Starts an all-gather of blocks of `counts[r]` elements from each rank r; the work gives all of them in
+        /// rank order.
         all_gather_v_start(comm, input, counts: &[usize]) as all_gather_v
             => output = comm.room(Collective::AllGather, counts)?,
             all_gather_v_call(input, &mut output, counts);
-        /// Starts a reduce-scatter of blocks of `counts[r]` elements for each rank r; the work gives this rank's.
+        /// Starts a reduce-scatter of blocks of `counts[r]` elements for each rank r; the work gives this rank's
+        /// block.
         reduce_scatter_v_start(comm, input, counts: &[usize], op: ReduceOp) as reduce_scatter_v
             => output = {
                 comm.expect_counts(Collective::ReduceScatter, "counts", counts)?;
                 comm.room(Collective::ReduceScatter, &counts[comm.rank() as usize..][..1])?
             },
             reduce_scatter_v_call(input, &mut output, counts, op);
-        /// Starts a gather of `counts[r]` elements from each rank r; the work gives all of them on the root and nothing
-        /// elsewhere. `counts` is used on the root only.
+        /// Starts a gather of `counts[r]` elements from each rank r; the work gives all of them on the root, and
+        /// nothing elsewhere. `counts` is used on the root only.
         gather_v_start(comm, input, counts: &[usize], root: u32) as gather_v
             => output = comm.room(Collective::Gather, if comm.rank() == root { counts } else { &[] })?,
             gather_v_call(input, &mut output, counts, root);
-        /// Starts a scatter that gives each rank r its `counts[r]` elements of the root's input; the work gives this rank's,
-        /// of which there are `count`. `input` and `counts` are used on the root only.
+        /// Starts a scatter that gives each rank r `counts[r]` elements of the root's input; the work gives this
+        /// rank's `count` elements. `input` and `counts` are used on the root only.
         scatter_v_start(comm, input, counts: &[usize], count: usize, root: u32) as scatter_v
             => output = comm.room(Collective::Scatter, &[count])?,
             scatter_v_call(input, &mut output, counts, root);
-        /// Starts an all-to-all of `send_counts[s]` elements to each rank s and `recv_counts[r]` from each rank r; the work
-        /// gives the latter, one behind the other.
+        /// Starts an all-to-all of `send_counts[s]` elements to each rank s and `recv_counts[r]` from each rank r;
+        /// the work gives the received elements in rank order.
         all_to_all_v_start(comm, input, send_counts: &[usize], recv_counts: &[usize]) as all_to_all_v
             => output = comm.room(Collective::AllToAll, recv_counts)?,
             all_to_all_v_call(input, send_counts, &mut output, recv_counts);
@@ -135,17 +136,17 @@ impl Communicator {
     /// As [`Communicator::barrier`].
     pub fn barrier_start(&self) -> Result<Work<()>> {
         let call = self.barrier_call();
-        // SAFETY: there is no memory.
+        // SAFETY: a barrier has no buffers.
         let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new(()))) }?;
         Ok(self.work(ticket))
     }
 
-    /// Blocks that a gather gives this rank.
+    /// Returns the number of blocks that a gather gives this rank.
     fn blocks_at(&self, root: u32) -> usize {
         if self.rank() == root { self.world_size() as usize } else { 0 }
     }
 
-    /// A vector for blocks of these lengths.
+    /// Returns a vector of zeros for blocks of these lengths.
     fn room<T: Element>(&self, collective: Collective, counts: &[usize]) -> Result<Vec<T>> {
         let len = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
         let addressable =

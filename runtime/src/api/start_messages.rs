@@ -1,6 +1,7 @@
-//! Asynchronous sends and receives: with buffers of their own, or on raw memory.
+//! Asynchronous sends and receives on owned buffers or on raw memory.
 //!
-//! They match as the blocking ones do, in the order of the calls of both kinds. Any number may be in flight.
+//! They are matched in the order of the calls, together with blocking sends and receives. Up to 65,000 may be in
+//! flight.
 
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ impl Communicator {
         Ok(self.work(ticket))
     }
 
-    /// Starts a receive of exactly as many elements as `data` has; the work gives the buffer with the message.
+    /// Starts a receive of exactly as many elements as `data` has; the work gives the buffer back with the message.
     ///
     /// # Errors
     /// As [`Communicator::recv`].
@@ -48,7 +49,7 @@ impl Communicator {
         self.recv_tagged_start(data, from, 0)
     }
 
-    /// As [`Communicator::recv_start`], of a message with this tag.
+    /// As [`Communicator::recv_start`], for a message with this tag.
     ///
     /// # Errors
     /// As [`Communicator::recv`].
@@ -73,7 +74,7 @@ impl Communicator {
         self.recv_any_tagged_start(data, 0)
     }
 
-    /// As [`Communicator::recv_any_start`], of a message with this tag.
+    /// As [`Communicator::recv_any_start`], for a message with this tag.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
@@ -94,8 +95,8 @@ impl Communicator {
     /// As [`Communicator::send`].
     ///
     /// # Safety
-    /// The memory is valid and not written until the work is done, or its wait has returned an error. If the handle is
-    /// dropped, until the communicator is.
+    /// The memory is valid and not written until the work is done or its wait has returned an error; if the handle is
+    /// dropped, until the communicator is dropped.
     pub unsafe fn send_raw_start(&self, message: &RawMessage, to: u32) -> Result<Work<()>> {
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.start_transfer(Transfer::send(*message, to), Some(Box::new(()))) }?;
@@ -108,8 +109,8 @@ impl Communicator {
     /// As [`Communicator::recv`].
     ///
     /// # Safety
-    /// The memory is valid and not touched by anybody else until the work is done, or its wait has returned an error. If
-    /// the handle is dropped, until the communicator is.
+    /// The memory is valid, and nobody else touches it, until the work is done or its wait has returned an error; if
+    /// the handle is dropped, until the communicator is dropped.
     pub unsafe fn recv_raw_start(&self, message: &RawMessage, from: u32) -> Result<Work<u32>> {
         // SAFETY: the caller's promise.
         unsafe { self.recv_source_start(Transfer::recv(*message, from)) }
@@ -127,13 +128,14 @@ impl Communicator {
         unsafe { self.recv_source_start(Transfer::recv_any(*message)) }
     }
 
-    /// As [`Communicator::send_raw_start`], on memory that `owner` keeps alive: the send owns it, and its wait gives it back.
+    /// Like [`Communicator::send_raw_start`], on memory that `owner` keeps alive. The send takes `owner`, and waiting
+    /// for it gives `owner` back.
     ///
     /// # Errors
     /// As [`Communicator::send`].
     ///
     /// # Safety
-    /// The memory is valid and not written for as long as `owner` lives; it may be dropped by any thread.
+    /// The memory is valid and not written for as long as `owner` lives. Any thread may drop `owner`.
     pub unsafe fn send_raw_keeping<B: Send + 'static>(
         &self,
         message: &RawMessage,
@@ -145,14 +147,14 @@ impl Communicator {
         Ok(self.work(ticket))
     }
 
-    /// Starts a receive into memory that `owner` keeps alive, from `from` or from whichever rank sends first; the work
-    /// gives the owner back, and the source.
+    /// Starts a receive into memory that `owner` keeps alive, from rank `from` or from whichever rank sends first;
+    /// the work gives `owner` back, with the source.
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
     ///
     /// # Safety
-    /// The memory is valid and not touched by anybody else for as long as `owner` lives; it may be dropped by any thread.
+    /// The memory is valid, and nobody else touches it, for as long as `owner` lives. Any thread may drop `owner`.
     pub unsafe fn recv_raw_keeping<B: Send + 'static>(
         &self,
         message: &RawMessage,

@@ -1,4 +1,4 @@
-//! Communicators of some of the ranks.
+//! Communicators of some or all of the ranks: split, group and duplicate.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,18 +13,20 @@ use crate::control::ExchangeKey;
 use crate::drive;
 use crate::error::{Error, JoinFailure, Result};
 
-/// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
+/// First round of the control plane's exchange that splits use, apart from the round that introduces a communicator's
+/// ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
 
 /// A rank's request to a split: its color and key, or the problem with its call.
 type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
 
-/// Bytes of another rank's words that are repeated: some lines.
+/// Longest text of another rank that an error repeats, in bytes.
 const MOST_BYTES: usize = 500;
 
 impl Communicator {
-    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be negative,
-    /// and then by rank. A rank that gives `None` gets none. Every rank of this communicator calls it. Blocks until all have.
+    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be
+    /// negative, and then by rank. A rank that gives `None` gets no communicator. Every rank of this communicator
+    /// calls it. Blocks until all have.
     ///
     /// # Errors
     /// As [`Communicator::from_env`]; [`Error::Usage`] on every rank if one of them took part by
@@ -33,9 +35,9 @@ impl Communicator {
         self.split_as(Ok((color, key.into())))
     }
 
-    /// Takes part in a split in place of a call that makes no sense, for bindings: every rank, this one too, gets an
-    /// [`Error::Usage`] with `problem`, and the communicator is as it was. Otherwise the others would wait for this rank, and
-    /// its later splits would meet their earlier ones. Blocks as [`split`](Self::split).
+    /// Takes part in a split in place of an invalid call, for bindings. Every rank, including this one, gets an
+    /// [`Error::Usage`] with `problem`, and the communicator stays usable. Otherwise the other ranks would wait for
+    /// this one, and its later splits would match their earlier ones. Blocks as [`split`](Self::split).
     pub fn refuse_split(&self, problem: &str) -> Error {
         let request = Err(printable(problem, MOST_BYTES));
         match self.split_as(request) {
@@ -56,7 +58,7 @@ impl Communicator {
             match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
                 SplitRequest::Ok(request) => requests.push(request),
                 SplitRequest::Err(problem) => {
-                    // Another rank's words: no longer than it may make them, and nothing that a terminal obeys.
+                    // The text comes from another rank, so it is bounded and freed of control characters.
                     let shown = printable(&problem, MOST_BYTES);
                     return Err(self.usage("split", format!("rank {rank} cannot take part: {shown}")));
                 }
@@ -70,11 +72,12 @@ impl Communicator {
         self.subset(&ranks, number, u64::from(color), deadline).map(Some)
     }
 
-    /// A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
+    /// Makes a communicator of the listed ranks, in this order. Only these ranks call it, with the same list. Blocks
+    /// until all have.
     ///
     /// # Errors
-    /// [`Error::Usage`] if this rank is not in the list, or the list is not one of distinct ranks; otherwise as
-    /// [`Communicator::from_env`].
+    /// [`Error::Usage`] if this rank is not in the list, or if a rank in it is out of range or listed twice;
+    /// otherwise as [`Communicator::from_env`].
     pub fn group(&self, ranks: &[u32]) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
             let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
@@ -89,8 +92,8 @@ impl Communicator {
             );
         }
         self.shared.check_process(|| Waited::other("group"))?;
-        // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
-        // itself, and how often it was used, name the group.
+        // Ranks outside the list do not count this call, so the common counter cannot number the group. The list
+        // itself, and how often it was used, identify it.
         let mut core = self.shared.core();
         drive::check_usable(&self.shared, &core, Waited::other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
@@ -101,8 +104,8 @@ impl Communicator {
         self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
     }
 
-    /// A communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings that agree.
-    /// Blocks until all have.
+    /// Makes a communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings
+    /// that agree. Blocks until all have.
     ///
     /// # Errors
     /// As [`Communicator::from_env`].
@@ -146,5 +149,5 @@ impl Communicator {
     }
 }
 
-/// Numbers of groups lie above those of splits, of which there are never so many.
+/// First number of groups. Splits never reach it.
 const GROUP_NUMBERS: u64 = 1 << 48;

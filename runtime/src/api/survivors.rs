@@ -1,4 +1,4 @@
-//! Steps that outlive losses: those that are left repeat what failed.
+//! Steps that survive losses: the ranks that live repeat a step that failed.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use crate::error::{AbortReason, Error, ErrorContext, Result};
 use crate::job::MOST_PATIENCE;
 use crate::types::{Element, ReduceOp};
 
-/// This rank's step succeeded.
+/// Flag: this rank's step succeeded.
 const DONE: u64 = 1;
 
-/// This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
+/// Flag: this rank's step succeeded, or failed because the communicator did. It may be repeated.
 const MAY_REPEAT: u64 = 2;
 
-/// No newcomer waits at this rank's door.
+/// Flag: no newcomer waits at this rank's door.
 const NOBODY_WAITS: u64 = 4;
 
-/// This rank has reached the end of the step; ranks that ran out of time may not have.
+/// Flag: this rank has reached the end of the step. Ranks that ran out of time may not have.
 const IS_HERE: u64 = 8;
 
-/// No newcomer waits at this rank's door for a copy of its state.
+/// Flag: no newcomer waits at this rank's door for a copy of its state.
 const NOBODY_ASKS: u64 = 16;
 
 /// A change of a group's members: see [`Survivors::on_change`].
@@ -31,27 +31,29 @@ const NOBODY_ASKS: u64 = 16;
 pub struct Change {
     /// Number of changes of the group, this one included.
     pub epoch: u64,
-    /// Ranks in the communicator before that have left. Empty on a newcomer, which does not know.
+    /// Ranks of the previous communicator that have left. Empty on a newcomer, which does not know them.
     pub left: Vec<u32>,
-    /// Ranks now that have come.
+    /// Ranks of the new communicator that have come.
     pub came: Vec<u32>,
-    /// This rank's number now.
+    /// This rank in the new communicator.
     pub rank: u32,
-    /// World size now.
+    /// World size of the new communicator.
     pub world_size: u32,
 }
 
 type Watcher = Box<dyn FnMut(&Change) + Send>;
 
-/// A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
+/// A group of ranks that goes on when some of them die: a communicator of the ranks that live replaces the previous
+/// one.
 ///
-/// A step that [`Survivors::run`] or its like calls succeeds on all ranks that live, or on none. If a rank was lost, those that live
-/// repeat it among themselves, from the same inputs, until it succeeds. So the results are of the members that [`Survivors::comm`] then
-/// has, and all members have the same.
+/// A step that [`Survivors::run`] or a variant of it calls succeeds either on all ranks that live or on none. If a
+/// rank was lost, those that live repeat the step among themselves, from the same inputs, until it succeeds. The
+/// results are therefore those of the members that [`Survivors::comm`] then has, and they are the same on all
+/// members.
 ///
-/// All ranks of the communicator make one, and call the same methods in the same order. After a step, they agree
-/// ([`Communicator::agree`]), which costs one round among all members over TCP. Where calls are short, put several into one
-/// step of [`Survivors::run`].
+/// All ranks of the communicator make a `Survivors`, and call the same methods in the same order. After a step they
+/// agree ([`Communicator::agree`]), which costs one round among all members over TCP. Where calls are short, put
+/// several into one step of [`Survivors::run`].
 ///
 /// ```no_run
 /// use kolo::{Communicator, ReduceOp, Result, Survivors};
@@ -75,12 +77,12 @@ pub struct Survivors {
     comm: Communicator,
     at_least: u32,
     up_to: u32,
-    /// Newcomers wait, as all have agreed after the last step.
+    /// Newcomers wait, as all members agreed after the last step.
     is_due: bool,
-    /// Newcomers wait for a copy of the state, as all have agreed after the last step.
+    /// Newcomers wait for a copy of the state, as all members agreed after the last step.
     is_asked: bool,
     watcher: Option<Watcher>,
-    /// A change that the watcher has not been told.
+    /// A change that the watcher has not been told of.
     news: Option<Change>,
     /// A step was given up at its time limit: the members make another communicator before the next.
     is_spent: bool,
@@ -93,8 +95,9 @@ impl fmt::Debug for Survivors {
 }
 
 impl Survivors {
-    /// Of the ranks of a communicator. A newcomer makes one of the communicator that it has joined, and goes on like the others. If
-    /// `kolo run --elastic MIN:MAX` has started the job, [`Survivors::at_least`] is MIN and [`Survivors::up_to`] MAX, unless they are called.
+    /// Makes a group of the ranks of a communicator. A newcomer does so with the communicator that it has joined, and
+    /// goes on like the others. If `kolo run --elastic MIN:MAX` has started the job, [`Survivors::at_least`] is MIN
+    /// and [`Survivors::up_to`] is MAX by default.
     #[must_use]
     pub fn new(comm: Communicator) -> Self {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
@@ -104,71 +107,77 @@ impl Survivors {
         Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }
 
-    /// Greatest number of ranks: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
+    /// Sets the number of ranks up to which [`Survivors::admit`] takes newcomers in. It is the same on all ranks,
+    /// including newcomers.
     #[must_use]
     pub const fn up_to(mut self, ranks: u32) -> Self {
         self.up_to = ranks;
         self
     }
 
-    /// Calls `watcher` when the members have changed, before the step begins (again), on the thread that calls [`Survivors::run`]; on a
-    /// newcomer before its first step. For logs and the like: a step that has to give newcomers its state does so by itself, since it may
-    /// be repeated. [`Communicator::epoch`] tells it that the members are others than the last time.
+    /// Calls `watcher` when the members have changed: before the step begins (again), on the thread that calls
+    /// [`Survivors::run`], and on a newcomer before its first step. It is meant for logs and the like. A step that
+    /// gives newcomers their state does so by itself, since it may be repeated; it sees from [`Communicator::epoch`]
+    /// that the members have changed.
     #[must_use]
     pub fn on_change(mut self, watcher: impl FnMut(&Change) + Send + 'static) -> Self {
         self.watcher = Some(Box::new(watcher));
         self
     }
 
-    /// Gives up when fewer than so many ranks are left. The same on all ranks.
+    /// Sets the number of ranks below which the group gives up. It is the same on all ranks.
     #[must_use]
     pub const fn at_least(mut self, ranks: u32) -> Self {
         self.at_least = ranks;
         self
     }
 
-    /// The members of the last step. Calls on it are on their own: they may fail on some ranks and succeed on others.
+    /// Returns the communicator of the members of the last step. Calls on it are not repeated: they may fail on some
+    /// ranks and succeed on others.
     #[must_use]
     pub const fn comm(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The communicator of the members of the last step.
+    /// Gives the communicator of the members of the last step back.
     #[must_use]
     pub fn into_comm(self) -> Communicator {
         self.comm
     }
 
-    /// Runs `step` on the members until all of them have succeeded; the others have died. After a loss it runs again on a new
-    /// communicator, so it must not change what it starts from: calls in it are out of place, or on copies. Messages and started
-    /// operations are over when it returns.
+    /// Runs `step` on the members until it has succeeded on all that live. After a loss it runs again on a new
+    /// communicator, so it must not change its inputs: calls in it are out of place, or on copies. Messages and
+    /// started operations in it must be over when it returns.
     ///
-    /// Blocks as the calls in `step` do, and until all members have come to its end: at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout) longer on one than on another.
+    /// Blocks as the calls in `step` do, and then until all members have reached its end, at most
+    /// [`Config::join_timeout`](crate::Config::join_timeout).
     ///
     /// # Errors
-    /// All ranks that live return an error, or none does. An error that is not [fatal](Error::is_fatal), such as [`Error::Usage`], is not
-    /// repeated, nor is a failure after which no rank is missing: the rank returns it, and the others return [`Error::Aborted`] with
-    /// [`AbortReason::Revoked`]. The members can go on with further steps. [`AbortReason::Minority`] if fewer than
-    /// [`Survivors::at_least`] are left. Where the ranks could not agree, each returns the error of [`Communicator::agree`] or
-    /// [`Communicator::shrink`], [`AbortReason::Fenced`] for one that the others have left behind.
+    /// Either all ranks that live return an error, or none does. Two failures are not repeated: an error that is not
+    /// [fatal](Error::is_fatal), such as [`Error::Usage`], and one after which no rank is missing. The rank returns
+    /// it, and the others return [`Error::Aborted`] with [`AbortReason::Revoked`]. The members can go on with further
+    /// steps. [`AbortReason::Minority`] if fewer than [`Survivors::at_least`] ranks are left. Where the ranks could
+    /// not agree, each returns the error of [`Communicator::agree`] or [`Communicator::shrink`]:
+    /// [`AbortReason::Fenced`] on a rank that the others have left behind.
     pub fn run<R>(&mut self, step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
         let until = Until::GivingUp(Instant::now() + patience(self.comm.config()));
         self.run_until(None, until, step)
     }
 
-    /// As [`Survivors::run`], but the step is over after `limit` on all ranks: whatever it calls fails then, and who has not come to its end is
-    /// waited for no longer. So a rank that is late, or a call that hangs, costs no more than this step. A rank that comes later gets an error for
-    /// it too, although its own part might have succeeded, and goes on with the others. All ranks give the same limit.
+    /// Like [`Survivors::run`], but the step ends after `limit` on all ranks: its calls fail then, and no rank waits
+    /// longer for one that has not reached the end. A rank that is late, or a call that hangs, thus costs no more
+    /// than this step. A rank that comes later gets an error for the step too, even though its own part might have
+    /// succeeded, and goes on with the others. All ranks give the same limit.
     ///
-    /// Blocks for `limit` at most, beside the program's own work in `step`, and for some [`Config::silent_after`](crate::Config::silent_after)
-    /// longer where a rank does not answer at all. The members make a new communicator at the beginning of the next step, which
-    /// takes some milliseconds, and waits for the late.
+    /// Blocks for `limit` at most, besides the program's own work in `step`, and for some
+    /// [`Config::silent_after`](crate::Config::silent_after) longer where a rank does not answer at all. After a step
+    /// that was given up, the members make a new communicator at the beginning of the next one, which takes some
+    /// milliseconds and waits for late ranks.
     ///
     /// # Errors
-    /// As [`Survivors::run`]. A step whose time is over fails on all ranks, with [`Error::Timeout`] on those that have waited for others and
-    /// [`AbortReason::Timeout`] on the rest, or their own errors. So does the next one, before it begins, if a rank has not come back by the
-    /// end of its time.
+    /// As [`Survivors::run`]. A step whose time is over fails on all ranks: with [`Error::Timeout`] on those that
+    /// have waited for others, and with [`AbortReason::Timeout`] or their own errors on the rest. If a rank has not
+    /// come back by the end of the next step's time, that step fails too, before it begins.
     pub fn run_within<R>(
         &mut self,
         limit: Duration,
@@ -203,7 +212,7 @@ impl Survivors {
                 && (agreed.flags & (MAY_REPEAT | IS_HERE) != MAY_REPEAT | IS_HERE
                     || agreed.ranks.len() as u32 == before)
             {
-                // A late rank comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                // A late rank comes to the next step too, so no rank waits for it here. All ranks see the same bits.
                 self.is_spent = true;
                 let is_late = agreed.flags & IS_HERE == 0;
                 let (kind, why) =
@@ -224,12 +233,12 @@ impl Survivors {
         }
     }
 
-    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They
-    /// first take the slots of lost ranks. Costs nothing without newcomers, as known from the agreement after the last step; otherwise some
-    /// milliseconds, and the time for which [`Communicator::grow`] blocks.
+    /// Takes newcomers in between two steps, if some wait and there are fewer ranks than [`Survivors::up_to`] says.
+    /// Newcomers take the slots of lost ranks first. Costs nothing without newcomers, since the agreement after the
+    /// last step has told; otherwise some milliseconds, and the time for which [`Communicator::grow`] blocks.
     ///
-    /// All members call it at the same point of the program; a newcomer begins there, so its own first call does nothing. A failure
-    /// leaves the members as they are, and is logged: those that wait come in later.
+    /// All members call it at the same point of the program. A newcomer begins at that point, so its own first call
+    /// does nothing. A failure leaves the members as they are, and is logged; newcomers that wait come in later.
     ///
     /// # Errors
     /// [`AbortReason::Fenced`] and [`AbortReason::Minority`], as [`Communicator::agree`].
@@ -254,12 +263,13 @@ impl Survivors {
         }
     }
 
-    /// Whether newcomers wait for a copy of the members' state, as all members have agreed after the last step.
+    /// Returns whether newcomers wait for a copy of the members' state, as all members agreed after the last step.
     pub(super) const fn is_asked_for_state(&self) -> bool {
         self.is_asked
     }
 
-    /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
+    /// Runs [`Communicator::all_reduce_into`] as a step: reduces over the members, with the same result on all of
+    /// them.
     ///
     /// # Errors
     /// As [`Survivors::run`].
@@ -267,7 +277,7 @@ impl Survivors {
         self.run(|comm| comm.all_reduce_into(input, output, op))
     }
 
-    /// Whether all have succeeded, and what else they say.
+    /// Agrees whether all members have succeeded, and on their other flags.
     fn vote<R>(&mut self, done: &Result<R>, limit: Option<Instant>) -> Result<Agreement> {
         let vote = match done {
             Ok(_) => DONE | MAY_REPEAT,
@@ -275,7 +285,7 @@ impl Survivors {
             Err(_) => 0,
         };
         if done.is_err() {
-            // Others may wait for ranks that have come here.
+            // Others may be waiting for ranks that have come here.
             self.comm.revoke();
         }
         let is_full = self.comm.world_size() >= self.up_to;
@@ -291,7 +301,7 @@ impl Survivors {
         Ok(agreed)
     }
 
-    /// [`Survivors::all_reduce`] with a time limit.
+    /// Like [`Survivors::all_reduce`], with a time limit.
     ///
     /// # Errors
     /// As [`Survivors::run_within`].
@@ -317,7 +327,7 @@ impl Survivors {
         }
     }
 
-    /// Gives up if fewer are left than are to go on.
+    /// Fails if fewer ranks are left than have to go on.
     fn check_number(&self, before: u32) -> Result<()> {
         let (left, least) = (self.comm.world_size(), self.at_least);
         if left >= least {
@@ -333,11 +343,11 @@ impl Survivors {
     }
 }
 
-/// Reason why a step that succeeded here failed on another rank.
+/// Reason given on a rank whose step succeeded while it failed on another.
 const FAILED: &str = "the step failed on another rank, whose own error says why";
 const LATE: &str = "the step was given up: a rank that lives had not come to its end in time";
 
-/// From a communicator of so many ranks.
+/// Describes the change from a communicator of `before` ranks.
 fn change(before: u32, now: &Communicator) -> Change {
     let (epoch, rank, world_size, ranks_before) =
         (now.epoch(), now.rank(), now.world_size(), now.ranks_before());

@@ -1,4 +1,4 @@
-//! Symmetric buffers: memory that the other ranks of the host reach directly.
+//! Symmetric buffers: memory that the other ranks of the host access directly.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,23 +21,24 @@ use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
 use crate::wait::{Next, Pacer, Policy};
 
-/// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
+/// First round of the control plane's exchange that allocations use, apart from those of splits. An allocation takes
+/// three rounds.
 const ALLOC_ROUND: u64 = 1 << 40;
 
-/// Interval at which a rank waiting for others' memory checks that they are still there.
+/// Interval at which a rank that waits for the others' memory checks for failures.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A buffer that the other ranks of the host reach directly: see [`Communicator::alloc`]. It is used like a `Vec` of fixed
-/// length, and can be given to every call.
+/// A buffer that the other ranks of the host access directly: see [`Communicator::alloc`]. It is used like a `Vec` of
+/// fixed length, and every call accepts it.
 ///
 /// # Dropping
-/// Any rank may drop its buffer at any time when it is in no call, also after the communicator. The pages go back to the
-/// system at once; the others' view of them, which is then only address space, when all ranks have dropped theirs and the
-/// communicator allocates again, or with the communicator.
+/// A rank may drop its buffer whenever the buffer is in no call, even after the communicator. The pages return to the
+/// system at once. The other ranks' mappings of the buffer are only address space by then. They are removed with the
+/// communicator, or earlier, when all ranks have dropped their buffers and the communicator allocates again.
 ///
 /// # Fork
-/// In a child made by `fork` it is still the same memory: the ranks see the writes of the child. Dropping it there has no
-/// effect.
+/// In a child made by `fork` the buffer is still the same memory, so the ranks see what the child writes. Dropping
+/// the buffer there has no effect.
 pub struct SymmetricBuffer<T: Element> {
     memory: Arc<OwnMemory>,
     count: usize,
@@ -45,24 +46,27 @@ pub struct SymmetricBuffer<T: Element> {
 }
 
 impl Communicator {
-    /// Makes a zeroed buffer of `count` elements that blocking collectives on this communicator use in place: ranks read
-    /// and write each other's buffers, without a copy in between. All ranks call it, with the same size in bytes. Blocks until
-    /// all have.
+    /// Makes a zeroed buffer of `count` elements that blocking collectives on this communicator use in place: ranks
+    /// read and write each other's buffers, without a copy in between. All ranks call it with the same size in bytes.
+    /// Blocks until all have.
     ///
-    /// All-reduce, reduce, reduce-scatter, all-gather, broadcast, scatter and all-to-all (out of place) use symmetric buffers
-    /// if all ranks are on one host over shared memory, and all buffers that other ranks would access are symmetric: the inputs,
-    /// and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different offsets on different ranks, and so do
-    /// different buffers. Other calls take their usual way: those with blocks of unequal length, asynchronous calls, messages,
-    /// calls on several hosts, and calls under `KOLO_EXCHANGE_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
-    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_SYMMETRIC_BYTES`), on any memory, first compare notes,
-    /// which costs one exchange of a line per rank.
+    /// All-reduce, reduce, reduce-scatter, all-gather, broadcast, scatter and all-to-all (out of place) use symmetric
+    /// buffers if all ranks are on one host over shared memory, and if all buffers that other ranks would access are
+    /// symmetric: the inputs, and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different
+    /// offsets on different ranks, and so do different buffers. Other calls run as on ordinary memory: those with
+    /// blocks of unequal length, asynchronous calls, messages, calls on several hosts, and calls under
+    /// `KOLO_EXCHANGE_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, calls of the listed collectives of 32
+    /// KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_SYMMETRIC_BYTES`), on any memory, begin with
+    /// an exchange of a line per rank, in which the ranks compare where their buffers lie.
     ///
-    /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the needs of all
-    /// ranks are compared with the memory that their hosts and control groups have left (`MemAvailable`, `memory.max`).
+    /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the
+    /// ranks compare what all of them need with the memory that their hosts and control groups have left
+    /// (`MemAvailable`, `memory.max`).
     ///
     /// # Errors
-    /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the bytes wanted
-    /// and available. Both come on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
+    /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the
+    /// bytes wanted and available. All ranks return either error, and the communicator stays usable. Otherwise as
+    /// [`Communicator::from_env`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
@@ -71,7 +75,7 @@ impl Communicator {
         Ok(SymmetricBuffer { memory: self.allocate(bytes)?, count, elements: PhantomData })
     }
 
-    /// As [`Communicator::alloc`], for `bytes` bytes aligned to a page.
+    /// Like [`Communicator::alloc`], for `bytes` bytes aligned to a page.
     ///
     /// # Errors
     /// As [`Communicator::alloc`].
@@ -106,7 +110,7 @@ impl Communicator {
 
         let mut own = Made::new(bytes, may_share).map_err(|error| error.to_string());
         if let Ok(made) = &own {
-            // So that the others still hear of it if time is up.
+            // Leaves time to tell the other ranks of a failure.
             let until = begin + (deadline - begin) / 8 * 7;
             if let Err(why) = self.back(made.memory(), &pools, until)? {
                 own = Err(why);
@@ -136,8 +140,8 @@ impl Communicator {
         Ok(memory)
     }
 
-    /// Has all pages of this rank's memory backed, while there is enough for all ranks that draw from the same pools and do
-    /// the same; the inner result is why they are not.
+    /// Backs all pages of this rank's memory, while there is enough for all ranks that draw from the same pools and
+    /// do the same. The inner error says why the pages are not backed.
     fn back(
         &self,
         memory: &SharedMemory,
@@ -157,7 +161,7 @@ impl Communicator {
         supply::back_in_pieces(memory.bytes(), look, |at, len| memory.back(at, len))
     }
 
-    /// Gives this rank's memory to the others and takes theirs; the inner result is what this rank could not do.
+    /// Gives this rank's memory to the others and takes theirs. The inner error says what this rank could not do.
     fn take_over(
         &self,
         sharing: &mut MemorySharing,
@@ -183,7 +187,7 @@ impl Communicator {
         }
     }
 
-    /// Tells the others something and hears the same from them, in rank order.
+    /// Sends a message to all ranks, and returns the messages of all, in rank order.
     fn tell<M: Serialize + for<'de> Deserialize<'de>>(
         &self,
         round: u64,
@@ -208,14 +212,14 @@ impl Communicator {
 
 const ALLOC: Waited = Waited::other("alloc");
 
-/// A rank that waits for the others' memory.
+/// Waiter for the other ranks' memory.
 struct Taking<'a> {
     shared: &'a Shared,
     sharing: &'a mut MemorySharing,
 }
 
 enum NotTaken {
-    /// For a reason of this rank's own, or a peer's death, which the next exchange ends with.
+    /// This rank has a reason of its own, or a peer has died, with which the next exchange ends.
     Here(String),
     ByAll(Error),
 }
@@ -244,7 +248,7 @@ impl Waiter for Taking<'_> {
     }
 }
 
-/// This rank's memory before the others are known.
+/// This rank's memory, before it has the others'.
 enum Made {
     Shared(MemorySharing),
     Private(SharedMemory),
@@ -285,21 +289,22 @@ impl Made {
 #[derive(Debug, Serialize, Deserialize)]
 struct AllocRequest {
     bytes: u64,
-    /// Allocations that it still uses.
+    /// Allocations that the rank still uses.
     live: Vec<u64>,
-    /// The pools it draws from.
+    /// Pools of memory that the rank draws from.
     pools: Vec<Pool>,
 }
 
-/// Its message once it has allocated: the way to its memory, if that can be shared; or the reason it has none.
+/// A rank's message once it has allocated: the address at which others reach its memory, if that can be shared, or
+/// the reason why it has none.
 type Card = std::result::Result<Option<Vec<u8>>, String>;
 
 impl<T: Element> Deref for SymmetricBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: the memory holds `count` elements, aligned to a page, of zeros at first, which are valid by the contract
-        // of `Element`, and then of what this program or reductions wrote. Other processes write here only during calls
-        // that were lent this memory mutably: see the module `symmetric`.
+        // SAFETY: the memory holds `count` elements and is aligned to a page. At first they are zeros, which are
+        // valid by the contract of `Element`; later they are values that this program or reductions wrote. Other
+        // processes write here only during calls that were lent this memory mutably: see the module `symmetric`.
         unsafe { std::slice::from_raw_parts(self.memory.shared().base().cast::<T>(), self.count) }
     }
 }

@@ -1,6 +1,7 @@
-//! From typed slices to checked calls: one place for blocking calls, scopes and operations that own their buffers.
+//! Builds checked calls from typed slices, for blocking calls, scopes and operations that own their buffers.
 //!
-//! Making a call touches no memory; its runner promises that the slices stay unchanged until the call is over.
+//! Building a call touches no memory. The code that runs a call promises that the slices stay as they are until it is
+//! over.
 
 use kolo_collectives::plan::{Collective, Placement};
 
@@ -10,11 +11,11 @@ use crate::call::{Call, Counts, RawCall, RawCallV, overlap};
 use crate::error::Result;
 use crate::types::{DataType, Element, ReduceOp};
 
-/// Stands in where nothing is reduced.
+/// Placeholder operator for collectives that reduce nothing.
 const NO_OP: ReduceOp = ReduceOp::Sum;
 
 impl Communicator {
-    /// A vector collective within one buffer.
+    /// Builds an in-place call on one vector per rank.
     pub(super) fn vector_call<T: Element>(
         &self,
         collective: Collective,
@@ -26,7 +27,7 @@ impl Communicator {
         self.even::<T>(collective, at, at, buffer.len(), op, root)
     }
 
-    /// A vector collective from one buffer into another.
+    /// Builds an out-of-place call on one vector per rank.
     pub(super) fn vector_call_into<T: Element>(
         &self,
         collective: Collective,
@@ -96,7 +97,7 @@ impl Communicator {
         self.even(Collective::AllToAll, input.as_ptr(), output.as_mut_ptr(), count, NO_OP, 0)
     }
 
-    /// Sound as it is.
+    /// Builds a barrier. Its call is sound, since it has no buffers.
     #[inline]
     pub(super) fn barrier_call(&self) -> Call {
         Call {
@@ -179,7 +180,7 @@ impl Communicator {
         self.uneven(Collective::AllToAll, (input, send_counts), (output, recv_counts), NO_OP, 0)
     }
 
-    /// A v-form on raw memory.
+    /// Checks and builds a call with blocks of unequal length (a v-form) on raw memory.
     pub(super) fn uneven_call(&self, raw: &RawCallV<'_>) -> Result<Call> {
         let collective = raw.collective;
         let root = if collective.is_rooted() { raw.root } else { 0 };
@@ -272,7 +273,7 @@ impl Communicator {
     }
 
     fn expect_sum(&self, collective: Collective, what: &str, found: usize, counts: &[usize]) -> Result<()> {
-        // A sum beyond the addressable is no length of a slice.
+        // No slice is as long as a saturated sum.
         let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
         self.expect_len(collective, what, found, sum)
     }
@@ -298,7 +299,7 @@ impl Communicator {
         Call::check(&raw, self.rank(), self.world_size())
     }
 
-    /// The root's output, of `count` elements; null on the other ranks.
+    /// Returns the root's output, of `count` elements; null on the other ranks.
     fn at_root<T>(&self, of: Collective, output: &mut [T], count: usize, root: u32) -> Result<*mut T> {
         if self.rank() != root {
             return Ok(std::ptr::null_mut());

@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 
 /// An asynchronous operation. It makes progress whether or not a thread waits.
 ///
-/// The operation owns its buffers, so a handle may be dropped or leaked at any time: the operation then goes on and the
-/// buffers are freed when it is done.
+/// The operation owns its buffers, so a handle may be dropped or leaked at any time. The operation then goes on, and
+/// its buffers are freed when it is done.
 ///
 /// # As a future
-/// A handle is also a [`Future`] of what [`Work::wait`] returns, for any executor: awaiting it does not block, and the task is
-/// woken when the operation is over, by the thread that has driven it to its end. The communicator's time-out counts from the
-/// first poll. A future that is dropped, such as by a time-out of the executor's own, leaves the operation alone.
+/// A handle is also a [`Future`] of the result of [`Work::wait`], for any executor. Awaiting it does not block, and
+/// the thread that completes the operation wakes the task. The communicator's time-out counts from the first poll.
+/// Dropping the future, as a time-out of the executor does, leaves the operation alone.
 ///
 /// ```
 /// # async fn train(comm: &kolo::Communicator) -> kolo::Result<()> {
@@ -37,13 +37,13 @@ use crate::error::{Error, Result};
 pub struct Work<B> {
     shared: Arc<Shared>,
     ticket: Ticket,
-    /// The others of a group of messages.
+    /// The other messages of a group.
     more: Vec<Ticket>,
-    /// Whether the slot in the engine has been given back.
+    /// Whether the operation's slot in the engine has been given back.
     finished: bool,
-    /// When the communicator's time-out is over for the task that awaits it, if one has.
+    /// End of the communicator's time-out for the task that awaits the handle, if there is one.
     deadline: Option<Deadline>,
-    /// Gets the result out of what the operation kept, and where its message came from.
+    /// Extracts the result from the memory that the operation kept and the source of its message.
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
@@ -51,12 +51,12 @@ pub struct Work<B> {
 pub(crate) type Kept = Box<dyn Any + Send>;
 
 impl<B: 'static> Work<B> {
-    /// A handle whose operation keeps a `B`.
+    /// Makes a handle whose operation keeps a `B`.
     pub(crate) fn new(shared: Arc<Shared>, ticket: Ticket) -> Self {
         Self::extracting(shared, ticket, |kept, _| kept.downcast::<B>().ok().map(|b| *b))
     }
 
-    /// A handle whose result is a part of what its operation keeps.
+    /// Makes a handle whose result is a part of the memory that its operation keeps.
     pub(crate) fn extracting(
         shared: Arc<Shared>,
         ticket: Ticket,
@@ -65,13 +65,13 @@ impl<B: 'static> Work<B> {
         Self { shared, ticket, more: Vec::new(), finished: false, deadline: None, extract }
     }
 
-    /// The handle of several messages; it gives the result of this one.
+    /// Makes the handle wait for further messages too. Its result stays that of the first.
     pub(crate) fn with_more(mut self, more: Vec<Ticket>) -> Self {
         self.more = more;
         self
     }
 
-    /// Whether the operation is over. Makes a little progress; never blocks for long.
+    /// Returns whether the operation is over. Makes a little progress; never blocks for long.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.shared.is_ours() {
@@ -89,8 +89,8 @@ impl<B: 'static> Work<B> {
         is_over
     }
 
-    /// Gives up: this operation and everything else on the communicator, on all ranks, fails with `reason`. Returns at
-    /// once; [`Work::wait`] then gives the error.
+    /// Aborts this operation and everything else on the communicator, on all ranks, with `reason`. Returns at once;
+    /// [`Work::wait`] then returns the error.
     pub fn abort(&self, reason: &str) {
         drive::abort(&self.shared, reason);
     }
@@ -99,7 +99,7 @@ impl<B: 'static> Work<B> {
         std::iter::once(self.ticket).chain(self.more.iter().copied())
     }
 
-    /// Waits for the operation and gives back its buffer. Blocks, at most as long as the communicator's time-out.
+    /// Waits for the operation and gives its buffer back. Blocks at most as long as the communicator's time-out.
     ///
     /// # Errors
     /// As the blocking form of the call. The buffer is dropped.
@@ -108,7 +108,7 @@ impl<B: 'static> Work<B> {
         self.wait_within(limit)
     }
 
-    /// As [`Work::wait`], with a time-out of its own.
+    /// Like [`Work::wait`], with a time-out of its own.
     ///
     /// # Errors
     /// As [`Work::wait`].
@@ -116,7 +116,7 @@ impl<B: 'static> Work<B> {
         self.finish(limit)
     }
 
-    /// Waits for it, once. In a child made by `fork` the operation is left alone.
+    /// Waits for the operation, once. In a child made by `fork` the operation is left alone.
     fn finish(&mut self, limit: Duration) -> Result<B> {
         self.shared.check_process(|| self.ticket.waited)?;
         self.await_no_more();
@@ -127,7 +127,7 @@ impl<B: 'static> Work<B> {
             match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
                 Ok(mut core) => drop(core.engine.finish(id)),
                 Err(error) => {
-                    // The engine has been aborted: nothing touches any buffer any more.
+                    // The engine has been aborted, so nothing touches any buffer any more.
                     drop(self.shared.core().engine.finish(self.ticket.id));
                     return Err(error);
                 }
@@ -147,13 +147,13 @@ impl<B: 'static> Work<B> {
         let keep = core.engine.finish(id);
         drive::end(&self.shared, &mut core, waited);
         drop(core);
-        // Every caller of a constructor hands the engine what `extract` expects.
+        // Each caller of a constructor gives the engine the memory that its `extract` expects.
         Ok(keep
             .and_then(|keep| (self.extract)(keep, source))
             .expect("an operation keeps what its handle promises"))
     }
 
-    /// Whether [`Work::finish`] would return at once; otherwise the task is woken when that is so.
+    /// Returns whether [`Work::finish`] would return at once. Otherwise the task is woken when it would.
     fn is_over_or_wakes(&mut self, task: &Waker) -> bool {
         let mut core = self.shared.core();
         let is_done = |engine: &Engine, ticket: &Ticket| engine.is_done(ticket.id);
@@ -161,7 +161,7 @@ impl<B: 'static> Work<B> {
             core.progress();
         }
         let next = self.tickets().find(|ticket| !is_done(&core.engine, ticket));
-        // If the cause of a failure is not known yet, the helper finds out, and wakes the task then.
+        // If the cause of a failure is not known yet, the helper thread finds it, and then wakes the task.
         let has_failed = core.engine.failure().is_some() && self.shared.fault.cause().is_some();
         let Some(Ticket { id, waited }) = next.filter(|_| !core.closed && !has_failed) else {
             drive::wake_tasks(core);
@@ -173,7 +173,7 @@ impl<B: 'static> Work<B> {
         drive::wake_tasks(core);
         drop(replaced);
         if !drive::call_helper(&self.shared) {
-            // Only the task itself moves the operation on.
+            // Without a helper thread only the task itself advances the operation.
             task.wake_by_ref();
         }
         false
@@ -198,7 +198,7 @@ impl<B: 'static> Future for Work<B> {
 }
 
 impl<B> Work<B> {
-    /// Takes back what the engine was told of a task.
+    /// Withdraws the wakers of the task that has awaited this handle.
     fn await_no_more(&mut self) {
         if self.deadline.take().is_some() {
             let mut core = self.shared.core();

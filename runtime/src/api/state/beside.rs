@@ -1,4 +1,5 @@
-//! State beside training: members keep a copy of one step and serve it at their doors, and a newcomer fetches it before it joins.
+//! Transfer of state beside training: members keep a copy of one step and serve it at their doors, and a newcomer
+//! fetches it before it joins.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +13,24 @@ use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::join::{JoinSpec, process_environment};
 
-/// Requests outstanding at a member: while it answers the one, the other is on its way.
+/// Requests outstanding at a member: while it answers one, the other is on its way.
 const JOBS_AT_ONCE: usize = 2;
 
 impl State {
-    /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while the program goes on.
-    /// Returns whether it has taken one. All members call it between two steps, with the memory of this version; the members agree after
-    /// each step whether a newcomer asks, so all copies are of the same version.
+    /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while
+    /// the program goes on. Returns whether it has taken a copy. All members call it between two steps, with the
+    /// memory of this version. They agree after each step whether a newcomer asks, so all copies are of the same
+    /// version.
     ///
-    /// Costs nothing without requests. A copy takes as long as copying the memory, and as much memory again until the newcomers that fetch
-    /// it have gone. Meanwhile they share network and processor time with the program. Local, and never waits for other ranks.
+    /// Costs nothing without requests. A copy takes as long as copying the memory, and as much memory again until the
+    /// newcomers that fetch it have gone. Meanwhile these newcomers share network and processor time with the
+    /// program. Local; never waits for other ranks.
     pub fn offer(&mut self, group: &Survivors, parts: &[Part<'_>]) -> bool {
         self.offer_if(group.comm(), group.is_asked_for_state(), parts)
     }
 
-    /// The same, where all members have agreed in another way whether a newcomer asks. For Kolo's own bindings.
+    /// Like [`State::offer`], where all members have agreed in another way whether a newcomer asks. For Kolo's own
+    /// bindings.
     #[doc(hidden)]
     pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
         if self.desk.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
@@ -42,23 +46,26 @@ impl State {
         true
     }
 
-    /// Whether a copy is kept that newcomers fetch: see [`State::offer`].
+    /// Returns whether a copy is kept for newcomers: see [`State::offer`].
     #[must_use]
     pub fn is_offering(&self) -> bool {
         self.desk.as_ref().is_some_and(|(_, desk)| desk.version().is_some())
     }
 
-    /// For a newcomer, before it joins by the same invitation: fetches a copy of the members' state while they go on. Afterwards the memory
-    /// is of [`State::version`], and the first [`State::share`] transfers only the chunks that have changed since. State that changes in
-    /// every step is therefore sent twice, and the rest (frozen layers, tables, data) causes the members no pause.
+    /// Fetches a copy of the members' state while they go on. A newcomer calls it before it joins by the same
+    /// invitation. Afterwards the memory is of [`State::version`], and the first [`State::share`] transfers only the
+    /// chunks that have changed since. State that changes in every step is therefore sent twice, while the members do
+    /// not pause for the rest (frozen layers, tables, data).
     ///
-    /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a time, those of this
-    /// host first, and each is checked against a hash that another member has made. Chunks that a dying member has not sent come from the
-    /// others. Blocks for `limit` at most. After a failure, chunks that have come are kept, for a second attempt and for `share`.
+    /// Members that call [`State::offer`] take the copy at the end of a step. Chunks come from several members at a
+    /// time, those of this host first, and each is checked against a hash that another member has made. If a member
+    /// dies, the others send the chunks that it has not sent. Blocks for `limit` at most. After a failure, chunks
+    /// that have arrived are kept, for a second attempt and for `share`.
     ///
     /// # Errors
-    /// [`Error::Join`] with [`JoinFailure::Invitation`] if no member has offered its state in time, or all of it; [`Error::Usage`] if the parts
-    /// are others than the members', or the members' bytes differ. Then the version is `None`. The newcomer may join all the same.
+    /// [`Error::Join`] with [`JoinFailure::Invitation`] if the members have not offered their state, or not sent all
+    /// of it, in time. [`Error::Usage`] if the parts differ from the members', or if the members' bytes differ. The
+    /// version is `None` then. The newcomer may join all the same.
     pub fn fetch(
         &mut self,
         invitation: &Invitation,
@@ -92,7 +99,7 @@ struct Fetch<'b> {
 }
 
 impl Fetch<'_> {
-    /// Until all chunks are there and right; of which version.
+    /// Fetches until all chunks are there and right, and returns their version.
     fn run(&mut self, until: Instant) -> Result<u64> {
         let mut last = None;
         loop {

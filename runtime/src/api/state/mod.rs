@@ -1,8 +1,8 @@
-//! State for newcomers: what a job has computed so far goes from the ranks that have it to those that lack it.
+//! Transfer of state to newcomers: ranks that have the state of a job send it to those that lack it.
 //!
-//! A program names the memory that makes up its state ([`Part`]), and the step that it is of ([`State`]). Ranks that have the latest
-//! step send it to all others: in chunks, from several ranks at a time, the nearest first. Each chunk is checked against a hash that
-//! another rank has made, if several have the state.
+//! A program names the memory that makes up its state ([`Part`]), and the step that the state is of ([`State`]).
+//! Ranks that have the latest step send it to all others, in chunks, from several ranks at a time, the nearest first.
+//! If several ranks have the state, each chunk is checked against a hash that another rank has made.
 //!
 //! ```
 //! use kolo::state::{Part, State};
@@ -44,16 +44,17 @@ use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
 use schedule::{Delivery, deliveries, hasher};
 
-/// Bytes of a chunk: long enough for the rate of any network, short enough that many ranks share the work of a small state.
+/// Bytes of a chunk: long enough to use the full rate of any network, short enough that many ranks share the work for
+/// a small state.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Chunks in one go: so much may be under way at a time.
+/// Chunks sent in one go, which limits the messages under way.
 const CHUNKS_AT_ONCE: usize = 64;
 
-/// Tells the messages here from a program's own.
+/// Tag of these messages, which a program's own should not have.
 const TAG: u32 = 0x4b53_7461;
 
-/// Attempts at a chunk of which the only rank that has it sends something else than it has hashed.
+/// Least attempts at a chunk that fails its hash, even if a single rank has it.
 const ATTEMPTS_LEAST: usize = 3;
 
 const HASH_BYTES: usize = size_of::<Hash>();
@@ -66,7 +67,8 @@ pub struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Of any elements. The name says to people which part it is, and is the same on all ranks, as the length is.
+    /// Makes a part of the state from any elements. The name tells people which part it is. Name and length are the
+    /// same on all ranks.
     pub fn new<T: Element>(name: &'a str, data: &'a mut [T]) -> Self {
         Self { name, bytes: bytes_of_mut(data) }
     }
@@ -78,9 +80,9 @@ impl<'a> Part<'a> {
 pub struct Shared {
     /// Bytes that this rank has received.
     pub received: u64,
-    /// Bytes that it has sent.
+    /// Bytes that this rank has sent.
     pub sent: u64,
-    /// Chunks that failed their hash and were fetched from another rank: the rank that had sent each.
+    /// Chunks that failed their hash and were fetched from another rank, each as the rank that had sent it.
     pub refetched: Vec<u32>,
 }
 
@@ -88,61 +90,61 @@ pub struct Shared {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     version: Option<u64>,
-    /// The communicator on whose ranks all have the same version.
+    /// The communicator whose ranks all have this version.
     settled: Option<(Cookie, u64)>,
-    /// Some chunks may be right already: an earlier attempt has failed.
+    /// An earlier attempt has failed, so some chunks may already be right.
     is_begun: bool,
-    /// Desk from which newcomers fetch copies, by the communicator for which it was opened.
+    /// Desk at which newcomers fetch copies, with the communicator for which it was opened.
     desk: Option<((Cookie, u64), Arc<Desk>)>,
 }
 
 impl State {
-    /// Of a rank that has nothing yet.
+    /// State of a rank that has nothing yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { version: None, settled: None, is_begun: false, desk: None }
     }
 
-    /// Of a rank whose memory is that of this step.
+    /// State of a rank whose memory is that of this step.
     #[must_use]
     pub const fn at(version: u64) -> Self {
         Self { version: Some(version), settled: None, is_begun: false, desk: None }
     }
 
-    /// Of a program that begins: of step 0, or of nothing on a newcomer.
+    /// State of a program that begins: of step 0, or of nothing on a newcomer.
     #[must_use]
     pub fn of(comm: &Communicator) -> Self {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
         if is_newcomer { Self::new() } else { Self::at(0) }
     }
 
-    /// The step that this rank's memory is of; none if it has nothing.
+    /// Returns the step that this rank's memory is of; `None` if it has nothing.
     #[must_use]
     pub const fn version(&self) -> Option<u64> {
         self.version
     }
 
-    /// The memory is of this step from now on.
+    /// Declares the memory to be of this step from now on.
     pub const fn set_version(&mut self, version: u64) {
         self.version = Some(version);
     }
 
-    /// The memory is of the next step from now on; of the first, if it was of none.
+    /// Declares the memory to be of the next step from now on; of step 0 if it was of none.
     pub fn advance(&mut self) {
         self.version = Some(self.version.map_or(0, |version| version + 1));
     }
 
-    /// Ranks that have the latest version send it to those that do not; then all have it. Does nothing, at the cost of a comparison, if it
-    /// has succeeded on this communicator before.
+    /// Sends the latest version from the ranks that have it to those that do not, so that all have it. If it has
+    /// succeeded on this communicator before, it does nothing, at the cost of a comparison.
     ///
-    /// All ranks call it, with parts of the same names and lengths in the same order. Blocks as collectives do. If it fails because a rank
-    /// is lost, it can be called again on the communicator of those that live: chunks that have come are kept.
-    /// In a step of [`Survivors::run`](crate::Survivors::run) this happens by itself.
+    /// All ranks call it, with parts of the same names and lengths in the same order. Blocks as collectives do. If it
+    /// fails because a rank is lost, it can be called again on the communicator of the ranks that live; chunks that
+    /// have arrived are kept. In a step of [`Survivors::run`](crate::Survivors::run) this happens by itself.
     ///
     /// # Errors
-    /// As the collectives; [`Error::Usage`], on all ranks, if the parts differ, no rank has the state, or a chunk fails its hash whoever
-    /// sends it: then those that have the version have different bytes. Then the version of those that lack it is `None`, since part
-    /// of it may have come.
+    /// As the collectives. [`Error::Usage`], on all ranks, if the parts differ, if no rank has the state, or if a
+    /// chunk fails its hash from every sender, since the ranks that have the version then have different bytes. After
+    /// an error, the version of ranks that lack it is `None`, since a part of it may have arrived.
     pub fn share(&mut self, comm: &Communicator, parts: &mut [Part<'_>]) -> Result<Shared> {
         self.share_hashed(comm, parts, CHUNK_BYTES, &|bytes| Sha256::digest(bytes).into())
     }
@@ -177,7 +179,7 @@ impl State {
         Ok(shared)
     }
 
-    /// The latest version, the ranks that have it, and those that do not.
+    /// Returns the latest version, the ranks that have it, and those that do not.
     fn who(
         &self,
         comm: &Communicator,
@@ -211,7 +213,7 @@ impl State {
     }
 }
 
-/// Tells lists of parts from each other.
+/// Returns a digest that tells lists of parts apart.
 fn digest(parts: &[Part<'_>], chunk_bytes: usize) -> Hash {
     let mut digest = Sha256::new();
     digest.update((chunk_bytes as u64).to_le_bytes());
@@ -223,7 +225,7 @@ fn digest(parts: &[Part<'_>], chunk_bytes: usize) -> Hash {
     digest.finalize().into()
 }
 
-/// Each chunk, for people.
+/// Describes each chunk for people.
 fn describe(parts: &[Part<'_>], chunk_bytes: usize) -> Vec<String> {
     let chunks = |part: &Part<'_>| {
         let (name, len) = (part.name.to_owned(), part.bytes.len());
@@ -238,7 +240,7 @@ fn usage(comm: &Communicator, problem: String) -> Error {
     Error::Usage { context, problem }
 }
 
-/// One call, once it is known that some lack the state.
+/// One call of [`State::share`] in which some ranks lack the state.
 struct Transfer<'a, 'b> {
     comm: &'a Communicator,
     holders: Vec<u32>,
@@ -250,7 +252,7 @@ struct Transfer<'a, 'b> {
 }
 
 impl Transfer<'_, '_> {
-    /// The hash of each chunk, made by one of those who have it.
+    /// Returns the hash of each chunk, made by one of the ranks that have it.
     fn hashes(&self) -> Result<Vec<u8>> {
         let mut own = vec![0_u8; self.chunks.len() * HASH_BYTES];
         for (chunk, place) in own.chunks_mut(HASH_BYTES).enumerate() {
@@ -258,7 +260,7 @@ impl Transfer<'_, '_> {
                 place.copy_from_slice(&(self.hash)(self.chunks[chunk]));
             }
         }
-        // All others bring zeros.
+        // All other ranks contribute zeros.
         self.comm.all_reduce(&mut own, ReduceOp::Max)?;
         Ok(own)
     }
@@ -267,7 +269,7 @@ impl Transfer<'_, '_> {
         (self.hash)(self.chunks[chunk])[..] == hashes[chunk * HASH_BYTES..][..HASH_BYTES]
     }
 
-    /// Until all who need chunks have them.
+    /// Delivers chunks until all ranks have those that they need.
     fn run(&mut self, hashes: &[u8], compares: bool) -> Result<()> {
         let (rank, count) = (self.comm.rank(), self.chunks.len());
         let own = self.needers.iter().position(|needer| *needer == rank);
@@ -313,7 +315,7 @@ impl Transfer<'_, '_> {
         Ok(())
     }
 
-    /// This rank's part of some deliveries.
+    /// Does this rank's part of some deliveries.
     fn deliver(&mut self, all: &[Delivery]) -> Result<()> {
         let rank = self.comm.rank();
         let mine = all.iter().filter(|delivery| delivery.from == rank || delivery.to == rank);

@@ -1,18 +1,18 @@
-//! Which member a newcomer asks for which chunk, and for which hash: without connections and clock.
+//! Decides which member a newcomer asks for which chunk or hash, without connections and clock.
 
 use std::collections::VecDeque;
 
 use super::Hash;
 use crate::control::Job;
 
-/// Attempts at a chunk before the members' bytes are held for different.
+/// Least attempts at a chunk before the members' bytes count as different.
 const ATTEMPTS_LEAST: usize = 3;
 
-/// A hash's verdict.
+/// Outcome of comparing the hash of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Right,
-    /// It is fetched again, from another member than this one.
+    /// The chunk is fetched again, from another member than `from`.
     Wrong {
         from: Option<usize>,
     },
@@ -21,11 +21,11 @@ pub(super) enum Found {
 
 #[derive(Clone, Copy, Debug)]
 enum Chunk {
-    /// It is to be fetched.
+    /// The chunk is to be fetched.
     Missing,
-    /// It may be right: its memory has been written before.
+    /// The chunk may be right, since its memory has been written before.
     Unhashed,
-    /// Here, with this hash, from a member or from before.
+    /// The chunk is here with this hash, from a member or from before.
     Hashed {
         hash: Hash,
         from: Option<usize>,
@@ -33,12 +33,12 @@ enum Chunk {
     Right,
 }
 
-/// See the module.
+/// The chunks that a newcomer has and lacks, and its requests to members.
 #[derive(Debug)]
 pub(super) struct Orders {
     version: Option<u64>,
     chunks: Vec<Chunk>,
-    /// Members that have sent a chunk wrong, and how often it was.
+    /// For each chunk, the members that have sent it wrong, once per time.
     wrong: Vec<Vec<usize>>,
     missing: VecDeque<usize>,
     unconfirmed: VecDeque<usize>,
@@ -49,13 +49,13 @@ pub(super) struct Orders {
 #[derive(Debug)]
 struct Source {
     is_near: bool,
-    /// The version it offers, if it is there.
+    /// The version that the member offers, if it is there.
     version: Option<u64>,
     under_way: Vec<Job>,
 }
 
 impl Orders {
-    /// Of so many chunks. `may_have_some`: some may be here already.
+    /// Makes orders for `chunks` chunks. With `may_have_some`, some may already be here.
     pub(super) fn new(chunks: usize, near: Vec<bool>, may_have_some: bool) -> Self {
         let source = |is_near| Source { is_near, version: None, under_way: Vec::new() };
         let mut orders = Self {
@@ -73,23 +73,23 @@ impl Orders {
         orders
     }
 
-    /// The version, once all is here and right.
+    /// Returns the version, once all chunks are here and right.
     pub(super) fn done(&self) -> Option<u64> {
         self.version.filter(|_| self.left == 0)
     }
 
-    /// Chunks that are missing or not known to be right, once a version is offered.
+    /// Returns the number of chunks that are missing or not known to be right, once a version is offered.
     pub(super) fn left(&self) -> Option<usize> {
         self.version.map(|_| self.left)
     }
 
-    /// Chunks that are here and have not been hashed: once there is something to compare them with.
+    /// Returns the chunks that are here and have not been hashed, once there is a version to compare them with.
     pub(super) fn unhashed(&self) -> Vec<usize> {
         let is_unhashed = |index: &usize| matches!(self.chunks[*index], Chunk::Unhashed);
         if self.version.is_none() { Vec::new() } else { (0..self.chunks.len()).filter(is_unhashed).collect() }
     }
 
-    /// A member offers this version.
+    /// Notes that a member offers this version.
     pub(super) fn offered(&mut self, source: usize, version: u64) {
         self.sources[source].version = Some(version);
         let is_served =
@@ -99,7 +99,8 @@ impl Orders {
         }
     }
 
-    /// The version before has no source left: chunks received of it are compared with this one.
+    /// Turns to this version, since the previous one has no source left. Chunks received of that one are compared
+    /// with this one.
     fn turn_to(&mut self, version: u64) {
         let is_first = self.version.replace(version).is_none();
         if is_first {
@@ -117,7 +118,7 @@ impl Orders {
         self.wrong.iter_mut().for_each(Vec::clear);
     }
 
-    /// A member is gone, or its connection: others are asked.
+    /// Notes that a member or its connection is gone, so that others are asked.
     pub(super) fn gone(&mut self, source: usize) {
         self.sources[source].version = None;
         for job in std::mem::take(&mut self.sources[source].under_way) {
@@ -133,17 +134,18 @@ impl Orders {
         }
     }
 
-    /// Number of requests to a member under way.
+    /// Returns the number of requests to a member under way.
     pub(super) fn under_way(&self, source: usize) -> usize {
         self.sources[source].under_way.len()
     }
 
-    /// A member has answered this.
+    /// Notes that a member has answered this request.
     pub(super) fn answered(&mut self, source: usize, job: Job) {
         self.sources[source].under_way.retain(|other| *other != job);
     }
 
-    /// The next request to this member: hashes of chunks that others have sent first, and chunks if no nearer one has them.
+    /// Returns the next request to this member: first hashes of chunks that others have sent, then chunks that no
+    /// nearer member has.
     pub(super) fn next(&mut self, source: usize, len: impl Fn(usize) -> usize) -> Option<Job> {
         let serves = |source: &Source| source.version.is_some() && source.version == self.version;
         if !serves(&self.sources[source]) {
@@ -160,7 +162,7 @@ impl Orders {
         } else {
             let may_send = |at: &usize, index: usize| !self.wrong[index].contains(at);
             let is_due = |index: &usize| {
-                // A member that has sent it wrong is asked again only if nobody else is there.
+                // A member that has sent the chunk wrong is asked again only if there is no other.
                 let fit: Vec<usize> = serving.iter().copied().filter(|at| may_send(at, *index)).collect();
                 let fit = if fit.is_empty() { &serving } else { &fit };
                 let any_near = fit.iter().any(|at| self.sources[*at].is_near);
@@ -174,13 +176,13 @@ impl Orders {
         Some(job)
     }
 
-    /// A chunk that is here has this hash. `from`: who has sent it.
+    /// Notes the hash of a chunk that is here, and the member that has sent it.
     pub(super) fn hashed(&mut self, index: usize, hash: Hash, from: Option<usize>) {
         self.chunks[index] = Chunk::Hashed { hash, from };
         self.unconfirmed.push_back(index);
     }
 
-    /// A member says that a chunk has this hash.
+    /// Compares a chunk with a member's hash of it.
     pub(super) fn compared(&mut self, index: usize, theirs: &Hash) -> Found {
         let Chunk::Hashed { hash, from } = self.chunks[index] else { return Found::Right };
         if hash == *theirs {
@@ -207,7 +209,8 @@ mod tests {
     const RIGHT: Hash = [1; 32];
     const WRONG: Hash = [2; 32];
 
-    /// Members that answer at once until all is here; who sent each chunk at last. `wrong`: who sends something else.
+    /// Lets members answer at once until all chunks are here, and returns the last sender of each. Member `wrong`
+    /// sends other bytes.
     fn all(orders: &mut Orders, sources: usize, wrong: Option<usize>) -> Vec<usize> {
         let mut from = vec![usize::MAX; orders.chunks.len()];
         for _ in 0..1000 {
@@ -251,7 +254,7 @@ mod tests {
         (0..3).for_each(|source| orders.offered(source, 7));
         let from = all(&mut orders, 3, Some(1));
         assert!(from.iter().all(|from| *from != 1), "{from:?}");
-        // One member whose hashes do not fit what it sends.
+        // A single member, whose hashes do not fit the bytes that it sends.
         let mut orders = Orders::new(1, vec![true], false);
         orders.offered(0, 7);
         let mut found = Found::Right;

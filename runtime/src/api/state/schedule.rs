@@ -1,6 +1,6 @@
-//! The sender and the receivers of each chunk: pure functions, computed by all ranks alike.
+//! The sender and the receivers of each chunk, as pure functions that all ranks compute alike.
 
-/// From a rank that has it to one that needs it.
+/// Transfer of a chunk from a rank that has it to one that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Delivery {
     pub(super) chunk: usize,
@@ -8,8 +8,9 @@ pub(super) struct Delivery {
     pub(super) to: u32,
 }
 
-/// Those who send the chunks that each of `needers` needs (by `needs`, needer by needer), the nearest first: on the needer's host, if
-/// any is there. Chunks are dealt out to all that are equally near. Each further attempt asks another one. Ordered by chunk.
+/// Chooses the sender of each chunk that each of `needers` needs (by `needs`, needer by needer). Holders on the
+/// needer's host come first, if there are any. Chunks are dealt out to all holders that are equally near, and each
+/// further attempt asks another one. Ordered by chunk.
 pub(super) fn deliveries(
     (holders, needers): (&[u32], &[u32]),
     hosts: &[u32],
@@ -40,7 +41,8 @@ fn server(near: &[u32], far: &[u32], number: usize, attempt: usize) -> u32 {
     }
 }
 
-/// The hasher of a chunk: not its first sender, if there are several, so that those who have the state check each other.
+/// Returns the rank that hashes a chunk: not its first sender, if several ranks have the state, so that these check
+/// each other.
 pub(super) fn hasher(holders: &[u32], chunk: usize) -> u32 {
     holders[(chunk + 1) % holders.len()]
 }

@@ -36,7 +36,7 @@ fn all_who_lack_the_state_get_it_from_all_who_have_it() {
             let (mut state, mut held) = if has { (State::at(7), parts()) } else { (State::at(5), nothing()) };
             let shared = share(&comm, &mut state, &mut held, &right).unwrap();
             assert_eq!((state.version(), held), (Some(7), parts()));
-            // Again, it costs nothing; on another communicator all is there.
+            // Sharing again costs nothing, and on another communicator all ranks have the state.
             assert_eq!(share(&comm, &mut state, &mut nothing(), &right).unwrap(), Shared::default());
             let next = comm.shrink().unwrap();
             assert_eq!(share(&next, &mut state, &mut parts(), &right).unwrap(), Shared::default());
@@ -59,7 +59,7 @@ fn only_what_differs_is_sent() {
         let mut held = parts();
         let mut state = State::at(7);
         if comm.rank() == 1 {
-            // Of the step before: one element of one chunk is another.
+            // State of the step before, in which one element of one chunk differs.
             state = State::at(6);
             held.1[10] = 3;
         }
@@ -75,14 +75,14 @@ fn what_fails_its_hash_is_fetched_from_another() {
         let (mut state, mut held) = match comm.rank() {
             0 => (State::at(1), parts()),
             1 => {
-                // Its memory is broken.
+                // This rank's memory is corrupted.
                 let mut held = parts();
                 held.0[0] = 12345.0;
                 (State::at(1), held)
             }
             _ => (State::new(), nothing()),
         };
-        // Rank 0 sends the first chunk, of which rank 1 has another hash.
+        // Rank 0 sends the first chunk, and rank 1 has made another hash of it.
         let shared = share(&comm, &mut state, &mut held, &right).unwrap();
         if comm.rank() == 2 {
             assert_eq!((shared.refetched, shared.received), (vec![0], 4000 + 2400 + 256));
@@ -97,14 +97,14 @@ fn what_fails_its_hash_whoever_sends_it_is_an_error_on_all_ranks() {
     Cluster::local(3, |comm| {
         let has = comm.rank() < 2;
         let (mut state, mut held) = if has { (State::at(1), parts()) } else { (State::new(), nothing()) };
-        // As if what is sent were broken on the way.
+        // As if the bytes were corrupted on the way.
         let broken = |bytes: &[u8]| if has { [7; HASH_BYTES] } else { right(bytes) };
         let error = share(&comm, &mut state, &mut held, &broken).unwrap_err();
         let told =
             "bytes 0 to 256 of weights fail their hash on rank 2, whoever sends them: ranks [0, 1] have";
         assert!(error.to_string().contains(told) && !error.is_fatal(), "{error}");
         assert_eq!(state.version(), has.then_some(1), "nobody takes for a state what is none");
-        // And it can be mended.
+        // A later attempt succeeds.
         share(&comm, &mut state, &mut held, &right).unwrap();
         assert_eq!((state.version(), held), (Some(1), parts()));
     })
