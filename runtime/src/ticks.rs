@@ -1,8 +1,9 @@
-//! A clock for records: cheaper to read than the system's, and converted only when a record is read.
+//! A clock for records. It is cheaper to read than the system's, and its readings are converted only when a record is
+//! read.
 //!
-//! A call of a few cache lines takes 150 ns, and two reads of the system's clock would take 50 of them. Where the kernel itself trusts the
-//! processor's time-stamp counter, reading that counter takes a sixth. Its rate is found when a record is read: the system's clock was
-//! read once at the start, and is read once more then.
+//! A call of a few cache lines takes 150 ns, and two reads of the system's clock would add 50. Reading the processor's
+//! time-stamp counter takes a sixth of that, and is done where the kernel itself trusts the counter. The counter's rate
+//! is computed when a record is read, from one read of the system's clock at the start and one at that moment.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tick(u64);
 
-/// The counter and where it began.
+/// The counter and its origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks {
     epoch: Instant,
@@ -19,14 +20,14 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// Begins to count.
+    /// Starts the clock.
     pub(crate) fn start() -> Self {
         let mut ticks = Self { epoch: Instant::now(), first: Tick(0), is_counter: counter::is_trusted() };
         ticks.first = ticks.now();
         ticks
     }
 
-    /// The counter now.
+    /// Reads the counter.
     #[inline]
     pub(crate) fn now(&self) -> Tick {
         if self.is_counter {
@@ -35,7 +36,7 @@ impl Ticks {
         Tick(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// A scale to convert readings of the past with.
+    /// Returns a scale that converts past readings.
     pub(crate) fn scale(&self) -> Scale {
         let (elapsed, now) = (self.epoch.elapsed(), self.now());
         let ticks = now.0.saturating_sub(self.first.0).max(1);
@@ -44,7 +45,7 @@ impl Ticks {
     }
 }
 
-/// Length of a tick.
+/// Length of a tick, with the origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     first: Tick,
@@ -52,12 +53,12 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// The time from the start to a reading.
+    /// Returns the time from the start to a reading.
     pub(crate) fn since_start(&self, tick: Tick) -> Duration {
         self.between(self.first, tick)
     }
 
-    /// The time between two readings.
+    /// Returns the time between two readings.
     pub(crate) fn between(&self, from: Tick, to: Tick) -> Duration {
         Duration::from_secs_f64(to.0.saturating_sub(from.0) as f64 * self.seconds_per_tick)
     }
@@ -67,7 +68,8 @@ impl Scale {
 mod counter {
     use std::sync::OnceLock;
 
-    /// Whether the kernel keeps its own time by it: then it runs at one rate, and alike on all processors.
+    /// Returns whether the kernel keeps its own time by the counter. The counter then runs at one rate, and alike on
+    /// all processors.
     pub(super) fn is_trusted() -> bool {
         static TRUSTED: OnceLock<bool> = OnceLock::new();
         *TRUSTED.get_or_init(|| {
@@ -79,7 +81,7 @@ mod counter {
     #[inline]
     pub(super) fn read() -> u64 {
         // SAFETY: every processor of this architecture has the instruction. A kernel that forbids it to programs
-        // (`prctl(PR_SET_TSC)`) forbids it to the system's own clock functions too, which use it where it is trusted.
+        // (`prctl(PR_SET_TSC)`) also forbids it to the system's own clock functions, which use it where it is trusted.
         unsafe { std::arch::x86_64::_rdtsc() }
     }
 }
@@ -107,7 +109,7 @@ mod tests {
         let (to, took) = (ticks.now(), before.elapsed());
         let scale = ticks.scale();
         let measured = scale.between(from, to);
-        // A processor taken away between two looks at a clock moves one of them.
+        // A processor that is taken away between two reads shifts one of them.
         assert!(measured <= took + Duration::from_millis(5), "{measured:?} in {took:?}");
         assert!(measured >= Duration::from_millis(15), "{measured:?} in {took:?}");
         assert!(scale.since_start(to) >= measured);

@@ -1,9 +1,10 @@
 //! Waiting: the policy by which threads spin, yield and sleep. The test `tidy` lists the few other places that wait.
 //!
-//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long it spins and yields depends on whether every rank of this
-//! host has a processor of its own. If not, spinning takes the processor from the very rank that is waited for: a single 8-byte all-reduce
-//! of 8 ranks on 2 processors then takes tens of milliseconds instead of tens of microseconds, so an oversubscribed rank yields at once. If
-//! so, waking up from sleep costs 15 to 30 us on a virtual machine, so a rank spins and yields for much longer first.
+//! A waiting thread polls, and between polls it asks a [`Pacer`] what to do. The time for which it spins and yields
+//! depends on whether every rank of this host has a processor of its own. If not, spinning takes the processor from the
+//! very rank that is waited for: a single 8-byte all-reduce of 8 ranks on 2 processors then takes tens of milliseconds
+//! instead of tens of microseconds, so an oversubscribed rank yields at once. If every rank has a processor, a rank
+//! spins and yields for much longer first, since waking up from a sleep costs 15 to 30 us on a virtual machine.
 
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
@@ -13,30 +14,32 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Actions of a waiting thread, by age of the wait.
+/// Actions of a waiting thread, by the age of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Polls with nothing but a pause between them.
+    /// Time during which it polls with only a pause instruction in between.
     pub spin: Duration,
-    /// The same, beside [others that compute](Contention).
+    /// The same time beside [others that compute](Contention).
     pub spin_beside_others: Duration,
-    /// Spins even after earlier spins without success.
+    /// Whether it spins even after earlier spins without success.
     pub always_spins: bool,
-    /// After that, polls with a `sched_yield` between them, until the wait is this old.
+    /// Age of the wait up to which it then polls with a `sched_yield` in between.
     pub yield_until: Duration,
     /// The longest sleep.
     pub sleep_max: Duration,
 }
 
-/// So many ranks on a processor may wake up every [`SLEEP_MAX`] to look around, which takes some 10 us: 3 % of the processor's time.
+/// Ranks per processor that may each wake up every [`SLEEP_MAX`] to look around. A look takes some 10 us, so they use 3
+/// % of the processor's time.
 const SLEEPERS_PER_PROCESSOR: usize = 16;
 
-/// With more ranks they sleep longer, up to this: as late may failures be noticed that nothing wakes a rank for.
+/// Longest sleep where there are more ranks than that. A failure for which nothing wakes a rank may be noticed this
+/// late.
 const LONG_SLEEP_MAX: Duration = Duration::from_millis(100);
 
 impl Policy {
-    /// For ranks that each have a processor: spin for about ten times a small operation over loopback TCP, then
-    /// yield for as long as two wake-ups would cost many times over.
+    /// For ranks that each have a processor: spin for about ten times a small operation over loopback TCP, then yield
+    /// for many times the cost of two wake-ups.
     pub const OWN_PROCESSOR: Self = Self {
         spin: Duration::from_micros(50),
         spin_beside_others: SPIN_BESIDE_OTHERS,
@@ -45,7 +48,7 @@ impl Policy {
         sleep_max: SLEEP_MAX,
     };
 
-    /// For more ranks than processors: never spin. Yielding is bounded, since beside a busy stranger each yield
+    /// For more ranks than processors: never spin. Yielding is bounded, since beside a busy foreign thread each yield
     /// may cost a scheduler tick.
     pub const OVERSUBSCRIBED: Self = Self {
         spin: Duration::ZERO,
@@ -55,7 +58,7 @@ impl Policy {
         sleep_max: SLEEP_MAX,
     };
 
-    /// Chooses by the number of ranks on this host and the processors they may use together.
+    /// Chooses a policy by the number of ranks on this host and of the processors that they may use together.
     #[must_use]
     pub fn for_host(local_ranks: usize, processors: usize, spin: Option<Duration>) -> Self {
         let mut policy = if local_ranks <= processors { Self::OWN_PROCESSOR } else { Self::OVERSUBSCRIBED };
@@ -70,21 +73,23 @@ impl Policy {
     }
 }
 
-/// Where ranks are few for their processors no sleep is longer, so that deadlines and aborts are noticed even if every wake-up were lost.
+/// Longest sleep where ranks are few for their processors. It lets a rank notice deadlines and aborts even if every
+/// wake-up is lost.
 pub const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-/// Ranks that wait give the processor back within microseconds. Where a helper's yield takes longer than this, a foreign thread computes,
-/// and may go on until the tick; a thread that sleeps is scheduled when it is woken. A step of `gradient_overlap --compute processor` with
-/// 4 ranks on 2 processors takes 76 to 86 ms where helpers yield all the same, else 50.
+/// Waiting ranks give the processor back within microseconds. If a helper's yield takes longer than this, a foreign
+/// thread computes, and may go on until the scheduler tick. The helper then sleeps, since a sleeping thread is
+/// scheduled when it is woken. A step of `gradient_overlap --compute processor` with 4 ranks on 2 processors takes 76
+/// to 86 ms if helpers yield all the same, and 50 ms otherwise.
 const GAP_OF_RANKS: Duration = Duration::from_micros(500);
 
-/// For how many looks that is believed.
+/// Number of polls for which a foreign thread is then assumed.
 const SLEEPS: u32 = 64;
 
-/// Polls between two looks at the clock while spinning: reading it costs about as much as a few polls.
+/// Polls between two reads of the clock while spinning. A read costs about as much as a few polls.
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
-/// The waiting loop's next step.
+/// Next action of a waiting loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Next {
@@ -92,91 +97,96 @@ pub enum Next {
     Poll,
     /// [`spin`], and poll again.
     Spin,
-    /// Poll again, and look at deadline and abort flag too: some time has passed.
+    /// Poll again, and check deadline and abort flag too, since some time has passed.
     Check,
-    /// The same after a [`yield_now`].
+    /// [`yield_now`], then the same as [`Next::Check`].
     Yield,
-    /// Nothing has come for long: sleep, for at most [`Policy::sleep_max`].
+    /// Sleep for at most [`Policy::sleep_max`], since nothing has come for long.
     Sleep,
     /// Sleep until the calls of other threads before this one are over.
     Queue,
 }
 
 impl Next {
-    /// Whether some time has passed, so that deadline and abort flag are to be looked at.
+    /// Returns whether some time has passed, so that deadline and abort flag are to be checked.
     #[must_use]
     pub const fn is_a_while(self) -> bool {
         !matches!(self, Self::Poll | Self::Spin)
     }
 }
 
-/// Beside others that compute, two ranks are on one processor as often as not, whatever their number: the one that spins keeps the other
-/// from running. The ranks that do run side by side answer within this. An all-reduce of 8 bytes between 2 ranks beside ten busy
-/// processes on 2 processors takes 74 us where they spin for 50, and 26 us with this.
+/// Time for which ranks spin beside others that compute. Two ranks then often share a processor, however many
+/// processors there are, and the one that spins keeps the other from running. Ranks that do run side by side answer
+/// within this time. An all-reduce of 8 bytes between 2 ranks beside ten busy processes on 2 processors takes 74 us if
+/// they spin for 50, and 26 us with this value.
 const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(15);
 
-/// Two ranks with a processor each by their numbers may still be on one, as long as a foreign thread keeps the other. Then nothing comes
-/// while a rank spins. After so many such waits in a row, ranks yield at once: 64 KiB all-gathered by 2 such ranks takes 72 us where they
-/// spin first.
+/// Waits in a row with useless spinning after which ranks yield at once. By their numbers two ranks may have a
+/// processor each and still share one, while a foreign thread keeps the other; then nothing comes while a rank spins.
+/// An all-gather of 64 KiB between 2 such ranks takes 72 us if they spin first.
 const VAIN_SPINS: u32 = 4;
 
-/// But one wait in so many begins with spinning, which tells whether it pays again.
+/// One wait in this many nevertheless begins with spinning, to find out whether it pays again.
 const WAITS_PER_SPIN: u32 = 64;
 
-/// Threads of others that compute on the processors that ranks wait on, as far as a rank has noticed. Between ranks a yield is
-/// over within microseconds; beside such threads each one costs a slice of theirs (1 to 4 ms), and the rank is not there when
-/// its data comes. A thread that sleeps is scheduled soon after it is woken.
+/// Foreign threads that compute on the processors of waiting ranks, as far as a rank has noticed. Between ranks a yield
+/// is over within microseconds. Beside such threads each yield costs one of their time slices (1 to 4 ms), and the rank
+/// is not there when its data comes. A sleeping thread is scheduled soon after it is woken.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Contention {
     until: Option<Instant>,
     spell: Duration,
     yields: u32,
-    /// Waits in a row without spinning that paid.
+    /// Waits in a row without spinning that has paid.
     vain_spins: u32,
 }
 
-/// A yield that takes longer gave the processor to a thread that computes. Ranks reduce for less than that at a time.
+/// A yield that takes longer than this gave the processor to a thread that computes. Ranks reduce for less than this at
+/// a time.
 const LATE: Duration = Duration::from_millis(2);
 
-/// Time for which contention is assumed at first, until a yield tries again; doubled each time that it is still there.
+/// Time for which contention is assumed at first, until a yield tries again. The time doubles whenever contention is
+/// found again.
 const FIRST_SPELL: Duration = Duration::from_millis(20);
 
-/// Longest spell: a try then costs less than a hundredth of the time.
+/// Longest such time: a try then costs less than a hundredth of the time.
 const SPELL_MAX: Duration = Duration::from_secs(1);
 
-/// One yield in so many is timed where no contention has been noticed: the clock takes as long as the rest of a short yield.
+/// Of this many yields one is timed while no contention has been noticed: reading the clock takes as long as the rest
+/// of a short yield.
 const YIELDS_PER_LOOK: u32 = 8;
 
 impl Contention {
-    /// None has been noticed.
+    /// No contention has been noticed.
     const NONE: Self = Self { until: None, spell: Duration::ZERO, yields: 0, vain_spins: 0 };
 
-    /// Whether the yield that begins is to be timed.
+    /// Returns whether the yield that begins is to be timed.
     fn is_in_question(&mut self, now: Instant) -> bool {
         self.yields = self.yields.wrapping_add(1);
         self.yields % YIELDS_PER_LOOK == 1 || self.until.is_some_and(|until| now < until + SPELL_MAX)
     }
 
-    /// Whether it is believed in.
+    /// Returns whether contention is assumed.
     #[must_use]
     pub fn is_present(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// The same, with the contention that is believed in for longer.
+    /// Returns the same state, with the contention that is assumed for longer.
     #[must_use]
     pub(crate) fn or_later(self, other: Self) -> Self {
         if other.until > self.until { Self { until: other.until, spell: other.spell, ..self } } else { self }
     }
 
-    /// The same; if `other` is believed in for longer, a yield is to tell, and is believed for as long.
+    /// Returns the same state. If `other` assumes contention for longer, the next yield decides, and a late one counts
+    /// for as long.
     #[must_use]
     pub(crate) fn in_question(self, other: Self, now: impl FnOnce() -> Instant) -> Self {
         let Some(until) = other.until.filter(|until| self.until < Some(*until)) else { return self };
         Self { until: self.until.max(Some(until.min(now()))), spell: self.spell.max(other.spell), ..self }
     }
 
-    /// Whether a wait is to begin with spinning.
+    /// Returns whether a wait is to begin with spinning.
     fn lets_spin(&mut self) -> bool {
         if self.vain_spins < VAIN_SPINS {
             return true;
@@ -194,7 +204,7 @@ impl Contention {
         self.vain_spins = (self.vain_spins + 1).min(VAIN_SPINS);
     }
 
-    /// A yield was late.
+    /// Notes that a yield was late.
     fn notice(&mut self, now: Instant) {
         let again = self.until.is_some_and(|until| now < until + self.spell);
         self.spell = if again { (2 * self.spell).min(SPELL_MAX) } else { FIRST_SPELL };
@@ -205,7 +215,7 @@ impl Contention {
 /// Paces one wait.
 #[derive(Debug)]
 pub struct Pacer {
-    /// To be carried on from wait to wait.
+    /// Contention as known so far. Callers carry it on from wait to wait.
     pub contention: Contention,
     policy: Policy,
     polls: u32,
@@ -213,14 +223,14 @@ pub struct Pacer {
     spins: bool,
     idle_since: Option<Instant>,
     now: Option<Instant>,
-    /// When a yield ended, until the next look at the clock.
+    /// When the last yield ended, until the clock is next needed.
     fresh: Option<Instant>,
-    /// Whether the yield that was advised last is to be timed.
+    /// Whether the last advised yield is to be timed.
     times_yield: bool,
     gap: Duration,
     /// Whether others may compute on this processor.
     beside_computation: bool,
-    /// Waits that are to sleep at once, since they do.
+    /// Number of following polls that lead to a sleep at once, because a foreign thread computes.
     sleeps: u32,
 }
 
@@ -243,13 +253,13 @@ impl Pacer {
         }
     }
 
-    /// Starts a wait of a helper: its processor may be the one that the program computes on.
+    /// Starts a wait of a helper thread, whose processor may be the one that the program computes on.
     #[must_use]
     pub fn beside_computation(policy: Policy) -> Self {
         Self { beside_computation: true, ..Self::new(policy) }
     }
 
-    /// Call after a poll that moved something.
+    /// Notes a poll that moved something.
     pub fn moved(&mut self) {
         if self.spins {
             self.contention.vain_spins = 0;
@@ -262,7 +272,7 @@ impl Pacer {
         self.gap = Duration::ZERO;
     }
 
-    /// Call after a poll that moved nothing: what to do, as the policy says.
+    /// Returns the action that the policy wants after a poll that moved nothing.
     pub fn idle(&mut self, now: impl FnOnce() -> Instant) -> Next {
         if self.polls == 0 && self.policy.spin > Duration::ZERO {
             self.spins = self.policy.always_spins || self.contention.lets_spin();
@@ -300,7 +310,7 @@ impl Pacer {
         }
     }
 
-    /// Call after a [`Next::Yield`].
+    /// Notes the end of a [`Next::Yield`].
     pub fn yielded(&mut self, now: impl FnOnce() -> Instant) {
         if !self.times_yield {
             return;
@@ -309,44 +319,47 @@ impl Pacer {
         if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
             self.contention.notice(now);
         }
-        // Reading the clock again for the next look would cost as much as the rest of it.
+        // Kept for the next look, since reading the clock again would cost as much as the rest of the yield.
         self.fresh = Some(now);
     }
 
-    /// Looks at the clock after a wait of another kind.
+    /// Notes the time after a wait of another kind.
     pub fn look(&mut self, now: Instant) {
         self.now = Some(now);
     }
 
-    /// The time between the last two looks at the clock, with what others did meanwhile; zero after something has moved.
+    /// Returns the time between the last two reads of the clock, which includes what other threads did meanwhile. Zero
+    /// after something has moved.
     #[must_use]
     pub fn gap(&self) -> Duration {
         self.gap
     }
 
-    /// The time of the last look at the clock.
+    /// Returns the time of the last read of the clock.
     #[must_use]
     pub fn now(&self, now: impl FnOnce() -> Instant) -> Instant {
         self.now.unwrap_or_else(now)
     }
 }
 
-/// Place where threads sleep until the calls before theirs are over.
+/// A place where threads sleep until the calls before theirs are over.
 #[derive(Debug, Default)]
 pub(crate) struct Turnstile {
-    /// Number of finished turns when threads were last told.
+    /// Number of finished turns that threads were last told.
     over: Mutex<u64>,
     moved: Condvar,
     sleepers: AtomicU32,
 }
 
 impl Turnstile {
-    /// A thread is about to [`sleep`](Self::sleep). It says so while it holds the lock under which turns end.
+    /// Notes that a thread is about to [`sleep`](Self::sleep). It does so while it holds the lock under which turns
+    /// end.
     pub(crate) fn announce(&self) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sleeps while no more than `over` turns are over, at most [`SLEEP_MAX`]. Only after [`announce`](Self::announce).
+    /// Sleeps while no more than `over` turns are over, at most [`SLEEP_MAX`]. Allowed only after
+    /// [`announce`](Self::announce).
     pub(crate) fn sleep(&self, over: u64) {
         let told = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         if *told <= over {
@@ -355,7 +368,7 @@ impl Turnstile {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Reports that so many turns are over; wakes sleeping threads. Called under the lock under which turns end.
+    /// Reports that `over` turns are over, and wakes sleeping threads. Called under the lock under which turns end.
     #[inline]
     pub(crate) fn tell(&self, over: u64) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -365,20 +378,20 @@ impl Turnstile {
     }
 }
 
-/// Between two polls in quick succession.
+/// Pauses between two polls in quick succession.
 #[inline]
 pub fn spin() {
     std::hint::spin_loop();
 }
 
-/// Lets others have the processor.
+/// Gives the processor to other threads.
 pub fn yield_now() {
     std::thread::yield_now();
 }
 
-/// Sleeps while `word` holds `value`, until woken with one of these bits, at most `limit`.
+/// Sleeps while `word` holds `value`, until woken with one of `bits`, at most `limit`.
 pub fn sleep_on_word(word: &AtomicU32, value: u32, bits: NonZeroU32, limit: Duration) {
-    // Woken, changed, timed out or interrupted: the caller polls again in every case.
+    // Whether it was woken, the word changed, time ran out or a signal came: the caller polls again.
     let _ = kolo_transport::wait_word_for(word, value, bits, limit);
 }
 
@@ -389,7 +402,7 @@ pub fn sleep_on_fds(fds: &[BorrowedFd<'_>], limit: Duration) {
     let _ = poll(&mut set, Some(&timespec(limit)));
 }
 
-/// Sleeps, without an event to wake it.
+/// Sleeps for a fixed time, without an event to wake it.
 pub fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
@@ -399,10 +412,11 @@ fn timespec(limit: Duration) -> Timespec {
     Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 1_000_000 })
 }
 
-/// Processors that this process may use: its affinity mask, cut by the CPU quota of its control group.
+/// Returns the number of processors that this process may use: its affinity mask, cut by the CPU quota of its control
+/// group.
 #[must_use]
 pub fn usable_processors() -> usize {
-    // The standard library looks at both.
+    // The standard library considers both.
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
@@ -421,7 +435,7 @@ mod tests {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::MAX, ..Policy::OVERSUBSCRIBED };
         let mut pacer = Pacer::beside_computation(policy);
         assert_eq!(pacer.idle(Instant::now), Next::Yield);
-        // A foreign thread has computed since.
+        // A foreign thread has computed meanwhile.
         pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));
         assert_eq!(pacer.idle(Instant::now), Next::Sleep);
         assert_eq!(pacer.idle(Instant::now), Next::Sleep, "for a while");
@@ -457,24 +471,24 @@ mod tests {
         assert_eq!(yields, Next::Yield);
         pacer.yielded(|| start + 100 * us);
         assert!(!pacer.contention.is_present(start + 100 * us));
-        // A foreign thread does not. That is remembered in further waits, whether something came meanwhile or not.
+        // A foreign thread does not. Further waits remember that, whether something came meanwhile or not.
         let late = start + 2 * LATE;
         pacer.yielded(|| late);
         pacer.moved();
         assert_eq!(next(pacer.contention, late + FIRST_SPELL - us).0, Next::Sleep);
-        // Then it is tried again, and believed for longer if it is still so.
+        // Then a yield tries again. If it is late too, contention is assumed for longer.
         let again = late + FIRST_SPELL;
         let (yields, mut pacer) = next(pacer.contention, again);
         assert_eq!(yields, Next::Yield);
         pacer.yielded(|| again + 2 * LATE);
         assert!(pacer.contention.is_present(again + 2 * LATE + 2 * FIRST_SPELL - us));
-        // After peace it begins anew.
+        // After a time without contention the spell begins anew.
         pacer.contention.notice(again + SPELL_MAX);
         assert_eq!(pacer.contention.spell, FIRST_SPELL);
-        // In peace, most yields are not timed.
+        // Without contention, most yields are not timed.
         let (_, mut calm) = next(Contention { yields: 1, ..Contention::NONE }, start);
         calm.yielded(|| unreachable!("the clock is not read"));
-        // Ranks with processors of their own spin first: those that they wait for may be running.
+        // Ranks with processors of their own spin first, since the ranks that they wait for may be running.
         let own = Pacer::new(Policy::OWN_PROCESSOR);
         let mut own =
             Pacer { contention: pacer.contention, polls: POLLS_PER_CLOCK_READ - 1, spins: true, ..own };
@@ -496,12 +510,12 @@ mod tests {
         assert!(
             !by_short.is_present(later) && by_short.is_in_question(later) && by_short.is_in_question(later)
         );
-        // One late yield, and it knows what took long calls several.
+        // After one late yield it assumes the contention for which long calls needed several.
         by_short.notice(later + us);
         assert!(by_short.is_present(later + 2 * by_long.spell - us));
         let before = by_short.until;
         assert_eq!(by_short.in_question(by_long, || unreachable!("it knows better")).until, before);
-        // Contention that short calls notice holds for long ones.
+        // Contention noticed by short calls holds for long ones.
         assert!(Contention::NONE.or_later(by_short).is_present(later + us));
         assert_eq!(by_short.or_later(by_long).until, before);
         assert!(Contention::NONE.in_question(Contention::NONE, || start).until.is_none());
@@ -511,7 +525,7 @@ mod tests {
     fn who_spins_in_vain_yields_at_once_and_tries_again_now_and_then() {
         let (start, us) = (Instant::now(), Duration::from_micros(1));
         let mut pacer = Pacer::new(Policy::OWN_PROCESSOR);
-        // One wait. Whether it began with spinning.
+        // Simulates one wait. Returns whether it began with spinning.
         let wait = |pacer: &mut Pacer, comes_at_once: bool| {
             let first = pacer.idle(|| start);
             if comes_at_once {
@@ -537,7 +551,7 @@ mod tests {
             }
             assert!(wait(&mut pacer, false), "a try");
         }
-        // It pays again.
+        // Spinning pays again.
         let tried = (0..WAITS_PER_SPIN).position(|_| wait(&mut pacer, true));
         assert_eq!(tried, Some(WAITS_PER_SPIN as usize - 1));
         assert!(wait(&mut pacer, true));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::error::{Error, JoinFailure, Result};
 
-/// Most bytes shown of a value, which may be another rank's.
+/// Longest value that is shown, in bytes; it may be another rank's.
 const VALUE_BYTES: usize = 512;
 
 const NAMES: [&str; 8] = [
@@ -20,14 +20,14 @@ const NAMES: [&str; 8] = [
     "KOLO_NETWORK_PROBE",
 ];
 
-/// These settings of one rank.
+/// Such settings of one rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Agreed {
-    /// Each as a user would write it; nothing where it is left to us.
+    /// Each value as a user would write it; `None` where Kolo chooses.
     values: [Option<String>; NAMES.len()],
-    /// The file of the profile, and the digest of its constants: these must agree, and may be in other files.
+    /// File of the profile and digest of its constants. The digests must agree; the files may differ.
     profile: Option<(String, String)>,
-    /// The files of plans, with digests of what they say: the same.
+    /// Files of plans with digests of their contents; again only the digests must agree.
     plans: Vec<(String, String)>,
 }
 
@@ -48,7 +48,7 @@ impl Agreed {
         }
     }
 
-    /// The settings that differ, with both values; empty if none does.
+    /// Describes the settings that differ, with both values; empty if none does.
     fn difference(&self, other: &Self) -> String {
         let tell = |name, here: Option<String>, there: Option<String>| {
             let shown = |value: String| printable(&value, VALUE_BYTES);
@@ -80,7 +80,7 @@ impl Agreed {
     }
 }
 
-/// Difference between a newcomer's settings ([`Agreed`], as bytes) and these, if there is one.
+/// Describes the difference between a newcomer's settings ([`Agreed`], as bytes) and these, if there is one.
 pub(super) fn objection(ours: &Config, theirs: &[u8]) -> Option<String> {
     let ours = Agreed::of(ours);
     match postcard::from_bytes::<Agreed>(theirs) {
@@ -89,10 +89,10 @@ pub(super) fn objection(ours: &Config, theirs: &[u8]) -> Option<String> {
     }
 }
 
-/// Compares the settings of all ranks, in their order, with those of `rank`.
+/// Compares the settings of all ranks, in rank order, with those of `rank`.
 ///
 /// # Errors
-/// [`Error::Join`] with the first rank that has others.
+/// [`Error::Join`] with the first rank whose settings differ.
 pub(super) fn check(rank: u32, all: &[&Agreed]) -> Result<()> {
     let Some(ours) = all.get(rank as usize) else { return Ok(()) };
     let differences = all.iter().map(|theirs| ours.difference(theirs));
@@ -160,7 +160,7 @@ mod tests {
         check(0, &[&set(&[]), &set(&[("KOLO_TIMEOUT", "5"), ("KOLO_HOST_ID", "here")])]).unwrap();
     }
 
-    /// A setting that is not found in the table would agree with anything.
+    /// A setting that is missing from the table would agree with any value.
     #[test]
     fn each_setting_counts() {
         for (name, value) in [

@@ -1,10 +1,10 @@
-//! The driver of the engine: threads for themselves, or else the helper thread, whose work is in `drive`.
+//! Decides who drives the engine: threads for themselves, or else the helper thread, whose work is in `drive`.
 //!
 //! # No work is forgotten
-//! A thread that leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks whether the helper
-//! sleeps; the helper says that it sleeps and then looks whether there is work that nobody does ([`Attendance::rest`]). All of it is in
-//! one order, so at least one of them sees the other's step. A wake-up is sent under the lock under which the helper looks.
-//! `models` runs this in every order.
+//! A thread that leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks
+//! whether the helper sleeps. The helper says that it sleeps and then looks whether there is work that nobody does
+//! ([`Attendance::rest`]). All these steps are in one order, so at least one of the two sees the other's. A wake-up is
+//! sent under the lock under which the helper looks. `models` runs this in every order.
 
 use std::thread::JoinHandle;
 
@@ -19,25 +19,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Between a store and a load of the one order. Loom takes accesses that are sequentially consistent for weaker ones, but not fences.
+/// Separates a store from a load in the one order. Loom treats sequentially consistent accesses as weaker ones, but not
+/// fences.
 #[inline(always)]
 fn in_one_order() {
     #[cfg(kolo_model = "runtime")]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// See the module.
+/// Shared state of the helper thread and of threads that drive for themselves.
 #[derive(Debug)]
 pub(crate) struct Attendance {
-    /// Threads that drive the engine for themselves.
+    /// Number of threads that drive the engine for themselves.
     drivers: AtomicUsize,
-    /// Whether something was started that the helper has not yet seen done.
+    /// Whether an operation was started that the helper has not yet seen done.
     pending: AtomicBool,
-    /// Whether the helper sleeps or is about to, or has not begun.
+    /// Whether the helper sleeps, is about to sleep, or has not begun.
     asleep: AtomicBool,
     /// Whether the communicator is being dropped.
     leaving: AtomicBool,
-    // The helper never takes the core while it holds this, since others take this while they hold the core.
+    // The helper never takes the core while it holds this lock, since others take the lock while they hold the core.
     helper: Mutex<Helper>,
     wake: Condvar,
 }
@@ -67,8 +68,8 @@ impl Attendance {
         self.helper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves work for which possibly no thread waits. If the helper sleeps, or has not begun, `start` makes sure that there is one, and
-    /// says whether there is. Returns whether there is one.
+    /// Leaves work for which possibly no thread waits. If the helper sleeps or has not begun, `start` starts one if
+    /// needed, and says whether there is one. Returns whether there is a helper.
     pub(crate) fn leave_work(&self, start: impl FnOnce(&mut Helper) -> bool) -> bool {
         self.pending.store(true, Ordering::SeqCst);
         in_one_order();
@@ -81,44 +82,45 @@ impl Attendance {
         is_there
     }
 
-    /// The driver has seen that nothing is left. A thread that starts something more holds the core, and says so afterwards.
+    /// Notes that the driver has seen nothing left. A thread that starts something more holds the core, and says so
+    /// afterwards.
     pub(crate) fn nothing_left(&self) {
         self.pending.store(false, Ordering::SeqCst);
     }
 
-    /// Whether any thread drives for itself.
+    /// Returns whether any thread drives for itself.
     pub(crate) fn is_driven(&self) -> bool {
         self.drivers.load(Ordering::Acquire) > 0
     }
 
-    /// Whether the helper is to stand back.
+    /// Returns whether the helper is to stand back.
     pub(crate) fn is_relieved(&self) -> bool {
         self.drivers.load(Ordering::Relaxed) > 0 || self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Whether there is unattended work.
+    /// Returns whether there is work that no thread attends to.
     pub(crate) fn is_unattended(&self) -> bool {
         self.pending.load(Ordering::SeqCst) && self.drivers.load(Ordering::SeqCst) == 0
     }
 
-    /// The helper has begun.
+    /// Notes that the helper has begun.
     pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// The helper sleeps for so long, whatever happens.
+    /// Lets the helper sleep for `time`, whether or not there is work.
     #[cfg(not(kolo_model = "runtime"))]
     pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, time: Duration) -> MutexGuard<'a, Helper> {
         self.wake.wait_timeout(helper, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// To loom, a nap may be over at once.
+    /// In loom's models, a nap may be over at once.
     #[cfg(kolo_model = "runtime")]
     pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, _: Duration) -> MutexGuard<'a, Helper> {
         helper
     }
 
-    /// The helper sleeps until there is unattended work, or it must stop.
+    /// Lets the helper sleep until there is unattended work or it must stop.
     pub(crate) fn rest<'a>(&self, mut helper: MutexGuard<'a, Helper>) -> MutexGuard<'a, Helper> {
         self.asleep.store(true, Ordering::SeqCst);
         in_one_order();
@@ -129,7 +131,7 @@ impl Attendance {
         helper
     }
 
-    /// The helper is to end. Gives its thread, to be joined.
+    /// Tells the helper to end. Returns its thread, to be joined.
     pub(crate) fn dismiss(&self) -> Option<JoinHandle<()>> {
         self.leaving.store(true, Ordering::Relaxed);
         let mut helper = self.helper();
@@ -139,7 +141,7 @@ impl Attendance {
     }
 }
 
-/// Counts a thread that drives for itself, so that the helper stands back.
+/// Guard that counts a thread as driving for itself, so that the helper stands back.
 #[derive(Debug)]
 pub(crate) struct Attended<'a>(&'a Attendance);
 
@@ -172,7 +174,7 @@ mod models {
 
     use super::*;
 
-    /// A communicator whose work is a number.
+    /// A communicator whose outstanding work is a number.
     #[derive(Default)]
     struct Modelled {
         attendance: Attendance,
@@ -181,7 +183,7 @@ mod models {
     }
 
     impl Modelled {
-        /// One step of a driver. Returns whether nothing is left.
+        /// Does one step of a driver. Returns whether nothing is left.
         fn step(&self) -> bool {
             let mut left = self.left.lock().expect("no panic");
             *left = left.saturating_sub(1);
@@ -192,7 +194,7 @@ mod models {
             *left == 0
         }
 
-        /// As `drive::helper`.
+        /// Does the same as `drive::helper`.
         fn help(&self) {
             self.attendance.awake();
             let mut helper = self.attendance.helper();
@@ -220,8 +222,8 @@ mod models {
         }
     }
 
-    /// Work is started while the helper falls asleep, and another thread drives for itself meanwhile and stops before the end: in the
-    /// end the helper has done what is left.
+    /// Work is started while the helper falls asleep. Meanwhile another thread drives for itself and stops before the
+    /// work is done. The helper then does the rest.
     #[test]
     fn the_helper_ends_what_nobody_waits_for() {
         loom::model(|| {

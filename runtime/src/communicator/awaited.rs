@@ -1,7 +1,8 @@
-//! Tasks that await started operations, and are to be woken when these are over.
+//! Tasks that await started operations and are to be woken when these are over.
 //!
-//! Wakers are users' code: they may take locks, run a task, or be the last to hold one and drop it, with handles of operations in it. No
-//! thread therefore wakes or drops one while it holds the core: it takes wakers from here, and releases the core first.
+//! Wakers are users' code: they may take locks, run a task, or drop the last reference to one, with handles of
+//! operations in it. No thread may therefore wake or drop a waker while it holds the core. It takes the wakers from
+//! here, and releases the core first.
 
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::engine::{Engine, Id};
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
     waiting: Vec<Awaiting>,
-    /// Tasks whose operation is over, and that have not been woken yet.
+    /// Tasks whose operation is over, and that are not yet woken.
     to_wake: Vec<Waker>,
 }
 
@@ -25,24 +26,24 @@ struct Awaiting {
     waker: Waker,
 }
 
-/// When a task will have waited for too long.
+/// The moment at which a task will have waited for too long.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// The limit it was given.
+    /// The limit that the task was given.
     pub(crate) limit: Duration,
-    /// Deadline; none without a limit.
+    /// End of the limit; `None` without a limit.
     pub(crate) at: Option<Instant>,
 }
 
 impl Deadline {
-    /// So long from now.
+    /// Returns the deadline after `limit` from now.
     pub(crate) fn after(limit: Duration) -> Self {
         Self { limit, at: Instant::now().checked_add(limit) }
     }
 }
 
 impl Awaited {
-    /// Wakes this task when the operation is over. Gives back the waker that it replaces.
+    /// Lets this task be woken when the operation is over. Returns the waker that it replaces.
     #[must_use = "dropped once the core is free"]
     pub(crate) fn add(&mut self, id: Id, waited: Waited, deadline: Deadline, waker: &Waker) -> Option<Waker> {
         match self.waiting.iter_mut().find(|awaiting| awaiting.id == id) {
@@ -55,14 +56,14 @@ impl Awaited {
         }
     }
 
-    /// The operation is no longer awaited.
+    /// Forgets the task that awaits the operation. Returns its waker.
     #[must_use = "dropped once the core is free"]
     pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
         let at = self.waiting.iter().position(|awaiting| awaiting.id == id)?;
         Some(self.waiting.swap_remove(at).waker)
     }
 
-    /// Finds out which are over.
+    /// Finds out which operations are over.
     #[inline]
     pub(super) fn look(&mut self, engine: &Engine) {
         if !self.waiting.is_empty() {
@@ -71,19 +72,19 @@ impl Awaited {
         }
     }
 
-    /// Whether there is a task to wake.
+    /// Returns whether there is a task to wake.
     #[inline]
     pub(crate) fn has_to_wake(&self) -> bool {
         !self.to_wake.is_empty()
     }
 
-    /// The tasks to wake.
+    /// Returns the tasks to wake.
     #[must_use = "to be woken once the core is free"]
     pub(crate) fn take_to_wake(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.to_wake)
     }
 
-    /// All tasks, since the communicator is at its end.
+    /// Returns all tasks, since the communicator ends.
     #[must_use = "to be woken once the core is free"]
     pub(crate) fn take_all(&mut self) -> Vec<Waker> {
         let mut all = self.take_to_wake();
@@ -91,7 +92,7 @@ impl Awaited {
         all
     }
 
-    /// An operation that a task has awaited for too long, and how long that was to be.
+    /// Returns an operation that a task has awaited for longer than its limit, with that limit.
     pub(crate) fn overdue(&self) -> Option<(Id, Waited, Duration)> {
         if self.waiting.is_empty() {
             return None;

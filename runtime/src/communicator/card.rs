@@ -1,4 +1,5 @@
-//! Cards: the facts that ranks exchange when a communicator is made, and their consequences, which are alike on all ranks.
+//! Cards: facts that ranks exchange when they make a communicator, and decisions that follow from them alike on all
+//! ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,26 +16,27 @@ use crate::wait::Policy;
 /// A rank's facts for the others when a communicator is made.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Card {
-    /// Address of each transport, or why there is none.
+    /// Address of each transport, or the reason why there is none.
     pub(super) transports: Vec<(String, Result<Vec<u8>, String>)>,
-    /// Ranks with the same keys share a kernel and a network namespace, and have not been told otherwise.
+    /// Ranks with equal keys share a kernel and a network namespace, unless a setting says otherwise.
     pub(super) host: (u64, Option<String>),
-    /// Processors this rank may use.
+    /// Number of processors that this rank may use.
     pub(super) processors: u32,
-    /// Ranks with the same number may run on the same ones.
+    /// Ranks with the same number may run on the same processors.
     pub(super) affinity: u64,
     /// Channels per peer that all transports of this rank offer.
     pub(super) channels: u16,
-    /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
+    /// Whether this rank has a GPU driver, so that its buffers may be GPU memory.
     pub(super) has_gpus: bool,
     pub(super) agreed: Agreed,
 }
 
-/// More processors than any host has.
+/// Bound on the number of processors; no host has more.
 const PROCESSORS_MAX: u32 = 1 << 16;
 
 impl Card {
-    /// From another rank's bytes; what is wrong with them if they are no card. Divisors and indices of the code behind are bounded here.
+    /// Reads a card from another rank's bytes. The error says what is wrong with them. Divisors and indices of the code
+    /// behind are bounded here.
     pub(super) fn parse(blob: &[u8]) -> Result<Self, String> {
         let card: Self = match postcard::take_from_bytes(blob) {
             Ok((card, [])) => card,
@@ -53,13 +55,13 @@ impl Card {
         Ok(card)
     }
 
-    /// The transports that it has.
+    /// Returns the transports that the rank has.
     pub(super) fn offers(&self) -> impl Iterator<Item = TransportKind> {
         self.transports.iter().filter(|(_, at)| at.is_ok()).filter_map(|(name, _)| TransportKind::named(name))
     }
 }
 
-/// Host index of each rank, in order of first appearance.
+/// Returns the host index of each rank. Hosts are numbered in order of first appearance.
 pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
     let mut keys: Vec<&(u64, Option<String>)> = Vec::new();
     cards
@@ -73,23 +75,25 @@ pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
         .collect()
 }
 
-/// Ranks per processor, where there are most, decides for all: the algorithms must agree.
+/// Returns the waiting policy. All ranks follow the host with most ranks per processor, since the algorithms must
+/// agree.
 pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     let (ranks, processors) = fullest(hosts, cards);
     Policy::for_host(ranks, processors, config.spin)
 }
 
-/// The processor that this rank comes back to, beside those that may run on the same ones.
+/// Returns the processor to which this rank returns, besides the ranks that may run on the same processors.
 pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
     let (place, ranks) = place_among(rank, hosts, cards);
     affinity::assign(place, ranks)
 }
 
-/// The place of a rank among those that may run on the same processors, and their number.
+/// Returns the place of a rank among those that may run on the same processors, and the number of these ranks.
 ///
-/// Ranks of several hosts (containers of one machine) take turns host by host, as those with the same number within their hosts work at
-/// the same time: the first ones talk to the network. Each host begins one place later in the next turn, so that its own ranks are spread
-/// too. Of 2 hosts x 4 ranks on 2 processors, both first ranks were on one: all-reduces of 8 bytes took 1.6 times as long.
+/// Ranks of several hosts (containers of one machine) take turns host by host, since ranks with the same number within
+/// their hosts work at the same time: the first ones talk to the network. In each round the hosts begin one place
+/// later, so that a host's own ranks are spread too. Without this, both first ranks of 2 hosts x 4 ranks on 2
+/// processors were on one processor, and all-reduces of 8 bytes took 1.6 times as long.
 fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     let same: Vec<usize> =
         (0..cards.len()).filter(|other| cards[*other].affinity == cards[rank].affinity).collect();
@@ -112,14 +116,14 @@ fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     (place, same.len())
 }
 
-/// Whether there are more ranks than processors where this rank runs.
+/// Returns whether there are more ranks than processors where this rank runs.
 pub(super) fn shares_processors(rank: usize, cards: &[Card]) -> bool {
     let same = cards.iter().filter(|card| card.affinity == cards[rank].affinity).count();
     same > cards[rank].processors as usize
 }
 
-/// Ranks and processors of the host that has most ranks for its processors, or of the processors that have most ranks on several
-/// hosts: hosts may be containers of one machine.
+/// Returns the ranks and processors of the host with most ranks per processor. Since hosts may be containers of one
+/// machine, sets of processors that serve several hosts count like a host.
 fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     let mut pools: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
     for card in cards {
@@ -131,12 +135,12 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     let by_host = (0..host_count).map(|host| {
         let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
         let ranks = on_host().count();
-        // Ranks bound to different processors report one each, unbound ones report all of them.
+        // Ranks bound to different processors report one each, and unbound ranks report all of them.
         let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
         let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
         (ranks, widest.max(if widest == 1 { bound } else { widest }))
     });
-    // Of equals the last.
+    // Of equals the last one counts.
     pools.into_values().chain(by_host).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((1, 1))
 }
 
@@ -156,7 +160,7 @@ pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
     }
 }
 
-/// Whether ranks of several hosts run on the same processors: the hosts are containers of one machine.
+/// Returns whether ranks of several hosts run on the same processors, because the hosts are containers of one machine.
 fn share_processors(hosts: &[u32], cards: &[Card]) -> bool {
     let mut host_of = BTreeMap::new();
     hosts
@@ -195,7 +199,7 @@ mod tests {
         assert_eq!(fullest(&[0, 1, 2, 3], &cards(&[(5, 2); 4])), (4, 2));
         assert!(share_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
         assert!(!share_processors(&[0, 0, 1, 1], &cards(&[(5, 2), (5, 2), (6, 2), (6, 2)])));
-        // Each with processors of its own.
+        // Two hosts, each with processors of its own.
         assert_eq!(fullest(&[0, 1], &cards(&[(5, 2), (6, 2)])), (1, 2));
         // One host, with ranks that are bound to different processors.
         assert_eq!(fullest(&[0, 0], &cards(&[(5, 1), (6, 1)])), (2, 2));
@@ -213,12 +217,12 @@ mod tests {
         let alone: Vec<_> = (0..4).map(|place| (place, 4)).collect();
         assert_eq!(places(&[0; 4], &[5; 4]), alone);
         assert_eq!(places(&[0, 1, 2, 3], &[5; 4]), alone);
-        // The first of each host are on different ones of two processors, and so are the first and second of one host.
+        // The first ranks of both hosts are on different processors, and so are the first and second rank of one host.
         let two_hosts = places(&[0, 0, 0, 0, 1, 1, 1, 1], &[5; 8]);
         assert_eq!(two_hosts, [0, 3, 4, 7, 1, 2, 5, 6].map(|place| (place, 8)));
-        // Round robin, and hosts of different size.
+        // Ranks dealt out round robin, and hosts of different size.
         assert_eq!(places(&[0, 1, 0, 1, 0], &[5; 5]), [0, 1, 3, 2, 4].map(|place| (place, 5)));
-        // Other processors.
+        // Hosts on different processors.
         assert_eq!(places(&[0, 0, 1, 1], &[5, 5, 6, 6]), [(0, 2), (1, 2), (0, 2), (1, 2)]);
     }
 

@@ -1,4 +1,5 @@
-//! Making a communicator: what the ranks tell each other, endpoints, routes, and the state that follows from them.
+//! Makes a communicator: the ranks' introduction to each other, endpoints, routes, and the state that follows from
+//! them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -33,15 +34,15 @@ use crate::network::Knowledge;
 use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
-/// The identity of the communicator of all ranks. Others are derived from their parent's.
+/// Identity of the communicator of all ranks. The identities of others are derived from their parent's.
 pub(crate) const WORLD: u64 = 1;
 
-/// The identity of a communicator split off `parent`.
+/// Returns the identity of a communicator split off `parent`.
 pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
     mix(mix(parent ^ mix(number)) ^ color)
 }
 
-/// Longest wait of ranks for each other.
+/// Returns the longest time for which ranks wait for each other.
 pub(crate) fn patience(config: &Config) -> Duration {
     config.join_timeout.min(MOST_PATIENCE)
 }
@@ -58,7 +59,7 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
     let _ = routes::failed_paths(0, &[bytes.to_vec()]);
 }
 
-/// A communicator in the making: of `members` (world ranks), of which this is number `rank`.
+/// A communicator in the making. `members` are world ranks, and this rank is number `rank` of them.
 pub(crate) struct Making {
     pub(crate) world: Arc<World>,
     pub(crate) id: u64,
@@ -69,7 +70,7 @@ pub(crate) struct Making {
 }
 
 impl Making {
-    /// Makes it. All members call it. Blocks until all have, or the deadline.
+    /// Makes the communicator. All members call it. Blocks until all have, at most until the deadline.
     pub(crate) fn connect(self) -> Result<Shared> {
         let driver = gpu::driver(&self.config)?;
         let membership = self.world.control.register(self.id, Arc::clone(&self.members));
@@ -110,7 +111,7 @@ impl Making {
         Ok(shared)
     }
 
-    /// Tells the others what this rank has and wants, and hears the same of them.
+    /// Tells the others what this rank has and wants, and returns what they have told.
     fn introduce(&self, candidates: &[Candidate], has_gpus: bool) -> Result<Vec<Card>> {
         let address = |candidate: &Candidate| match &candidate.endpoint {
             Ok(endpoint) => Ok(endpoint.address().to_vec()),
@@ -135,14 +136,14 @@ impl Making {
         Ok(cards)
     }
 
-    /// Tells the others something, and gives what all have told, in rank order.
+    /// Sends a message to all others, and returns the messages of all in rank order.
     pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
         let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
         let key = ExchangeKey { communicator: self.id, round };
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
 
-    /// The names of the hosts, by their numbers: hosts are numbered in the order in which they appear.
+    /// Returns the names of the hosts by their numbers. Hosts are numbered in order of appearance.
     fn host_names<'a>(&self, hosts: &[u32], peers: &'a [PeerInfo]) -> Vec<&'a str> {
         let mut names: Vec<&str> = Vec::new();
         for (host, member) in hosts.iter().zip(self.members.iter()) {
@@ -153,7 +154,7 @@ impl Making {
         names
     }
 
-    /// Prior knowledge of the network between the hosts of this communicator, before anything is measured for it.
+    /// Returns what is known of the network between this communicator's hosts before it measures anything itself.
     fn known_network(&self, names: &[&str]) -> Knowledge {
         let config = &self.config;
         let measured = || self.world.network(&self.members, &config.transports);
@@ -166,10 +167,10 @@ impl Making {
         known
     }
 
-    /// The core, which moves calls.
+    /// Makes the core.
     fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
-        // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
+        // All ranks must number channels alike, whichever transports each of them uses in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let mut engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
         let peers = self.world.control.peer_info();

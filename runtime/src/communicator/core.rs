@@ -1,4 +1,4 @@
-//! Everything of a communicator that calls move.
+//! All state of a communicator that calls change.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ use crate::exchange::Exchange;
 use crate::gpu::GpuAccess;
 use crate::symmetric::SymmetricBuffers;
 
-/// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
+/// All state that calls change. One thread at a time holds it: see [`Shared`](super::Shared).
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) planner: Planner,
     /// The exchange of the host, if all ranks are on one.
     pub(crate) exchange: Option<Exchange>,
-    /// Symmetric buffers; none unless there is an exchange.
+    /// Symmetric buffers. There are none without an exchange.
     pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
@@ -30,7 +30,7 @@ pub(crate) struct Core {
     pub(crate) closed: bool,
 }
 
-/// The calls made so far.
+/// Calls made so far.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) recorder: Recorder,
@@ -43,12 +43,12 @@ pub(crate) struct Calls {
     pub(crate) children: u64,
     /// Symmetric buffers made so far.
     pub(crate) allocations: u64,
-    /// Uses of each list of ranks given to `group`.
+    /// Number of uses of each list of ranks given to `group`.
     pub(crate) groups: HashMap<u64, u64>,
 }
 
 impl Calls {
-    /// Forgets those made so far.
+    /// Forgets the calls made so far.
     pub(crate) fn forget(&mut self) {
         *self = Self::none();
     }
@@ -67,13 +67,14 @@ impl Calls {
 }
 
 impl Core {
-    /// Which way a call goes.
+    /// Decides which way a call goes.
     #[inline(always)]
     pub(crate) fn decide(&self, call: &Call, form: Form) -> Decision {
         decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
-    /// The carrier of a blocking call that does not go by symmetric buffers, unless that was asked for; and the reason.
+    /// Returns what carries out a blocking call that does not use symmetric buffers, unless it asks for them, with the
+    /// reason.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
             (Way::Exchange, Some(exchange)) => CarriedOut::Exchange(exchange.compiled.describe(call)),
@@ -87,7 +88,7 @@ impl Core {
         })
     }
 
-    /// Moves all that is outstanding on, for a bounded time. Returns whether anything moved.
+    /// Advances everything that is outstanding, for a bounded time. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
         let moved = self.engine.progress() || passed;
@@ -95,23 +96,23 @@ impl Core {
         moved
     }
 
-    /// The same if anything is outstanding: what a call does while it waits for something else.
+    /// Does the same if anything is outstanding. Calls use it while they wait for something else.
     #[inline]
     pub(crate) fn progress_others(&mut self) -> bool {
         self.engine.outstanding() > 0 && self.progress()
     }
 
-    /// Ranks that something outstanding waits for.
+    /// Returns the ranks that an outstanding operation waits for.
     pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
         if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
     }
 
-    /// Ranks that the exchange at hand waits for.
+    /// Returns the ranks that the current exchange waits for.
     pub(crate) fn exchange_waits_for(&self) -> Vec<u32> {
         self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.compiled.waiting_for())
     }
 
-    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    /// Aborts everything. When this returns, nothing touches the callers' memory any more.
     pub(crate) fn abort(&mut self, cause: &kolo_transport::Error) {
         self.engine.abort(cause);
         if let Some(exchange) = &mut self.exchange {

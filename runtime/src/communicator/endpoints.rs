@@ -1,4 +1,4 @@
-//! This rank's ends of the transports.
+//! Opens and connects this rank's endpoints.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::failure::adopt;
 use crate::gpu;
 
-/// A peer that gives up closes its socket, and then says why: how long this rank waits to hear it.
+/// Time that this rank waits for a peer's reason: a peer that gives up closes its socket first, and then says why.
 const REASON_GRACE: Duration = Duration::from_millis(50);
 
 /// A transport that may be used.
@@ -25,13 +25,13 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Channels per peer that it offers, if it is there.
+    /// Returns the number of channels per peer that the transport offers, if it could be opened.
     pub(super) fn channels_max(&self) -> Option<u16> {
         Some(self.endpoint.as_ref().ok()?.caps().channels_max)
     }
 }
 
-/// Opens all that the settings allow.
+/// Opens all transports that the settings allow.
 pub(super) fn open(making: &Making) -> Vec<Candidate> {
     let (control, config, members) = (&making.world.control, &making.config, &making.members);
     let (rank, world_size) = (making.rank, members.len() as u32);
@@ -56,7 +56,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
     kinds
         .into_iter()
         .map(|kind| {
-            // Adapters are not troubled for what shared memory will carry.
+            // Adapters stay unused where shared memory will carry everything.
             let idle = kind.features().uses_adapters && one_host && config.transports == Transports::Auto;
             let endpoint = match idle {
                 true => Err("all ranks are on one host".to_owned()),
@@ -69,7 +69,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
         .collect()
 }
 
-/// The problem with the range of ports, if it has too few for so many ranks of a host, with words to begin.
+/// Describes the problem if the range of ports is too small for the ranks of a host.
 fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     let Some(ports) = &config.port_range else { return String::new() };
     match ports.len() < local_ranks {
@@ -99,8 +99,9 @@ fn tcp_options(making: &Making) -> TcpOptions {
     }
 }
 
-/// Time-outs of one silent address, and of all. A call should end with the list of addresses that do not answer rather than with its own
-/// time-out, which knows of none: five addresses of a peer are given up before that.
+/// Returns the time-outs for one silent address, and for all of them. A call should end with the list of silent
+/// addresses rather than with its own time-out, which does not know them. Five addresses of a peer are therefore given
+/// up before that.
 fn dial_times(timeout: Duration) -> (Duration, Duration) {
     let usual = TcpOptions::default();
     (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
@@ -121,17 +122,17 @@ fn rdma_options(making: &Making) -> RdmaOptions {
     }
 }
 
-/// Links to the other ranks, and what came with them.
+/// Links to the other ranks, and facts learnt while connecting them.
 pub(super) struct Established {
     pub(super) links: Links,
     /// The exchange of the host, if all ranks are on it.
     pub(super) exchange: Option<Exchange>,
-    /// Access of the adapters to a GPU's memory, if there are any.
+    /// How the adapters reach GPU memory, if there are any.
     pub(super) plan: Option<kolo_gdr::Plan>,
     pub(super) adapters: Option<Adapters>,
 }
 
-/// Connects the endpoints that routes need. Blocks until all ranks have, or the deadline.
+/// Connects the endpoints that the routes need. Blocks until all ranks have, at most until the deadline.
 pub(super) fn establish(
     making: &Making,
     candidates: Vec<Candidate>,
@@ -176,7 +177,8 @@ pub(super) fn establish(
     Ok(Established { links: Links::new(endpoints, via), exchange, plan, adapters })
 }
 
-/// If it fails, all members hear why: some may have their connections, and would take this rank for one that has left.
+/// Connects one endpoint. If that fails, all members hear why. Otherwise those that have their connections would take
+/// this rank for one that has left.
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
     endpoint.establish(making.deadline).map_err(|source| {
         let context =

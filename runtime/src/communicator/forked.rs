@@ -1,9 +1,10 @@
-//! Rights of a child made by `fork` over its parent's communicators: it may ask for facts, and drop them.
+//! Rules for a child made by `fork` and its parent's communicators: the child may ask for facts, and drop handles.
 //!
-//! 1. A call that would send, wait, take a lock that another thread of the parent may have held, or touch memory that ranks share is
-//!    refused with [`Error::Usage`](crate::Error::Usage) before it does any of that: [`Shared::check_process`].
-//! 2. Dropping leaks: the connections, shared memory and threads behind a communicator are the parent's. Nothing is said to
-//!    the other ranks, and nobody is waited for.
+//! 1. Some calls would send, wait, take a lock that another thread of the parent may have held, or touch memory that
+//!    ranks share. They are refused with [`Error::Usage`](crate::Error::Usage) before they do any of that:
+//!    [`Shared::check_process`].
+//! 2. Dropping leaks: the connections, shared memory and threads behind a communicator belong to the parent. The child
+//!    tells the other ranks nothing, and waits for nobody.
 //!
 //! Tests: `tests/tests/fork.rs`, `bindings/c/tests/c/fork.c`.
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use super::Shared;
 
-/// Whether a handle is dropped in a child made by `fork`: then nothing behind it is, now or later.
+/// Returns whether a handle is dropped in a child made by `fork`. If so, everything behind the handle is leaked.
 pub(crate) fn leak_in_child(shared: &Arc<Shared>) -> bool {
     let in_child = !shared.is_ours();
     if in_child {

@@ -1,11 +1,13 @@
-//! Members and newcomers come together: see [`Communicator::grow`](crate::Communicator::grow).
+//! Brings members and newcomers together: see [`Communicator::grow`](crate::Communicator::grow).
 //!
-//! 1. The members that live, which they have agreed on, make a control plane of their own. By it they tell each other which newcomers
-//!    wait at their doors, and all compute the new members and their places ([`seating`](super::seating)).
-//! 2. Each member calls the chosen newcomers at its door. All come together under the one that is rank 0 from now on. A member that
-//!    fails, or whose newcomer is gone, says so by the first control plane, and the others stop waiting.
-//! 3. They make the communicator, as all ranks do, and confirm it to each other: the members by the old communicator, then all by
-//!    the new one.
+//! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
+//!    which newcomers wait at their doors. All of them then compute the new members and their places
+//!    ([`seating`](super::seating)).
+//! 2. Each member calls the chosen newcomers at its door. All come together under the rank that is rank 0 from now on.
+//!    A member that fails, or whose newcomer is gone, says so over the first control plane, and the others stop
+//!    waiting.
+//! 3. They make the communicator, as all ranks do, and confirm it to each other: first the members over the old
+//!    communicator, then all over the new one.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -26,7 +28,7 @@ use crate::control::{
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
-/// The identity under which members meet before newcomers are called.
+/// Identity under which members meet before they call newcomers.
 const GATHERING: u64 = 2;
 
 /// A member's message to the others.
@@ -36,19 +38,20 @@ struct Told {
     listed: Vec<Listed>,
 }
 
-/// Parts of the new communicator, with the newcomers that this member has called: their connections end with it.
+/// Parts of the new communicator, with the newcomers that this member has called. Dropping it ends their connections.
 pub(crate) struct Growth {
     pub(crate) making: Making,
     pub(crate) called: Vec<Called>,
 }
 
-/// The members of the communicator that live, and one number that only they know.
+/// The members of the communicator that live, and a number that only they know.
 pub(crate) struct Left<'a> {
     pub(crate) ranks: &'a [u32],
     pub(crate) seed: [u8; 32],
 }
 
-/// Brings members and newcomers together. All members that live call it. Blocks until all have come, or it is given up.
+/// Brings members and newcomers together. All members that live call it. Blocks until all have come, or the attempt is
+/// given up.
 pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: Instant) -> Result<Growth> {
     let world_ranks = shared.world_ranks(left.ranks);
     let own = left.ranks.iter().position(|rank| *rank == shared.group.rank).unwrap_or_default();
@@ -78,7 +81,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let place = seating.seats.iter().position(|(_, holder)| *holder == Holder::Member(own));
         let (place, world_size) = (place.unwrap_or_default() as u32, seating.seats.len() as u32);
         let (sound, alarm) = oneshot::channel();
-        // Weak: the hook belongs to the flag.
+        // Weak, since the hook belongs to the flag.
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
         watch.abort_flag().on_raise(Box::new(move || {
             let taken = sound.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
@@ -94,7 +97,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             lineage,
             shared.world.elastic.clone(),
             shared.world.processor.clone(),
-            // The newcomers know nothing of the network, so all measure it, as when a job starts.
+            // The newcomers know nothing of the network, so all ranks measure it, as at the start of a job.
             None,
             relayed(shared, &seating, &world_ranks),
         );
@@ -106,7 +109,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     })
 }
 
-/// Parts of the communicator, once all are there.
+/// Assembles the parts of the communicator, once all ranks are there.
 fn making(world: World, config: Config, deadline: Instant) -> Making {
     let control = &world.control;
     control.watch_hosts(config.silent_after);
@@ -114,7 +117,7 @@ fn making(world: World, config: Config, deadline: Instant) -> Making {
     Making { world: Arc::new(world), id: WORLD, members, rank, config, deadline }
 }
 
-/// Peers that this member has met at a relay, by their places from now on.
+/// Returns the peers that this member has met at a relay, by their new places.
 fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<u32> {
     shared.note_relayed();
     let before = shared.world.relayed_of(world_ranks);
@@ -125,7 +128,7 @@ fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<
     (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
-/// Newcomers at each member's door.
+/// Returns the newcomers at each member's door.
 fn exchange(
     shared: &Shared,
     gathering: &Control,
@@ -172,7 +175,7 @@ fn context(rank: u32) -> ErrorContext {
     ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
 }
 
-/// Newcomers that become members. Those at this rank's door that cannot are told so.
+/// Chooses the newcomers that become members. Tells those at this rank's door that cannot.
 fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
@@ -209,7 +212,7 @@ fn lineage(shared: &Shared, left: &[u32], seating: &Seating) -> Lineage {
     }
 }
 
-/// Calls those in who wait at this member's door.
+/// Calls the chosen newcomers at this member's door.
 fn call(
     shared: &Shared,
     (own, watch): (usize, &Arc<Membership>),
@@ -242,7 +245,7 @@ fn call(
             patience: deadline.saturating_duration_since(Instant::now()),
             lineage: lineage.clone(),
         };
-        // Weak: the hook must not keep alive what ends with this attempt.
+        // Weak, since the hook must not keep alive what ends with this attempt.
         let (watch, who) = (Arc::downgrade(watch), newcomer.who.clone());
         let lost = Box::new(move || {
             if let Some(watch) = watch.upgrade() {
@@ -255,7 +258,7 @@ fn call(
     Ok(called)
 }
 
-/// A newcomer that was called: comes together with the others. Blocks until all have come, or the attempt is given up.
+/// Brings a newcomer that was called together with the others. Blocks until all have come, or the attempt is given up.
 pub(crate) fn take(
     applicant: &Applicant,
     offer: &mut Offer,
@@ -273,12 +276,12 @@ pub(crate) fn take(
     Ok(making(world, config.clone(), deadline))
 }
 
-/// The settings of a newcomer, as members compare them.
+/// Returns the settings of a newcomer in the form in which members compare them.
 pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Lobby for newcomers to the group of this communicator, at this rank's door. None if there is no door.
+/// Opens the lobby for newcomers to this communicator's group at this rank's door. `None` if there is no door.
 pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
     let group = shared.group_id();
     let config = shared.config.clone();

@@ -1,4 +1,4 @@
-//! A communicator: who belongs to it, how they are reached, and the state that its calls move.
+//! A communicator: its members, the routes to them, and the state that its calls change.
 
 mod agreement;
 mod attendance;

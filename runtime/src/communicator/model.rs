@@ -1,23 +1,23 @@
-//! The constants that the selection goes by: the same on all ranks, so from what all ranks said.
+//! The constants that the selection uses. They follow from facts of all ranks, so they are the same on all.
 
 use kolo_collectives::model::{LinkClass, Model};
 
 use crate::profile::{Inside, Profile};
 
-/// Facts that all ranks know of themselves.
+/// Facts about all ranks that each rank knows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Facts {
     /// Whether all have shared memory.
     pub(super) shm: bool,
     /// Whether all have RDMA.
     pub(super) rdma: bool,
-    /// Ranks per processor where there are most, at least 1.
+    /// Ranks per processor on the fullest host, at least 1.
     pub(super) oversubscription: f64,
     /// Whether several hosts share processors, which then also run the network between them.
     pub(super) software_network: bool,
 }
 
-/// The model for such ranks, from a profile if there is one.
+/// Returns the model for such ranks, from a profile if there is one.
 pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
     let Facts { shm, rdma, oversubscription, software_network } = facts;
     let mut model = Model { oversubscription, ..if rdma { Model::RDMA } else { Model::TCP } };
@@ -38,21 +38,21 @@ pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
     model
 }
 
-/// Processor time per message at each end where the hosts are containers of one machine: of round trips of 86 and 122 us on laboratories
-/// with delays of 10 and 25 us, that leaves the delays.
+/// Processor time per message at each end where the hosts are containers of one machine. Laboratories with delays of 10
+/// and 25 us have round trips of 86 and 122 us; this value accounts for the rest.
 const SOFTWARE_NETWORK_OVERHEAD_SECONDS: f64 = 12e-6;
 
-/// TCP between processes of one host: system calls of 2.6 us at each end, wake-ups included, and what the kernel copies per
-/// second. From all-gathers of 8 bytes and 512 KiB among 2, 4 and 8 ranks on 2 processors: 6 us; round the ring 47 and 201,
-/// direct 38 and 215, in pairs 25 and 75; 36, 135 and 430 us.
+/// TCP between processes of one host: system calls of 2.6 us at each end, including wake-ups, and the kernel's copying
+/// rate. From all-gathers among 2, 4 and 8 ranks on 2 processors. With 8 bytes: 6 us; by the ring 47 and 201, direct 38
+/// and 215, in pairs 25 and 75. With 512 KiB: 36, 135 and 430 us.
 const LOOPBACK_TCP: LinkClass =
     LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 6.5e9 };
 
-/// Wait of a rank for each other one on its processor: they yield, and nobody sleeps. From the same.
+/// Wait of a rank for each other rank on its processor; ranks yield, and none sleeps. From the same measurements.
 const LOOPBACK_SWITCH_SECONDS: f64 = 3.5e-6;
 
-/// The kernel's rate over loopback with two processors, in and out each counted: 13 GB/s measured.
+/// The kernel's copying rate over loopback with two processors, in and out counted separately: 13 GB/s measured.
 const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 26e9;
 
-/// Copies for the packing of an all-to-all by Bruck, which lie in the nearest caches where that form is of use.
+/// Rate of the copies that pack an all-to-all by Bruck. Where that form is useful, they lie in the nearest caches.
 const LOOPBACK_COPY_BYTES_PER_SECOND: f64 = 30e9;

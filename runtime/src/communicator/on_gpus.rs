@@ -1,4 +1,4 @@
-//! Calls and messages on a GPU's memory: which these are, and how they are carried out.
+//! Calls and messages on GPU memory: which ones these are, and how they are carried out.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, GpuPath, StagingReason};
 
-/// The GPU whose memory this is, if it is one's.
+/// Returns the GPU that owns this memory, if one does.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if the driver cannot say.
@@ -23,7 +23,7 @@ pub(crate) fn owner(
     shared.gpus.owner(address, bytes).map_err(|problem| unsupported(shared, waited(), problem))
 }
 
-/// Notes in a call on raw memory which buffers are a GPU's.
+/// Notes in a call on raw memory which buffers are GPU memory.
 ///
 /// # Errors
 /// As [`owner`].
@@ -37,16 +37,16 @@ fn unsupported(shared: &Shared, waited: Waited, problem: String) -> Error {
     Error::Unsupported { context: shared.context(waited), problem }
 }
 
-/// Expected path of a call on a GPU's memory, as far as it is known beforehand.
+/// Returns the expected path of a call on GPU memory, as far as it is known beforehand.
 pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuPath> {
     let group = &shared.group;
     core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
 }
 
-/// The same, once what it needs is registered.
+/// Returns the path of a call on GPU memory, after registering the buffers that it needs.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if adapters must reach the memory by themselves, and do not.
+/// [`Error::Unsupported`] if adapters are required to reach the memory directly, and do not.
 pub(crate) fn call_path(
     shared: &Shared,
     core: &mut Core,
@@ -62,7 +62,7 @@ pub(crate) fn call_path(
     settle(shared, core, path, buffers, waited).map(Some)
 }
 
-/// Path of a message from or to a GPU's memory; registers the memory as needed.
+/// Returns the path of a message from or to GPU memory, after registering the memory as needed.
 ///
 /// # Errors
 /// As [`call_path`].

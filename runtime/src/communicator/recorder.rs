@@ -1,4 +1,4 @@
-//! The flight recorder: the last collectives of a communicator, for when something goes wrong.
+//! The flight recorder: keeps the last collectives of a communicator for the diagnosis of failures.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use crate::call::Summary;
 use crate::gpu::GpuPath;
 use crate::ticks::{Tick, Ticks};
 
-/// Operations remembered: a few training steps of a large model, in well under 100 KiB.
+/// Number of operations remembered: a few training steps of a large model, in well under 100 KiB.
 const LENGTH: usize = 512;
 
 /// One operation.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Record {
-    /// Its number in the communicator, from 1.
+    /// Number of the operation in the communicator, from 1.
     pub sequence: u64,
     /// The call.
     pub summary: Summary,
-    /// Start, since the communicator was made.
+    /// Start, as the time since the communicator was made.
     pub started: Duration,
     /// Duration; `None` while it runs.
     pub took: Option<Duration>,
-    /// Path, for a call on a GPU's memory.
+    /// Path of a call on GPU memory.
     pub gpu: Option<GpuPath>,
 }
 
-/// A record as it is kept.
+/// A record in its stored form.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     sequence: u64,
@@ -66,18 +66,18 @@ impl Recorder {
         }
     }
 
-    /// The call with a number, if it is still remembered.
+    /// Returns the call with this number, if it is still remembered.
     pub(crate) fn find(&self, sequence: u64) -> Option<Summary> {
         let entry = self.entries.get(slot(sequence.max(1)))?;
         (entry.sequence == sequence).then_some(entry.summary)
     }
 
-    /// Number and call of all that is remembered, in no order.
+    /// Returns number and call of all remembered operations, in no order.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (u64, Summary)> {
         self.entries.iter().map(|entry| (entry.sequence, entry.summary))
     }
 
-    /// The records, oldest first.
+    /// Returns the records, oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
         let scale = self.ticks.scale();
         let record = |entry: &Entry| Record {
@@ -93,7 +93,7 @@ impl Recorder {
     }
 }
 
-/// Slot of an operation's record. Numbers begin at 1.
+/// Returns the slot of an operation's record. Numbers begin at 1.
 fn slot(sequence: u64) -> usize {
     (sequence as usize - 1) % LENGTH
 }

@@ -1,4 +1,4 @@
-//! Routes to the other ranks.
+//! Chooses routes to the other ranks.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use super::endpoints::Candidate;
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
-/// Most bytes shown of another rank's reason.
+/// Longest reason of another rank that is shown, in bytes.
 const REASON_BYTES: usize = 1 << 10;
 
-/// Chooses a route to each other rank. Blocks until all ranks have, or the deadline.
+/// Chooses a route to each other rank. Blocks until all ranks have, at most until the deadline.
 pub(super) fn choose_all(
     making: &Making,
     candidates: &mut [Candidate],
@@ -41,7 +41,7 @@ pub(super) fn choose_all(
     Ok(routes)
 }
 
-/// The first transport that both ends have and that reaches the peer, of those not declined already. Both ends
+/// Chooses the first transport that both ends have, that reaches the peer, and that was not declined before. Both ends
 /// decide by the same facts.
 fn choose(
     rank: u32,
@@ -83,7 +83,7 @@ fn choose(
     })
 }
 
-/// Tries the paths that are to be tried before anything relies on them. Those that carry nothing, by peer.
+/// Tries the paths that must be tried before they are relied on. Returns those that carry nothing, by peer.
 fn try_paths(
     rank: u32,
     candidates: &mut [Candidate],
@@ -103,7 +103,7 @@ fn try_paths(
     failed.into_iter().map(|(peer, error)| (peer, error.detail)).collect()
 }
 
-/// The peers of this rank that it, or they, could not reach.
+/// Returns the peers that this rank could not reach, or that could not reach this rank.
 pub(super) fn failed_paths(
     rank: u32,
     blobs: &[impl AsRef<[u8]>],

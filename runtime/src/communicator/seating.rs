@@ -1,22 +1,22 @@
-//! Choice of the newcomers that become members, and of their places: a pure function, computed by all members alike.
+//! Chooses the newcomers that become members, and their places: a pure function that all members compute alike.
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::Entrance;
 use crate::job::MAX_WORLD_SIZE;
 
-/// Which places newcomers take.
+/// The places that newcomers take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Places {
-    /// Behind all others, until there are so many ranks.
+    /// Places behind all others, until there are `most` ranks.
     Last { most: u32 },
     /// Slots that members have left free.
     Free,
-    /// These first, then behind all others, until there are so many ranks.
+    /// Free slots first, then places behind all others, until there are `most` ranks.
     FreeThenLast { most: u32 },
 }
 
-/// A member's knowledge of one newcomer at its door.
+/// A newcomer at a member's door, as the member knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) id: u64,
@@ -31,21 +31,22 @@ pub(super) struct Listed {
 pub(super) enum Holder {
     /// A member, by its place among those that live.
     Member(usize),
-    /// The newcomer at such a place in the list of such a member.
+    /// The newcomer at place `at` in the list of member `host`.
     Newcomer { host: usize, at: usize },
 }
 
-/// The new communicator.
+/// Composition of the new communicator.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Seating {
-    /// By slot, and so by rank.
+    /// Slots with their holders, by slot and therefore by rank.
     pub(super) seats: Vec<(u32, Holder)>,
-    /// Those who cannot become members, and why: the member at whose door, where in its list.
+    /// Newcomers that cannot become members: the member at whose door each waits, its place in that list, and the
+    /// reason.
     pub(super) refused: Vec<(usize, usize, String)>,
 }
 
-/// `slots` of the members that live, of the `slot_count` that there were; `lists` of those who wait, by member. Newcomers without a place
-/// go on waiting.
+/// Assigns places. `slots` are those of the members that live, of the `slot_count` that there were; `lists` are the
+/// newcomers that wait, by member. Newcomers without a place keep waiting.
 pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Seating {
     let mut seating = Seating::default();
     let held = slots.iter().enumerate().map(|(member, slot)| (*slot, Holder::Member(member)));
@@ -60,7 +61,7 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
         Places::Last { .. } => slot_count,
         Places::Free | Places::FreeThenLast { .. } => 0,
     };
-    // Newcomers that want one particular place come first: the others take the rest.
+    // Newcomers that want a particular slot come first, and the others take the rest.
     let wants_one = |place: &(usize, usize)| lists[place.0][place.1].slot.is_some();
     for (host, at) in all().filter(wants_one).chain(all().filter(|place| !wants_one(place))) {
         let newcomer = &lists[host][at];
@@ -78,7 +79,7 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
             }
             Some(slot) => match holder_of(slot) {
                 None => slot,
-                // It may be about to be free.
+                // The member's slot may be about to become free.
                 Some(Holder::Member(_)) => continue,
                 Some(Holder::Newcomer { host: other_host, at: other }) => {
                     let other = &lists[other_host][other].who;
@@ -113,7 +114,8 @@ mod tests {
         Listed { id, entrance, slot, who: format!("process {id}") }
     }
 
-    /// The new ranks: members as their place, newcomers as 100 and their id; then who is refused.
+    /// Returns the new ranks, with members as their places and newcomers as 100 plus their id, and the reasons of those
+    /// refused.
     fn seated(
         places: Places,
         slots: &[u32],

@@ -1,10 +1,11 @@
 //! State shared by the handles of one communicator.
 //!
 //! # Threads
-//! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
-//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous was started, and
-//! drives only while no other thread does. A driver gives the mutex up between turns when another thread asks for it, and while it sleeps.
-//! A blocking call of the exchange that waits for its turn behind another thread's sleeps without the mutex until that is over.
+//! All state that changes is in [`Core`], behind one mutex. A blocking call takes the mutex, starts its operation and
+//! drives the engine until the operation is done, without handing over to another thread. The helper thread exists only
+//! once something asynchronous was started, and drives only while no other thread does. A driver releases the mutex
+//! between steps when another thread asks for it, and while it sleeps. A blocking call that waits for its turn at the
+//! exchange behind another thread's call sleeps without the mutex until that call is over.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -27,7 +28,7 @@ use crate::gpu::Gpus;
 use crate::network::{Between, Table};
 use crate::wait::{self, Policy};
 
-/// A communicator, but for what its handles add.
+/// A communicator without the parts that its handles add.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) group: Group,
@@ -42,11 +43,11 @@ pub(crate) struct Shared {
     pub(crate) time_limit: TimeLimit,
     /// Lobby for newcomers.
     pub(super) lobby: OnceLock<Arc<Lobby>>,
-    /// The member that made it.
+    /// The process that made the communicator.
     pub(super) process: Process,
 }
 
-/// The members of a communicator, and the way to each.
+/// The members of a communicator, and the route to each.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) id: u64,
@@ -57,11 +58,11 @@ pub(crate) struct Group {
     /// Host index of each member.
     pub(crate) hosts: Arc<[u32]>,
     pub(crate) routes: Vec<Route>,
-    /// The adapters' treatment of buffers, if any peer is reached by them.
+    /// How adapters treat buffers, if any peer is reached through them.
     pub(crate) adapters: Option<Adapters>,
 }
 
-/// RDMA adapters' treatment of buffers, in words.
+/// Treatment of buffers by RDMA adapters, in words.
 #[derive(Debug)]
 pub(crate) struct Adapters {
     pub(crate) registrations: String,
@@ -69,25 +70,26 @@ pub(crate) struct Adapters {
 }
 
 impl Group {
-    /// The route to a peer.
+    /// Returns the route to a peer.
     pub(crate) fn route(&self, peer: u32) -> Option<&Route> {
         self.routes.iter().find(|route| route.peer == peer)
     }
 }
 
-/// The control plane, which a communicator shares with those split off it.
+/// The control plane and everything else that a communicator shares with those split off from it.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) control: Control,
-    /// Communicators that have not been dropped.
+    /// Number of communicators that have not been dropped.
     communicators: AtomicUsize,
-    /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
+    /// Processor to which this rank returns, if ranks share processors. Communicators that are split off keep the same
+    /// one.
     pub(super) processor: OnceLock<Option<usize>>,
-    /// The network as measured with these transports, if it was.
+    /// The network as measured with these transports, if it was measured.
     network: OnceLock<(Table, Transports)>,
-    /// Peers that this rank has met at a relay, here or in the world before: there it looks for them first.
+    /// Peers that this rank has met at a relay, in this world or the one before. It looks for them there first.
     relayed: Mutex<BTreeSet<u32>>,
-    /// Its origin, if another communicator was before it.
+    /// Origin of this world, if it was made from another one.
     lineage: Option<Lineage>,
     /// The launcher's settings for members that come and go.
     pub(crate) elastic: Elastic,
@@ -106,7 +108,7 @@ impl World {
         }
     }
 
-    /// Of members that have come together anew.
+    /// Makes the world of members that have come together again.
     pub(super) fn changed(
         control: Control,
         lineage: Lineage,
@@ -120,85 +122,87 @@ impl World {
         Self { control, communicators, processor, network, relayed: Mutex::new(relayed), lineage, elastic }
     }
 
-    /// The ranks, by their places among these, that this rank has met at a relay.
+    /// Returns those of `ranks` that this rank has met at a relay, by their places in `ranks`.
     pub(super) fn relayed_of(&self, ranks: &[u32]) -> Vec<u32> {
         let relayed = self.relayed.lock().unwrap_or_else(PoisonError::into_inner);
         ranks.iter().zip(0..).filter(|(rank, _)| relayed.contains(rank)).map(|(_, place)| place).collect()
     }
 
-    /// Measurements, for a world of some of the ranks.
+    /// Returns the measurements for a world of some of the ranks.
     pub(super) fn network_of(&self, ranks: &[u32]) -> Option<(Table, Transports)> {
         let (table, by) = self.network.get()?;
         Some((table.of(ranks)?, by.clone()))
     }
 
-    /// Whether the network was measured.
+    /// Returns whether the network was measured.
     pub(crate) fn knows_network(&self) -> bool {
         self.network.get().is_some()
     }
 
-    /// A communicator is there.
+    /// Counts a new communicator.
     pub(crate) fn entered(&self) {
         self.communicators.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain: the end of the process must
-    /// not overtake the coordinator's messages. One that was not `in_order` does not wait.
+    /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain, since the
+    /// end of the process must not overtake the coordinator's messages. A communicator that was not dropped `in_order`
+    /// does not wait.
     pub(crate) fn left(&self, in_order: bool) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // A rank that goes because of a panic is lost, and its last words say so.
+            // A rank that leaves because of a panic is lost, and its last words say so.
             self.control.leave_or_die(in_order);
         }
     }
 
-    /// Number of changes of the group since its ranks joined.
+    /// Returns the number of changes of the group since its ranks joined.
     pub(crate) fn epoch(&self) -> u64 {
         self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
     }
 
-    /// Origin of this world, if it was made of another one.
+    /// Returns the origin of this world, if it was made from another one.
     pub(super) fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
 
-    /// The rank of each rank of this world in the communicator that was shrunk; none if it was not made so.
+    /// Returns, for each rank of this world, its rank in the communicator from which this world was made; `None` if
+    /// there was none.
     pub(crate) fn ranks_before(&self) -> Option<&[u32]> {
         self.lineage.as_ref().map(|lineage| &lineage.ranks_before[..])
     }
 
-    /// Keeps what was measured for communicators that are split off.
+    /// Keeps measurements for communicators that are split off.
     pub(crate) fn learn(&self, table: Table, transports: Transports) {
         let _ = self.network.set((table, transports));
     }
 
-    /// The network between the hosts of some ranks, by these transports.
+    /// Returns the network between the hosts of some ranks, if it was measured with these transports.
     pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<(Between, Duration)> {
         let (table, _) = self.network.get().filter(|(_, by)| by == transports)?;
         Some((table.between(ranks)?, table.took))
     }
 }
 
-/// Reason why the communicator cannot be used any more, if any.
+/// The reason why the communicator cannot be used any more, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Fault {
     cause: Mutex<Option<Cause>>,
-    /// When a call first saw that a member is lost.
+    /// When a call first saw that a member was lost.
     pub(crate) loss_seen: OnceLock<Instant>,
 }
 
 impl Fault {
-    /// The first cause.
+    /// Returns the first cause.
     pub(crate) fn cause(&self) -> Option<Cause> {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes a cause, unless there is one.
+    /// Notes a cause, unless there is one already.
     pub(crate) fn note(&self, cause: &Cause) {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
     }
 }
 
-/// The core, and how many threads want it.
+/// The core, and the number of threads that wait for it.
 #[derive(Debug)]
 pub(super) struct Contended {
     core: Mutex<Core>,
@@ -211,28 +215,29 @@ impl Contended {
     }
 }
 
-/// Yields in which a thread that was woken up for the core should have taken it.
+/// Yields within which a thread that was woken for the core should have taken it.
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
-    /// Lobby for newcomers at this rank's door, if it has one.
+    /// Returns the lobby for newcomers at this rank's door, if it has one.
     pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
         self.lobby.get()
     }
 
-    /// From now on newcomers know the doors of this communicator's members.
+    /// Lets newcomers know the doors of this communicator's members from now on.
     pub(crate) fn meet_newcomers(&self) {
         if let Some(lobby) = self.lobby.get() {
             lobby.meet(self.world.control.entrances(&self.group.members));
         }
     }
 
-    /// Whether all members have it without further confirmation; members that come together anew confirm it.
+    /// Returns whether all members have the communicator without further confirmation. Members that come together again
+    /// confirm it.
     pub(crate) fn is_complete(&self) -> bool {
         self.group.id != super::WORLD || self.world.lineage.is_none()
     }
 
-    /// The lobby; a rank that has no door, since it was alone, opens one.
+    /// Returns the lobby. A rank without a door, because it was alone, opens one.
     pub(crate) fn open_lobby(&self) -> Result<Option<&Arc<Lobby>>> {
         if self.lobby.get().is_none() {
             self.world.control.open_door()?;
@@ -251,12 +256,12 @@ impl Shared {
         self.world.relayed.lock().unwrap_or_else(PoisonError::into_inner).extend(relayed);
     }
 
-    /// Takes the core; a driver that holds it gives way.
+    /// Takes the core. A driver that holds it gives way.
     #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         match self.core.core.try_lock() {
             Ok(core) => core,
-            // The thread that panicked has left the communicator unusable: see `drive::lend`.
+            // A thread panicked while it held the core, and has left the communicator unusable: see `drive::lend`.
             Err(TryLockError::Poisoned(core)) => core.into_inner(),
             Err(TryLockError::WouldBlock) => self.core_in_use(),
         }
@@ -270,13 +275,13 @@ impl Shared {
         core
     }
 
-    /// Whether another thread wants the core.
+    /// Returns whether another thread wants the core.
     pub(crate) fn is_wanted(&self) -> bool {
         self.core.wanting.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets another thread take the core. Without this, the thread that has just released the lock would take it again before the other
-    /// wakes up.
+    /// Lets another thread take the core. Otherwise the thread that has just released the lock would take it again
+    /// before the other wakes up.
     pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         drop(core);
         for _ in 0..YIELDS_MAX {
@@ -288,7 +293,7 @@ impl Shared {
         self.core()
     }
 
-    /// Whether nothing has happened that might keep the communicator from being used.
+    /// Returns whether nothing has happened that might make the communicator unusable.
     #[inline]
     pub(crate) fn is_well(&self, core: &Core) -> bool {
         !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised()
@@ -298,7 +303,7 @@ impl Shared {
         ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
     }
 
-    /// Whether this is the process that made the communicator: see [`forked`](super::forked).
+    /// Returns whether this is the process that made the communicator: see [`forked`](super::forked).
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
         self.process.is_current()
@@ -317,8 +322,8 @@ impl Shared {
         Error::Usage { context: self.context(called), problem: problem.to_owned() }
     }
 
-    /// Asks something that has no error: in a child, where another thread may have held the core, the answer is that of a
-    /// communicator on which nothing was called.
+    /// Answers a question that has no error. In a child, where another thread may have held the core, the answer is
+    /// that of a communicator on which nothing was called.
     pub(crate) fn look<R: Default>(&self, question: impl FnOnce(&Core) -> R) -> R {
         if self.is_ours() { question(&self.core()) } else { R::default() }
     }

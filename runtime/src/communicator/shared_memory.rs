@@ -1,13 +1,13 @@
-//! Whether the ranks of each host share memory, so that plans may use it.
+//! Finds out whether the ranks of each host share memory, so that plans may use it.
 
 use super::connect::Making;
 use crate::engine::Engine;
 use crate::error::Result;
 
-/// Whether, on every host, all ranks of the communicator share memory. The same on all ranks.
+/// Returns whether all ranks of the communicator on every host share memory. The answer is the same on all ranks.
 ///
-/// Inside one host each rank sees that by itself: whether two ranks share memory is decided by the same facts at both, and two
-/// that share it with a third share it with each other. Of other hosts a rank is told.
+/// Inside one host each rank sees this by itself: both ends decide by the same facts whether they share memory, and two
+/// ranks that share it with a third share it with each other. Ranks of other hosts report it.
 pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> Result<bool> {
     let is_here = is_shared(hosts, making.rank, engine.stage_members());
     if !has_several(hosts) {
@@ -20,7 +20,7 @@ pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> 
     Ok(answers.iter().all(|answer| answer == &[1]))
 }
 
-/// Whether a rank shares memory with all others of its host, if there are others, and with no rank elsewhere.
+/// Returns whether a rank shares memory with all other ranks of its host, if there are any, and with no rank elsewhere.
 fn is_shared(hosts: &[u32], rank: u32, shared: &[u32]) -> bool {
     let host = hosts[rank as usize];
     let on_host = (0..hosts.len() as u32).filter(|other| hosts[*other as usize] == host);
@@ -32,7 +32,7 @@ fn has_several(hosts: &[u32]) -> bool {
     hosts.iter().any(|host| *host != hosts[0])
 }
 
-/// Whether any host has several ranks.
+/// Returns whether any host has several ranks.
 fn has_company(hosts: &[u32]) -> bool {
     let mut sorted = hosts.to_vec();
     sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! The survivors of a communicator make a new one.
+//! Makes a new communicator of the survivors of one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,24 +11,26 @@ use super::shared::{Shared, World};
 use crate::control::{GroupId, Meeting};
 use crate::error::{Error, Result};
 
-/// Origin of the members of a communicator that was made of another one.
+/// Origin of the members of a communicator that was made from another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lineage {
     /// Number of changes of the group.
     pub(crate) epoch: u64,
-    /// Each member's rank in the communicator before; [`NEWCOMER`] for a newcomer.
+    /// Each member's rank in the previous communicator; [`NEWCOMER`] for a newcomer.
     pub(crate) ranks_before: Vec<u32>,
     pub(crate) group: GroupId,
-    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the slot of the rank that it replaces.
+    /// Each member's slot, in ascending order: its rank in the group's first communicator, or the slot of the rank that
+    /// it replaces.
     pub(crate) slots: Vec<u32>,
     /// Greatest number of slots so far.
     pub(crate) slot_count: u32,
 }
 
-/// The launcher's settings for a group whose members come and go. Each process has its own; all communicators that follow inherit them.
+/// The launcher's settings for a group whose members come and go. Each process has its own, and all later communicators
+/// inherit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elastic {
-    /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
+    /// The least and the greatest number of ranks: `KOLO_ELASTIC`, such as `2:4`.
     pub(crate) bounds: Option<(u32, u32)>,
     /// File in which this rank keeps an invitation for newcomers, perhaps shared with other ranks: `KOLO_INVITE`.
     pub(crate) invite: Option<PathBuf>,
@@ -56,7 +58,7 @@ impl Elastic {
 pub use crate::error::NEWCOMER;
 
 impl Shared {
-    /// The lineage of the communicator that these members (and no newcomers) make.
+    /// Returns the lineage of the communicator that these members make without newcomers.
     pub(super) fn lineage_of(&self, ranks: &[u32]) -> Lineage {
         let slots = self.slots();
         Lineage {
@@ -68,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// Names the group, whatever becomes of its members.
+    /// Returns the name of the group, which stays the same when its members change.
     pub(crate) fn group_id(&self) -> GroupId {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.group,
@@ -76,7 +78,7 @@ impl Shared {
         }
     }
 
-    /// Each member's slot.
+    /// Returns each member's slot.
     pub(crate) fn slots(&self) -> Vec<u32> {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.slots.clone(),
@@ -84,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Greatest number of slots so far.
+    /// Returns the greatest number of slots so far.
     pub(crate) fn slot_count(&self) -> u32 {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.slot_count,
@@ -92,13 +94,14 @@ impl Shared {
         }
     }
 
-    /// Ranks of the control plane of these members.
+    /// Returns these members' ranks in the control plane.
     pub(super) fn world_ranks(&self, ranks: &[u32]) -> Vec<u32> {
         ranks.iter().map(|rank| self.group.members[*rank as usize]).collect()
     }
 }
 
-/// A control plane of these members (ranks of the communicator), and what is needed to make the communicator on it.
+/// Makes a control plane of these members (ranks of the communicator), and returns what is needed to make the
+/// communicator on it.
 pub(crate) fn reunite(
     shared: &Shared,
     ranks_before: &[u32],
@@ -122,9 +125,9 @@ pub(crate) fn reunite(
     control.watch_hosts(shared.config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     let lineage = shared.lineage_of(ranks_before);
-    // The measurements still hold; measuring again would take longer than all the rest.
+    // The measurements still hold, and measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
-    // A rank keeps the processor that it comes back to.
+    // A rank keeps the processor to which it returns.
     let processor = shared.world.processor.clone();
     shared.note_relayed();
     let relayed = shared.world.relayed_of(&world_ranks).into_iter().collect();

@@ -1,14 +1,14 @@
-//! A moment at which all calls of a communicator are over, whatever time-outs they have of their own.
+//! A moment at which all calls of a communicator end, whatever time-outs they have of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Read wherever a thread begins to wait, so without a lock.
+/// The time limit. Threads read it whenever they begin to wait, so it has no lock.
 #[derive(Debug)]
 pub(crate) struct TimeLimit {
-    /// Origin of times.
+    /// Origin of the times.
     since: Instant,
-    /// In nanoseconds; 0 if there is no such moment.
+    /// End of the limit in nanoseconds since the origin; 0 if there is none.
     until: AtomicU64,
 }
 
@@ -17,7 +17,7 @@ impl TimeLimit {
         Self { since: Instant::now(), until: AtomicU64::new(0) }
     }
 
-    /// Sets it, for calls that begin to wait from now on.
+    /// Sets the limit for calls that begin to wait from now on.
     pub(crate) fn set(&self, until: Option<Instant>) {
         let until = until.map_or(0, |until| {
             let after = until.saturating_duration_since(self.since).as_nanos();
@@ -26,7 +26,7 @@ impl TimeLimit {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Time left for calls, if limited.
+    /// Returns the time left for calls, if it is limited.
     #[inline]
     pub(crate) fn left(&self) -> Option<Duration> {
         match self.until.load(Ordering::Relaxed) {
@@ -50,7 +50,7 @@ mod tests {
                 .left()
                 .is_some_and(|left| left > Duration::from_secs(90) && left <= Duration::from_secs(100))
         );
-        // A moment that has been, also one before the limit was made.
+        // A moment in the past, even before the limit was made.
         limit.set(Some(limit.since));
         assert_eq!(limit.left(), Some(Duration::ZERO));
         limit.set(None);

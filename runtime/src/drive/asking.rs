@@ -1,4 +1,4 @@
-//! Asking peers what they are doing.
+//! Asks peers what they are doing.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use crate::control::Status;
 use crate::error::Result;
 use crate::failure::{Carrier, Judgement, judge};
 
-/// A control thread answers within a millisecond unless its process is stopped or its host swaps.
+/// Longest wait for an answer. A control thread answers within a millisecond unless its process is stopped or its host
+/// swaps.
 pub(super) const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
@@ -22,7 +23,8 @@ fn ask(shared: &Shared, peers: &[u32], patience: Duration) -> Vec<(u32, Option<S
     peers.iter().copied().zip(shared.membership.ask_all(peers, patience)).collect()
 }
 
-/// The same, and whether the carrier of the questions answers: this rank also asks itself.
+/// Asks some peers what they are doing, and finds out whether the carrier of the questions answers: this rank also asks
+/// itself.
 pub(super) fn ask_through(
     shared: &Shared,
     peers: &[u32],
@@ -42,11 +44,11 @@ pub(super) fn ask_through(
     (answers, carrier)
 }
 
-/// Asks the peers after a time without progress, and fails if one of them is somewhere else for good.
+/// Asks the peers after a time without progress. Fails if one of them is elsewhere for good.
 pub(super) fn examine(shared: &Shared, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
     let answers = ask(shared, peers, ANSWER_MAX);
     let has_left = |peer: u32| shared.membership.departed(peer);
-    // Any one of them would do: it is over only if all have left.
+    // A receive from any source needs any one of the peers, so it is over only if all have left.
     let departed =
         |peer| if waited.is_from_any() { peers.iter().all(|peer| has_left(*peer)) } else { has_left(peer) };
     let own = |sequence| shared.core().calls.recorder.find(sequence);
@@ -54,7 +56,7 @@ pub(super) fn examine(shared: &Shared, waited: Waited, peers: &[u32], suspected:
         Judgement::Nothing => Ok(Suspicion::None),
         Judgement::HasLeft => Ok(Suspicion::HasLeft),
         Judgement::Over(cause) => {
-            // A rank that fails says why before it leaves: that is the cause then.
+            // A rank that fails says why before it leaves; its word is the cause then.
             if !shared.membership.abort_flag().is_raised() {
                 poison(shared, &cause);
             }

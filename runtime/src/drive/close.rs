@@ -12,11 +12,11 @@ use crate::wait::{self, Next, Pacer};
 /// Longest time for which links are kept for threads that sleep on them.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
-/// Between two looks at what is still to leave.
+/// Interval between two checks of data that has not yet left.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// Ends the helper, lets what was started finish and leave, at most for `limit`, and gives the connections up. Returns whether
-/// everything has left.
+/// Ends the helper thread, lets started operations finish and their data leave, for at most `limit`, and gives the
+/// connections up. Returns whether everything has left.
 pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };
@@ -81,8 +81,8 @@ impl Waiter for Closing<'_> {
     fn end(&mut self, _: End) {}
 }
 
-/// Drops the links once no thread (that waits for a handle) can be asleep on them. Such a thread finds the abort at
-/// its next turn; if it does not come back, the links live as long as the handle does.
+/// Drops the links once no thread that waits for a handle can be asleep on them. Such a thread finds the abort when it
+/// wakes up. If it does not return, the links live as long as the handle.
 fn release_links(shared: &Shared, cause: &Error) {
     let deadline = Instant::now() + RELEASE_MAX;
     while shared.attendance.is_driven() {

@@ -1,4 +1,4 @@
-//! A thread that drives the engine until something of its own is over.
+//! A thread that drives the engine until its own goal is reached.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -21,24 +21,24 @@ use crate::error::{Error, Result};
 use crate::failure::is_loss;
 use crate::wait::{self, Next, Pacer};
 
-/// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
+/// A call of fewer bytes is over once all ranks on a processor have run a few times for some microseconds.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Pause between two looks at copies without notification: about what a segment takes.
+/// Pause between two polls of copies that send no notification: about the duration of a segment's copy.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
-/// Something that a thread drives to its end.
+/// A goal to which a thread drives the engine.
 pub(super) trait Goal {
-    /// Moves it on, and all other outstanding work.
+    /// Advances the goal and all other outstanding work.
     ///
     /// # Errors
-    /// The mismatch that it met in the exchange.
+    /// A mismatch in the exchange, or a failure of a transport.
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault>;
 
-    /// Ranks that it waits for.
+    /// Returns the ranks that the goal waits for.
     fn waiting_for(&self, core: &Core) -> Vec<u32>;
 
-    /// Its turn at the exchange, if it has one.
+    /// Returns the goal's turn at the exchange, if it has one.
     fn turn(&self) -> Option<u64> {
         None
     }
@@ -46,14 +46,15 @@ pub(super) trait Goal {
 
 /// A fault that a goal can meet.
 pub(super) enum Fault {
-    /// A member called something else.
+    /// A member made another call.
     Mismatch(crate::exchange::Mismatch),
-    /// A transport failed, or a member sent nonsense.
+    /// A transport failed, or a member sent invalid data.
     Transport(kolo_transport::Error),
 }
 
 impl Fault {
-    /// Makes it the communicator's, and the error of the call that met it. Not while the caller has the core.
+    /// Makes the fault the communicator's, and returns the error of the call that met it. The caller must not hold the
+    /// core.
     #[cold]
     pub(super) fn error(self, shared: &Shared, waited: Waited) -> Error {
         let _whole = Whole::new();
@@ -64,7 +65,7 @@ impl Fault {
     }
 }
 
-/// Drives until `id` is done. The engine no longer touches the caller's memory when this returns.
+/// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
     core: MutexGuard<'a, Core>,
@@ -79,7 +80,7 @@ pub(crate) fn wait_for<'a>(
     drive(shared, core, Operation(id), waited, Patience::new(limit, Pacer::new(shared.policy)))
 }
 
-/// Something that the engine knows.
+/// An operation that the engine knows.
 struct Operation(Id);
 
 impl Goal for Operation {
@@ -103,7 +104,7 @@ impl Goal for Operation {
     }
 }
 
-/// Whether no rank needs a processor for long in that call.
+/// Returns whether no rank needs a processor for long in this call.
 fn is_short(waited: Waited) -> bool {
     let bytes = waited.summary().and_then(|call| Some(call.count? * call.data_type.size()));
     bytes.is_some_and(|bytes| bytes < SHORT_BYTES)
@@ -133,11 +134,11 @@ pub(super) fn drive<'a, G: Goal>(
 
 struct Driver<'a, G> {
     shared: &'a Shared,
-    /// None while the driver rests or asks, and after an error.
+    /// `None` while the driver rests or asks, and after an error.
     core: Option<MutexGuard<'a, Core>>,
     goal: G,
     waited: Waited,
-    /// Whether this thread has come back to its processor, unless it was moved since.
+    /// Whether this thread has returned to its processor, unless the scheduler has moved it since.
     has_returned: bool,
     /// Whether no rank needs a processor for long.
     is_short: bool,
@@ -149,7 +150,7 @@ impl<'a, G: Goal> Driver<'a, G> {
         self.core.take().unwrap_or_else(|| self.shared.core())
     }
 
-    /// The ranks that are waited for; the core is free then.
+    /// Returns the ranks that the goal waits for, and releases the core.
     fn peers(&mut self) -> Vec<u32> {
         let core = self.core();
         self.goal.waiting_for(&core)
@@ -182,7 +183,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         Some(match self.goal.waiting_for(core).contains(&lost.by) {
             true if by_memory => News::Hopeless,
             true => News::Doomed,
-            // Without a control plane there may be no rank to pass the word on.
+            // Without a control plane, possibly no rank passes the word on.
             false
                 if flag.is_given_up() || orphans::has_word(core) || self.shared.world.control.is_closed() =>
             {
@@ -254,9 +255,9 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         asking::examine(self.shared, self.waited, &peers, suspected)
     }
 
-    /// Its goodbye over the control plane overtakes bytes that are sent again because a packet was lost. The end of the
-    /// connection tells, which is behind them. A network that is broken for good tells nothing, so this is believed for some
-    /// time only.
+    /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of
+    /// its connection comes behind these bytes. A network that is broken for good never reports that end, so it is
+    /// waited for only up to a limit.
     fn is_outrun(&mut self, left_for: Duration) -> bool {
         let core = self.core();
         let (shared, peers) = (self.shared, self.goal.waiting_for(&core));
@@ -279,7 +280,8 @@ impl<G> Drop for Driver<'_, G> {
     }
 }
 
-/// Comes back to this rank's processor before the first pause, and after a sleep; and notices if others do not share it.
+/// Returns to this rank's processor before the first pause and after a sleep. Notices when threads that do not share
+/// the processor hold it up.
 fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Next, short: Option<&Pacer>) {
     let came_back = std::mem::replace(has_returned, next != Next::Sleep);
     if !came_back {
@@ -289,10 +291,10 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
     }
 }
 
-/// Sleeps until an endpoint has something, or the exchange for who has this turn, or briefly.
+/// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, or briefly.
 fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u64>) -> MutexGuard<'a, Core> {
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
-        // Nothing tells of the end of a copy.
+        // Copies send no notification of their end.
         drop(core);
         wait::sleep(COPY_NAP);
         return shared.core();
@@ -344,7 +346,8 @@ fn disarm(core: &mut Core) {
     }
 }
 
-/// Sleeps, without the core, until the turn at hand is over, or briefly: another thread drives, and needs the core to do so.
+/// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,
+/// and needs the core for that.
 fn sleep_until_turn<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
     let Some(exchange) = &core.exchange else { return core };
     let (over, turnstile) = exchange.compiled.turns_over();

@@ -1,4 +1,4 @@
-//! Running a call through the exchange of the host, on this thread.
+//! Runs a call through the exchange of the host, on this thread.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::exchange::compiled::ExchangeCursor;
 use crate::wait::{self, Pacer};
 
-/// Polls of an exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
-/// exchanges take.
+/// Polls of an exchange before the full wait begins, where spinning is wanted: about a microsecond, which is enough for
+/// most exchanges.
 const POLLS_FIRST: u32 = 64;
 
-/// Runs a call through the exchange, which was decided for.
+/// Runs a call through the exchange, if that way was decided.
 ///
 /// # Safety
 /// As [`run_within`](super::run_within).
@@ -33,7 +33,7 @@ pub(super) unsafe fn run_exchange<'a>(
     let mut visit =
         Visit { call, cursor: exchange.compiled.enter(call, combine, begun.tag), has_just_looked: true };
     if visit.cursor.may_lend() {
-        // All of it inside what takes the buffers back after a panic.
+        // All of it runs inside `lend`, which takes the buffers back after a panic.
         visit.has_just_looked = false;
         return watched(shared, core, visit, begun.waited(call), limit);
     }
@@ -51,13 +51,13 @@ pub(super) unsafe fn run_exchange<'a>(
             break;
         }
         polls -= 1;
-        // Not more often than that: each look takes the cache line from the rank that is about to write it.
+        // No more often than this: each poll takes the cache line from the rank that is about to write it.
         wait::spin();
     }
     watched(shared, core, visit, begun.waited(call), limit)
 }
 
-/// The same for what takes longer, or has others to care for.
+/// Goes on with a call that takes longer, or beside which other work is outstanding.
 #[inline(never)]
 fn watched<'a>(
     shared: &'a Shared,
@@ -72,11 +72,13 @@ fn watched<'a>(
     })
 }
 
-/// A call on its way through the exchange. Made by [`run_exchange`] only, whose caller lends the buffers until it returns.
+/// A call on its way through the exchange. Only [`run_exchange`] makes one, and its caller lends the buffers until it
+/// returns.
 struct Visit<'c> {
     call: &'c Call,
     cursor: ExchangeCursor,
-    /// Whether the first step of the loop would only look again, and take the lines from those about to write them.
+    /// Whether the loop's first step would only poll again, and take the cache lines from the ranks about to write
+    /// them.
     has_just_looked: bool,
 }
 
@@ -84,7 +86,7 @@ impl Visit<'_> {
     #[inline(always)]
     fn advance(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-        // SAFETY: the call is the one that entered; the caller of `run_exchange` lends the buffers.
+        // SAFETY: this is the call that entered, and the caller of `run_exchange` lends the buffers.
         unsafe { exchange.compiled.advance(self.call, &mut self.cursor) }.map_err(Fault::Mismatch)
     }
 }
@@ -95,7 +97,7 @@ impl Goal for Visit<'_> {
         if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {
             return Ok(Step::Done);
         }
-        // Another rank may be waiting for an earlier operation of ours before coming here.
+        // Before it comes here, another rank may be waiting for an earlier operation of this rank.
         let moved = core.progress_others() || self.cursor.position() > before;
         Ok(at_the_exchange(core, self.cursor.turn(), moved))
     }
@@ -109,7 +111,7 @@ impl Goal for Visit<'_> {
     }
 }
 
-/// Result of a step of a call that has this turn at the exchange, and has not moved on.
+/// Returns the result of a step of a call that has this turn at the exchange and has not advanced.
 pub(super) fn at_the_exchange(core: &Core, turn: u64, moved: bool) -> Step {
     match &core.exchange {
         Some(exchange) if exchange.is_stuck(&core.engine) => Step::Failed,

@@ -1,5 +1,5 @@
-//! Giving a communicator up: finding out why, telling the others, and the error for the caller. Nothing here is called by a thread that
-//! holds the core.
+//! Gives a communicator up: finds out why, tells the other ranks, and makes the caller's error. A thread that holds the
+//! core must not call anything here.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::exchange::Mismatch;
 use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
 use crate::wait;
 
-/// Time after the first call that saw the loss of a peer in which further calls check for it: ranks that do not need the lost peer, such as
-/// pairs that exchange messages, would otherwise go on until their first pause.
+/// Time after a call has first seen the loss of a peer in which later calls still check for it. Ranks that do not need
+/// the lost peer, such as pairs that exchange messages, would otherwise go on until their first pause.
 const LOSS_CALLS: Duration = Duration::from_millis(250);
 
 /// Longest wait for the control plane to report the fate of a peer whose connection broke.
@@ -36,7 +36,7 @@ pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Resu
         let (context, kind) = (shared.context(waited), AbortReason::Dropped);
         return Err(Error::Aborted { context, by: rank, kind, reason });
     }
-    // After the loss of a peer, what it had sent before may still be enough for this call.
+    // Data that a lost peer had sent before may still be enough for this call.
     let may_go_on = |cause: &AbortCause| {
         let since = shared.fault.loss_seen.get_or_init(Instant::now);
         is_loss(cause) && !shared.membership.abort_flag().is_revoked() && since.elapsed() < LOSS_CALLS
@@ -48,7 +48,7 @@ pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Resu
     }
 }
 
-/// The error that the next call would give, once what was sent before has had its time.
+/// Returns the error that the next call would give, once data sent before has had its time.
 pub(crate) fn standing_error(shared: &Shared) -> Option<Error> {
     const ASKED: Waited = Waited::other("");
     if let Err(forked) = shared.check_process(|| ASKED) {
@@ -72,7 +72,7 @@ fn adopted(core: &Core, report: &AbortCause) -> Cause {
     adopt(report, |sequence| core.calls.recorder.find(sequence))
 }
 
-/// Gives up on purpose.
+/// Aborts the communicator at the program's request.
 pub(crate) fn abort(shared: &Shared, reason: &str) {
     if shared.is_ours() {
         let (by, kind) = (shared.group.rank, AbortReason::Requested);
@@ -80,7 +80,7 @@ pub(crate) fn abort(shared: &Shared, reason: &str) {
     }
 }
 
-/// Ends it so that the ranks that live may meet anew.
+/// Ends the communicator so that the ranks that live may make a new one.
 pub(crate) fn revoke(shared: &Shared) {
     if shared.is_ours() {
         let (by, kind) = (shared.group.rank, AbortReason::Revoked);
@@ -91,10 +91,11 @@ pub(crate) fn revoke(shared: &Shared) {
     }
 }
 
-/// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
+/// Makes the communicator unusable for the cause at hand, tells the other ranks, and returns the error to report.
 pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
     let find_out = || {
-        // For ranks that have met each other's calls, on the stage for one, without a control plane to name them.
+        // Shown for ranks that have met each other's calls, for example on the stage, without a control plane to name
+        // them.
         orphans::show_call(&shared.core(), waited);
         find_out(shared, evidence(shared, waited))
     };
@@ -103,20 +104,20 @@ pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
     cause.error(shared.context(waited), shared.group.rank)
 }
 
-/// The same for a reason that is known, unless there was one before.
+/// Gives up for a known cause, unless there was one before.
 pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
     poison(shared, &cause);
     fail(shared, waited)
 }
 
-/// The same where a member of the exchange called something else.
+/// Gives up because a member of the exchange made another call.
 pub(super) fn mismatch(shared: &Shared, found: Mismatch, waited: Waited) -> Error {
     let met = Meeting { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
     let cause = find_out(shared, Evidence { met: Some(met), ..evidence(shared, waited) });
     give_up(shared, cause, waited)
 }
 
-/// Makes the communicator unusable, here and on all ranks; the first reason stays.
+/// Makes the communicator unusable, here and on all ranks. The first cause stays.
 pub(super) fn poison(shared: &Shared, cause: &Cause) {
     shared.fault.note(cause);
     shared.membership.abort(cause.report(shared.group.rank));
@@ -126,7 +127,7 @@ pub(super) fn poison(shared: &Shared, cause: &Cause) {
     core.abort(&error);
 }
 
-/// The evidence at hand.
+/// Collects the evidence at hand.
 fn evidence(shared: &Shared, waited: Waited) -> Evidence {
     let report = shared.membership.abort_flag().cause();
     let core = shared.core();
@@ -149,7 +150,7 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
     }
 }
 
-/// Cause of a call's failure: asks for all evidence without which it cannot be told.
+/// Finds the cause of a call's failure. Asks for all evidence that is needed to tell it.
 fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
     let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
     if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {

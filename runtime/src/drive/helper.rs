@@ -1,9 +1,10 @@
-//! The helper thread: makes progress with asynchronous operations for which no thread waits.
+//! The helper thread: makes progress on asynchronous operations for which no thread waits.
 //!
-//! It exists from the first asynchronous call on, and stands back while another thread drives the engine for itself.
+//! It starts with the first asynchronous call, and stands back while another thread drives the engine for itself.
 //!
-//! Waking a sleeping thread costs a system call and, where ranks share processors, another thread's turn: more than most short operations.
-//! After some work the helper therefore naps for a while and looks for more work by itself; only then does it sleep until it is called.
+//! Waking a sleeping thread costs a system call and, where ranks share processors, a turn of another thread, which is
+//! more than most short operations. After some work the helper therefore naps for a while and looks for more by itself.
+//! Only then does it sleep until it is called.
 
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
@@ -15,7 +16,7 @@ use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::wait::Pacer;
 
-/// Between two looks of a helper that naps: what an operation may lose that is started meanwhile.
+/// Interval between two looks of a napping helper: the delay of an operation that is started meanwhile.
 const NAP: Duration = Duration::from_micros(200);
 
 /// Time for which a helper naps after the last work, before it sleeps.
@@ -23,7 +24,8 @@ const NAPS_MAX: Duration = Duration::from_millis(10);
 
 const HELPING: Waited = Waited::other("progress of asynchronous operations");
 
-/// Makes sure that a helper runs and will notice new work. Returns whether there is one: the system may refuse a thread.
+/// Makes sure that a helper thread runs and will notice new work. Returns whether there is one, since the system may
+/// refuse a thread.
 pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
     shared.attendance.leave_work(|helper| {
         if helper.thread.is_none() && !helper.stop {
@@ -41,10 +43,10 @@ pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
     })
 }
 
-/// Ends the helper.
+/// Ends the helper thread.
 pub(super) fn stop(shared: &Shared) {
     let thread = shared.attendance.dismiss();
-    // The last handle may be dropped on the helper itself, which must not wait for its own end.
+    // The last handle may be dropped on the helper thread itself, which must not wait for its own end.
     if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
         let _ = thread.join();
     }
@@ -72,7 +74,8 @@ fn help(shared: &Shared) {
     }
 }
 
-/// Drives until another thread does or nothing is left; false after a failure, which the waiting thread will find out.
+/// Drives until another thread does, or until nothing is left. Returns false after a failure, which the waiting thread
+/// will find out.
 fn drive_unattended(shared: &Shared) -> bool {
     let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
     let driven = drive(shared, shared.core(), Help(shared), HELPING, patience);
@@ -80,7 +83,7 @@ fn drive_unattended(shared: &Shared) -> bool {
         Err(_) => false,
         Ok(core) if has_failed(shared, &core) => {
             drop(core);
-            // Perhaps no thread waits here for long, but the other ranks must know.
+            // Perhaps no thread here waits for a long time, but the other ranks must know.
             drop(fail(shared, HELPING));
             false
         }
@@ -103,14 +106,14 @@ fn drive_unattended(shared: &Shared) -> bool {
     goes_on
 }
 
-/// Wakes the tasks whose operations are over, with the core free.
+/// Releases the core and wakes the tasks whose operations are over.
 pub(crate) fn wake_tasks(mut core: MutexGuard<'_, Core>) {
     let tasks = core.awaited.take_to_wake();
     drop(core);
     tasks.into_iter().for_each(Waker::wake);
 }
 
-/// Wakes all tasks, since no operation will come to its end any more.
+/// Wakes all tasks, since no operation will finish any more.
 pub(super) fn wake_all_tasks(shared: &Shared) {
     let tasks = shared.core().awaited.take_all();
     tasks.into_iter().for_each(Waker::wake);
@@ -120,7 +123,7 @@ fn has_failed(shared: &Shared, core: &Core) -> bool {
     core.engine.failure().is_some() || shared.membership.abort_flag().is_raised()
 }
 
-/// The goal that nothing is left, or another thread drives.
+/// The goal of the helper thread: nothing is left, or another thread drives.
 struct Help<'a>(&'a Shared);
 
 impl Goal for Help<'_> {

@@ -1,8 +1,9 @@
-//! Memory lent to the engine: the guard against a panic that leaves a call while the engine holds pointers into it.
+//! Memory lent to the engine: a guard against a panic that leaves a call while the engine holds pointers into its
+//! buffers.
 //!
-//! Users' code runs inside calls (subscribers of `tracing`), and so do our own assertions. Unwinding frees the caller's buffers, into which
-//! messages would still be received when the communicator is dropped, or by the helper. All code that lends memory to the engine therefore
-//! runs inside [`lend`].
+//! Users' code runs inside calls (subscribers of `tracing`), and so do Kolo's own assertions. Unwinding frees the
+//! caller's buffers, but the helper thread, or the drop of the communicator, could still receive messages into them.
+//! All code that lends memory to the engine therefore runs inside [`lend`].
 
 use super::fail::poison;
 use crate::cancel::Whole;
@@ -11,15 +12,15 @@ use crate::control::Loss;
 use crate::error::LossCause;
 use crate::failure::Cause;
 
-/// Memory that is lent to the engine. Dropped only by unwinding.
+/// Memory lent to the engine. Only unwinding drops it.
 struct Lent<'a>(&'a Shared);
 
-/// Runs something that lends the caller's memory to the engine, and owns the core while it runs. If it panics, the
-/// communicator is aborted on all ranks before the panic goes on, so nothing touches that memory any more. If that
-/// panics too, the process is aborted, as with any panic in a destructor.
+/// Runs code that lends the caller's memory to the engine, and that owns the core while it runs. If it panics, the
+/// communicator is aborted on all ranks before the panic goes on, so nothing touches that memory any more. A panic
+/// during the abort ends the process, as any panic in a destructor does.
 #[inline(always)]
 pub(crate) fn lend<R>(shared: &Shared, body: impl FnOnce() -> R) -> R {
-    // Last to go: what a panic leads to is part of the call.
+    // Dropped last: everything that a panic sets off is part of the call.
     let _whole = Whole::new();
     let lent = Lent(shared);
     let result = body();
@@ -39,7 +40,7 @@ impl Drop for Lent<'_> {
 
 #[cfg(test)]
 pub(crate) mod injected {
-    //! Panics where code of users might.
+    //! Panics at a point where users' code might panic.
 
     use std::cell::Cell;
 
@@ -47,7 +48,7 @@ pub(crate) mod injected {
         static NEXT_PAUSE: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// The next pause of this thread panics.
+    /// Makes the next pause of this thread panic.
     pub(crate) fn at_next_pause() {
         NEXT_PAUSE.set(true);
     }

@@ -1,8 +1,8 @@
-//! Driving: the one loop in which threads wait, and what they do when a wait goes wrong.
+//! Driving: the one loop in which threads wait, and the actions when a wait goes wrong.
 //!
-//! [`until`] knows neither threads nor clocks nor communicators: a [`Waiter`] moves things on, tells the time and rests, and
-//! [`Patience`] decides from the time when to look for failures, to ask the peers, and to give up. So its unit tests run in
-//! virtual time.
+//! [`until`] knows neither threads nor clocks nor communicators. A [`Waiter`] makes progress, tells the time and rests,
+//! and [`Patience`] decides from the time when to look for failures, to ask the peers, and to give up. The loop's unit
+//! tests therefore run in virtual time.
 
 mod asking;
 mod close;
@@ -34,35 +34,35 @@ pub(crate) use timed_out::time_out;
 
 use crate::wait::{Next, Pacer};
 
-/// Result of one look at a goal.
+/// Result of one step towards a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Over.
+    /// The goal is reached.
     Done,
-    /// Will never end.
+    /// The goal will never be reached.
     Failed,
-    /// Waits for others.
+    /// The goal needs other ranks.
     Waits {
-        /// Whether anything moved.
+        /// Whether anything has moved.
         moved: bool,
     },
-    /// This thread has more work on it, and needs no other for that.
+    /// This thread has more work on the goal, and needs nobody else for it.
     Works,
-    /// Waits for another thread of this rank, which drives.
+    /// Another thread of this rank drives; this one waits for it.
     Behind,
 }
 
-/// News of the communicator itself.
+/// News about the communicator itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// A peer was lost that is not waited for: the others may get along without it.
+    /// A peer was lost that this wait does not need, so the other peers may manage without it.
     Lost,
-    /// The peer that is waited for was lost, or another that needed it has given up: what they had sent before may still be
-    /// enough.
+    /// A peer that this wait needs was lost, or another peer that needed it has given up. Data sent before that may
+    /// still be enough.
     Doomed,
-    /// The peer that is waited for was lost, and what it had sent before is in memory already.
+    /// A peer that this wait needs was lost, and the data it had sent before is already in memory.
     Hopeless,
-    /// Aborted for another reason.
+    /// The communicator was aborted for another reason.
     Aborted,
 }
 
@@ -70,7 +70,7 @@ pub(crate) enum News {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Failed,
-    /// The time limit is over.
+    /// The time limit has passed.
     Deadline(Duration),
 }
 
@@ -78,11 +78,12 @@ pub(crate) enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     None,
-    /// A peer that is waited for has left.
+    /// An awaited peer has left.
     HasLeft,
 }
 
-/// A waiting thread's surroundings: the work it moves on, the news it hears, the peers it asks, and its rest.
+/// Surroundings of a waiting thread: the work that it advances, the news that it hears, the peers that it asks, and its
+/// rest.
 pub(crate) trait Waiter {
     type Error;
 
@@ -90,7 +91,7 @@ pub(crate) trait Waiter {
         Instant::now()
     }
 
-    /// Moves on what is waited for, and whatever else is outstanding.
+    /// Advances the awaited work, and everything else that is outstanding.
     fn step(&mut self) -> Result<Step, Self::Error>;
 
     fn news(&mut self) -> Option<News> {
@@ -100,36 +101,36 @@ pub(crate) trait Waiter {
     /// Passes the time until the next step.
     fn rest(&mut self, next: Next, pacer: &mut Pacer);
 
-    /// The error of a wait that is given up.
+    /// Returns the error of a wait that is given up.
     fn end(&mut self, why: End) -> Self::Error;
 
-    /// Nothing has moved for some time: checks that the awaited peers are there.
+    /// Checks that the awaited peers are there. Called when nothing has moved for some time.
     fn look_for_peers(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// Nothing has moved for some time: asks those that are waited for what they do. If one of them has left, that is only a
-    /// suspicion at first, since what it sent before may still come.
+    /// Asks the awaited peers what they do. Called when nothing has moved for some time. If one of them has left, that
+    /// is only a suspicion at first, since data sent before may still arrive.
     fn ask(&mut self, _suspected: bool) -> Result<Suspicion, Self::Error> {
         Ok(Suspicion::None)
     }
 
-    /// Whether what a peer sent may still come although it left so long ago.
+    /// Returns whether data from an awaited peer may still arrive although the peer left `left_for` ago.
     fn is_outrun(&mut self, _left_for: Duration) -> bool {
         false
     }
 }
 
-/// The loop: drives until the wait is over.
+/// Drives until the wait is over.
 ///
 /// # Errors
-/// Those of the waiter, once the wait is over for another reason.
+/// Those of the waiter, if the wait ends for another reason.
 pub(crate) fn until<W: Waiter>(waiter: &mut W, patience: &mut Patience) -> Result<(), W::Error> {
     loop {
         let next = match waiter.step()? {
             Step::Done => return Ok(()),
             Step::Failed => return Err(waiter.end(End::Failed)),
-            // Others' parts of the same operation will not come then.
+            // After such news, the other ranks will not do their parts of the operation.
             Step::Works if waiter.news().is_some() => return Err(waiter.end(End::Failed)),
             Step::Works => patience.works(waiter.now()),
             Step::Behind => patience.stands_behind(waiter.now()),

@@ -1,8 +1,8 @@
-//! Failures among ranks of one host without a control plane: world rank 0 has left in good order.
+//! Failures among ranks of one host that have no control plane, because world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so a rank that waits there for long
-//! checks that the ranks it waits for are still there. Ranks that give up leave word on the board of the host: the cause in one word, and
-//! for mismatches, each its own call beside it.
+//! Messages travel over links, whose ends are noticed. An exchange and a stage have no link, so a rank that waits long
+//! there checks that the ranks it waits for are alive. A rank that gives up leaves the cause on the board of the host,
+//! encoded in one word. After a mismatch, each rank also shows its own call there.
 
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -19,29 +19,29 @@ use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
 use crate::wait;
 
-/// Longest wait for the name of a mismatched call: the other rank meets this one's within a sleep.
+/// Longest wait for a rank to show its mismatched call: that rank meets this one's call within a sleep.
 const NAME_MAX: Duration = Duration::from_millis(500);
 
-/// Operations by which ranks that call different things may be apart, and still find each other's call.
+/// Greatest distance, in operations, between ranks with different calls at which they still find each other's call.
 const APART_MAX: u64 = 64;
 
 fn board(core: &Core) -> Option<&Board> {
     core.exchange.as_ref().map(|exchange| exchange.compiled.board())
 }
 
-/// Leaves word of a failure for ranks that no control plane tells.
+/// Leaves the cause of a failure on the board, for ranks that no control plane tells.
 pub(super) fn leave_word(core: &Core, cause: &Cause, rank: u32) {
     if let Some(board) = board(core) {
         board.abort(LastWord::of(cause, rank).encode());
     }
 }
 
-/// Whether a rank of the host has left such word.
+/// Returns whether a rank of the host has left such a word.
 pub(super) fn has_word(core: &Core) -> bool {
     board(core).is_some_and(|board| board.aborted() != 0)
 }
 
-/// Shows the other ranks of the host what this one called.
+/// Shows this rank's call to the other ranks of the host.
 pub(super) fn show_call(core: &Core, waited: Waited) {
     if let (Some(board), Some(summary)) = (board(core), waited.summary()) {
         let CallLabel { kind, count } = summary.label();
@@ -49,7 +49,7 @@ pub(super) fn show_call(core: &Core, waited: Waited) {
     }
 }
 
-/// Takes in what another rank has left word of, if no control plane will tell.
+/// Adopts the cause that another rank has left on the board, if no control plane will tell.
 #[inline]
 pub(super) fn hear_last_words(shared: &Shared, core: &Core, waited: Waited) {
     let word = board(core).map_or(0, Board::aborted);
@@ -80,18 +80,18 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
     shared.membership.abort_flag().raise(cause);
 }
 
-/// A mismatch that `by` has met with `about`, which may be this rank, as it looks from here.
+/// Describes a mismatch between `by` and `about`, which may be this rank, as this rank sees it.
 fn mismatch_of_others(core: &Core, (by, about): (u32, u32), waited: Waited) -> AbortCause {
     let own = waited.summary().map(Summary::label);
-    // A rank with the same call as the one is shown the other's call.
+    // If this rank has the same call as `by`, it names the other's.
     let other = if own == shown_call(core, by) { about } else { by };
-    // It has shown an earlier call, or none, until it meets the mismatch too.
+    // That rank has shown an earlier call, or none, until it meets the mismatch too.
     let theirs = within(NAME_MAX, || shown_call(core, other).filter(|theirs| Some(*theirs) != own));
     let theirs = theirs.map_or_else(|| "something else".to_owned(), |theirs| theirs.to_string());
     AbortCause::new(other, AbortKind::Mismatch, theirs)
 }
 
-/// Looks until there is an answer, or for so long.
+/// Looks repeatedly until there is an answer, or until `patience` is over.
 fn within<R>(patience: Duration, look: impl Fn() -> Option<R>) -> Option<R> {
     let until = Instant::now() + patience;
     loop {
@@ -103,14 +103,15 @@ fn within<R>(patience: Duration, look: impl Fn() -> Option<R>) -> Option<R> {
     }
 }
 
-/// The call that a rank of the host has shown.
+/// Returns the call that a rank of the host has shown.
 fn shown_call(core: &Core, rank: u32) -> Option<CallLabel> {
     let board = board(core)?;
     let (kind, count) = ((rank as usize) < board.members()).then(|| board.announced(rank as usize))?;
     (kind != 0).then_some(CallLabel { kind, count })
 }
 
-/// The call of a peer whose message has this tag, in words, if it shows it; this rank's own is number `sequence`.
+/// Describes the call of a peer whose message has this tag, if the peer shows that call. This rank's own call is number
+/// `sequence`.
 pub(super) fn shown_by(shared: &Shared, peer: u32, tag: u64, sequence: u64) -> Option<String> {
     if !shared.world.control.is_closed() {
         return None;
@@ -126,13 +127,13 @@ pub(super) fn shown_by(shared: &Shared, peer: u32, tag: u64, sequence: u64) -> O
     })
 }
 
-/// Fails if a rank is gone that the exchange at hand or the stage waits for, and no control plane would say so.
+/// Fails if the current exchange or the stage waits for a rank that is gone, and no control plane would say so.
 pub(super) fn look_for_the_gone<'a>(
     shared: &'a Shared,
     mut core: MutexGuard<'a, Core>,
     waited: Waited,
 ) -> Result<MutexGuard<'a, Core>> {
-    // A rank that is gone by the time that a cause is known may have left for it.
+    // Once a cause is known, a rank that is gone may have left because of it.
     if !shared.world.control.is_closed() || shared.membership.abort_flag().is_raised() {
         return Ok(core);
     }
@@ -148,7 +149,7 @@ pub(super) fn look_for_the_gone<'a>(
             tracing::warn!(peer, %error, "nothing will tell of this rank's end");
             continue;
         }
-        // Its publications from before its end have arrived by now.
+        // Everything that the rank published before its end has arrived by now.
         if late(&core).contains(&peer) {
             drop(core);
             return Err(give_up(

@@ -1,4 +1,4 @@
-//! When a wait looks for failures, asks the peers, and gives up: from the time that it is told, so without a clock.
+//! Decides when a wait looks for failures, asks the peers and gives up. It is told the time, so it needs no clock.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,22 @@ use crate::wait::{Next, Pacer};
 /// Duration of a stall before the peers are asked what they are doing.
 pub(super) const STALL: Duration = Duration::from_millis(250);
 
-/// Between further questions.
+/// Interval between further questions.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// After news of a lost peer that is waited for, an operation may still finish with what has already been sent to this rank:
-/// it fails only once nothing has moved for so long.
+/// After news that a needed peer was lost, an operation may still finish with data that was sent to this rank before.
+/// It fails only once nothing has moved for this long.
 pub(super) const LOSS_GRACE: Duration = Duration::from_millis(50);
 
-/// The same where only others are waited for, and none of them has given up: a busy host may keep them that long. Shorter than a
-/// stall, since the cause is known.
+/// The same grace where a wait needs only living peers, none of which has given up: a busy host may delay them this
+/// long. It is shorter than a stall, since the cause is known.
 pub(super) const LIVING_GRACE: Duration = Duration::from_millis(200);
 
-/// The same where the lost peer itself is waited for, over memory that it has written before its end: some turns of a busy host.
+/// The same grace where the lost peer itself is needed, over memory that it wrote before its end: a few time slices of
+/// a busy host.
 pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);
 
-/// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
+/// Steps that move something between two checks of deadline and abort flag. A step takes some microseconds.
 pub(super) const TURNS_PER_CHECK: u32 = 1024;
 
 /// The state of one wait.
@@ -33,19 +34,19 @@ pub(crate) struct Patience {
     started: Option<Instant>,
     moved_at: Option<Instant>,
     asked_at: Option<Instant>,
-    /// When a peer that is waited for was first seen to have left.
+    /// When an awaited peer was first found to have left.
     suspected_at: Option<Instant>,
-    /// Turns since deadline and abort flag were looked at.
+    /// Steps since the last check of deadline and abort flag.
     turns: u32,
 }
 
 impl Patience {
-    /// At most for `limit`.
+    /// Starts a wait of at most `limit`.
     pub(crate) const fn new(limit: Duration, pacer: Pacer) -> Self {
         Self { limit, pacer, started: None, moved_at: None, asked_at: None, suspected_at: None, turns: 0 }
     }
 
-    /// Also at most so long.
+    /// Shortens the wait to at most `limit`.
     pub(super) fn end_within(&mut self, limit: Duration) {
         self.limit = self.limit.min(limit);
     }
@@ -54,7 +55,7 @@ impl Patience {
         &mut self.pacer
     }
 
-    /// The next step after one that did not finish the wait.
+    /// Returns the action after a step that did not finish the wait.
     pub(super) fn pace(&mut self, moved: bool, now: impl FnOnce() -> Instant) -> Next {
         self.turns += 1;
         let mut next = if moved {
@@ -64,7 +65,7 @@ impl Patience {
         } else {
             self.pacer.idle(now)
         };
-        // A long transfer moves all the time, or every other turn; it must see aborts and deadlines too.
+        // A long transfer moves at every step or every other step, and must notice aborts and deadlines too.
         if !next.is_a_while() && self.turns >= TURNS_PER_CHECK {
             next = Next::Check;
         }
@@ -74,14 +75,14 @@ impl Patience {
         next
     }
 
-    /// The next step after a piece of work that nobody else is needed for.
+    /// Returns the action after a piece of work that needs nobody else.
     pub(super) fn works(&mut self, now: Instant) -> Next {
         self.moved();
         self.pacer.look(now);
         Next::Check
     }
 
-    /// The next step while another thread has its turn.
+    /// Returns the action while another thread has its turn.
     pub(super) fn stands_behind(&mut self, now: Instant) -> Next {
         self.pacer.look(now);
         Next::Queue
@@ -92,7 +93,7 @@ impl Patience {
         self.moved_at = None;
     }
 
-    /// Looks whether the wait is over for another reason.
+    /// Checks whether the wait is over for another reason.
     pub(super) fn check<W: Waiter>(&mut self, waiter: &mut W) -> Result<(), W::Error> {
         let now = self.pacer.now(|| waiter.now());
         let since = |at: Instant| now.saturating_duration_since(at);
@@ -116,7 +117,7 @@ impl Patience {
         }
         let suspected_at = self.suspected_at.filter(|at| !waiter.is_outrun(since(*at)));
         let is_due = match suspected_at {
-            // Messages it sent before it left have had their time.
+            // Messages that the peer sent before it left have had their time.
             Some(at) => since(at) >= LOSS_GRACE,
             None => idle >= STALL && self.asked_at.is_none_or(|at| since(at) >= ASK_AGAIN),
         };

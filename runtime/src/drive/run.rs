@@ -1,4 +1,4 @@
-//! Running a checked call: the way that [`Core::decide`] says, blocking or asynchronous.
+//! Runs a checked call, blocking or asynchronous, in the way that [`Core::decide`] says.
 
 use std::any::Any;
 use std::sync::{Arc, MutexGuard};
@@ -29,7 +29,7 @@ pub(crate) struct Ticket {
     pub(crate) waited: Waited,
 }
 
-/// A call that is numbered and recorded.
+/// A call that has been numbered and recorded.
 #[derive(Clone, Copy)]
 pub(super) struct Begun {
     sequence: u64,
@@ -37,47 +37,47 @@ pub(super) struct Begun {
     pub(super) tag: u64,
     /// The kernel that reduces, if there is one.
     combine: Option<Combine>,
-    /// Path, for a call on a GPU's memory.
+    /// Path of a call on GPU memory.
     path: Option<GpuPath>,
 }
 
 impl Begun {
-    /// The awaited call, in full. Most calls are over before anybody asks.
+    /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
     pub(super) fn waited(&self, call: &Call) -> Waited {
         Waited::call(call.summary(self.form == Form::Started), self.sequence)
     }
 
-    /// The kernel that reduces.
+    /// Returns the kernel that reduces.
     #[inline]
     pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
         self.combine.ok_or_else(|| no_kernel(shared, call))
     }
 }
 
-/// Runs a call and waits for it, as long as the settings say.
+/// Runs a call and waits for it, with the time-out of the settings.
 ///
 /// # Safety
 /// As [`run_within`].
 pub(crate) unsafe fn run(shared: &Shared, call: &Call) -> Result<()> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise, passed on.
     unsafe { run_within(shared, call, shared.config.timeout) }
 }
 
 /// Runs a call and waits for it, at most for `limit`.
 ///
 /// # Safety
-/// The buffers of the call are valid and not touched by anybody else until this returns.
+/// Until this returns, the buffers of the call are valid and nobody else touches them.
 pub(crate) unsafe fn run_within(shared: &Shared, call: &Call, limit: Duration) -> Result<()> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise, passed on.
     unsafe { run_as(shared, call, Form::Blocking, limit) }
 }
 
-/// Starts a call and drives it at once, without a word to the helper.
+/// Starts a call and drives it at once, without calling the helper thread.
 ///
 /// # Safety
 /// As [`run_within`].
 pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duration) -> Result<()> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise, passed on.
     unsafe { run_as(shared, call, Form::Started, limit) }
 }
 
@@ -90,7 +90,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
     let begun = begin(shared, &mut core, call, form)?;
     let Decision { asks_for_symmetric, way } = core.decide(call, form);
     if asks_for_symmetric {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let (returned, done) = unsafe { run_symmetric(shared, core, call, &begun, limit) }?;
         core = returned;
         if done {
@@ -98,7 +98,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
             return Ok(());
         }
     }
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise, passed on.
     let mut core = unsafe {
         match way {
             Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, &begun, limit),
@@ -109,7 +109,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
     Ok(())
 }
 
-/// Runs a call as something that the engine knows, and waits for it.
+/// Runs a call as an operation of the engine, and waits for it.
 ///
 /// # Safety
 /// As [`run_within`].
@@ -123,7 +123,7 @@ unsafe fn run_started<'a>(
     limit: Duration,
 ) -> Result<MutexGuard<'a, Core>> {
     lend(shared, move || {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let (core, id) = unsafe { launch(shared, core, call, way, begun, None) }?;
         let mut core = wait_for(shared, core, id, begun.waited(call), limit)?;
         core.engine.finish(id);
@@ -134,8 +134,8 @@ unsafe fn run_started<'a>(
 /// Starts a call; `keep` lives until it is done.
 ///
 /// # Safety
-/// The buffers of the call are valid and not touched by anybody else until the operation is done or the
-/// communicator has been aborted.
+/// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody else
+/// touches them.
 pub(crate) unsafe fn start(
     shared: &Arc<Shared>,
     call: &Call,
@@ -146,7 +146,7 @@ pub(crate) unsafe fn start(
     let begun = begin(shared, &mut core, call, Form::Started)?;
     let Decision { way, .. } = core.decide(call, Form::Started);
     let (id, pending) = lend(shared, move || {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let (core, id) = unsafe { launch(shared, core, call, way, &begun, keep) }?;
         Ok((id, !core.engine.is_done(id)))
     })?;
@@ -184,7 +184,7 @@ fn too_many(shared: &Shared, waited: Waited) -> Error {
     Error::Usage { context: shared.context(waited), problem: problem.to_owned() }
 }
 
-/// Something that was started is over.
+/// Notes the end of a started operation.
 pub(crate) fn end(shared: &Shared, core: &mut Core, waited: Waited) {
     // Messages are not numbered among the collectives.
     if waited.summary().is_some() {
@@ -198,7 +198,7 @@ fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
     shared.membership.board().finish(sequence);
 }
 
-/// Starts a call on its way.
+/// Starts a call in the way that was decided.
 ///
 /// # Safety
 /// As [`start`].
@@ -216,17 +216,17 @@ unsafe fn launch<'a>(
         let mut job = job(&mut core, call, begun, combine, place)?;
         job.keep = keep;
         let mode = if begun.form == Form::Started { Mode::Asynchronous } else { Mode::Blocking };
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let id = unsafe { core.engine.start(job, mode) };
         return Ok((core, id));
     }
     let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
         unreachable!("it was decided for")
     };
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise, passed on.
     match unsafe { exchange.start(engine, call, (combine, begun.tag), place, keep) } {
         Ok(id) => Ok((core, id)),
-        // A GPU's driver refused in the middle of a call: the others cannot go on either.
+        // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
         Err(error) => {
             drop(core);
             Err(give_up(shared, Cause::Transport(error), begun.waited(call)))
@@ -234,7 +234,7 @@ unsafe fn launch<'a>(
     }
 }
 
-/// A call as a job for the engine.
+/// Describes a call as a job for the engine.
 fn job(
     core: &mut Core,
     call: &Call,
@@ -247,7 +247,7 @@ fn job(
         ReduceOp::PremulSum(factor) if reduces => Some(factor),
         _ => None,
     };
-    // Scaled input is read from a copy, so the plan must not take input and output for the same memory.
+    // Scaled input is read from a copy, so the plan must not assume that input and output are the same memory.
     let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
     let placement = if apart { Placement::OutOfPlace } else { call.placement };
     let planned = core.planner.plan(call, placement)?;
@@ -261,14 +261,14 @@ fn job(
             Shape::Irregular { input: input.clone(), output: output.clone() }
         }
     };
-    // In place, vectors live in the output; a rank of a reduce that is not the root has an input only.
+    // In place, vectors lie in the output; a non-root rank of a reduce has only an input.
     let buffers = match call.placement {
         Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
         Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
     };
     let lent = lent(call, &buffers, rank, world_size);
-    // Processors publish and fold, so what is a GPU's is copied to the host first.
+    // CPUs publish and reduce on a stage, so data of a GPU is first copied to the host.
     let path = begun.path.filter(|_| planned.plan.stage.is_none());
     Ok(Job {
         plan: planned.plan,
@@ -293,7 +293,7 @@ fn job(
     })
 }
 
-/// The host's memory that a call works on. In place, one buffer lies in the other.
+/// Returns the host memory that a call works on. In place, one buffer lies within the other.
 fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
     let (mut input, mut output) = call.bytes(rank, world_size);
     match call.placement {

@@ -1,4 +1,4 @@
-//! Running a call on symmetric buffers, or finding out that it must go another way.
+//! Runs a call on symmetric buffers, or finds that it must go another way.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
 use crate::wait::Pacer;
 
-/// Runs a call that asks for symmetric buffers; false if it must go another way.
+/// Runs a call that asks for symmetric buffers. Returns false if it must go another way.
 ///
 /// # Safety
-/// The buffers of the call are valid and not touched by anybody else until this returns.
+/// Until this returns, the buffers of the call are valid and nobody else touches them.
 #[inline(never)]
 pub(super) unsafe fn run_symmetric<'a>(
     shared: &'a Shared,
@@ -32,7 +32,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else {
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
-        // Dropped before it is done, after an error or by unwinding, it takes the buffers back.
+        // If `running` is dropped before the call is done, after an error or by unwinding, it takes the buffers back.
         let running = symmetric.enter(&mut exchange.compiled, call, combine, begun.tag);
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
@@ -43,7 +43,7 @@ pub(super) unsafe fn run_symmetric<'a>(
     })
 }
 
-/// A call on symmetric buffers. Made by [`run_symmetric`] only, whose caller lends the buffers until it returns.
+/// A call on symmetric buffers. Only [`run_symmetric`] makes one, and its caller lends the buffers until it returns.
 struct Reaching<'a> {
     running: SymmetricCall<'a>,
     is_declined: &'a mut bool,
@@ -56,7 +56,7 @@ impl Goal for Reaching<'_> {
         };
         // SAFETY: the caller of `run_symmetric` lends the buffers.
         let step = unsafe { symmetric.advance(&mut exchange.compiled, &mut self.running) };
-        // Another rank may be waiting for an earlier operation of ours before coming here.
+        // Before it comes here, another rank may be waiting for an earlier operation of this rank.
         match step.map_err(fault)? {
             symmetric::Step::Done => Ok(Step::Done),
             symmetric::Step::Declined => {

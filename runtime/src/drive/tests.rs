@@ -1,4 +1,4 @@
-//! The loop in virtual time: stall, grace, deadline, lost peer, abort, mismatch and suspicion.
+//! Tests of the loop in virtual time: stall, grace, deadline, lost peer, abort, mismatch and suspicion.
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,15 @@ const STEP: Duration = Duration::from_micros(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fails {
     Ended(End),
-    /// Something met in the exchange.
+    /// A mismatch met in the exchange.
     Mismatch,
-    /// Peers that turned out to be elsewhere.
+    /// Peers that turned out to be elsewhere, when asked.
     Asked,
     /// A peer that turned out to be gone.
     Gone,
 }
 
-/// A world that goes by the clock. Everything in it happens so long after the start.
+/// A waiter whose events follow the clock. Each takes the time since the start.
 struct Script {
     now: Duration,
     steps: u32,
@@ -54,7 +54,7 @@ impl Waiter for Script {
     type Error = Fails;
 
     fn now(&self) -> Instant {
-        // Instants have no zero: any one will do, as long as it stays the same.
+        // An `Instant` has no zero, so any fixed one serves as the start.
         thread_local!(static START: Instant = Instant::now());
         START.with(|start| *start + self.now)
     }
@@ -108,7 +108,7 @@ impl Script {
     }
 }
 
-/// Within a sleep of it, and not before.
+/// Checks that `now` lies within a sleep after `wanted`, and not before it.
 fn soon_after(now: Duration, wanted: Duration) {
     assert!(now >= wanted && now <= wanted + 2 * SLEEP_MAX, "{now:?} in place of {wanted:?}");
 }
@@ -147,7 +147,7 @@ fn a_stalled_wait_asks_and_asks_again() {
 
 #[test]
 fn who_moves_now_and_then_does_not_stall() {
-    // Every 200 ms.
+    // Something moves every 200 ms.
     let step = |now: Duration| Ok(Step::Waits { moved: now.as_millis() % 200 < 5 });
     let (_, script) = Script { step, ..QUIET }.play(2 * LONG / 60);
     assert!(script.asked.is_empty(), "{:?}", script.asked);
@@ -160,7 +160,7 @@ fn a_deadline_is_kept_whatever_else() {
         assert_eq!(result, Err(Fails::Ended(End::Deadline(limit))));
         soon_after(script.now, limit);
     }
-    // Also behind another thread, and with work of one's own.
+    // The deadline also holds behind another thread, and with work of one's own.
     for step in [(|_| Ok(Step::Behind)) as fn(_) -> _, |_| Ok(Step::Works)] {
         let (result, script) = Script { step, ..QUIET }.play(20 * MS);
         assert_eq!(result, Err(Fails::Ended(End::Deadline(20 * MS))));
@@ -186,15 +186,15 @@ fn an_abort_ends_a_wait_at_once() {
 #[test]
 fn after_a_loss_what_was_sent_before_has_its_time() {
     let news = |now| (now >= 10 * MS).then_some(News::Doomed);
-    // Data comes until 100 ms.
+    // Data arrives until 100 ms.
     let step = |now| Ok(Step::Waits { moved: now < 100 * MS });
     let (result, script) = Script { step, news, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, 100 * MS + LOSS_GRACE);
-    // Work finished meanwhile stays finished.
+    // Work that finished meanwhile stays finished.
     let step = |now| Ok(if now > 40 * MS { Step::Done } else { Step::Waits { moved: false } });
     assert_eq!(Script { step, news, ..QUIET }.play(LONG).0, Ok(()));
-    // A rank that needs others for nothing but the end of the call does not go on working.
+    // A rank that needs others only for the end of the call does not go on working.
     let step = |_| Ok(Step::Works);
     let (result, script) = Script { step, news, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
@@ -214,7 +214,7 @@ fn a_lost_peer_is_given_up_once_nothing_has_come_for_the_grace() {
 
 #[test]
 fn who_waits_for_the_living_only_waits_until_one_of_them_gives_up() {
-    // A busy host keeps a peer from its part for long.
+    // A busy host delays a peer for long.
     let step = |now| Ok(if now > 150 * MS { Step::Done } else { Step::Waits { moved: false } });
     let lost = |_| Some(News::Lost);
     assert_eq!(Script { step, news: lost, ..QUIET }.play(LONG).0, Ok(()));
@@ -222,7 +222,7 @@ fn who_waits_for_the_living_only_waits_until_one_of_them_gives_up() {
     let (result, script) = Script { news, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, 100 * MS);
-    // No report may ever come: the wait still ends.
+    // Even if no report ever comes, the wait ends.
     let (result, script) = Script { news: lost, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, LIVING_GRACE);
@@ -234,7 +234,7 @@ fn a_mismatch_ends_a_wait_where_it_is_met() {
     let (result, script) = Script { step, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Mismatch));
     soon_after(script.now, 3 * MS);
-    // And where peers are found elsewhere.
+    // It also ends where peers are found elsewhere.
     let (result, script) = Script { answers: |_, _| Err(Fails::Asked), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Asked));
     soon_after(script.now, STALL);
@@ -244,7 +244,7 @@ fn a_mismatch_ends_a_wait_where_it_is_met() {
 fn what_failed_elsewhere_ends_a_wait() {
     let (result, _) = Script { step: |_| Ok(Step::Failed), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
-    // Without a control plane, only the wait itself looks.
+    // Without a control plane, only the wait itself looks for peers.
     let (result, script) = Script { looks: |_| Err(Fails::Gone), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Gone));
     soon_after(script.now, STALL);
@@ -265,13 +265,13 @@ fn a_suspicion_is_believed_after_the_grace() {
 
 #[test]
 fn a_suspicion_is_dropped_when_something_comes() {
-    // The peer's messages from before it left come at 270 ms; then the wait stalls anew.
+    // Messages that the peer sent before it left arrive at 270 ms; then the wait stalls again.
     let step = |now: Duration| Ok(Step::Waits { moved: (270..275).contains(&now.as_millis()) });
     let (result, script) = Script { step, answers: left, ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Asked));
     let asked: Vec<bool> = script.asked.iter().map(|(_, suspected)| *suspected).collect();
     assert_eq!(asked, [false, false, true]);
-    // Not asked again before its time.
+    // The peer is not asked again before the interval is over.
     soon_after(script.now, STALL + ASK_AGAIN + LOSS_GRACE);
 }
 

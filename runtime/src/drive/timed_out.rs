@@ -1,4 +1,4 @@
-//! Final report of a rank whose deadline has passed: the ranks it waits for, and their states.
+//! The final report of a rank whose deadline has passed: the ranks that it waits for, and their states.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,22 +11,24 @@ use crate::control::Status;
 use crate::error::{AwaitedRank, Error, ErrorContext, PeerState};
 use crate::failure::{Carrier, Cause};
 
-/// Longest wait for answers after a rank's deadline: its final report should name the right rank, on a busy machine too.
+/// Longest wait for answers after a rank's deadline. It is long enough for the report to name the right rank on a busy
+/// machine too.
 const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// Ranks that are asked at once for the one that holds up all others.
+/// Ranks that are asked at once to find the one that holds up all others.
 const SEARCHED_MAX: usize = 256;
 
-/// Ranks that a status names as deaf, and pairs that an error names: a host that is cut off makes one pair with each other.
+/// Most silent peers in a status, and most pairs in an error. A host that is cut off makes a pair with every other
+/// host.
 const PAIRS_MAX: usize = 4;
 
 /// Two ranks of which the second does not acknowledge what the first sends.
 type Cut = (u32, u32);
 
-/// A deadline has passed.
+/// Reports that a deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
     let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
-    // A rank inside an earlier operation waits for another one itself.
+    // A rank inside an earlier operation is itself waiting for another rank.
     let holds_up = |status: &Option<Status>| {
         status
             .as_ref()
@@ -43,7 +45,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     if carrier == Carrier::Silent {
         put_carrier_first(shared, &mut waiting_for);
     } else if !culprit_is_known && cuts.is_empty() {
-        // The awaited ranks are waiting for others themselves.
+        // The awaited ranks are themselves waiting for others.
         let others =
             (0..shared.group.size).filter(|rank| *rank != shared.group.rank && !peers.contains(rank));
         let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
@@ -72,21 +74,21 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
 }
 
-/// Facts about a peer that was asked.
+/// Describes a peer that was asked.
 fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier) -> AwaitedRank {
     let over = || {
         let route = shared.group.routes.iter().find(|route| route.peer == peer && !route.shares_memory());
         route.map_or_else(String::new, |route| format!("; reached over {}, {}", route.transport, route.how))
     };
     let (state, detail) = match (status, carrier) {
-        // Another thread might still have come, so it is not known before.
+        // Another thread of this rank might still have made the matching call, so this is known only now.
         _ if peer == shared.group.rank => (
             PeerState::Itself,
             "itself: a message to oneself takes a send and a receive, one of them started before the other \
              or made by another thread"
                 .to_owned(),
         ),
-        // It waits too: perhaps what is sent does not arrive.
+        // The peer waits too: perhaps data sent to it does not arrive.
         (Some(status), _) if status.finished < status.started || status.waits_in.is_some() => {
             (PeerState::Waiting { started: status.started }, format!("{status}{}", over()))
         }
@@ -101,7 +103,7 @@ fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier
     AwaitedRank::new(peer, state, detail)
 }
 
-/// Tells the board, and thus other ranks, which peers do not acknowledge what this rank sends them.
+/// Shows on the board, and thus to other ranks, which peers do not acknowledge this rank's data.
 pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
     let peers = (0..shared.group.size).filter(|peer| core.engine.is_unheard(*peer));
     let peers: Vec<u32> = peers.take(PAIRS_MAX).collect();
@@ -109,7 +111,7 @@ pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
     peers
 }
 
-/// Adds what a rank has answered to what is known of cuts. A pair is one pair, whichever of the two tells.
+/// Adds the cuts that a rank has reported to the known ones. A pair counts once, whichever of its two ranks reports it.
 fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Status>) {
     for peer in status.map_or(&[][..], |status| &status.unheard_by).iter().copied().take(PAIRS_MAX) {
         let is_new = !cuts.contains(&(rank, peer)) && !cuts.contains(&(peer, rank));
@@ -119,7 +121,7 @@ fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Sta
     }
 }
 
-/// Pairs between which nothing gets through hold up everybody, those that wait for a healthy rank too.
+/// Puts pairs between which nothing gets through first: they hold up all ranks, even those that wait for a healthy one.
 fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
     for &(from, to) in cuts.iter().take(PAIRS_MAX) {
         let (rank, other, cut) = if to == own {
@@ -134,7 +136,8 @@ fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
     }
 }
 
-/// World rank 0 carries the questions and is silent: there is no evidence against other ranks.
+/// Puts the carrier of the questions first, if world rank 0 carries them and is silent: there is no evidence against
+/// other ranks.
 fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
     let Some(carrier) = shared.group.members.iter().position(|member| *member == 0) else { return };
     let carrier = carrier as u32;
