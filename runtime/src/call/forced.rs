@@ -1,4 +1,4 @@
-//! Calls for which the user has named an algorithm: they take its plan, and skip the faster ways of one host.
+//! Calls for which the user has named an algorithm. They take its plan, and skip the faster ways of one host.
 
 use std::ops::RangeInclusive;
 
@@ -10,30 +10,30 @@ use kolo_collectives::window::Symmetric;
 
 use super::{Call, Counts};
 
-/// The calls of a communicator for which an algorithm is forced. The same on all ranks, since the settings are.
+/// The calls of a communicator for which an algorithm is forced. They are the same on all ranks, as the settings are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Forced {
-    /// Collectives of which some length is, by their bit: mostly none, and asked with every call.
+    /// Collectives with a rule for any length, one bit each. Usually there are none, and every call looks here.
     collectives: u16,
-    /// By collective, in order of precedence.
+    /// Rules by collective, in order of precedence.
     rules: Vec<Vec<Rule>>,
 }
 
 #[derive(Clone, Debug)]
 struct Rule {
-    /// In bytes.
+    /// Lengths in bytes.
     lengths: RangeInclusive<u64>,
-    /// None where a file has the plan.
+    /// Algorithm; `None` if a file has the plan.
     algorithm: Option<Algorithm>,
-    /// The one root for which it counts.
+    /// The only root for which the rule holds, if any.
     root: Option<u32>,
-    /// Whether a call fails if it cannot take the algorithm. One that was named for no collective in particular counts where it can
-    /// serve, and whether `window` can is known only once a call is made.
+    /// Whether a call fails if it cannot take the algorithm. An algorithm that was named for all collectives holds
+    /// where it can serve; for `window` this is known only once a call is made.
     must_serve: bool,
 }
 
 impl Forced {
-    /// `task` gives the communicator's task for a collective.
+    /// Collects the rules. `task` returns the communicator's task for a collective.
     pub(crate) fn new(overrides: &Overrides, task: impl Fn(Collective) -> Task) -> Self {
         let of = |collective: &Collective| -> Vec<Rule> {
             let task = task(*collective);
@@ -48,7 +48,7 @@ impl Forced {
                 let algorithm = Some(rule.algorithm);
                 (must_serve || may_serve).then_some(Rule { lengths, algorithm, root: None, must_serve })
             };
-            // Those for shards are the planner's business: nothing faster stands beside their plans.
+            // The planner handles algorithms for shards, since no faster way stands beside their plans.
             overrides.rules.iter().filter(|rule| !rule.algorithm.takes_shards()).filter_map(rule).collect()
         };
         Self::of(Collective::ALL.iter().map(of).collect())
@@ -60,7 +60,8 @@ impl Forced {
         Self { collectives, rules }
     }
 
-    /// The same, and calls for which a file has a plan: the collective, its root, and the first and last length. Algorithms come first.
+    /// Adds the calls for which a file has a plan: the collective, its root, and the shortest and longest length.
+    /// Algorithms take precedence.
     pub(crate) fn with_plans(
         self,
         plans: impl Iterator<Item = (Collective, Option<u32>, (u64, u64))>,
@@ -78,19 +79,19 @@ impl Forced {
         Self::of(rules)
     }
 
-    /// Whether an algorithm or a plan is forced for a call of even counts.
+    /// Returns whether an algorithm or a plan is forced for a call of even counts.
     #[inline]
     pub(crate) fn covers(&self, call: &Call) -> bool {
         self.names(call.collective) && self.fitting(call).any(|rule| rule.must_serve)
     }
 
-    /// Whether one is for some length of a collective.
+    /// Returns whether one is forced for some length of a collective.
     #[inline]
     pub(crate) fn names(&self, collective: Collective) -> bool {
         self.collectives & 1 << collective as u16 != 0
     }
 
-    /// The algorithm that comes first for a call of even counts.
+    /// Returns the algorithm that takes precedence for a call of even counts.
     #[inline]
     pub(crate) fn first(&self, call: &Call) -> Option<Algorithm> {
         if self.names(call.collective) {

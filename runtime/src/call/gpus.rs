@@ -1,10 +1,10 @@
-//! The memory that holds the buffers of a call, and how messages reach it.
+//! GPU memory in the buffers of a call, and how messages reach it.
 
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
 
-/// The GPUs whose memory the caller's buffers are; none where it is the host's.
+/// GPUs that own the caller's buffers; `None` for host memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuBuffers {
     pub(crate) input: Option<Arc<Gpu>>,
@@ -12,18 +12,18 @@ pub(crate) struct GpuBuffers {
     pub(crate) access: AdapterAccess,
 }
 
-/// Path of messages from and to a GPU's memory.
+/// Path of messages from and to GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AdapterAccess {
-    /// Through pinned memory of the host.
+    /// Through pinned host memory.
     #[default]
     Staged,
-    /// Adapters reach it; what they write is flushed by the driver if that is needed.
+    /// Adapters reach the memory directly. The driver flushes their writes if `flush` is set.
     Direct { flush: bool },
 }
 
 impl GpuBuffers {
-    /// A GPU of the call's, if there is one.
+    /// Returns one of the call's GPUs, if there is any.
     pub(crate) fn any(&self) -> Option<&Arc<Gpu>> {
         self.input.as_ref().or(self.output.as_ref())
     }

@@ -21,14 +21,15 @@ use ranges::Range;
 
 /// A collective call on raw memory, for bindings and tools.
 ///
-/// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
-/// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
-/// vector collectives and all-to-all, the rank's own block of the longer buffer for the others. Ranks need not agree on it.
-/// Buffers that overlap in any other way are refused, and so are lengths of more than `isize::MAX` bytes.
+/// `count` has NCCL's meaning: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
+/// rank's block for the others. The pointers say whether input and output share memory, as NCCL defines it: they are
+/// equal for the vector collectives and all-to-all, and the shorter buffer is the rank's own block of the longer one
+/// for the others. Ranks need not agree on it. Buffers that overlap in any other way are refused, and so are lengths of
+/// more than `isize::MAX` bytes.
 ///
-/// Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (a `CUdeviceptr` is one, as a number), on any
-/// ranks and for any of the buffers. The caller has synchronised the streams that wrote the input or use the output; when the
-/// call or the wait for it has returned, all streams see the output. Managed memory counts as the host's.
+/// Buffers may be memory of an NVIDIA GPU, named by its CUDA address (a `CUdeviceptr` as a number), on any ranks and
+/// for any of the buffers. The caller has synchronised the streams that wrote the input or use the output. When the
+/// call or the wait for it has returned, all streams see the output. Managed memory counts as host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCall {
     /// The collective.
@@ -37,13 +38,13 @@ pub struct RawCall {
     pub input: *const u8,
     /// Receive buffer; may be null where this rank receives nothing.
     pub output: *mut u8,
-    /// Elements; see above. Ignored, as the type is, for barriers.
+    /// Number of elements; see above. Ignored for barriers, as the type is.
     pub count: usize,
     /// Type of the elements.
     pub data_type: DataType,
-    /// Operator, where the collective reduces; else ignored.
+    /// Operator, if the collective reduces; ignored otherwise.
     pub op: ReduceOp,
-    /// Root, where the collective has one; else ignored.
+    /// Root, if the collective has one; ignored otherwise.
     pub root: u32,
 }
 
@@ -55,30 +56,31 @@ pub struct RawCallV<'a> {
     pub collective: Collective,
     /// Send buffer; may be null where this rank sends nothing.
     pub input: *const u8,
-    /// Elements of each block of the input: one per rank for reduce-scatter, all-to-all and the root of a scatter; none on
-    /// its other ranks; else this rank's one.
+    /// Elements of each block of the input: one entry per rank for reduce-scatter, all-to-all and the root of a
+    /// scatter; none on a scatter's other ranks; otherwise one entry, for this rank.
     pub input_counts: &'a [usize],
     /// Receive buffer; may be null where this rank receives nothing.
     pub output: *mut u8,
-    /// Elements of each block of the output: one per rank for all-gather, all-to-all and the root of a gather; none on its
-    /// other ranks; else this rank's one.
+    /// Elements of each block of the output: one entry per rank for all-gather, all-to-all and the root of a gather;
+    /// none on a gather's other ranks; otherwise one entry, for this rank.
     pub output_counts: &'a [usize],
     /// Type of the elements.
     pub data_type: DataType,
-    /// Operator, for reduce-scatter; else ignored.
+    /// Operator, for reduce-scatter; ignored otherwise.
     pub op: ReduceOp,
-    /// Root, where the collective has one; else ignored.
+    /// Root, if the collective has one; ignored otherwise.
     pub root: u32,
 }
 
 /// Lengths of the blocks of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Counts {
-    /// All alike.
+    /// All blocks have the same number of elements.
     Even(usize),
-    /// The v-forms: elements of each of this rank's input and output blocks.
+    /// The v-forms: numbers of elements of this rank's input blocks and output blocks.
     Uneven { input: Box<[usize]>, output: Box<[usize]> },
-    /// Of an all-reduce over shards: elements of each. The input is this rank's run of them, one behind the other.
+    /// An all-reduce over shards, each of this many elements. The input is this rank's run of them, one behind the
+    /// other.
     Shards(usize),
 }
 
@@ -93,14 +95,14 @@ pub(crate) struct Call {
     pub(crate) op: ReduceOp,
     pub(crate) root: u32,
     pub(crate) placement: Placement,
-    /// Of an all-reduce over shards, how many all ranks have together.
+    /// Number of shards of all ranks together, for an all-reduce over shards.
     pub(crate) shards: Option<u32>,
-    /// The GPUs whose memory the buffers are; found out for calls on raw memory. Apart, since few calls have any.
+    /// GPUs whose memory the buffers are, found out for calls on raw memory. In a box, since few calls have any.
     pub(crate) gpus: Option<Box<GpuBuffers>>,
 }
 
 impl Call {
-    /// Checks a raw call. Inlined, since callers mostly know collective, type and operator: little is then left to check.
+    /// Checks a raw call. Inlined, since most callers know collective, type and operator, which leaves little to check.
     #[inline]
     pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
         let call = Self::unchecked(raw, rank, world_size);
@@ -109,7 +111,7 @@ impl Call {
 
     #[inline]
     fn unchecked(raw: &RawCall, rank: u32, world_size: u32) -> Self {
-        // A barrier has no data: a count would be cut into segments, each a barrier of its own.
+        // A barrier has no data. A count would be cut into segments, each of them a barrier.
         let (count, data_type) = match raw.collective {
             Collective::Barrier => (0, DataType::U8),
             _ => (raw.count, raw.data_type),
@@ -159,7 +161,8 @@ impl Call {
             || !((reads && self.input.is_null()) || (writes && self.output.is_null()))
     }
 
-    /// Whether input and output have no byte in common, unless they lie as in place asks. Called after the checks above.
+    /// Returns whether input and output have no byte in common, or lie as an in-place call requires. Called after the
+    /// checks above.
     #[inline]
     fn lies_apart(&self, rank: u32, world_size: u32) -> bool {
         self.placement == Placement::InPlace || {
@@ -174,12 +177,12 @@ impl Call {
         (Range::new(self.input, input), Range::new(self.output, output))
     }
 
-    /// The call, if its buffers lie apart.
+    /// Returns the call, if its buffers lie apart.
     pub(crate) fn apart(self, rank: u32, world_size: u32) -> Result<Self> {
         if self.lies_apart(rank, world_size) { Ok(self) } else { Err(self.refusal(rank, world_size)) }
     }
 
-    /// The problem with a call that is not [sound](Self::is_sound).
+    /// Returns the problem with a call that is not [sound](Self::is_sound).
     #[cold]
     fn refusal(&self, rank: u32, world_size: u32) -> Error {
         let name = self.op.name();
@@ -207,19 +210,19 @@ impl Call {
         Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
     }
 
-    /// The GPUs whose memory the buffers are.
+    /// Returns the GPUs whose memory the buffers are.
     pub(crate) fn gpus(&self) -> &GpuBuffers {
         static NONE: GpuBuffers = GpuBuffers { input: None, output: None, access: AdapterAccess::Staged };
         self.gpus.as_deref().unwrap_or(&NONE)
     }
 
-    /// By what [`ReduceOp::Avg`] divides.
+    /// Returns the number by which [`ReduceOp::Avg`] divides.
     #[inline]
     pub(crate) fn divisor(&self, world_size: u32) -> u32 {
         self.shards.unwrap_or(world_size)
     }
 
-    /// Bytes of a rank's input and output; 0 where it has none.
+    /// Returns the bytes of a rank's input and output; 0 where it has none.
     #[inline]
     pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
         let size = self.data_type.size();
@@ -265,13 +268,13 @@ impl Call {
     }
 }
 
-/// The tag in the header of every message of a call, so that calls that do not match are noticed where they meet.
+/// Returns the tag in the header of every message of a call. It reveals mismatched calls where their messages meet.
 pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64 {
-    // An odd factor keeps numbers apart; the golden ratio's spreads them.
+    // An odd factor keeps the numbers distinct, and the golden ratio's spreads them.
     mix(signature ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ communicator)
 }
 
-/// The same for point-to-point messages: the caller's tag, by which they are matched, in the lower half.
+/// Returns the tag of point-to-point messages. Its lower half is the caller's tag, by which they are matched.
 pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType, tag: u32) -> u64 {
     mix(communicator ^ mix(data_type as u64 + 1)) & !0xffff_ffff | tag as u64
 }
@@ -287,7 +290,7 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
     )
 }
 
-/// Whether a rank reads its input and writes its output.
+/// Returns whether a rank reads its input and whether it writes its output.
 pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
     match collective {
         Collective::Broadcast => (is_root, true),
@@ -298,7 +301,7 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
     }
 }
 
-/// The problem with buffers that overlap, and the rule.
+/// Describes buffers that overlap, with the rule that they break.
 pub(crate) fn overlap(input: Range, output: Range, rule: &str) -> String {
     format!("the input ({input}) and the output ({output}) overlap; {rule}")
 }
@@ -326,12 +329,12 @@ fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
         Collective::ReduceScatter => output == input.wrapping_add(own),
         Collective::Gather => is_root && input == output.wrapping_add(own),
         Collective::Scatter => is_root && output == input.wrapping_add(own),
-        // Only the root has two buffers; the others' one is input (reduce) or output (broadcast) alone.
+        // Only the root has two buffers. Other ranks have an input (reduce) or an output (broadcast) alone.
         Collective::Reduce | Collective::Broadcast => is_root && input == output,
         Collective::Barrier => true,
         _ => input == output,
     };
-    // With a single rank all blocks are "the own block", and empty buffers have no place.
+    // With a single rank every block is its own block, and empty buffers have no place.
     if in_place && (world_size > 1 || !input.is_null()) { Placement::InPlace } else { Placement::OutOfPlace }
 }
 
@@ -364,7 +367,7 @@ mod tests {
     #[test]
     fn buffers_lie_apart_or_exactly_in_place() {
         use Collective as C;
-        // 8 elements are 32 bytes; rank 1 of 4; the root is 0, which is then this rank's number too.
+        // 8 elements are 32 bytes. The calls are those of rank 1 of 4, and of rank 0, which is the root.
         let check = |rank: u32, call: (Collective, usize, usize)| {
             Call::check(&raw(call.0, call.1, call.2, 8), rank, 4).map_err(|error| error.to_string())
         };
@@ -384,14 +387,14 @@ mod tests {
                 }
             }
         }
-        // Right behind one another; then one byte less.
+        // Right behind one another, and then with one byte in common.
         for (collective, input, output) in [(C::AllReduce, 32, 32), (C::AllGather, 32, 128)] {
             check(1, (collective, far, far + input)).unwrap();
             check(1, (collective, far, far + input - 1)).unwrap_err();
             check(1, (collective, far + output, far)).unwrap();
             check(1, (collective, far + output - 1, far)).unwrap_err();
         }
-        // In place for another rank.
+        // Placed as in place for another rank.
         check(1, (C::ReduceScatter, far, far)).unwrap_err();
         check(1, (C::AllGather, far + 64, far)).unwrap_err();
         check(1, (C::AllGather, far + 32, far)).unwrap();
@@ -401,7 +404,7 @@ mod tests {
     fn no_buffer_is_longer_than_half_of_the_address_space() {
         let most = isize::MAX as usize / 4;
         let text = |call: RawCall| Call::check(&call, 1, 4).unwrap_err().to_string();
-        // Three quarters of what a usize holds, in total.
+        // Three quarters of the values of a usize, in total.
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
             let call = raw(collective, 64, 64, 3 * (usize::MAX / 64));
             assert!(text(call).contains("for each rank are more than can be addressed"), "{collective:?}");

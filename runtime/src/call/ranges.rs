@@ -1,4 +1,4 @@
-//! The memory of a call as ranges of addresses: which lengths exist, and which ranges must not overlap.
+//! The memory of a call as ranges of addresses: which lengths are possible, and which ranges must not overlap.
 
 use std::fmt;
 
@@ -14,11 +14,11 @@ impl Range {
         Self { start: start.addr(), bytes }
     }
 
-    /// Whether they have a byte in common. Both are [addressable](is_addressable).
+    /// Returns whether two ranges have a byte in common. Both are [addressable](is_addressable).
     #[inline]
     pub(crate) const fn meets(self, other: Self) -> bool {
-        // Distances upwards, round the end of the address space if need be: the other begins inside this one, or this one
-        // inside the other. Empty ranges meet nothing, also where they begin inside another.
+        // Distances are taken upwards, wrapping at the end of the address space: either the other range begins inside
+        // this one, or this one inside the other. Empty ranges meet nothing, even inside another.
         let up = other.start.wrapping_sub(self.start) < self.bytes;
         let down = self.start.wrapping_sub(other.start) < other.bytes;
         (up || down) && self.bytes > 0 && other.bytes > 0
@@ -31,18 +31,19 @@ impl fmt::Display for Range {
     }
 }
 
-/// Whether memory can be so long: no object of Rust or C is longer than `isize::MAX` bytes.
+/// Returns whether memory can be this long: no object of Rust or C is longer than `isize::MAX` bytes.
 #[inline]
 pub(crate) const fn is_addressable(bytes: usize) -> bool {
     bytes <= isize::MAX as usize
 }
 
-/// The first two that meet of which at least one is written, by number; each comes with whether it is written.
+/// Returns the numbers of the first two ranges that overlap and of which at least one is written. Each range comes with
+/// whether it is written.
 pub(crate) fn first_conflict(ranges: &[(Range, bool)]) -> Option<(usize, usize)> {
     if let [(a, a_written), (b, b_written)] = ranges {
         return ((*a_written || *b_written) && a.meets(*b)).then_some((0, 1));
     }
-    // In the order of addresses, what begins before the end of an earlier one meets it.
+    // In the order of addresses, a range that begins before the end of an earlier one overlaps it.
     let mut order: Vec<usize> = (0..ranges.len()).filter(|at| ranges[*at].0.bytes > 0).collect();
     order.sort_unstable_by_key(|at| ranges[*at].0.start);
     let (mut furthest, mut furthest_written): (Option<usize>, Option<usize>) = (None, None);

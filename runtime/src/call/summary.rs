@@ -1,4 +1,4 @@
-//! The identity of a call: for messages, error texts and the flight recorder.
+//! The identity of a call, for messages, error texts and the flight recorder.
 
 use std::fmt;
 
@@ -7,26 +7,27 @@ use kolo_collectives::plan::Collective;
 use crate::mix::mix;
 use crate::types::{DataType, ReduceOp};
 
-/// The facts that tell one call from another, for messages and the flight recorder.
+/// The facts that distinguish one call from another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// The collective.
     pub collective: Collective,
-    /// Elements, as in [`RawCall`](crate::RawCall); `None` for the v-forms, where ranks differ.
+    /// Number of elements, as in [`RawCall`](crate::RawCall); `None` for the v-forms, where ranks differ.
     pub count: Option<usize>,
     /// Type of the elements.
     pub data_type: DataType,
-    /// Operator, where the collective reduces.
+    /// Operator, if the collective reduces.
     pub op: Option<ReduceOp>,
-    /// Root, where the collective has one.
+    /// Root, if the collective has one.
     pub root: Option<u32>,
-    /// Number of shards, for a reduction of shards instead of one vector per rank.
+    /// Number of shards, for a reduction over shards instead of one vector per rank.
     pub shards: Option<u32>,
     /// Whether the call was asynchronous.
     pub asynchronous: bool,
 }
 
-/// The part of a call on which all ranks must agree, in two words: cheap to keep for each call, and to hand from thread to thread.
+/// The part of a call on which all ranks must agree, in two words, which are cheap to keep for each call and to pass
+/// between threads.
 ///
 /// ```text
 /// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | sharded << 26
@@ -46,7 +47,7 @@ const SHARDED: u64 = 1 << 26;
 const ROOT_AT: u32 = 28;
 
 impl Summary {
-    /// The part that must agree across ranks.
+    /// Returns the part on which all ranks must agree.
     #[must_use]
     #[inline]
     pub fn label(&self) -> CallLabel {
@@ -61,14 +62,14 @@ impl Summary {
         CallLabel { kind, count: self.count.map_or(0, |count| count as u64) }
     }
 
-    /// The signature of its label.
+    /// Returns the signature of the label.
     pub(crate) fn signature(&self) -> u64 {
         self.label().signature()
     }
 }
 
 impl CallLabel {
-    /// A number that differs, as good as surely, if anything of it does.
+    /// Returns a hash of the label. Different labels practically never have the same one.
     #[must_use]
     #[inline]
     pub const fn signature(self) -> u64 {
@@ -83,10 +84,10 @@ impl fmt::Display for Summary {
 }
 
 impl fmt::Display for CallLabel {
-    /// As in "all_reduce(1024 x f32, sum)" and "barrier()".
+    /// Writes forms such as "all_reduce(1024 x f32, sum)" and "barrier()".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count } = *self;
-        // Labels come from summaries only; a number that there is not would be a mistake here.
+        // Labels come from summaries only, so an unknown number here is a bug.
         let byte = |at: u32| (kind >> at & 0xff) as usize;
         let (Some(collective), Some(data_type)) = (Collective::ALL.get(byte(0)), DataType::ALL.get(byte(8)))
         else {
@@ -116,7 +117,8 @@ impl fmt::Display for CallLabel {
     }
 }
 
-/// Name with the endings of the API: `_v` with unequal blocks, `_start` where the call was asynchronous.
+/// Returns the name with the endings of the API: `_v` with blocks of unequal length, `_start` if the call was
+/// asynchronous.
 const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> &'static str {
     match (collective, uneven, asynchronous) {
         (Collective::AllGather, true, false) => "all_gather_v",

@@ -8,7 +8,7 @@ use crate::types::DataType;
 /// The awaited operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited {
-    /// The number of the collective; 0 if it is none.
+    /// Number of the collective; 0 for other operations.
     pub(crate) sequence: u64,
     what: What,
 }
@@ -20,10 +20,10 @@ enum What {
     Other(&'static str),
 }
 
-/// The facts that tell one send, receive or group of them from another.
+/// The facts that distinguish sends, receives and groups of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
-    /// Its number among those of this rank, from 1; ranks need not agree on it.
+    /// Number among the messages of this rank, from 1. Ranks need not agree on it.
     pub(crate) number: u64,
     /// The message, if it is not a group.
     pub(crate) single: Option<Single>,
@@ -32,7 +32,7 @@ pub(crate) struct Message {
 /// One send or receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Single {
-    /// The other end; `None` for a receive from any source.
+    /// Peer; `None` for a receive from any source.
     pub(crate) peer: Option<u32>,
     pub(crate) bytes: usize,
     pub(crate) data_type: DataType,
@@ -53,18 +53,18 @@ impl Waited {
         Self { sequence: 0, what: What::Other(label) }
     }
 
-    /// The collective, if it is one.
+    /// Returns the collective, if the operation is one.
     #[inline]
     pub(crate) const fn summary(&self) -> Option<&Summary> {
         if let What::Call(summary) = &self.what { Some(summary) } else { None }
     }
 
-    /// Whether it is a send, a receive or a group of them.
+    /// Returns whether the operation is a send, a receive or a group of them.
     pub(crate) const fn is_message(&self) -> bool {
         matches!(self.what, What::Message(..))
     }
 
-    /// Whether one of several ranks is enough for it to end.
+    /// Returns whether the operation can finish with any one of several ranks.
     pub(crate) const fn is_from_any(&self) -> bool {
         matches!(self.what, What::Message(_, Message { single: Some(Single { peer: None, .. }), .. }))
     }

@@ -1,16 +1,16 @@
-//! Facts worked out for the last call, kept for when it is made again: most are.
+//! Facts derived for the last call, kept because most programs make the same call again.
 
 use crate::call::{Call, CallLabel, reduces};
 use crate::reduce::{Combine, combine_fn, combine_nothing};
 
-/// The last call.
+/// The label of the last call, with the facts derived from it.
 #[derive(Debug)]
 pub(crate) struct LastCall {
     label: CallLabel,
     known: Known,
 }
 
-/// Consequences of a call's label.
+/// Facts derived from a call's label.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) signature: u64,
@@ -19,13 +19,13 @@ pub(crate) struct Known {
 }
 
 impl LastCall {
-    /// Of a label that no call has.
+    /// Returns a cache with a label that no call has.
     pub(crate) fn none() -> Self {
         let label = CallLabel { kind: u64::MAX, count: 0 };
         Self { label, known: Known { signature: label.signature(), combine: None } }
     }
 
-    /// Consequences of the label of a call.
+    /// Returns the facts that follow from the label of a call.
     #[inline]
     pub(crate) fn look_up(&mut self, call: &Call, label: CallLabel) -> Known {
         if label != self.label {

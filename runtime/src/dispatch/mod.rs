@@ -1,4 +1,4 @@
-//! Which way a call goes: decided in one place, for those who run calls, start them, explain them and check the choice.
+//! Decides which way a call goes, in one place for all code that runs, starts, explains or checks calls.
 
 mod last_call;
 mod plan_files;
@@ -22,25 +22,25 @@ pub(crate) enum Form {
     Started,
 }
 
-/// The carrier of a call.
+/// The way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The exchange of the host.
     Exchange,
-    /// The plan of an algorithm, by the engine.
+    /// A plan, run by the engine.
     Plan,
 }
 
-/// Which way a call goes.
+/// The decision which way a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
-    /// Whether the ranks ask each other first if all their buffers are symmetric, and then reach into each other's.
+    /// Whether the ranks first ask each other if all their buffers are symmetric, and then access each other's buffers.
     pub(crate) asks_for_symmetric: bool,
-    /// Path if they are not, or if that is not asked for.
+    /// The way if the buffers are not symmetric, or if the ranks do not ask.
     pub(crate) way: Way,
 }
 
-/// Decides. The same on all ranks.
+/// Decides which way a call goes. The decision is the same on all ranks.
 #[inline(always)]
 pub(crate) fn decide(
     exchange: Option<&CompiledExchange>,
@@ -54,18 +54,18 @@ pub(crate) fn decide(
     }
 }
 
-/// The carrier of a call, with its reasons.
+/// The way of a call, with the reasons for it.
 #[derive(Debug)]
 pub(crate) enum CarriedOut {
-    /// In words.
+    /// The exchange, described in words.
     Exchange(String),
     Plan(Box<Choice>),
-    /// A plan of a file, in words; and the choice without it.
+    /// A plan of a file, described in words, and the choice without it.
     File(String, Box<Choice>),
 }
 
 impl CarriedOut {
-    /// Its name: that of an algorithm, or [`CompiledExchange`]'s, or `plan` for one of a file.
+    /// Returns the name of the algorithm, `exchange`, or `plan` for a plan of a file.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Exchange(_) => "exchange",

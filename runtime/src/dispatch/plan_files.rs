@@ -1,4 +1,4 @@
-//! Plans from files (`KOLO_PLAN`), as a communicator takes them.
+//! Plans from files (`KOLO_PLAN`), as a communicator uses them.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use kolo_collectives::task::Task;
 use super::planner::{Limits, Planned};
 use crate::plans::LoadedPlans;
 
-/// Description of a call, as far as files of plans ask.
+/// The facts about a call that files of plans need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) collective: Collective,
     pub(crate) root: u32,
-    /// Of the vector, or of a block.
+    /// Bytes of the vector, or of a block.
     pub(crate) bytes: u64,
-    /// Whether blocks differ in length, or ranks give shards: no file has plans for these.
+    /// Whether blocks differ in length or ranks give shards. No file has plans for such calls.
     pub(crate) irregular: bool,
 }
 
@@ -29,7 +29,8 @@ pub(crate) struct PlanFiles {
 #[derive(Debug)]
 pub(crate) struct PlanFile {
     loaded: LoadedPlans,
-    /// This rank's plans out of place and in place; or why none of this communicator's calls can take them. The same on all ranks.
+    /// This rank's plans out of place and in place, or the reason why none of this communicator's calls can take them.
+    /// Either all ranks have plans or none has.
     own: Result<[Arc<Plan>; 2], String>,
 }
 
@@ -62,19 +63,19 @@ impl PlanFiles {
         Self { files: loaded.iter().map(file).collect() }
     }
 
-    /// The first file that serves a call, unless an algorithm was asked for.
+    /// Returns the first file that serves a call, unless an algorithm was asked for.
     pub(crate) fn serving(
         &self,
         asked: Asked,
         overrides: &Overrides,
         task: impl Fn() -> Task,
     ) -> Option<&PlanFile> {
-        // Mostly there is none, and nothing else is looked at.
+        // Usually there is none, and nothing else needs to be looked at.
         let found = self.files.iter().find(|file| file.refusal(asked).is_none())?;
         overrides.force(&task(), asked.bytes).is_none().then_some(found)
     }
 
-    /// For each file that does not serve a call: its path, and why not.
+    /// Returns, for each file that does not serve a call, its path and the reason.
     pub(crate) fn unused(&self, asked: Asked, overrides: &Overrides, task: impl Fn() -> Task) -> Vec<String> {
         let serving = self.serving(asked, overrides, &task).map(|file| &file.loaded.path);
         let reason = |file: &PlanFile| {
@@ -90,7 +91,7 @@ impl PlanFiles {
         self.files.iter().filter_map(reason).collect()
     }
 
-    /// The calls that files serve: the collective, the root if that matters, and the first and last length.
+    /// Returns the calls that files serve: the collective, the root if it matters, and the shortest and longest length.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (Collective, Option<u32>, (u64, u64))> + '_ {
         let usable = self.files.iter().filter(|file| file.own.is_ok());
         usable.map(|file| {
@@ -100,7 +101,7 @@ impl PlanFiles {
         })
     }
 
-    /// The files in words: what they are for, or why they cannot serve here.
+    /// Describes the files: the calls that they serve, or the reason why they cannot serve here.
     pub(crate) fn describe(&self) -> Vec<String> {
         let words = |file: &PlanFile| match &file.own {
             Ok(_) => format!("{} for {}", file.words(), file.loaded.set.serves().collective),
@@ -111,7 +112,7 @@ impl PlanFiles {
 }
 
 impl PlanFile {
-    /// Reason why a plan does not serve a call.
+    /// Returns the reason why the file does not serve a call.
     fn refusal(&self, asked: Asked) -> Option<String> {
         let Asked { collective, root, bytes, irregular } = asked;
         let fits = match &self.own {
@@ -122,7 +123,7 @@ impl PlanFile {
         fits.err()
     }
 
-    /// The plan for a call that it serves, and how to run it.
+    /// Returns the plan for a call that the file serves, and how to run it.
     pub(crate) fn planned(
         &self,
         placement: Placement,
@@ -133,19 +134,19 @@ impl PlanFile {
         let set = &self.loaded.set;
         Some(Planned {
             segment_elements: (set.segment_bytes() as usize / element_bytes).max(1),
-            // By what is the same on all ranks: some may use fewer channels than others.
+            // Depends only on facts that are the same on all ranks: some may use fewer channels than others.
             window: (set.window() as usize).min(usize::from(channels / set.channels().max(1))),
             plan,
         })
     }
 
-    /// Its text form.
+    /// Names the plan, its file and its digest.
     pub(crate) fn words(&self) -> String {
         let LoadedPlans { path, set, digest } = &self.loaded;
         format!("plan {} of {} ({digest})", set.name(), path.display())
     }
 
-    /// Description of how the plan runs, in words.
+    /// Describes how the plan runs.
     pub(crate) fn describe(&self) -> String {
         let set = &self.loaded.set;
         format!(

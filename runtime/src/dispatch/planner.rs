@@ -1,4 +1,4 @@
-//! From a call to the plan that serves it: selection, cached.
+//! Finds the plan that serves a call: selection with a cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
 
-/// The key of a call's plan. Sizes come in as the selection's answer, so that plans are shared by all sizes.
+/// Key of a call's plan. Sizes matter only through the selection's answer, so calls of all sizes share plans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlanKey {
     task: Task,
     algorithm: Algorithm,
 }
 
-/// The key of a selection.
+/// Key of a selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ChoiceKey {
     collective: Collective,
@@ -44,7 +44,7 @@ impl ChoiceKey {
     }
 }
 
-/// A call's plan, with how to run it.
+/// The plan of a call, and how to run it.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Arc<Plan>,
@@ -52,7 +52,7 @@ pub(crate) struct Planned {
     pub(crate) window: usize,
 }
 
-/// The transports' common limits for one call, over all ranks.
+/// Limits of the transports for one call, common to all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Channels to a peer.
@@ -74,7 +74,7 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
-    /// Between the hosts.
+    /// Knowledge of the network between the hosts.
     network: Knowledge,
     /// Relative speeds of the ranks' links, where hosts have one rank each and differ much.
     speeds: Option<Arc<[u32]>>,
@@ -82,11 +82,12 @@ pub(crate) struct Planner {
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
 
-/// Assumed length of a v-form's block where nobody knows all lengths: long enough for the segments of a long one to be sized for
-/// bandwidth.
+/// Assumed length of a v-form's block where no rank knows all lengths. It is long enough that the segments of a long
+/// block are sized for bandwidth.
 const UNKNOWN_BYTES: usize = 1 << 20;
 
-/// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
+/// Number of distinct calls remembered. A training loop has tens; a program with ever new sizes must not use ever more
+/// memory.
 const CHOICES_MAX: usize = 1024;
 
 impl Planner {
@@ -123,7 +124,7 @@ impl Planner {
         })
     }
 
-    /// The plan for a call with its buffers placed so, and how to run it.
+    /// Returns the plan for a call with this placement of its buffers, and how to run it.
     pub(crate) fn plan(&mut self, call: &Call, placement: Placement) -> Result<Planned> {
         let key = ChoiceKey { placement, ..self.key(call) };
         if let Some(planned) = self.choices.get(&key) {
@@ -154,7 +155,8 @@ impl Planner {
                 ),
             });
         }
-        // By what is the same on all ranks: one that is alone on its host has no stage, but segments as the others have.
+        // Depends only on facts that are the same on all ranks: a rank alone on its host has no stage, but the same
+        // segments as the others.
         let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { 64 };
         let window = self.window.unwrap_or(choice.window).clamp(1, most);
         let planned = Planned {
@@ -173,30 +175,30 @@ impl Planner {
         self.choices.insert(key, planned);
     }
 
-    /// The calls for which the settings name an algorithm or a plan.
+    /// Returns the calls for which the settings name an algorithm or a plan.
     pub(crate) fn forced(&self) -> Forced {
         Forced::new(&self.overrides, |collective| self.task(collective)).with_plans(self.files.calls())
     }
 
-    /// The plan of a file that serves a call, in words; none if a generator's does.
+    /// Describes the plan of a file that serves a call; `None` if a generator's plan does.
     pub(crate) fn file_for(&self, call: &Call) -> Option<String> {
         let key = self.key(call);
         let file = self.files.serving(key.asked(), &self.overrides, || self.task(key.collective));
         file.map(PlanFile::describe)
     }
 
-    /// For each file of plans that does not serve a call: why not.
+    /// Explains for each file of plans why it does not serve a call.
     pub(crate) fn files_unused(&self, call: &Call) -> Vec<String> {
         let key = self.key(call);
         self.files.unused(key.asked(), &self.overrides, || self.task(key.collective))
     }
 
-    /// The files of plans in words.
+    /// Describes the files of plans.
     pub(crate) fn describe_files(&self) -> Vec<String> {
         self.files.describe()
     }
 
-    /// A collective of all ranks.
+    /// Returns the task for a collective of all ranks.
     fn task(&self, collective: Collective) -> Task {
         let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
         let task = if self.limits.stages { task.with_stages() } else { task };
@@ -206,7 +208,8 @@ impl Planner {
         }
     }
 
-    /// Whether calls of so many bytes (of the vector, or of a block) and of many more take plans that use the stage.
+    /// Returns whether calls of `bytes` bytes (of the vector, or of a block) and of many more take plans that use the
+    /// stage.
     pub(crate) fn takes_stages(&self, collective: Collective, bytes: usize) -> bool {
         let key = |bytes| ChoiceKey {
             collective,
@@ -223,12 +226,12 @@ impl Planner {
             .all(|bytes| self.choose(key(bytes), Symmetric::Nothing).is_ok_and(uses_stages))
     }
 
-    /// Whether all reductions go along the canonical tree.
+    /// Returns whether all reductions follow the canonical tree.
     pub(crate) fn is_canonical(&self) -> bool {
         self.order == Order::Canonical
     }
 
-    /// Goes by what is known of the network, from now on.
+    /// Uses this knowledge of the network from now on.
     pub(crate) fn learn(&mut self, network: Knowledge) {
         self.model = network.apply(self.model);
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
@@ -237,22 +240,22 @@ impl Planner {
         self.choices.clear();
     }
 
-    /// Knowledge of the network between the hosts.
+    /// Returns the knowledge of the network between the hosts.
     pub(crate) const fn network(&self) -> &Knowledge {
         &self.network
     }
 
-    /// The network in words, with where that is known from; none on one host.
+    /// Describes the network and the source of that knowledge; `None` on one host.
     pub(crate) fn describe_network(&self) -> Option<String> {
         self.network.describe(&self.model)
     }
 
-    /// The constants of the selection.
+    /// Returns the constants of the selection.
     pub(crate) const fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The selection for a call on such buffers, with the losers: what `explain` prints.
+    /// Returns the selection for a call on such buffers, including the algorithms not chosen, as `explain` prints it.
     pub(crate) fn explain(&self, call: &Call, symmetric: Symmetric) -> Result<Choice> {
         let key = self.key(call);
         self.choose(key, symmetric).map(|(_, choice)| choice)
@@ -266,7 +269,7 @@ impl Planner {
                 // All ranks know all lengths.
                 Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
                 Collective::ReduceScatter => input.iter().max().map_or(0, |longest| longest * size),
-                // A rank knows its own lengths only, so these must not decide.
+                // A rank knows only its own lengths, so these must not decide.
                 _ => UNKNOWN_BYTES,
             },
         };
@@ -281,7 +284,8 @@ impl Planner {
         }
     }
 
-    /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
+    /// Chooses as for buffers that lie apart, wherever this rank's lie. Other ranks' buffers may lie otherwise, and all
+    /// ranks must choose alike.
     fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
         let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
         task.shards = key.shards;

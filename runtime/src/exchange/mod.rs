@@ -1,4 +1,4 @@
-//! The exchange of a host, and the calls that queue for it.
+//! The exchange of a host, and the queue of started calls for it.
 
 pub(crate) mod compiled;
 mod queue;
@@ -8,14 +8,14 @@ use kolo_transport::StageMismatch;
 use compiled::CompiledExchange;
 use queue::Queue;
 
-/// The exchange of the host that all ranks are on.
+/// The exchange of the host, if all ranks are on one.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(crate) compiled: CompiledExchange,
     queue: Queue,
 }
 
-/// A member called something else.
+/// A member made another call.
 pub(crate) type Mismatch = StageMismatch;
 
 impl Exchange {

@@ -1,8 +1,8 @@
-//! Started calls on their way through the exchange of the host.
+//! Started calls in the exchange of the host.
 //!
-//! They take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine keeps a
-//! slot for each, as it does for the operations that it runs itself, so whoever waits, asks or forgets does it alike. The driving thread
-//! moves the first one on.
+//! They take turns with the blocking calls, in the order of all calls, and so do blocking calls on GPU memory. The
+//! engine keeps a slot for each of them, as for the operations that it runs itself, so waiting, polling and forgetting
+//! are the same for both. The driving thread advances the first one.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -17,8 +17,8 @@ use crate::engine::{Engine, Id};
 use crate::gpu::{Bounce, Bounces};
 use crate::reduce::Combine;
 
-/// Started calls whose exchanges are not over, in the order of their turns; and those behind them whose results are on their
-/// way to a GPU.
+/// Started calls whose exchanges are not over, in the order of their turns, and calls after their exchange whose
+/// results are being copied to a GPU.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Started>,
@@ -29,27 +29,27 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Started {
     id: Id,
-    /// On copies, if the caller's memory is a GPU's.
+    /// The call; its buffers are copies if the caller's memory is a GPU's.
     call: Call,
     cursor: ExchangeCursor,
-    /// In a box, since most calls have none and are moved often.
+    /// Copies to and from a GPU. In a box, since most calls have none and are moved often.
     bounce: Option<Box<Bounce>>,
 }
 
-// SAFETY: the raw pointers of a call name the caller's buffers, which by the contract of `Exchange::start` stay valid and
-// otherwise untouched until the call is done, whichever thread drives it.
+// SAFETY: the raw pointers of a call name the caller's buffers. By the contract of `Exchange::start` these stay valid
+// and otherwise untouched until the call is done, whichever thread drives it.
 unsafe impl Send for Started {}
 
 impl Exchange {
-    /// Takes a turn for a started call, and goes as far as it goes at once. One on a GPU's memory is copied first, and then
-    /// takes its turn like any other: ranks whose memory is the host's see no difference.
+    /// Takes a turn for a started call, and advances the call as far as possible. A call on GPU memory first copies its
+    /// input, and then takes its turn like any other, so ranks with host memory see no difference.
     ///
     /// # Errors
-    /// If a GPU's driver refuses; the turn is not taken then, so the communicator is of no use any more.
+    /// If a GPU's driver refuses. The turn is then not taken, so the communicator cannot be used any more.
     ///
     /// # Safety
-    /// The buffers of the call are valid and not touched by anybody else until the operation is done or the communicator has
-    /// been aborted.
+    /// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody
+    /// else touches them.
     pub(crate) unsafe fn start(
         &mut self,
         engine: &mut Engine,
@@ -63,7 +63,7 @@ impl Exchange {
         if call.gpus.is_some() {
             let taken = bounce.insert(self.queue.bounces.take());
             call = taken.prepare(&call, rank, members)?;
-            // SAFETY: the promise to this function; the copies are settled before the communicator is given up.
+            // SAFETY: the caller's promise; the copies are settled before the communicator is given up.
             self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
         }
         let id = engine.admit(keep);
@@ -73,44 +73,46 @@ impl Exchange {
         Ok(id)
     }
 
-    /// Whether a call with this turn waits for a blocking call of another thread, which drives until it is over.
+    /// Returns whether a call with this turn waits for a blocking call of another thread, which drives until its call
+    /// is over.
     pub(crate) fn is_behind_a_thread(&self, turn: u64) -> bool {
         !self.compiled.has_turn(turn) && !self.queue_has_turn()
     }
 
-    /// Whether the turn at hand is that of a started call: the driving thread moves it on.
+    /// Returns whether the current turn is that of a started call, which the driving thread advances.
     pub(crate) fn queue_has_turn(&self) -> bool {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
-    /// Whether there is something for a thread that is about to sleep, with this turn if it has one. Events for another thread's turn
-    /// must not keep it awake: it would hold the core that the other thread wants.
+    /// Returns whether there is something for a thread that is about to sleep, which may have a turn. Events for
+    /// another thread's turn must not keep it awake, since it would hold the core that the other thread needs.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
         self.is_turn_of(turn) && self.compiled.has_arrived()
     }
 
-    /// Whether the turn at hand is that of a started call, or this one.
+    /// Returns whether the current turn is that of a started call, or this one.
     fn is_turn_of(&self, turn: Option<u64>) -> bool {
         self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn))
     }
 
-    /// Ranks that must wake a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has returned false.
+    /// Returns the ranks that must wake a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has returned
+    /// false.
     pub(crate) fn awaited(&self, turn: Option<u64>) -> NonZeroU32 {
         if self.is_turn_of(turn) { self.compiled.awaited() } else { NonZeroU32::MAX }
     }
 
-    /// Whether the turns behind the started calls will not come any more.
+    /// Returns whether the turns behind the started calls will never come.
     pub(crate) fn is_stuck(&self, engine: &Engine) -> bool {
         !self.queue.waiting.is_empty() && engine.failure().is_some()
     }
 
-    /// Whether copies are under way whose completion must be polled.
+    /// Returns whether copies are under way whose end must be polled.
     pub(crate) fn is_copying(&self) -> bool {
         let loading = self.queue.waiting.front().and_then(|first| first.bounce.as_ref());
         !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())
     }
 
-    /// Bytes copied from GPUs' memory and to it.
+    /// Returns the bytes copied from GPUs, and the bytes copied to them.
     pub(crate) fn copied(&self) -> (u64, u64) {
         (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
     }
@@ -122,7 +124,7 @@ impl Exchange {
         loading.chain(storing).for_each(|bounce| bounce.settle());
     }
 
-    /// Moves started calls on, by one exchange each at most. Returns whether anything moved.
+    /// Advances started calls, each by one exchange at most. Returns whether anything moved.
     pub(crate) fn progress(&mut self, engine: &mut Engine) -> bool {
         let mut moved = !self.queue.storing.is_empty() && self.queue.take_stored(engine);
         // After a failure, callers may take their buffers back.
@@ -140,7 +142,7 @@ impl Exchange {
                 }
             }
             let before = first.cursor.position();
-            // SAFETY: the promise made to `start` still holds, as the call is not done.
+            // SAFETY: the promise to `start` still holds, since the call is not done.
             match unsafe { self.compiled.advance(&first.call, &mut first.cursor) } {
                 Ok(true) => {
                     if let Some(Started { id, bounce, .. }) = self.queue.waiting.pop_front() {
@@ -166,10 +168,10 @@ impl Exchange {
 }
 
 impl Queue {
-    /// A call has been through its exchanges: done, or to be copied to where its result belongs.
+    /// Handles a call after its last exchange: it is done, or its result must first be copied to its place.
     fn passed(&mut self, engine: &mut Engine, id: Id, bounce: Option<Box<Bounce>>) {
         let Some(mut bounce) = bounce else { return engine.conclude(id) };
-        // SAFETY: the promise made to `start`: the call is not done before its copies are.
+        // SAFETY: the promise to `start`: the call is not done before its copies are.
         match unsafe { bounce.store() } {
             Ok(bytes) => self.bounces.stored_bytes += bytes as u64,
             Err(error) => engine.note_failure(error),
@@ -178,7 +180,7 @@ impl Queue {
         self.take_stored(engine);
     }
 
-    /// Concludes calls whose results are where they belong. Returns whether there were any.
+    /// Concludes calls whose results are in place. Returns whether there were any.
     fn take_stored(&mut self, engine: &mut Engine) -> bool {
         let mut any = false;
         let mut at = 0;

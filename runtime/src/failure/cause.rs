@@ -1,4 +1,4 @@
-//! Cause of a communicator's failure, as a value.
+//! The cause of a communicator's failure, as a value.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,31 +7,31 @@ use super::called_by;
 use crate::control::{AbortCause, AbortKind, Loss};
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerCall};
 
-/// Ranks that a message to the others names: a text of a few lines.
+/// Most ranks that a report to the other ranks names, which keeps its text to a few lines.
 const NAMED_MAX: usize = 8;
 
-/// Cause of a communicator's failure.
+/// The cause of a communicator's failure.
 #[derive(Clone, Debug)]
 pub(crate) enum Cause {
-    /// The ranks called different things.
+    /// The ranks made different calls.
     Mismatch { peer: u32, theirs: PeerCall, ours: String, sequence: u64 },
     /// A peer is gone.
     PeerLost { peer: u32, cause: Loss },
-    /// A deadline passed here.
+    /// A deadline passed on this rank.
     Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, sequence: u64 },
     /// A rank aborted.
     Aborted { by: u32, kind: AbortReason, reason: String },
-    /// Others called different things, as operation `sequence`.
+    /// Other ranks made different calls as operation `sequence`.
     MismatchOfOthers { by: u32, reason: String, sequence: u64 },
     /// A transport failed.
     Transport(kolo_transport::Error),
 }
 
 impl Cause {
-    /// The error for a call that meets it.
+    /// Returns the error for a call that meets this cause.
     pub(crate) fn error(self, context: ErrorContext, rank: u32) -> Error {
         match self {
-            // The call that does not match may be an earlier one than the call that meets the error.
+            // The call that does not match may be earlier than the call that meets the error.
             Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
                 Error::Mismatch { context: ErrorContext { rank, operation: ours, sequence }, peer, theirs }
             }
@@ -58,7 +58,7 @@ impl Cause {
         }
     }
 
-    /// The report to the other ranks.
+    /// Returns the report to the other ranks.
     pub(crate) fn report(&self, rank: u32) -> AbortCause {
         match self {
             Self::Mismatch { peer, theirs, ours, sequence } => AbortCause::new(

@@ -1,7 +1,8 @@
-//! Why a call failed, from the evidence: without waiting, asking or locking, so that each case has a test.
+//! Diagnosis: finds why a call failed from the evidence, without waiting, asking or locking, so that each case has a
+//! test.
 //!
-//! Some evidence costs time. [`diagnose`] therefore works on the evidence at hand, and returns the question that it cannot do without; its
-//! caller finds the answer and asks again. Each question is put once.
+//! Some evidence takes time to get. [`diagnose`] therefore uses the evidence at hand, and returns the question without
+//! whose answer it cannot go on. Its caller finds the answer and calls it again. Each question is asked once.
 
 use kolo_transport::{Error, ErrorKind};
 
@@ -13,13 +14,13 @@ use crate::engine::label;
 use crate::error::{AbortReason, LossCause, PeerCall};
 use crate::types::DataType;
 
-/// A message, or a word in an exchange, that came where another was expected.
+/// A message, or a payload in an exchange, that came where another was expected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
     pub(crate) peer: u32,
     pub(crate) tag: u64,
     pub(crate) len: u64,
-    /// Tag and length that were expected; those of the call that is waited for, if not said.
+    /// Expected tag and length; if `None`, those of the awaited call.
     pub(crate) expected: Option<(u64, u64)>,
 }
 
@@ -27,7 +28,7 @@ pub(crate) struct Meeting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     Answers,
-    /// It does not even give a rank its own answer.
+    /// It does not even answer a rank's question about the rank itself.
     Silent,
     /// It has left in good order.
     Gone,
@@ -41,17 +42,17 @@ pub(crate) struct Presence {
     pub(crate) carrier: Carrier,
 }
 
-/// All that a rank knows of a failure.
+/// All facts that a rank knows about a failure.
 #[derive(Debug)]
 pub(crate) struct Evidence {
     pub(crate) rank: u32,
     pub(crate) communicator: u64,
     /// The failed call.
     pub(crate) waited: Waited,
-    /// Numbers and calls of this rank that are remembered.
+    /// Numbers and calls that this rank remembers.
     pub(crate) calls: Vec<(u64, Summary)>,
     pub(crate) is_closed: bool,
-    /// The mismatch met in an exchange.
+    /// Mismatch met in an exchange.
     pub(crate) met: Option<Meeting>,
     /// The engine's failure.
     pub(crate) failure: Option<Error>,
@@ -59,36 +60,36 @@ pub(crate) struct Evidence {
     pub(crate) how: String,
     /// The control plane's report.
     pub(crate) report: Option<AbortCause>,
-    /// Whether it had time to.
+    /// Whether the control plane had time to report.
     pub(crate) report_had_time: bool,
     pub(crate) presence: Option<Presence>,
     /// The peer's own account of its activity, if it answers.
     pub(crate) status: Option<Option<Status>>,
-    /// The call that the peer shows, if it does.
+    /// The call that the peer shows on the board, if it does.
     pub(crate) shown: Option<Option<String>>,
 }
 
-/// A question that must be answered before the cause can be told.
+/// A question that must be answered before the cause is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
     /// Whether the control plane reports something within moments.
     Report,
-    /// Whether this peer is there.
+    /// Whether this peer is alive.
     Presence(u32),
-    /// This peer's activity and its call.
+    /// This peer's activity and calls.
     Status(u32),
-    /// This peer's entry on the board of the host for a call with this tag; the own call has this number.
+    /// The call with this tag that this peer shows on the host's board. This rank's own call is number `sequence`.
     Shown { peer: u32, tag: u64, sequence: u64 },
 }
 
-/// Conclusion from the evidence.
+/// Result of a diagnosis.
 #[derive(Debug)]
 pub(crate) enum Diagnosis {
     Known(Cause),
     Needs(Question),
 }
 
-/// Cause of a call's failure.
+/// Diagnoses the failure of a call.
 pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     let aborted = |kind, reason: &str| {
         Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
@@ -112,12 +113,12 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     }
 }
 
-/// Another rank's report, as it looks from a rank with these calls.
+/// Translates another rank's report for a rank with these calls.
 pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) -> Cause {
     let AbortCause { by, kind, reason, sequence, operation, .. } = cause.clone();
     match kind {
         AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
-        // The rank that is lost has no number in this communicator.
+        // The lost rank has no number in this communicator.
         AbortKind::Timeout
         | AbortKind::User
         | AbortKind::CoordinatorLost
@@ -134,7 +135,7 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
                 let theirs = PeerCall::Operation { description: operation, sequence: None };
                 Cause::Mismatch { peer: by, theirs, ours, sequence }
             }
-            // This rank called the same as the one that reported, or has not come so far.
+            // This rank made the same call as the reporting rank, or has not come so far.
             _ => Cause::MismatchOfOthers { by, reason, sequence },
         },
     }
@@ -144,13 +145,13 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
 #[derive(Debug)]
 pub(crate) enum Judgement {
     Nothing,
-    /// One has left: its earlier messages may still arrive.
+    /// One has left, but its earlier messages may still arrive.
     HasLeft,
     Over(Cause),
 }
 
-/// Judges the answers of peers that a rank with these calls waits for. That one of them has left is believed once it was
-/// `suspected` for some time.
+/// Judges the answers of peers that a rank with these calls waits for. A peer counts as having left for good once that
+/// was `suspected` for some time.
 pub(crate) fn judge(
     answers: &[(u32, Option<Status>)],
     own: impl Fn(u64) -> Option<Summary>,
@@ -173,7 +174,7 @@ fn has_left(peer: u32) -> Cause {
     Cause::PeerLost { peer, cause: Loss::new(LossCause::Left, text) }
 }
 
-/// The first call that differs between this rank and a peer, of those that both remember.
+/// Returns the first call that differs between this rank and a peer, among those that both remember.
 fn first_difference(peer: u32, status: &Status, own: impl Fn(u64) -> Option<Summary>) -> Option<Cause> {
     status.recent.iter().find_map(|theirs| {
         let ours = own(theirs.sequence)?;
@@ -195,16 +196,16 @@ impl Evidence {
         adopt(report, |sequence| self.own(sequence))
     }
 
-    /// The connection to a peer broke.
+    /// Diagnoses a broken connection to a peer.
     fn broken(&self, failure: &Error, peer: u32) -> Diagnosis {
-        // The control plane knows more (it left, it was killed), and within moments.
+        // The control plane knows more, for example that the peer left or was killed, and reports it within moments.
         if !self.report_had_time {
             return Diagnosis::Needs(Question::Report);
         }
         let Some(presence) = self.presence else { return Diagnosis::Needs(Question::Presence(peer)) };
         Diagnosis::Known(match presence {
             Presence { has_left: true, .. } => has_left(peer),
-            // A peer that answers is not lost; only the way to it is.
+            // A peer that answers is not lost; only the connection to it is.
             Presence { answers: true, .. } => {
                 self.severed(failure, "which is alive: look at what lies between the two")
             }
@@ -215,7 +216,7 @@ impl Evidence {
         })
     }
 
-    /// A connection broke, and the rank at its other end is not known to be lost.
+    /// Describes a broken connection to a rank that is not known to be lost.
     fn severed(&self, failure: &Error, but: &str) -> Cause {
         let (rank, how, told) = (self.rank, &self.how, &failure.detail);
         let peer = failure.peer.unwrap_or_default();
@@ -223,7 +224,7 @@ impl Evidence {
         Cause::Transport(Error { detail, ..failure.clone() })
     }
 
-    /// Puts names to what did not fit.
+    /// Names the two calls that did not match.
     fn mismatch(&self, met: Meeting) -> Diagnosis {
         let peer = met.peer;
         let (expected_tag, expected_len) = met.expected.unzip();
@@ -234,7 +235,8 @@ impl Evidence {
         } else if let Some(data_type) = self.transfer_type(met.tag) {
             PeerCall::Send { bytes: met.len, data_type, tag: label(met.tag) }
         } else {
-            // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
+            // The peer's control thread answers even while the peer waits. But the peer may have failed first, and
+            // left.
             match (&self.status, &self.report, &self.shown) {
                 (None, ..) => return Diagnosis::Needs(Question::Status(peer)),
                 (Some(Some(status)), ..) => {
@@ -256,7 +258,7 @@ impl Evidence {
         Diagnosis::Known(Cause::Mismatch { peer, theirs, ours, sequence })
     }
 
-    /// Sequence number and text of the call of this rank that expected a message.
+    /// Returns number and text of this rank's call that expected a message.
     fn own_call(&self, tag: Option<u64>, len: Option<u64>) -> (u64, String) {
         let is_it = |(sequence, own): &&(u64, Summary)| {
             tag == Some(call::tag(self.communicator, *sequence, own.signature()))
@@ -279,7 +281,7 @@ impl Evidence {
         DataType::ALL.into_iter().find(is_it)
     }
 
-    /// A peer's call, by the tag of its message, or else at `sequence`.
+    /// Describes a peer's call, found by the tag of its message, or else by `sequence`.
     fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
         let of_tag =
             |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
@@ -294,7 +296,7 @@ impl Evidence {
     }
 }
 
-/// The caller's tag of a point-to-point message, for texts.
+/// Describes the caller's tag of a point-to-point message, for texts.
 fn tagged(tag: u64) -> String {
     match label(tag) {
         0 => String::new(),

@@ -1,9 +1,11 @@
-//! Last words: the cause, in one word, which ranks of a host leave for each other where no control plane tells it.
+//! Last words: a cause encoded in one word, which ranks of a host leave for each other where no control plane reports
+//! it.
 
 use super::Cause;
 use crate::control::AbortKind;
 
-/// A reason to give up, in one word that is not 0: kind | rank that gave up << 4 | rank that it is about << 18.
+/// A reason to give up, in one word that is never 0: kind | rank that gave up << 4 | rank that the reason is about <<
+/// 18.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LastWord {
     pub(crate) kind: AbortKind,
@@ -11,7 +13,7 @@ pub(crate) struct LastWord {
     pub(crate) about: u32,
 }
 
-/// Ranks that a word has room for: more than share memory.
+/// Greatest rank that fits into the word. Fewer ranks than that share memory.
 const RANK_MAX: u32 = (1 << 14) - 1;
 
 impl LastWord {

@@ -1,5 +1,5 @@
-//! From what is known of a failure to its cause, and to the error that callers get: values and pure functions. `drive` gathers the
-//! evidence, and acts on the cause.
+//! Finds the cause of a failure from the evidence, and the error that callers get: values and pure functions. `drive`
+//! gathers the evidence, and acts on the cause.
 
 mod cause;
 mod diagnosis;
@@ -15,7 +15,7 @@ pub(crate) use last_word::LastWord;
 
 use crate::control::{AbortCause, AbortKind};
 
-/// Whether a cause is the loss of a peer: what it had sent before may still arrive.
+/// Returns whether a cause is the loss of a peer. Data that the peer had sent before may then still arrive.
 pub(crate) fn is_loss(cause: &AbortCause) -> bool {
     cause.kind == AbortKind::PeerLost
 }

@@ -1,4 +1,4 @@
-//! Causes from evidence.
+//! Tests of the diagnosis.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn sum(count: usize) -> Summary {
     Summary { collective, count: Some(count), data_type, op, root: None, shards: None, asynchronous: false }
 }
 
-/// Of rank 2, which has called number 4 and waits in number 5.
+/// Returns evidence of rank 2, which has made call 4 and waits in call 5.
 fn evidence() -> Evidence {
     Evidence {
         rank: 2,
@@ -118,14 +118,14 @@ fn a_mismatch_names_both_calls() {
     let kind = ErrorKind::Mismatch { expected_tag, tag: theirs, expected_len: 20, len: 24 };
     let mut seen = failed(kind, Some(1));
     assert_eq!(needed(&seen), Question::Status(1));
-    // The call that differs first, if the peer remembers it; else the one of the message.
+    // If the peer remembers it, the first call that differs; otherwise the call of the message.
     seen.status = Some(Some(status(&[(4, sum(9)), (5, sum(6))])));
     let Cause::Mismatch { peer: 1, theirs, ours, sequence: 4 } = known(&seen) else { panic!() };
     let called = PeerCall::Operation { description: sum(9).to_string(), sequence: None };
     assert_eq!((theirs, ours), (called, sum(4).to_string()));
     seen.status = Some(Some(status(&[(6, sum(6))])));
     let Cause::Mismatch { sequence: 5, .. } = known(&seen) else { panic!() };
-    // No answer: what another rank reports, or what the peer shows.
+    // Without an answer, another rank's report counts, or the call that the peer shows.
     seen.status = Some(None);
     let Question::Shown { peer: 1, sequence: 5, .. } = needed(&seen) else { panic!() };
     seen.shown = Some(Some("a barrier".to_owned()));
@@ -199,6 +199,6 @@ fn answers_are_judged_peer_by_peer() {
     else {
         panic!()
     };
-    // A call that differs is the reason even of a peer that has left.
+    // A call that differs is the cause even if the peer has left.
     assert!(matches!(judged(&[(1, other())], &[1], false), Judgement::Over(Cause::Mismatch { .. })));
 }

@@ -1,6 +1,6 @@
-//! A call by exchange on a GPU's memory: it runs on copies in pinned memory of the host.
+//! Bounce buffers for calls on GPU memory that take the exchange: the call runs on copies in pinned host memory.
 //!
-//! Ranks whose memory is the host's take the same path, and see no difference.
+//! Ranks with host memory take the same path, and see no difference.
 
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_gdr::Copies;
@@ -9,27 +9,28 @@ use kolo_transport::Error;
 use crate::call::Call;
 use crate::engine::{Staging, failed};
 
-/// Starts of buffers: two cache lines.
+/// Alignment of buffers: two cache lines.
 const ALIGN: usize = 128;
 
-/// Pinned memory kept between calls, of one call at a time.
+/// Most pinned memory that one call's bounce buffers keep between calls.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// Pinned memory, and the stream that fills and empties it. Kept between calls.
+/// Pinned memory and the stream that fills and empties it. Both are kept between calls.
 #[derive(Debug)]
 pub(crate) struct Bounce {
-    // Settles before the memory goes.
+    // Declared first, so that copies settle before the memory is freed.
     copies: Option<Copies<()>>,
     memory: Staging,
-    /// Copies due before, and after.
+    /// Copies to be made before the call, and after it.
     load: Option<Part>,
     store: Option<Part>,
 }
 
-/// A copy: from, to, bytes.
+/// A copy: source, target, bytes.
 type Part = (*const u8, *mut u8, usize);
 
-// SAFETY: the parts name the caller's memory, which stays as it is until the copies are over, and the bounce's own.
+// SAFETY: the parts name the caller's memory, which stays as it is until the copies are over, and the bounce buffer's
+// own.
 unsafe impl Send for Bounce {}
 
 impl Default for Bounce {
@@ -39,7 +40,7 @@ impl Default for Bounce {
 }
 
 impl Bounce {
-    /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
+    /// Makes room for those buffers of a call that are GPU memory. Returns a call on that room.
     pub(crate) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
         let (input, output) = call.bytes(rank, members);
         let in_place = call.placement == Placement::InPlace;
@@ -47,7 +48,7 @@ impl Bounce {
         bounced.gpus = None;
         (self.load, self.store) = (None, None);
         let Some(gpu) = call.gpus().any() else { return Ok(bounced) };
-        // In place, one buffer lies in the other.
+        // In place, one buffer lies within the other.
         let room = if in_place { input.max(output) } else { input.next_multiple_of(ALIGN) + output };
         self.memory.reserve(room.max(1));
         self.memory.pin(gpu)?;
@@ -75,23 +76,23 @@ impl Bounce {
         Ok(bounced)
     }
 
-    /// Starts to copy what the call reads, and tells how many bytes that is.
+    /// Starts to copy the call's input. Returns the number of bytes.
     ///
     /// # Safety
-    /// The buffers of the call that this was prepared for are valid until the copies are over.
+    /// The buffers of the prepared call are valid until the copies are over.
     pub(crate) unsafe fn load(&mut self) -> Result<usize, Error> {
         let part = self.load.take();
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.start(part) }
     }
 
-    /// Starts to copy what the call wrote, and tells how many bytes that is.
+    /// Starts to copy the call's output. Returns the number of bytes.
     ///
     /// # Safety
     /// As [`Bounce::load`].
     pub(crate) unsafe fn store(&mut self) -> Result<usize, Error> {
         let part = self.store.take();
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.start(part) }
     }
 
@@ -99,13 +100,13 @@ impl Bounce {
     /// As [`Bounce::load`], of a part of that call.
     unsafe fn start(&mut self, part: Option<Part>) -> Result<usize, Error> {
         let Some((part, copies)) = part.zip(self.copies.as_mut()) else { return Ok(0) };
-        // SAFETY: the host's side is pinned memory of ours, long enough; the copies are settled before it goes. The rest is
-        // the caller's promise.
+        // SAFETY: the host's side is pinned memory of this bounce buffer and long enough; the copies are settled before
+        // it is freed. The rest is the caller's promise.
         unsafe { copies.start([part], ()) }.map_err(failed)?;
         Ok(part.2)
     }
 
-    /// Whether the copies that were started are over.
+    /// Returns whether the started copies are over.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let Some(copies) = &mut self.copies else { return Ok(true) };
         while !copies.is_idle() {
@@ -120,7 +121,7 @@ impl Bounce {
         self.copies.as_ref().is_none_or(Copies::is_idle)
     }
 
-    /// Waits until nothing is copied any more.
+    /// Waits until no copy is under way.
     pub(crate) fn settle(&mut self) {
         if let Some(copies) = &mut self.copies {
             copies.settle();
@@ -128,7 +129,7 @@ impl Bounce {
     }
 }
 
-/// The bounces that are not in use, and what was copied with all of them.
+/// Bounce buffers that are not in use, and the bytes copied through all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Bounces {
     free: Vec<Bounce>,
@@ -141,7 +142,7 @@ impl Bounces {
         Box::new(self.free.pop().unwrap_or_default())
     }
 
-    /// Keeps a bounce for the next call.
+    /// Keeps a bounce buffer for a later call.
     pub(crate) fn give_back(&mut self, bounce: Bounce) {
         if bounce.memory.bytes() <= KEPT_BYTES {
             self.free.push(bounce);

@@ -1,4 +1,4 @@
-//! The GPUs of this host, and the adapters' ways to their memory: found out when a communicator is made.
+//! Finds the GPUs of this host and the adapters' paths to their memory, when a communicator is made.
 
 use std::ffi::OsStr;
 
@@ -7,10 +7,10 @@ use kolo_gdr::{Cuda, Driver, Plan, decide};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// The library of the GPUs' driver, if there is one, and a GPU.
+/// Loads the GPU driver's library, if there are a driver and a GPU.
 ///
 /// # Errors
-/// [`Error::Configuration`] if one was named that is none.
+/// [`Error::Configuration`] if a library was named that is not one.
 pub(crate) fn driver(config: &Config) -> Result<Option<Driver>> {
     let named = config.cuda_library.as_deref();
     match (Driver::load(named.map(OsStr::new)), named) {
@@ -28,12 +28,12 @@ pub(crate) fn driver(config: &Config) -> Result<Option<Driver>> {
     }
 }
 
-/// Decides how adapters reach a GPU's memory.
+/// Decides how adapters reach GPU memory.
 ///
 /// # Errors
-/// [`Error::Configuration`] if `KOLO_GDR=require` cannot be had.
+/// [`Error::Configuration`] if `KOLO_GDR=require` cannot be satisfied.
 pub(crate) fn plan(config: &Config, takes_dma_bufs: std::result::Result<(), String>) -> Result<Plan> {
-    // The first that the process sees: launchers deal GPUs out by making only one visible.
+    // The first GPU that the process sees: launchers assign GPUs by making only one visible.
     let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), takes_dma_bufs);
     decide(config.gdr, &table).map_err(|refused| {
         Error::configuration(

@@ -1,6 +1,7 @@
-//! Memory of GPUs: which buffers are such, how calls on them are carried out, and what was registered and counted for that.
+//! GPU memory: which buffers are GPU memory, how calls on them run, and what was registered and counted for that.
 //!
-//! Each rank decides for itself: plans, segments and messages are the same whatever the memory, so ranks need not agree.
+//! Each rank decides for itself. Plans, segments and messages do not depend on the kind of memory, so ranks need not
+//! agree.
 
 mod bounce;
 mod found;
@@ -20,35 +21,35 @@ use crate::call::{AdapterAccess, Call, GpuBuffers, reduces, touches};
 use crate::cancel::Whole;
 use crate::engine::Engine;
 
-/// Counts of operations on memory of GPUs, for calls on it.
+/// Counts of operations on GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuCounters {
-    /// Collectives and messages whose bytes adapters took and put where they belong.
+    /// Collectives and messages whose bytes adapters moved to and from GPU memory directly.
     pub direct_calls: u64,
     /// Flushes of adapters' writes.
     pub flushes: u64,
-    /// Collectives and messages whose bytes were copied through the host's memory.
+    /// Collectives and messages whose bytes were copied through host memory.
     pub staged_calls: u64,
-    /// Bytes copied from GPUs for that.
+    /// Bytes copied from GPUs for staged calls.
     pub loaded_bytes: u64,
-    /// Bytes copied to GPUs for that.
+    /// Bytes copied to GPUs for staged calls.
     pub stored_bytes: u64,
-    /// Buffers taken for the host's because the driver did not tell whose they are; the log has its words.
+    /// Buffers assumed to be host memory because the driver did not say whose they are; the log has its message.
     pub untold_buffers: u64,
 }
 
-/// The adapters' access to a GPU's memory.
+/// The adapters' access to GPU memory.
 #[derive(Debug, Default)]
 pub(crate) struct GpuAccess {
     rank: u32,
-    /// None if no peer is reached by RDMA.
+    /// Plan of the access; `None` if no peer is reached by RDMA.
     pub(crate) plan: Option<Plan>,
     regions: Regions,
     pub(crate) counters: GpuCounters,
 }
 
-/// A buffer of a GPU's memory.
+/// A buffer in GPU memory: its GPU, address and bytes.
 pub(crate) type Buffer<'a> = (&'a Arc<Gpu>, *const u8, usize);
 
 impl GpuAccess {
@@ -56,7 +57,7 @@ impl GpuAccess {
         Self { rank, plan, ..Self::default() }
     }
 
-    /// Expected path of a call on a GPU's memory, as far as it is known beforehand.
+    /// Returns the expected path of a call on GPU memory, as far as it is known beforehand.
     pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
         call.gpus.as_deref()?.any()?;
         let (reads, writes) = touches(call.collective, is_root);
@@ -70,7 +71,7 @@ impl GpuAccess {
         })
     }
 
-    /// Direct if adapters can, and reach all that they would have to.
+    /// Returns the direct path if adapters can reach GPU memory, and if RDMA reaches every peer concerned.
     pub(crate) fn direct_or(&self, all_by_rdma: bool) -> GpuPath {
         match &self.plan {
             Some(plan) if plan.path == Path::Staged => GpuPath::Staged(StagingReason::NoPath),
@@ -80,10 +81,11 @@ impl GpuAccess {
         }
     }
 
-    /// Registers what a path needs, and counts; says how it is then. Direct ones are `required` by some.
+    /// Registers the buffers that a path needs, counts the call, and returns the path that it takes. `required` demands
+    /// the direct path, with some exceptions.
     ///
     /// # Errors
-    /// In words, if adapters must reach the memory by themselves, and do not.
+    /// A text, if adapters are required to reach the memory directly, and do not.
     pub(crate) fn settle<'a>(
         &mut self,
         engine: &mut Engine,
@@ -119,7 +121,7 @@ impl GpuAccess {
         Ok(path)
     }
 
-    /// Meaning of a path for the engine.
+    /// Translates a path for the engine.
     pub(crate) fn access(&self, path: GpuPath) -> AdapterAccess {
         match path {
             GpuPath::Direct => {
@@ -131,19 +133,19 @@ impl GpuAccess {
     }
 }
 
-/// The GPUs that a rank's buffers may be on.
+/// The GPUs on which a rank's buffers may lie.
 #[derive(Debug)]
 pub(crate) struct Gpus {
     pub(crate) rank: u32,
-    /// None where there is none, or no GPU.
+    /// The driver; `None` if there is no driver or no GPU.
     pub(crate) driver: Option<Driver>,
 }
 
 impl Gpus {
-    /// The GPU whose memory this is, if it is one's.
+    /// Returns the GPU that owns this memory, if one does.
     ///
     /// # Errors
-    /// In words, if the driver cannot say.
+    /// A text, if the driver cannot say.
     pub(crate) fn owner(&self, address: *const u8, bytes: usize) -> Result<Option<Arc<Gpu>>, String> {
         let Some(driver) = self.driver.as_ref().filter(|_| !address.is_null()) else { return Ok(None) };
         let found = match driver.owner(address) {
@@ -166,7 +168,7 @@ impl Gpus {
         found.map_err(|words| format!("whose memory {address:?} is: {words}"))
     }
 
-    /// Notes in a call on raw memory which buffers are a GPU's.
+    /// Notes in a call on raw memory which buffers are GPU memory.
     ///
     /// # Errors
     /// As [`Gpus::owner`].

@@ -1,34 +1,34 @@
-//! Paths of calls on a GPU's memory.
+//! Paths of calls on GPU memory.
 
 use std::fmt;
 
-/// Path of a call on a GPU's memory.
+/// Path of a call on GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GpuPath {
-    /// Adapters reach it by themselves.
+    /// Adapters reach the memory directly.
     Direct,
-    /// Through pinned memory of the host, for this reason.
+    /// The data is copied through pinned host memory, for this reason.
     Staged(StagingReason),
 }
 
-/// Reason for copying a GPU's memory through the host's.
+/// Reason for copying GPU memory through host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StagingReason {
-    /// The processor reduces.
+    /// The CPU does the reduction.
     Reduces,
-    /// A message goes to the rank that sends it.
+    /// The rank sends a message to itself.
     ToItself,
     /// Adapters do not reach the memory; [`Communicator::gpu_direct`](crate::Communicator::gpu_direct) says why.
     NoPath,
-    /// The driver has no call that makes what adapters wrote visible to the GPU.
+    /// The driver cannot make adapters' writes visible to the GPU.
     NoFlush,
-    /// Some rank that matters is not reached by RDMA.
+    /// RDMA does not reach every rank concerned.
     NotRdma,
-    /// One buffer is a GPU's, and the other the host's.
+    /// One buffer is GPU memory, and the other is host memory.
     Mixed,
-    /// A driver refused to register this buffer; the log says in what words.
+    /// A driver refused to register this buffer; the log has its message.
     Refused,
 }
 

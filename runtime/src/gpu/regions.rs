@@ -1,4 +1,4 @@
-//! Allocations of GPUs that adapters reach by themselves: registered when a call first uses them.
+//! GPU allocations that adapters reach directly, registered when a call first uses them.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use kolo_transport::{Backing, DeviceCopier, Piece};
 
 use crate::engine::{Engine, SyncCopier};
 
-/// Allocations kept registered while the communicator is busy with others: a program has few, of which it uses parts.
+/// Most allocations kept registered. A program has few allocations, and uses parts of them.
 const REGIONS_MAX: usize = 256;
 
-/// Registered memory, the latest used last.
+/// Registered memory, the most recently used last.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     known: Vec<Allocation>,
@@ -19,10 +19,10 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Sees to it that the adapters reach these bytes of a GPU's memory.
+    /// Makes sure that the adapters reach these bytes of GPU memory.
     ///
     /// # Errors
-    /// The reason for that, in plain words.
+    /// The reason why they do not, as a text.
     pub(crate) fn reach(
         &mut self,
         engine: &mut Engine,
@@ -39,7 +39,8 @@ impl Regions {
             self.known[at..].rotate_left(1);
             return Ok(());
         }
-        // Memory freed since is let go of, lest another's pages be sent in its place.
+        // Allocations that were freed since are deregistered, so that another allocation's data is not sent from stale
+        // pages.
         let ends = |known: &Allocation| known.start + known.bytes as u64;
         let stale = |known: &Allocation| known.start < ends(&found) && found.start < ends(known);
         let idle = engine.outstanding() == 0;
@@ -60,8 +61,8 @@ impl Regions {
             Path::Staged => return Err("adapters do not reach it".to_owned()),
         };
         let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
-        // SAFETY: the caller of the call keeps the memory while it runs, and an allocation that has gone is let go of before
-        // another one at its place is used; the export is of these addresses.
+        // SAFETY: the caller keeps the memory while the call runs. An allocation that is gone is deregistered before
+        // another one at its place is used. The export is of these addresses.
         unsafe { engine.register(memory_of(&found), Backing::Device { export, copier: &copier }) }
             .map_err(|error| error.to_string())?;
         self.known.push(found);

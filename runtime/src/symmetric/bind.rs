@@ -1,8 +1,9 @@
-//! From the steps of a plan on windows to addresses: the work of one rank.
+//! Turns the steps of a plan on windows into addresses: the work of one rank.
 //!
-//! Blocks are where [`Layout`] says, with one exception. Where others write the outputs, they write whole pages of which the call owns
-//! every byte on every rank, so the cuts between the parts of a vector are moved to that. Each rank with an output computes the rest at
-//! the two ends for itself: it sets it aside, and puts it into its output at the end, since others read there until then.
+//! Blocks lie where [`Layout`] says, with one exception. Other ranks write only whole pages of which the call owns
+//! every byte on every rank, so where they write the outputs, the cuts between the parts of a vector are moved to such
+//! pages. Each rank with an output computes the rest at the two ends for itself. It sets that rest aside, and puts it
+//! into its output at the end, since others read there until then.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -19,10 +20,10 @@ use super::work::{Item, Job};
 use crate::call::{Call, Counts};
 use crate::engine::needs;
 
-/// Parts begin at multiples of this: two cache lines, and a whole number of elements of any type.
+/// Alignment of parts: two cache lines, and a whole number of elements of any type.
 const GRAIN: usize = 128;
 
-/// Binds what a plan does after its first round, in which all have said where their buffers lie.
+/// Binds the work of a plan after its first round, in which all ranks have said where their buffers lie.
 pub(super) fn bind(
     (allocations, rank, page): (&[Arc<Allocation>], usize, usize),
     call: &Call,
@@ -75,7 +76,7 @@ impl Binder<'_> {
 
     fn spread(&mut self, of: Members, (first, count): (u32, u32), to: Members, at: u32) -> Result<(), Fault> {
         let Cut::Vector { parts } = self.plan.cut else {
-            // No other rank writes blocks that ranks have one each of.
+            // Where each rank has one block, no other rank writes it.
             debug_assert_eq!(to.range(self.located.len()), self.rank..self.rank + 1);
             let bytes = self.bytes(Blocks::range(Space::Input, first, count));
             let members = of.range(self.located.len());
@@ -120,7 +121,7 @@ impl Binder<'_> {
         Ok(())
     }
 
-    /// So many bytes of a member's input.
+    /// Returns the address of these bytes of a member's input.
     fn input(&mut self, member: usize, bytes: Range<usize>) -> Result<*const u8, Fault> {
         let Some(place) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
         Ok(self.resolve(member, place, bytes.end)?.wrapping_add(bytes.start).cast_const())
@@ -136,13 +137,13 @@ impl Binder<'_> {
         Ok(at)
     }
 
-    /// Blocks of this rank's buffers.
+    /// Returns the address of blocks in this rank's buffers.
     fn own(&self, blocks: Blocks) -> *mut u8 {
         let base = if blocks.space == Space::Input { self.call.input.cast_mut() } else { self.call.output };
         base.wrapping_add(self.bytes(blocks).start)
     }
 
-    /// Positions of blocks in their buffer: side by side, since there is one segment.
+    /// Returns the positions of blocks in their buffer. They lie side by side, since there is one segment.
     fn bytes(&self, blocks: Blocks) -> Range<usize> {
         let (size, count) = (self.call.data_type.size(), self.count);
         let shape = || match self.plan.cut {
@@ -154,7 +155,7 @@ impl Binder<'_> {
         start..start + layout.len(blocks, 0) * size
     }
 
-    /// From the sources into this rank's own memory, unless it is there already.
+    /// Adds a reduction of the sources into this rank's own memory, unless it is there already.
     fn take(&mut self, sources: Vec<*const u8>, dst: Blocks) {
         let to = self.own(dst);
         if sources != [to.cast_const()] {
@@ -163,7 +164,7 @@ impl Binder<'_> {
     }
 }
 
-/// Whether a member's output is the one input itself.
+/// Returns whether a member's output is the one input itself.
 fn has_it(located: &[BufferLocations], of: Members, member: usize) -> bool {
     matches!(of, Members::One(only) if usize::from(only) == member)
         && located[member].input == located[member].output

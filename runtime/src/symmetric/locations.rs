@@ -1,11 +1,11 @@
-//! Locations of a rank's buffers, as told to the others before a call.
+//! Locations of a rank's buffers, as the rank tells them to the others before a call.
 
 use std::ops::Range;
 
 use kolo_collectives::plan::Placement;
 use kolo_collectives::window::Shown;
 
-/// Bytes of encoded locations, which share their line with the flag of the exchange.
+/// Bytes of encoded locations. They share a cache line with the flag of the exchange.
 pub(super) const LOCATIONS_BYTES: usize = 48;
 
 const IN_PLACE: u64 = 1;
@@ -17,26 +17,26 @@ const ON_GPU: u64 = 4;
 pub(super) struct Place {
     /// Number of the allocation, not 0.
     pub(super) allocation: u64,
-    /// Bytes from its start.
+    /// Offset in bytes.
     pub(super) offset: u64,
 }
 
-/// Locations of a rank's buffers; `None` for those that are not symmetric, or that others need not reach.
+/// Locations of a rank's buffers; `None` for buffers that are not symmetric or that others need not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BufferLocations {
     pub(super) input: Option<Place>,
     pub(super) output: Option<Place>,
     pub(super) is_in_place: bool,
-    /// Whether a buffer is a GPU's memory, which the processor cannot look at.
+    /// Whether a buffer is GPU memory, which the CPU cannot read.
     pub(super) is_on_gpu: bool,
-    /// Whether nothing of the allocation follows the output in its last page.
+    /// Whether the allocation has nothing behind the output in the output's last page.
     pub(super) owns_last_page: bool,
-    /// Factor for the values before a pre-multiplied sum.
+    /// Factor of this rank in a pre-multiplied sum.
     pub(super) factor: f64,
 }
 
 impl BufferLocations {
-    /// The part that matters for the choice of a plan.
+    /// Returns the part that matters for the choice of a plan.
     pub(super) fn shown(&self) -> Shown {
         let placement = if self.is_in_place { Placement::InPlace } else { Placement::OutOfPlace };
         Shown { placement, input: self.input.is_some(), output: self.output.is_some() }
@@ -56,7 +56,7 @@ impl BufferLocations {
         out
     }
 
-    /// Reads locations. An allocation that does not exist is found out when it is looked up.
+    /// Decodes locations. An allocation that does not exist is noticed when it is looked up.
     pub(super) fn decode(bytes: &[u8; LOCATIONS_BYTES]) -> Self {
         let word = |i: usize| {
             let mut word = [0; 8];
@@ -74,8 +74,8 @@ impl BufferLocations {
         }
     }
 
-    /// The part of an output of `len` bytes at a place that lies in pages, of `page` bytes, of which the call owns every byte; counted
-    /// from the output's start.
+    /// Returns the range of an output of `len` bytes that lies in pages of which the call owns every byte, counted from
+    /// the start of the output. Pages have `page` bytes.
     pub(super) fn pages_within(&self, place: Place, len: usize, page: usize) -> Range<usize> {
         let (from, to) = (place.offset as usize, place.offset as usize + len);
         let start = from.next_multiple_of(page);

@@ -1,4 +1,4 @@
-//! Symmetric allocations: this rank's memory, and where the others' is mapped here.
+//! Symmetric allocations: this rank's memory, and the mappings of the other ranks' memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kolo_transport::Process;
 use kolo_transport::shm::SharedMemory;
 
-/// This rank's memory of an allocation, shared by the handle of the program and the communicator.
+/// This rank's memory of an allocation, shared by the program's handle and the communicator.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
     memory: SharedMemory,
     /// Bytes asked for.
     used: usize,
     is_retired: AtomicBool,
-    /// The process whose ranks share it.
+    /// The process whose ranks share the memory.
     process: Process,
 }
 
@@ -30,8 +30,9 @@ impl OwnMemory {
         self.used
     }
 
-    /// The program is done with it: the pages go back to the system, the addresses once all ranks are done. In a child made
-    /// by `fork` nothing happens: the pages are those that the parent and the other ranks use.
+    /// Notes that the program is done with the memory. The pages go back to the system at once, and the addresses once
+    /// all ranks are done. In a child made by `fork` nothing happens, since the parent and the other ranks use the same
+    /// pages.
     pub(crate) fn retire(&self) {
         if !self.process.is_current() {
             return;
@@ -46,12 +47,12 @@ impl OwnMemory {
 pub(crate) struct Allocation {
     id: u64,
     own: Arc<OwnMemory>,
-    /// By rank; none for this one.
+    /// Other ranks' memory by rank; `None` for this rank.
     peers: Vec<Option<SharedMemory>>,
 }
 
 impl Allocation {
-    /// `id` is not 0 and the same on all ranks; memories are equally long.
+    /// Makes an allocation. `id` is not 0 and is the same on all ranks, and all memories have the same length.
     pub(crate) fn new(id: u64, own: Arc<OwnMemory>, peers: Vec<Option<SharedMemory>>) -> Self {
         Self { id, own, peers }
     }
@@ -68,14 +69,14 @@ impl Allocation {
         !self.own.is_retired.load(Ordering::Acquire)
     }
 
-    /// Offset of a piece in this rank's memory, if it lies inside.
+    /// Returns the offset of a piece in this rank's memory, if the piece lies inside.
     pub(super) fn offset_of(&self, at: *const u8, len: usize) -> Option<usize> {
         let offset = at.addr().checked_sub(self.own.memory.base().addr())?;
         let end = offset.checked_add(len)?;
         (end <= self.own.used && self.is_live()).then_some(offset)
     }
 
-    /// Local address of `len` bytes at an offset of a rank's memory, if they are inside.
+    /// Returns the local address of `len` bytes at an offset of a rank's memory, if they lie inside.
     pub(super) fn at(&self, rank: usize, offset: u64, len: usize) -> Option<*mut u8> {
         let memory = self.peers.get(rank)?.as_ref().unwrap_or(&self.own.memory);
         let offset = usize::try_from(offset).ok()?;

@@ -1,23 +1,25 @@
 //! Collectives on symmetric buffers inside one host: the plan `window`, run over the exchange of the host.
 //!
 //! # A call
-//! 1. **Locations.** The first round of the plan is one exchange, in which every rank says where its buffers lie: in which symmetric
-//!    allocation, at which offset, or that they lie in none. All see the same locations, so all agree on the plan, or that there is none
-//!    ([`agree`](kolo_collectives::window::agree)).
-//! 2. **Work.** Between rounds, each rank does alone what its plan says ([`bind`]), and looks at abort and deadline between pieces.
-//! 3. **End.** The plan ends with another exchange: only then are outputs complete and may inputs change. The checker proves that a rank
-//!    whose buffers others touch awaits them there.
+//! 1. **Locations.** The first round of the plan is one exchange, in which every rank says where its buffers lie: in
+//!    which symmetric allocation and at which offset, or in none. All ranks see the same locations, so all agree on the
+//!    plan, or that there is none ([`agree`](kolo_collectives::window::agree)).
+//! 2. **Work.** Between rounds, each rank does the work of its plan by itself ([`bind`]), and checks abort and deadline
+//!    between pieces.
+//! 3. **End.** The plan ends with another exchange. Only then are outputs complete, and only then may inputs change.
+//!    The checker proves that a rank whose buffers others touch awaits them there.
 //!
 //! # Access
-//! 1. Between the exchange of locations and the end of the call the others read its input, and write those pages of its output of
-//!    which the call owns every byte ([`BufferLocations::pages_within`]): nothing else lies there. The two ends of the vector that
-//!    are not in such pages on every rank are written by nobody until the end; each rank computes them for itself.
-//! 2. The call's owner has lent these bytes to the call for its duration, mutably where they are written. The locations are
-//!    published with release and read with acquire, and so is the end: writes by others happen after the caller's own
-//!    before the call, and before those after it.
-//! 3. A call that fails may leave others at work. Before it returns, the pages that they may write are replaced by
-//!    private copies ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
-//! 4. Allocations and offsets from others are checked against the mappings before use. Payload has no invariants.
+//! 1. Between the exchange of locations and the end of the call, the other ranks read this rank's input. They write
+//!    only those pages of its output of which the call owns every byte ([`BufferLocations::pages_within`]), so nothing
+//!    else lies there. Nobody writes the two ends of the vector that are not in such pages on every rank until the end;
+//!    each rank computes them for itself.
+//! 2. The caller has lent these bytes to the call for its duration, mutably where they are written. The locations are
+//!    published with release and read with acquire, and so is the end: writes by other ranks happen after the caller's
+//!    own before the call, and before those after it.
+//! 3. A call that fails may leave other ranks at work. Before it returns, private copies replace the pages that they
+//!    may write ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
+//! 4. Allocations and offsets from other ranks are checked against the mappings before use. Payload has no invariants.
 
 mod bind;
 mod locations;
@@ -48,67 +50,67 @@ pub(crate) struct SymmetricBuffers {
     canonical: bool,
     /// Calls for which an algorithm was named.
     forced: Forced,
-    /// From which length on calls look, if it was set.
+    /// Least length of calls that look for symmetric buffers, if a setting gives it.
     bytes_min: Option<usize>,
-    /// In the order in which they were made, which is the same on all ranks; and so is which ones are kept.
+    /// Allocations in the order in which they were made. The order, and which ones are kept, are the same on all ranks.
     allocations: Vec<Arc<Allocation>>,
-    /// Of the calls made so far.
+    /// Forms of the plans of the calls made so far.
     forms: Vec<Forms>,
-    /// The last call that looked, and what became of it.
+    /// Form of the last call that looked, and its outcome.
     last: Option<(usize, Result<Symmetric, String>)>,
     scratch: Vec<u8>,
     /// Bytes of a page.
     page: usize,
 }
 
-/// A call on its way.
+/// A call in progress.
 #[derive(Debug)]
 pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
-    /// Which of the forms are this call's.
+    /// Index of the call's forms.
     forms: usize,
     kit: Kit,
     tag: u64,
     pub(crate) turn: u64,
     phase: Phase,
     locations: BufferLocations,
-    /// None once the call is over.
+    /// `None` once the call is over.
     exposure: Option<Exposure>,
 }
 
 #[derive(Debug)]
 enum Phase {
     Locating,
-    /// Before the second round, or in it.
+    /// The call is before the second round, or in it.
     Working(Box<Job>),
 }
 
-/// Progress of a call.
+/// Result of a step of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Waits for others.
+    /// The call waits for other ranks.
     Waits,
-    /// Did some work, and has more.
+    /// The call did some work, and has more.
     Works,
-    /// Done.
+    /// The call is done.
     Done,
-    /// Must take another path, on all ranks.
+    /// The call must take another path, on all ranks.
     Declined,
 }
 
 /// Reason why a call cannot go on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// A member called something else.
+    /// A member made another call.
     Mismatch(StageMismatch),
     /// A member named a buffer that it does not have.
     Corrupt {
-        /// Which.
+        /// That member.
         member: usize,
     },
 }
 
-/// Pages of this rank that others may write.
+/// Pages of this rank that other ranks may write.
 #[derive(Debug)]
 pub(crate) struct Exposure {
     memory: Arc<OwnMemory>,
@@ -117,10 +119,10 @@ pub(crate) struct Exposure {
 }
 
 impl Exposure {
-    /// Takes them back from the others: see the module, 3.
+    /// Takes the pages back from the other ranks: see the module's rules for access, 3.
     ///
     /// # Panics
-    /// If the system has no memory for the copies: the caller's memory would go on changing under it.
+    /// If the system has no memory for the copies: the caller's memory would keep changing under it.
     fn withdraw(&self) {
         let Self { memory, offset, len } = self;
         let result = memory.shared().take_private(*offset, *len);
@@ -150,9 +152,9 @@ impl SymmetricBuffers {
         }
     }
 
-    /// From which length of the longer buffer on a call looks whether it can go this way. Unless it was set, that is where it
-    /// begins to win although it takes two exchanges: see
-    /// docs/tuning.md, "Symmetric buffers beside private ones".
+    /// Returns the least length of the longer buffer with which a call checks whether it can go this way. Unless a
+    /// setting gives it, it is the length from which this way wins although it takes two exchanges: see docs/tuning.md,
+    /// "Symmetric buffers beside private ones".
     fn bytes_min(&self, collective: Collective) -> usize {
         self.bytes_min.unwrap_or(match collective {
             Collective::AllReduce | Collective::Reduce => 32 << 10,
@@ -161,7 +163,7 @@ impl SymmetricBuffers {
         })
     }
 
-    /// The allocations that this rank still uses.
+    /// Returns the allocations that this rank still uses.
     pub(crate) fn live(&self) -> Vec<u64> {
         let live = self.allocations.iter().filter(|allocation| allocation.is_live());
         live.map(|allocation| allocation.id()).collect()
@@ -173,13 +175,13 @@ impl SymmetricBuffers {
         self.allocations.push(Arc::new(allocation));
     }
 
-    /// Whether a call begins with an exchange of locations. The same answer on all ranks.
+    /// Returns whether a call begins with an exchange of locations. The answer is the same on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
         !self.allocations.is_empty() && self.looks(call)
     }
 
-    /// The same where there are symmetric buffers. Kept out of the way of short calls where there are none.
+    /// Answers the same where there are symmetric buffers. Not inlined, to keep short calls without them quick.
     #[inline(never)]
     fn looks(&self, call: &Call) -> bool {
         use Collective as C;
@@ -226,10 +228,10 @@ impl SymmetricBuffers {
         }
     }
 
-    /// Moves a call on: to its next wait, or by one piece of work.
+    /// Advances a call to its next wait, or by one piece of work.
     ///
     /// # Safety
-    /// The buffers of the call are valid, and lent to it until it is done, declined, or dropped.
+    /// The buffers of the call are valid, and lent to it until it is done, declined or dropped.
     pub(crate) unsafe fn advance(
         &mut self,
         exchange: &mut CompiledExchange,
@@ -251,7 +253,8 @@ impl SymmetricBuffers {
                     running.phase = Phase::Working(job);
                 }
                 Phase::Working(job) => {
-                    // SAFETY: all have said where their buffers lie, and such plans are checked for who touches what.
+                    // SAFETY: all ranks have said where their buffers lie, and the checker has proved for such plans
+                    // who touches which memory.
                     if !unsafe { job.step(&running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
@@ -264,7 +267,7 @@ impl SymmetricBuffers {
                     exchange.end_exchange();
                     exchange.end_turn();
                     running.exposure = None;
-                    // SAFETY: everybody's work on this rank's buffers is over, so they are its own again.
+                    // SAFETY: the work of all ranks on this rank's buffers is over, so they are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
                 }
@@ -272,7 +275,7 @@ impl SymmetricBuffers {
         }
     }
 
-    /// This rank's work now that all have told the locations of their buffers; nothing if these serve no plan.
+    /// Returns this rank's work once all ranks have told the locations of their buffers; `None` if these serve no plan.
     fn agreed(
         &mut self,
         exchange: &mut CompiledExchange,
@@ -300,13 +303,13 @@ impl SymmetricBuffers {
         Ok(Some(job))
     }
 
-    /// The forms of a call as this rank makes it.
+    /// Returns the forms of a call as this rank makes it.
     fn forms(&self, call: &Call) -> Forms {
         let task = Task::new(call.collective, self.members as u32).with_root(call.root).with_stages();
         Forms::new(Task { placement: call.placement, ..task }, self.rank as u32)
     }
 
-    /// This rank's buffers as it describes them, and the pages that others may therefore write.
+    /// Returns this rank's description of its buffers, and the pages that other ranks may therefore write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
         let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
@@ -319,7 +322,7 @@ impl SymmetricBuffers {
         }
         let (input, output) = call.bytes(self.rank as u32, self.members as u32);
         if windows.shows_input(self.rank, self.members) {
-            // In place, a call may name its output only.
+            // In place, a call may name only its output.
             let at = if call.input.is_null() { call.output.cast_const() } else { call.input };
             locations.input = self.locate(at, input).map(|(_, place)| place);
         }
@@ -338,7 +341,7 @@ impl SymmetricBuffers {
         (locations, exposure)
     }
 
-    /// The allocation in which memory lies, and where.
+    /// Returns the allocation in which memory lies, and the place in it.
     fn locate(&self, at: *const u8, len: usize) -> Option<(&Allocation, locations::Place)> {
         self.allocations.iter().find_map(|allocation| {
             let offset = allocation.offset_of(at, len)?;
@@ -346,20 +349,20 @@ impl SymmetricBuffers {
         })
     }
 
-    /// Which buffer of this rank is none that others reach, though any plan needs it.
+    /// Names a buffer of this rank that every plan needs others to reach, but that is not symmetric.
     fn lacks(&self, call: &Call) -> Option<&'static str> {
         let forms = self.forms(call);
         let (locations, _) = self.locations(call, forms.most());
         forms.fewest().lacks(self.rank, self.members, &locations.shown())
     }
 
-    /// The facilities that a call can count on here if KOLO_ALGO asks for this way.
+    /// Returns the facilities that a call can count on if KOLO_ALGO asks for this way.
     pub(crate) fn asked_for(&self, call: &Call) -> Symmetric {
         let is_asked_for = self.forced.covers(call) && self.considers(call);
         if is_asked_for && self.lacks(call).is_none() { Symmetric::All } else { Symmetric::Nothing }
     }
 
-    /// Whether a call may go this way, or why not, as text; nothing if there are no symmetric buffers.
+    /// Describes whether a call may go this way, or why not; `None` if there are no symmetric buffers.
     pub(crate) fn describe(&self, call: &Call) -> Option<String> {
         if self.allocations.is_empty() {
             return None;
@@ -391,7 +394,7 @@ impl SymmetricBuffers {
 }
 
 impl Drop for SymmetricCall<'_> {
-    /// Gives a call up that is not over: when this returns, nobody else writes its buffers.
+    /// Gives up a call that is not over. When this returns, nobody else writes its buffers.
     fn drop(&mut self) {
         if let Some(exposure) = &self.exposure {
             exposure.withdraw();

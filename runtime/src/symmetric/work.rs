@@ -12,27 +12,27 @@ use crate::call::{Call, reduces};
 use crate::reduce::{Combine, Folding, divide, scale};
 use crate::types::{DataType, ReduceOp};
 
-/// Bytes of each buffer between two looks at abort and deadline: some tens of microseconds.
+/// Bytes of each buffer between two checks of abort and deadline: some tens of microseconds.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Bytes of each buffer handled at a time: a reduced block is still in the first-level cache when it is copied to the other
-/// outputs. See docs/tuning.md, "Symmetric buffers beside private ones".
+/// Bytes of each buffer handled at a time. A reduced block is still in the first-level cache when it is copied to the
+/// other outputs. See docs/tuning.md, "Symmetric buffers beside private ones".
 const BLOCK_BYTES: usize = 4 << 10;
 
-/// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.
+/// Least memory touched by a call that uses streaming stores for targets that it has not read, as the transport does.
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// Resources for combining elements.
+/// Everything needed to combine elements.
 #[derive(Debug)]
 pub(super) struct Kit {
     combine: Combine,
     data_type: DataType,
-    /// For pre-multiplied sums: each member's factor.
+    /// Each member's factor, for pre-multiplied sums.
     factors: Vec<f64>,
     is_premultiplied: bool,
     divide_by: Option<u32>,
     canonical: bool,
-    /// For the tree's partial results.
+    /// Partial results of the canonical tree.
     partial: RefCell<Vec<u8>>,
 }
 
@@ -50,7 +50,7 @@ impl Kit {
         }
     }
 
-    /// Takes the members' factors from what they told.
+    /// Takes the members' factors from their locations.
     pub(super) fn factors(&mut self, located: &[BufferLocations]) {
         if self.is_premultiplied {
             self.factors = located.iter().map(|locations| locations.factor).collect();
@@ -58,16 +58,16 @@ impl Kit {
     }
 }
 
-/// The reduction of some buffers, or the one buffer, goes to some others.
+/// A piece of work: the reduction of the sources, or the only source, goes to all targets.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) sources: Vec<*const u8>,
     pub(super) targets: Vec<*mut u8>,
-    /// Length of each.
+    /// Length of each source and target.
     pub(super) bytes: usize,
 }
 
-/// Bytes for this rank's output, written once nobody reads there any more.
+/// Bytes for this rank's output that are written once nobody reads there any more.
 #[derive(Debug)]
 struct Patch {
     /// Item that produces it.
@@ -78,21 +78,21 @@ struct Patch {
     bytes: usize,
 }
 
-/// All that a rank has to do.
+/// All work of a rank in a call.
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) items: Vec<Item>,
     /// Members that this rank awaits at the end, if any.
     pub(super) needs: Option<Needs>,
-    /// Number of items done, from the first.
+    /// Number of items done.
     done: usize,
-    /// Bytes of the next one that are done.
+    /// Bytes done of the next item.
     at: usize,
     streams: bool,
     patches: Vec<Patch>,
     /// Data set aside for patches.
     aside: Vec<u8>,
-    /// Keeps the mappings.
+    /// Allocations that stay mapped for the job.
     allocations: Vec<Arc<Allocation>>,
 }
 
@@ -112,7 +112,7 @@ impl Job {
         self.items.push(Item { sources, targets: vec![std::ptr::null_mut()], bytes });
     }
 
-    /// Once all is added.
+    /// Prepares the job once all items are added.
     pub(super) fn prepare(&mut self, kit: &Kit, scratch: &mut Vec<u8>) {
         let base = self.aside.as_mut_ptr();
         for patch in &self.patches {
@@ -124,17 +124,17 @@ impl Job {
         scratch.resize((1 + kit.factors.len()) * BLOCK_BYTES, 0);
     }
 
-    /// Does a piece; true once all is done.
+    /// Does a piece of the work. Returns true once all is done.
     ///
     /// # Safety
-    /// Sources are readable and targets writable for the length of their item, and nobody else writes either or reads the
-    /// targets; a target is one of its sources or overlaps none of any item.
+    /// Sources are readable and targets writable for the length of their item. Nobody else writes either or reads the
+    /// targets. A target is one of its item's sources, or overlaps no source of any item.
     pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
         let mut left = PIECE_BYTES;
         while let Some(item) = self.items.get(self.done) {
             let len = BLOCK_BYTES.min(item.bytes - self.at);
             if len > 0 {
-                // SAFETY: handed on; the block is inside the item.
+                // SAFETY: the caller's promise, passed on; the block is inside the item.
                 unsafe { kit.block(item, self.at, len, self.streams, scratch) };
             }
             self.at += len;
@@ -150,14 +150,14 @@ impl Job {
         true
     }
 
-    /// Puts what waits aside into this rank's output.
+    /// Copies the data set aside into this rank's output.
     ///
     /// # Safety
     /// The output is this rank's own again.
     pub(super) unsafe fn patch(&self) {
         for patch in &self.patches {
             let from = self.aside[patch.from..][..patch.bytes].as_ptr();
-            // SAFETY: a part of the output, by its binding.
+            // SAFETY: the target is a part of the output, by its binding.
             unsafe { patch.to.copy_from_nonoverlapping(from, patch.bytes) };
         }
     }
@@ -170,7 +170,7 @@ impl Kit {
     /// As [`Job::step`].
     unsafe fn block(&self, item: &Item, at: usize, len: usize, streams: bool, scratch: &mut [u8]) {
         let is_cached = |target: &*mut u8| !streams || item.sources.contains(&target.cast_const());
-        // SAFETY: for the whole block: inside the item; scratch overlaps no buffer.
+        // SAFETY: for the whole block: the addresses are inside the item, and scratch overlaps no buffer.
         unsafe {
             let result = if let [source] = item.sources[..] {
                 source.add(at)
@@ -197,16 +197,17 @@ impl Kit {
         }
     }
 
-    /// `to` = the reduction of `len` bytes at `at` of all sources, in their order or along the canonical tree.
+    /// Reduces `len` bytes at `at` of all sources into `to`, in their order or along the canonical tree.
     ///
     /// # Safety
-    /// As [`Job::step`]; `to` is writable, and is one of the sources' blocks, the first of `scratch`, or apart from all of them.
+    /// As [`Job::step`]; `to` is writable. It is one of the sources' blocks, the first block of `scratch`, or apart
+    /// from all of them.
     unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
         let (combine, element_bytes) = (self.combine, self.data_type.size());
         let count = len / element_bytes;
         let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);
-        // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer; the tree writes its result
-        // when it has read everything, and so does the last of the steps in order.
+        // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer. The tree writes
+        // its result after it has read everything, and so does the last step in rank order.
         unsafe {
             for (index, factor) in self.factors.iter().enumerate() {
                 let to = scaled[index * BLOCK_BYTES..][..len].as_mut_ptr();

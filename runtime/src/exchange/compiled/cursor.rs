@@ -1,4 +1,4 @@
-//! Progress of a call through the exchange, and its division into parts.
+//! Progress of a call through the exchange, and how the call is cut into parts.
 
 use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{FLAT_LONG, copy_streaming};
@@ -8,7 +8,7 @@ use super::two_shot::Shots;
 use crate::call::{Call, Counts};
 use crate::reduce::{Combine, combine_nothing};
 
-/// Parts of a block begin at multiples of this: two cache lines, and a whole number of elements of any type.
+/// Alignment of the parts of a block: two cache lines, and a whole number of elements of any type.
 pub(super) const GRAIN: usize = 128;
 
 /// Progress of a call through the exchange.
@@ -19,32 +19,32 @@ pub(crate) struct ExchangeCursor {
     pub(super) turn: u64,
     /// Bytes of the vector, or of one rank's block.
     pub(super) block: usize,
-    /// Blocks that a rank publishes.
+    /// Number of blocks that a rank publishes.
     blocks: usize,
     /// Bytes of each block in one part.
     step: usize,
-    /// If it takes two shots: how.
+    /// Shares of the ranks, if the call takes two shots.
     pub(super) shots: Option<Shots>,
-    /// Which exchange is at hand.
+    /// Number of the current exchange.
     exchange: usize,
-    /// And of how many.
+    /// Number of exchanges of the call.
     exchanges: usize,
-    /// Offset of the current part in its block, and its bytes in each block: none once only sums are left.
+    /// Offset of the current part in its block, and its bytes in each block: 0 bytes once only sums are left.
     part: (usize, usize),
     /// Whether results are written past the caches.
     pub(super) streams: bool,
-    /// Of a call that may read the others' buffers in place.
+    /// State of a call that may read the other ranks' buffers in place.
     pub(super) in_place: InPlace,
 }
 
 impl ExchangeCursor {
-    // It is as short as it looks where collective and length are short.
+    // Inlined, since little of it remains where collective and length are known to be short.
     #[inline(always)]
     pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
-        // Most calls are short, and the computations below divide a lot.
+        // Most calls are short, and the computations below contain many divisions.
         let (shots, step, exchanges) = match Shots::of(call, block, members) {
-            // The sums of a part come with the next one.
+            // The sums of a part follow in the next exchange.
             Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
             None if block * blocks <= FLAT_LONG => (None, block, 1),
             None => {
@@ -69,29 +69,29 @@ impl ExchangeCursor {
         }
     }
 
-    /// The tag, on which all ranks' calls must agree.
+    /// Returns the tag, on which all ranks' calls must agree.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Its turn.
+    /// Returns the turn.
     pub(crate) fn turn(&self) -> u64 {
         self.turn
     }
 
-    /// Whether others may read this rank's buffers themselves.
+    /// Returns whether other ranks may read this rank's buffers directly.
     #[inline(always)]
     pub(crate) fn may_lend(&self) -> bool {
         self.in_place.is_possible()
     }
 
-    /// Number of exchanges so far, and of turns in which it read in place.
+    /// Returns the number of exchanges so far, plus the steps in which the call has read in place.
     #[inline]
     pub(crate) fn position(&self) -> usize {
         self.exchange + self.in_place.turns
     }
 
-    /// Goes on to the next exchange; tells whether there is none.
+    /// Goes on to the next exchange. Returns whether there is none.
     #[inline]
     pub(super) fn is_over_after_this(&mut self) -> bool {
         self.exchange += 1;
@@ -102,13 +102,13 @@ impl ExchangeCursor {
         false
     }
 
-    /// Offset of the current part in its block, and its bytes in each block.
+    /// Returns the offset of the current part in its block, and its bytes in each block.
     #[inline]
     pub(super) fn part(&self) -> (usize, usize) {
         self.part
     }
 
-    /// The same of the part before.
+    /// Returns the same for the previous part.
     pub(super) fn part_before(&self) -> Option<(usize, usize)> {
         self.exchange.checked_sub(1).map(|before| self.part_at(before))
     }
@@ -135,7 +135,7 @@ impl ExchangeCursor {
         }
     }
 
-    /// Bytes that a rank publishes in the exchange at hand.
+    /// Returns the bytes that a rank publishes in the current exchange.
     #[inline]
     pub(super) fn published(&self) -> usize {
         match self.shots {
@@ -145,19 +145,20 @@ impl ExchangeCursor {
     }
 }
 
-/// Bytes of the vector, or of one rank's block.
+/// Returns the bytes of the vector, or of one rank's block.
 #[inline]
 pub(super) fn block(call: &Call) -> usize {
     let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
     if call.collective == Collective::Barrier { 0 } else { count * call.data_type.size() }
 }
 
-/// Most that a rank publishes in one exchange of a long call.
+/// Returns the most bytes that a rank publishes in one exchange of a long call.
 ///
-/// Two ranks have a processor each as a rule. Where one gives and the other takes, short parts let one copy in while the other
-/// copies out. Where both give, both copy in and then both copy out, and each part costs them a wait for each other. More
-/// ranks share processors, and a long part costs fewer turns of them, but two parts of all ranks should stay in the third-level
-/// cache, and so should the result of an all-gather: see docs/tuning.md, "Parts and rounds".
+/// Two ranks usually have a processor each. Where one gives and the other takes, short parts let one copy in while the
+/// other copies out. Where both give, both copy in and then both copy out, and each part costs them a wait for each
+/// other. More than two ranks often share processors, and a long part costs fewer turns of them. But two parts of all
+/// ranks should stay in the third-level cache, and so should the result of an all-gather: see docs/tuning.md, "Parts
+/// and rounds".
 pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     let all_give = matches!(
         collective,
@@ -172,25 +173,25 @@ pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     }
 }
 
-/// Blocks that each rank publishes.
+/// Returns the number of blocks that each rank publishes.
 #[inline]
 pub(super) fn blocks(collective: Collective, members: usize) -> usize {
     match collective {
         Collective::ReduceScatter => members,
-        // Not the one for itself.
+        // The block for the rank itself is left out.
         Collective::Scatter | Collective::AllToAll => members - 1,
         _ => 1,
     }
 }
 
-/// The place of the block for another member in a member's payload.
+/// Returns the place of the block for another member in a member's payload.
 #[inline]
 pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
     let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);
     if is_left_out && block > member { block - 1 } else { block }
 }
 
-/// In how many exchanges a call is through.
+/// Returns the number of exchanges of a call.
 pub(super) fn exchanges(call: &Call, members: usize) -> usize {
     ExchangeCursor::new(call, combine_nothing, 0, members).exchanges
 }

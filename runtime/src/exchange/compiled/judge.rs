@@ -1,10 +1,10 @@
-//! Which way to copy is quicker: each rank judges by the processor time of its own copies.
+//! Judges which way of copying is quicker: each rank goes by the processor time of its own copies.
 //!
-//! The answer depends on the machine and on the program. A buffer that its owner has not written since the last call is read from
-//! caches at full speed; one that was just written lies in the owner's caches, and the kernel reads it there at a third of the speed
-//! where processors are far apart. So a rank times some calls of each way, takes the cheaper way, and tries the other now and then. When
-//! to ask and when to try follows from the number of calls and from answers that all ranks have heard, so all ranks do it alike; only the
-//! answers are each rank's own.
+//! The answer depends on the machine and on the program. A buffer that its owner has not written since the last call is
+//! read from caches at full speed. A buffer that was just written lies in the owner's caches, where the kernel reads it
+//! at a third of the speed if processors are far apart. A rank therefore times some calls of each way, takes the
+//! cheaper way, and tries the other now and then. The number of calls, and answers that all ranks have heard, determine
+//! when to ask and when to try, so all ranks do so alike; only the answers are each rank's own.
 
 use std::time::Duration;
 
@@ -13,25 +13,26 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::places::PLACES_MIN;
 
-/// Lengths that are judged together: powers of two from [`PLACES_MIN`] on.
+/// Number of classes of lengths that are judged together: powers of two from [`PLACES_MIN`] on.
 const CLASSES: usize = 16;
 
-/// So many calls are a round of trials, at first and later.
+/// Number of calls between trials, at first and later.
 const ROUNDS: [u32; 2] = [16, 512];
 
-/// Calls with rounds of the first length.
+/// Number of calls with the first interval.
 const EARLY: u32 = 64;
 
-/// One call in so many is timed, beside those that are tried: the clock takes a third of a microsecond.
+/// One call in this many is timed, besides the trials: the clock takes a third of a microsecond.
 const TIMED: u32 = 8;
 
-/// Reading in place is given up where it takes so many times as long, and taken up again where it takes less than parts do.
+/// Reading in place is given up when it takes this many times as long, and taken up again when it takes less time than
+/// parts do.
 const WORTH: f32 = 1.1;
 
-/// Cost of asking: an exchange, and the look at the pages.
+/// Cost of asking: an exchange and the check of the pages.
 const ASKING: Duration = Duration::from_nanos(1500);
 
-/// The ways that a call can go.
+/// The two ways of copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     InPlace,
@@ -41,9 +42,9 @@ pub(super) enum Way {
 /// A rank's opinion of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opinion {
-    /// Whether the ranks ask each other. The same on all ranks.
+    /// Whether the ranks ask each other. All ranks have the same value.
     pub(super) asks: bool,
-    /// Whether this rank is for reading in place.
+    /// Whether this rank agrees to reading in place.
     pub(super) is_for_it: bool,
     /// Whether the call's copies are timed.
     pub(super) is_timed: bool,
@@ -56,17 +57,17 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Opinion of the next call.
+    /// Returns the opinion of the next call.
     pub(super) fn consider(&mut self, collective: Collective, block: usize) -> Opinion {
         self.class(collective, block).consider()
     }
 
-    /// The ranks have answered: all with a place, or not.
+    /// Notes whether all ranks have answered with a place.
     pub(super) fn heard(&mut self, collective: Collective, block: usize, all: bool) {
         self.class(collective, block).heard(all);
     }
 
-    /// The copies of a call took so long.
+    /// Notes the time of a call's copies.
     pub(super) fn took(&mut self, collective: Collective, block: usize, way: Way, spent: Duration) {
         let spent = if way == Way::InPlace { spent + ASKING } else { spent };
         self.class(collective, block).took(way, spent.as_secs_f32() / block as f32);
@@ -82,11 +83,11 @@ impl Judge {
 #[derive(Debug)]
 struct Class {
     calls: u32,
-    /// Whether a rank has declined, though nobody had to try. The same on all ranks.
+    /// Whether a rank has declined outside of a trial. All ranks have the same value.
     is_declined: bool,
-    /// Whether this rank is for reading in place.
+    /// Whether this rank agrees to reading in place.
     is_for_it: bool,
-    /// The last two times of each way, per byte: of a call that was disturbed, the other one tells.
+    /// The last two times of each way, per byte. The shorter one counts, in case the other call was disturbed.
     took: [[f32; 2]; 2],
 }
 
@@ -103,7 +104,7 @@ impl Class {
         let round = ROUNDS[usize::from(turn >= EARLY)];
         let is_timed = turn.is_multiple_of(TIMED);
         match turn % round {
-            // Parts are tried, and then places.
+            // Trials: one call goes in parts, and the next one reads in place.
             1 => Opinion { asks: false, is_for_it: false, is_timed: true },
             2 => Opinion { asks: true, is_for_it: true, is_timed: true },
             3 => Opinion { asks: true, is_for_it: self.is_for_it, is_timed: true },
@@ -130,35 +131,35 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// One that runs, or not.
+    /// Makes a stopwatch that measures only if `is_timed`.
     pub(super) fn new(is_timed: bool) -> Self {
         Self { spent: is_timed.then_some(Duration::ZERO) }
     }
 
-    /// The beginning of a copy.
+    /// Notes the beginning of a copy.
     pub(super) fn start(&self) -> Option<Duration> {
         self.spent.map(|_| processor_time())
     }
 
-    /// The end of a copy.
+    /// Notes the end of a copy.
     pub(super) fn stop(&mut self, begun: Option<Duration>) {
         if let (Some(spent), Some(begun)) = (&mut self.spent, begun) {
             *spent += processor_time().saturating_sub(begun);
         }
     }
 
-    /// Forgets what it has seen.
+    /// Forgets the time measured so far.
     pub(super) fn reset(&mut self) {
         *self = Self::new(self.spent.is_some());
     }
 
-    /// The sum, if it ran.
+    /// Returns the sum, if it was measured.
     pub(super) fn spent(&self) -> Option<Duration> {
         self.spent
     }
 }
 
-/// Of this thread: ranks that share processors take turns.
+/// Returns the processor time of this thread, since ranks that share processors take turns.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -168,7 +169,7 @@ fn processor_time() -> Duration {
 mod tests {
     use super::*;
 
-    /// Makes calls of several ranks whose copies take so long each way, and says how many of them read in place.
+    /// Simulates calls of several ranks whose copies take these times each way. Returns how many calls read in place.
     fn make(ranks: &mut [Class], calls: u32, took: &[[f32; 2]]) -> u32 {
         let mut in_place = 0;
         for _ in 0..calls {
@@ -214,7 +215,7 @@ mod tests {
     fn changes_are_noticed() {
         let mut ranks = classes();
         make(&mut ranks, 1000, &[[1.0, 2.0]; 2]);
-        // The program has begun to write its buffers.
+        // As if the program had begun to write its buffers.
         assert!(make(&mut ranks, 1000, &[[4.0, 2.0]; 2]) < 4 * TIMED);
         make(&mut ranks, 512, &[[1.0, 2.0]; 2]);
         assert!(make(&mut ranks, 1000, &[[1.0, 2.0]; 2]) > 900);

@@ -1,4 +1,4 @@
-//! Which calls take the exchange, and which of them write past the caches.
+//! Decides which calls take the exchange, and which of them write past the caches.
 
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::FLAT_LONG;
@@ -7,41 +7,41 @@ use super::cursor::{block, blocks, exchanges};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
 
-/// Calls that touch at least so much memory write what they only copy with streaming stores: see
-/// docs/tuning.md, "Streaming stores".
+/// Least memory touched by a call that writes copied data with streaming stores: see docs/tuning.md, "Streaming
+/// stores".
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// Most bytes that a rank reads or writes where buffers may be a GPU's. On this path those are copied to and from the host as a
-/// whole, through as much pinned memory; a plan copies them segment by segment. A rank does not know whose memory the others'
-/// is, so the limit holds for all: high enough that calls on the host's memory lose nothing but where nearly all of it is
-/// data (gradients come in buckets of 25 MB), low enough to be pinned.
+/// Most bytes that a rank reads or writes on this path where buffers may be GPU memory. GPU buffers are copied here to
+/// and from the host as a whole, through as much pinned memory, whereas a plan copies them segment by segment. A rank
+/// does not know whose memory the others use, so the limit holds for all. It is high enough that calls on host memory
+/// lose only where nearly all of that memory is data (gradients come in buckets of 25 MB), and low enough to be pinned.
 const GPU_BYTES: usize = 64 << 20;
 
-/// Contributions up to this length take this path all the same: of a hundred ranks, a hundred of them are pinned.
+/// Contributions up to this length take this path in any case. With a hundred ranks, a hundred of them are pinned.
 const GPU_BYTES_LEAST: usize = 1 << 20;
 
-/// Contributions from this length on take a plan that uses the stage of the host, where the selection knows of one and it was
-/// measured within 3 % of this path: see docs/tuning.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to 0.99), two ranks and
-/// reduce_scatters stay here until a round of a plan costs less.
+/// Contributions from this length on take a plan that uses the stage of the host, if the selection knows one and it was
+/// measured within 3 % of this path: see docs/tuning.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to 0.99), two
+/// ranks and reduce-scatters stay on this path until a round of a plan costs less.
 const STAGED_FROM: usize = 4 << 20;
 
-/// Most ranks for which that was measured.
+/// Most ranks for which such plans were measured.
 const STAGED_MEMBERS_MAX: usize = 8;
 
-/// Most ranks with which long calls share out slices of a part.
+/// Most ranks among which long calls divide a part into slices.
 pub(super) const MEMBERS_MAX: usize = 64;
 
-/// The facts about one collective that every call needs.
+/// Facts about one collective that every call needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
-    /// That a rank gives.
+    /// Number of blocks that a rank gives.
     blocks: usize,
-    /// Calls in which a rank gives fewer bytes take this path, whatever else is set.
+    /// A call in which a rank gives fewer bytes takes this path, whatever else is set.
     below: usize,
 }
 
 impl CompiledExchange {
-    /// For each collective, by its number.
+    /// Returns the facts for each collective, by its number.
     pub(super) fn served(&self) -> [Served; Collective::ALL.len()] {
         Collective::ALL.map(|collective| Served {
             blocks: blocks(collective, self.members),
@@ -52,7 +52,7 @@ impl CompiledExchange {
         })
     }
 
-    /// Whether a call is one for this path. The same answer on all ranks.
+    /// Returns whether a call takes this path. The answer is the same on all ranks.
     #[inline(always)]
     pub(crate) fn serves(&self, call: &Call) -> bool {
         let Counts::Even(count) = call.counts else { return false };
@@ -68,14 +68,14 @@ impl CompiledExchange {
             && self.bytes_max(call.collective).is_none_or(|most| given <= most)
     }
 
-    /// Longest contribution of a rank, in bytes, with which a collective takes the exchange; `None` if any does. Unless it was
-    /// set, that is where plans begin to win, or [`GPU_BYTES`]: see
+    /// Returns the longest contribution of a rank, in bytes, with which a collective takes the exchange; `None` if
+    /// there is no limit. Unless a setting gives the limit, plans win beyond it, or it is [`GPU_BYTES`]: see
     /// docs/tuning.md, "The exchange beside plans of messages".
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
             (None, most) if self.has_gpus => {
-                // The result is as many times as long.
+                // The result is this many times as long.
                 let times = match collective {
                     Collective::AllGather | Collective::Gather => self.members,
                     _ => 1,
@@ -87,8 +87,8 @@ impl CompiledExchange {
         }
     }
 
-    /// Which collectives take plans from [`STAGED_FROM`] on; `takes_stages` tells whether the selection takes one that uses the
-    /// stage, for so many bytes (of the vector or of a block) and more.
+    /// Returns which collectives take plans from [`STAGED_FROM`] on. `takes_stages` returns whether the selection takes
+    /// a plan that uses the stage for a length (of the vector or of a block) and longer ones.
     pub(super) fn staged(
         &self,
         takes_stages: impl Fn(Collective, usize) -> bool,
@@ -107,11 +107,12 @@ impl CompiledExchange {
     fn quicker_upto(&self, collective: Collective) -> Option<usize> {
         match collective {
             _ if self.staged[collective as usize] => Some(STAGED_FROM - 1),
-            // Each rank copies and computes no more than over messages.
+            // Each rank copies and computes no more than with messages.
             _ if self.members <= 2 => None,
-            // Each rank copies in once, and out what it needs; messages would be copied in for each receiver.
+            // Each rank copies in once, and copies out the data that it needs; messages would be copied in for each
+            // receiver.
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
-            // Of more ranks, the slices would be too short.
+            // With more ranks, the slices would be too short.
             Collective::AllReduce | Collective::ReduceScatter | Collective::AllToAll
                 if self.members <= MEMBERS_MAX =>
             {
@@ -119,14 +120,14 @@ impl CompiledExchange {
             }
             Collective::Gather => Some(2 << 20),
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(FLAT_LONG),
-            // Everybody, or the one root, reduces everything.
+            // Every rank, or the one root, reduces everything.
             Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::ExScan => {
                 Some(two_shot::ONE_SHOT_MAX)
             }
         }
     }
 
-    /// Description of this path for a call that it serves.
+    /// Describes this path for a call that it serves.
     pub(crate) fn describe(&self, call: &Call) -> String {
         let given = blocks(call.collective, self.members) * block(call);
         let in_place = if self.may_read_in_place(call.collective, block(call)) {
@@ -146,7 +147,7 @@ impl CompiledExchange {
         )
     }
 
-    /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.
+    /// Returns whether the ranks' buffers together exceed the caches, so that results should be written past them.
     #[inline]
     pub(super) fn streams(&self, call: &Call, block: usize) -> bool {
         let blocks_touched = match call.collective {
@@ -154,9 +155,9 @@ impl CompiledExchange {
             Collective::Gather | Collective::Scatter => 2 * self.members,
             Collective::AllGather => self.members * (1 + self.members),
             Collective::AllToAll => 2 * self.members * self.members,
-            // In place, the target was read a moment ago.
+            // In place, the target was just read.
             Collective::AllReduce if call.placement == Placement::OutOfPlace => 2 * self.members,
-            // Results of these are computed rather than copied.
+            // These collectives compute their results rather than copy them.
             _ => 0,
         };
         blocks_touched * block >= STREAMING_BYTES

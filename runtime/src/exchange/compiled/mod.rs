@@ -1,10 +1,11 @@
-//! Collectives inside one host as exchanges in which every rank sees the payloads of all ranks.
+//! Collectives inside one host as exchanges, in which every rank sees the payloads of all ranks.
 //!
-//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange costs one
-//! cache line per rank and one wait, where messages would cost a wait per round. With more ranks than processors that is worth more than
-//! the reduction that every rank repeats; and what goes to several ranks is copied in once. A longer payload takes several exchanges,
-//! part by part; a long all-reduce shares the reduction out ([`two_shot`]). The reduction runs in rank order, or along the balanced tree
-//! of the canonical order, so all ranks get the same bits.
+//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One
+//! exchange costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks
+//! than processors, that saves more than the reduction costs that every rank repeats, and data for several ranks is
+//! copied in once. A longer payload takes several exchanges, part by part; a long all-reduce divides the reduction
+//! among the ranks ([`two_shot`]). The reduction runs in rank order, or along the balanced tree of the canonical order,
+//! so all ranks get the same bits.
 
 mod cursor;
 mod judge;
@@ -31,31 +32,31 @@ use crate::call::{Call, Forced};
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
-/// The exchange area of the host, with the facts needed to compute from it.
+/// The exchange area of the host, with the facts that its collectives need.
 #[derive(Debug)]
 pub(crate) struct CompiledExchange {
     flat: Exchange,
     rank: usize,
     members: usize,
-    /// Longest contribution on this path, if it was set.
+    /// Longest contribution that takes the exchange, if a setting says so.
     bytes_max: Option<usize>,
-    /// Whether buffers may be a GPU's, on any rank.
+    /// Whether buffers may be GPU memory, on any rank.
     has_gpus: bool,
     canonical: bool,
-    /// Calls that have to take a plan.
+    /// Calls that must take a plan.
     forced: Forced,
     /// Collectives whose long calls take plans that use the stage.
     staged: [bool; Collective::ALL.len()],
-    /// The consequences for each collective.
+    /// The resulting limits for each collective.
     served: [Served; Collective::ALL.len()],
     step: Step,
-    /// Turns given out: threads of one rank may call while another one's exchange is not over.
+    /// Turns taken so far. Threads of one rank may call while another thread's exchange is not over.
     turns: u64,
-    /// Turns that are over; the call that has the next one has the exchange.
+    /// Turns that are over. The exchange belongs to the call with the next one.
     turns_over: u64,
     /// Turnstile for threads that wait for another thread's turn to end.
     turnstile: Arc<Turnstile>,
-    /// For the canonical tree: its partial results.
+    /// Partial results of the canonical tree.
     scratch: RefCell<Vec<u8>>,
     places: Places,
 }
@@ -63,11 +64,11 @@ pub(crate) struct CompiledExchange {
 /// Progress of the current exchange.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// There is none.
+    /// No exchange is under way.
     Idle,
-    /// It waits until this rank may publish so many bytes.
+    /// The exchange waits until this rank may publish this many bytes.
     Queued(usize),
-    /// It waits for others to publish.
+    /// The exchange waits for other ranks to publish.
     Published,
 }
 
@@ -103,7 +104,7 @@ impl CompiledExchange {
         exchange
     }
 
-    /// Takes a turn for a call that this path serves.
+    /// Takes a turn for a call that the exchange serves.
     #[inline(always)]
     pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
         let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
@@ -115,23 +116,23 @@ impl CompiledExchange {
         cursor
     }
 
-    /// A turn, in the order of calls.
+    /// Takes the next turn. Turns follow the order of calls.
     pub(crate) fn take_turn(&mut self) -> u64 {
         self.turns += 1;
         self.turns
     }
 
-    /// Whether a turn has come.
+    /// Returns whether a turn has come.
     pub(crate) fn has_turn(&self, turn: u64) -> bool {
         turn == self.turns_over + 1
     }
 
-    /// Number of finished turns, and the turnstile to sleep at until there are more.
+    /// Returns the number of finished turns, and the turnstile at which to sleep until there are more.
     pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
         (self.turns_over, &self.turnstile)
     }
 
-    /// Ends the turn at hand.
+    /// Ends the current turn.
     #[inline]
     pub(crate) fn end_turn(&mut self) {
         self.turns_over += 1;
@@ -140,8 +141,9 @@ impl CompiledExchange {
         }
     }
 
-    /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once those that this rank needs
-    /// are there. The caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
+    /// Advances an exchange of `words`, of equal length on all ranks, as far as possible. Returns true once the
+    /// payloads that this rank needs are there. The caller has the turn, reads [`heard`](Self::heard) and then calls
+    /// [`end_exchange`](Self::end_exchange).
     pub(crate) fn exchange(&mut self, tag: u64, words: &[u8], needs: Needs) -> Result<bool, StageMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
@@ -155,7 +157,7 @@ impl CompiledExchange {
         self.flat.poll()
     }
 
-    /// The payload of a member in a complete exchange.
+    /// Returns the payload of a member in a complete exchange.
     pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
@@ -166,7 +168,7 @@ impl CompiledExchange {
         self.step = Step::Idle;
     }
 
-    /// Moves a call on, by one exchange at most, and tells whether it is through.
+    /// Advances a call by one exchange at most. Returns whether the call is over.
     ///
     /// # Safety
     /// The call is the one that entered, and its buffers are valid.
@@ -180,7 +182,7 @@ impl CompiledExchange {
             return Ok(false);
         }
         if cursor.in_place.is_possible() {
-            // SAFETY: handed on.
+            // SAFETY: the caller's promise, passed on.
             match unsafe { self.advance_in_place(call, cursor)? } {
                 Outcome::Waits => return Ok(false),
                 Outcome::Over => {
@@ -198,7 +200,7 @@ impl CompiledExchange {
                 return Ok(false);
             }
             let begun = cursor.in_place.watch.start();
-            // SAFETY: handed on.
+            // SAFETY: the caller's promise, passed on.
             unsafe {
                 match (cursor.shots, own) {
                     (Some(shots), Some(own)) => self.publish_shots(call, cursor, shots, own),
@@ -215,7 +217,7 @@ impl CompiledExchange {
             return Ok(false);
         }
         let begun = cursor.in_place.watch.start();
-        // SAFETY: handed on; all that is needed has been published.
+        // SAFETY: the caller's promise, passed on; all payloads that are needed have been published.
         unsafe {
             match cursor.shots {
                 Some(shots) => self.take_shots(call, cursor, shots),
@@ -234,7 +236,7 @@ impl CompiledExchange {
         Ok(is_over)
     }
 
-    /// Whether the turn at hand has reason to look.
+    /// Returns whether the current turn has reason to look.
     pub(crate) fn has_arrived(&mut self) -> bool {
         match self.step {
             Step::Idle => false,
@@ -243,22 +245,22 @@ impl CompiledExchange {
         }
     }
 
-    /// The words that the ranks of the host show each other outside of exchanges.
+    /// Returns the words that the ranks of the host show each other outside of exchanges.
     pub(crate) fn board(&self) -> &Board {
         self.flat.board()
     }
 
-    /// Whether this rank has published the exchange at hand.
+    /// Returns whether this rank has published in the current exchange.
     fn is_published(&self) -> bool {
         matches!(self.step, Step::Published)
     }
 
-    /// Whether an exchange is under way.
+    /// Returns whether an exchange is under way.
     pub(crate) fn is_under_way(&self) -> bool {
         !matches!(self.step, Step::Idle)
     }
 
-    /// Ranks that have not yet published the awaited payload.
+    /// Returns the ranks that have not yet published the awaited payload.
     pub(crate) fn waiting_for(&self) -> Vec<u32> {
         let given = if let Step::Queued(given) = self.step { given } else { 0 };
         self.flat.waiting_for(given).into_iter().map(|member| member as u32).collect()
@@ -272,7 +274,7 @@ impl CompiledExchange {
         Some((std::ptr::from_ref(word), value))
     }
 
-    /// Ranks that must wake this one, after the last look before a sleep.
+    /// Returns the ranks that must wake this one, after the last look before a sleep.
     pub(crate) fn awaited(&self) -> NonZeroU32 {
         self.flat.awaited()
     }

@@ -1,4 +1,4 @@
-//! The payloads of an exchange, and the result that each rank computes from all of them.
+//! The payloads of an exchange, and the result that each rank computes from them.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use crate::reduce::{Folding, divide, scale};
 use crate::types::ReduceOp;
 
 impl CompiledExchange {
-    /// Publishes this rank's contribution to the exchange at hand.
+    /// Publishes this rank's contribution to the current exchange.
     ///
     /// # Safety
-    /// It is as long as the collective defines.
+    /// The contribution is as long as the collective defines.
     #[inline]
     pub(super) unsafe fn publish(&mut self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
         let ((at, len), block) = (cursor.part(), cursor.block);
@@ -24,7 +24,7 @@ impl CompiledExchange {
         let fill = own.map(|own| {
             move |mut slot: Slot<'_>| {
                 let mut put = |to: usize, from: usize, len: usize| {
-                    // SAFETY: a part of a contribution, by the shape of the call.
+                    // SAFETY: this is a part of the contribution, by the shape of the call.
                     unsafe {
                         match call.op {
                             ReduceOp::PremulSum(factor) if reduces(call.collective) => {
@@ -47,7 +47,7 @@ impl CompiledExchange {
         self.flat.publish(cursor.tag, cursor.published(), self.needs(call), fill);
     }
 
-    /// Members that this rank waits for.
+    /// Returns the members that this rank waits for.
     #[inline]
     fn needs(&self, call: &Call) -> Needs {
         let (root, rank) = (call.root as usize, self.rank);
@@ -60,10 +60,10 @@ impl CompiledExchange {
         }
     }
 
-    /// Computes this rank's result from the payloads of the exchange at hand.
+    /// Computes this rank's result from the payloads of the current exchange.
     ///
     /// # Safety
-    /// The buffers of the call are valid, and all that is needed has been published.
+    /// The buffers of the call are valid, and all payloads that are needed have been published.
     #[inline]
     pub(super) unsafe fn take(&self, call: &Call, cursor: &ExchangeCursor) {
         let (at, _) = cursor.part();
@@ -76,7 +76,8 @@ impl CompiledExchange {
             Collective::ExScan if rank > 0 => Some((0, 0..rank)),
             _ => None,
         };
-        // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
+        // SAFETY: for the whole block: outputs are as long as the collective defines, and payloads are as long as
+        // published.
         unsafe {
             if let Some((index, members)) = reduced {
                 return self.reduce(call, cursor, index, members);
@@ -87,28 +88,28 @@ impl CompiledExchange {
                 }
                 Collective::AllGather | Collective::AllToAll => self.fetch_all(call, cursor),
                 Collective::Gather if rank == root => self.fetch_all(call, cursor),
-                // Nothing, or only for other ranks.
+                // There is no result, or only other ranks have one.
                 _ => {}
             }
         }
     }
 
-    /// Copies this rank's block for itself, unless it is in its place already. Not together with what it takes from
-    /// others but before it waits for them: that makes up for their coming later, and finds in the caches what it has just
-    /// published. All-gathers and all-to-alls of 2 ranks and 128 KiB take 0.93 times as long.
+    /// Copies this rank's block for itself, unless it is already in place. The copy comes before the wait for other
+    /// ranks, not with the data taken from them: it makes use of the time that they are late, and finds the bytes just
+    /// published still in the caches. All-gathers and all-to-alls of 2 ranks and 128 KiB take 0.93 times as long.
     ///
     /// # Safety
     /// As [`Self::publish`], and the output is as long as the collective defines.
     #[inline]
     pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.keep_bytes(call, cursor, own, cursor.part()) }
     }
 
-    /// The same for `len` bytes from `at` on.
+    /// Copies `len` bytes of this rank's block, from `at` on.
     ///
     /// # Safety
-    /// As [`Self::keep`]; they are inside the block.
+    /// As [`Self::keep`]; the bytes are inside the block.
     #[inline]
     pub(super) unsafe fn keep_bytes(
         &self,
@@ -118,19 +119,20 @@ impl CompiledExchange {
         (at, len): (usize, usize),
     ) {
         let (rank, root) = (self.rank, call.root as usize);
-        // Which block of its contribution, and of the output.
+        // Index of the block in the contribution, and in the output.
         let (from, to) = match call.collective {
             Collective::Broadcast if rank == root => (0, 0),
             Collective::Scatter if rank == root => (rank, 0),
             Collective::Gather if rank == root => (0, rank),
             Collective::AllGather => (0, rank),
             Collective::AllToAll => (rank, rank),
-            // Reductions take it where they need it.
+            // Reductions read it where they need it.
             _ => return,
         };
         let Some(own) = own else { return };
         let block = cursor.block;
-        // SAFETY: inside both, by the shape of the call; input and output are the same memory or do not overlap.
+        // SAFETY: both ranges are inside the buffers, by the shape of the call; input and output are the same memory or
+        // do not overlap.
         unsafe {
             let (from, to) = (own.add(from * block + at), call.output.add(to * block + at));
             if from != to.cast_const() {
@@ -139,14 +141,14 @@ impl CompiledExchange {
         }
     }
 
-    /// Address of this rank's contribution; `None` where it contributes only its presence.
+    /// Returns the address of this rank's contribution; `None` if only its presence counts.
     #[inline]
     pub(super) fn contribution(&self, call: &Call) -> Option<*const u8> {
         let in_place = call.placement == Placement::InPlace;
         match call.collective {
             Collective::Barrier => None,
             Collective::Broadcast | Collective::Scatter if self.rank != call.root as usize => None,
-            // In place, the input of these is a part of the output.
+            // In place, the input of these collectives is a part of the output.
             Collective::AllGather | Collective::Gather | Collective::ReduceScatter | Collective::Scatter => {
                 Some(call.input)
             }
@@ -155,22 +157,23 @@ impl CompiledExchange {
         }
     }
 
-    /// Whether this rank takes its own contribution from its payload, and not from the caller's buffer. The latter is
-    /// quicker, since the payload was just written and is on its way to the others; but it may be scaled, or be overwritten in
-    /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
+    /// Returns whether this rank reads its own contribution from its payload rather than from the caller's buffer. The
+    /// buffer is quicker, since the payload was just written and is on its way to the other ranks. But the contribution
+    /// may be scaled in the payload, or be overwritten in place: by the time it is needed, the output holds the sum of
+    /// at least two ranks before this one.
     #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
         let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
         reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
     }
 
-    /// Source of this rank's own contribution, unless it [reads that back](Self::reads_own_back).
+    /// Returns the address of this rank's own contribution, unless it [reads that back](Self::reads_own_back).
     #[inline]
     pub(super) fn own(&self, call: &Call) -> Option<*const u8> {
         if self.reads_own_back(call) { None } else { self.contribution(call) }
     }
 
-    /// The place of part `index` of a member's payload; `own` is from [`Self::own`].
+    /// Returns the address of part `index` of a member's payload; `own` comes from [`Self::own`].
     #[inline]
     unsafe fn source(
         &self,
@@ -182,7 +185,7 @@ impl CompiledExchange {
         index: usize,
     ) -> *const u8 {
         match own {
-            // SAFETY: inside the contribution, by the shape of the call.
+            // SAFETY: the address is inside the contribution, by the shape of the call.
             Some(own) if member == self.rank => unsafe { own.add(index * cursor.block + at) },
             _ => {
                 let place = place(call.collective, member, index);
@@ -209,7 +212,7 @@ impl CompiledExchange {
         let (_, len) = cursor.part();
         let index = match call.collective {
             Collective::Scatter | Collective::AllToAll => place(call.collective, member, self.rank),
-            // The same for all.
+            // Each member publishes one block for all.
             _ => 0,
         };
         let from = self.flat.payload(member).part(index * len, len);
@@ -222,18 +225,18 @@ impl CompiledExchange {
     unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
         let (at, len) = cursor.part();
         let own = self.own(call);
-        // SAFETY: the output has room for the part, and sources are as long.
+        // SAFETY: the output has room for the part, and the sources are as long.
         unsafe {
             let payload = |member| self.source(call, cursor, own, (at, len), member, index);
             self.fold(call, cursor, call.output.add(at), len, members, payload);
         }
     }
 
-    /// Reduces `bytes` bytes that the given members have at `payload` into `output`, which may be the payload of one of
-    /// the first two.
+    /// Reduces `bytes` bytes of each given member at `payload` into `output`, which may be the payload of one of the
+    /// first two.
     ///
     /// # Safety
-    /// All are valid for as much.
+    /// All of them are valid for `bytes` bytes.
     #[inline]
     pub(super) unsafe fn fold(
         &self,
@@ -251,7 +254,7 @@ impl CompiledExchange {
             scratch: &self.scratch,
         };
         let first = members.start;
-        // SAFETY: for the whole block: the caller's promise.
+        // SAFETY: the caller's promise, for the whole block.
         unsafe {
             how.fold(output, bytes, members.len(), |index| payload(first + index));
             if matches!(call.op, ReduceOp::Avg) {

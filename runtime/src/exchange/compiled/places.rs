@@ -1,18 +1,21 @@
-//! Long calls that read the others' buffers in place: one copy of each byte where the exchange in parts makes two.
+//! Long calls that read the other ranks' buffers in place: one copy of each byte, where the exchange in parts makes
+//! two.
 //!
 //! # A call
-//! 1. **Asking.** One exchange, in which every rank says where its contribution lies, or that the others had better not read there: its pages
-//!    are small, it is in place, the kernel does not permit it, or the rank's own copies show that it does not pay. All see the same
-//!    answers, so all agree. If one declines, the call goes on in parts.
-//! 2. **Reading.** Every rank copies what it needs, some of it at each turn.
-//! 3. **End.** Another exchange: only then may contributions change. If a rank could not read, all hear of it there, go on in parts, and
-//!    ask no more.
+//! 1. **Asking.** In one exchange every rank says where its contribution lies, or declines. It declines if the buffer
+//!    has small pages, the call is in place, the kernel does not permit the access, or the rank's own copies show that
+//!    it does not pay. All ranks see the same answers, so all agree. If one declines, the call goes on in parts.
+//! 2. **Reading.** Every rank copies the data that it needs, a piece at each step.
+//! 3. **End.** After another exchange contributions may change again. If a rank could not read, all ranks hear of it
+//!    there, go on in parts, and do not ask again.
 //!
 //! # Access
-//! 1. From the first exchange to the last the others' kernel reads the contribution, and nobody writes it: the call's owner has lent it, and this rank
-//!    writes to the output only, which lies apart (calls whose buffers are the same decline).
-//! 2. A call that fails takes the contribution back before it returns (`Core::abort`, [`CompiledExchange::withdraw`]), and so does one that panics
-//!    (`drive/lent.rs`, inside which all of such a call runs). Nothing that others read from then on counts.
+//! 1. From the first exchange to the last, the other ranks' kernel reads the contribution, and nobody writes it: the
+//!    caller has lent it, and this rank writes only to the output, which lies apart (calls whose buffers are the same
+//!    decline).
+//! 2. A call that fails takes the contribution back before it returns (`Core::abort`, [`CompiledExchange::withdraw`]),
+//!    and so does a call that panics (all of such a call runs inside `drive/lent.rs`). Data that others read from then
+//!    on is not used.
 
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::{Needs, StageMismatch};
@@ -22,53 +25,53 @@ use super::cursor::ExchangeCursor;
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
-/// Blocks from this length on are read in place where that shows to be quicker. Of 64 KiB, those that their owners have just written take
-/// 1.4 times as long. See docs/tuning.md, "Buffers read in place".
+/// Shortest block that is read in place if that proves quicker. Blocks of 64 KiB that their owners have just written
+/// take 1.4 times as long. See docs/tuning.md, "Buffers read in place".
 pub(super) const PLACES_MIN: usize = 128 << 10;
 
-/// The same for all-gathers of three and four ranks: 128 KiB take 1.1 times as long. In those of more, so many ranks read the same pages that
-/// 4 MiB of 8 ranks take 1.2 times as long.
+/// Shortest block for all-gathers of three and four ranks, where 128 KiB take 1.1 times as long. With more ranks, so
+/// many of them read the same pages that 4 MiB of 8 ranks take 1.2 times as long.
 const GATHERED_MIN: usize = 512 << 10;
 const GATHERED_MEMBERS_MAX: usize = 4;
 
 /// Most ranks for which all-to-alls were measured.
 const MEMBERS_MAX: usize = 8;
 
-/// Bytes that a rank reads before it looks whether the call is to be given up: 40 µs.
+/// Bytes that a rank reads between two checks whether the call is to be given up: 40 µs.
 const READ_BYTES: usize = 512 << 10;
 
-/// An answer that the others had better not read there.
+/// Answer of a rank that declines.
 const NOWHERE: u64 = 0;
 
 /// Progress of a call that may read in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stand {
-    /// It does not.
+    /// The call does not.
     #[default]
     Never,
-    /// It has not had its turn.
+    /// The call has not had its turn.
     Fresh,
-    /// This rank has this answer, and waits for the others'.
+    /// This rank has given or will give this answer, and waits for the others'.
     Asking { answer: u64, is_published: bool },
-    /// So many other ranks have been read, and so much of the next one.
+    /// This many other ranks have been read, and `at` bytes of the next one.
     Reading { others: usize, at: usize },
-    /// All is read, or something could not be.
+    /// All has been read, or something could not be.
     Ending { has_read: bool },
-    /// It goes in parts, though it might have read in place.
+    /// The call goes in parts, though it might have read in place.
     InParts,
 }
 
-/// Memory of a call that may read in place.
+/// State of a call that may read in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InPlace {
     pub(super) stand: Stand,
     pub(super) watch: Stopwatch,
-    /// Number of turns in which something was read.
+    /// Number of steps in which something was read.
     pub(super) turns: usize,
 }
 
 impl InPlace {
-    /// Whether the others may come to read this rank's contribution.
+    /// Returns whether other ranks may come to read this rank's contribution.
     #[inline(always)]
     pub(super) fn is_possible(&self) -> bool {
         !matches!(self.stand, Stand::Never | Stand::InParts)
@@ -78,26 +81,26 @@ impl InPlace {
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It waits, or has more to read.
+    /// The call waits, or has more to read.
     Waits,
-    /// The call is through.
+    /// The call is over.
     Over,
     /// The call goes on in parts.
     Declined,
 }
 
-/// Verdicts on reading in place.
+/// State of reading in place that outlives a call.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     judge: Judge,
-    /// Whether a rank could not read though all had said where.
+    /// Whether a rank could not read although all ranks had given their places.
     has_failed: bool,
-    /// Places of the call at hand.
+    /// Places given for the current call.
     answers: [u64; MEMBERS_MAX],
 }
 
 impl CompiledExchange {
-    /// Whether calls with such blocks may read in place. The same on all ranks.
+    /// Returns whether calls with such blocks may read in place. The answer is the same on all ranks.
     pub(super) fn may_read_in_place(&self, collective: Collective, block: usize) -> bool {
         let (least, most) = match collective {
             Collective::AllToAll => (PLACES_MIN, MEMBERS_MAX),
@@ -108,7 +111,7 @@ impl CompiledExchange {
         block >= least && (2..=most).contains(&self.members) && !self.has_gpus
     }
 
-    /// Moves a call that may read in place on; it has the turn.
+    /// Advances a call that may read in place and that has the turn.
     ///
     /// # Safety
     /// As [`CompiledExchange::advance`].
@@ -127,7 +130,7 @@ impl CompiledExchange {
                     if !is_published && self.is_published() {
                         cursor.in_place.stand = Stand::Asking { answer, is_published: true };
                         if answer != NOWHERE {
-                            // SAFETY: handed on.
+                            // SAFETY: the caller's promise, passed on.
                             unsafe { self.keep_in_place(call, cursor) };
                         }
                     }
@@ -137,7 +140,7 @@ impl CompiledExchange {
                     self.hear_answers(call, cursor);
                 }
                 Stand::Reading { others, at } => {
-                    // SAFETY: handed on.
+                    // SAFETY: the caller's promise, passed on.
                     cursor.in_place.stand = unsafe { self.read_some(call, cursor, others, at) };
                     cursor.in_place.turns += 1;
                     if matches!(cursor.in_place.stand, Stand::Reading { .. }) {
@@ -154,7 +157,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Decides whether a call whose turn has come asks, which is the same on all ranks; and this rank's answer.
+    /// Decides whether a call whose turn has come asks, which is the same on all ranks, and chooses this rank's answer.
     fn consider(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
         let opinion = self.places.judge.consider(call.collective, cursor.block);
         cursor.in_place.watch = Stopwatch::new(opinion.is_timed);
@@ -163,21 +166,21 @@ impl CompiledExchange {
             return;
         }
         let blocks = if call.collective == Collective::AllToAll { self.members } else { 1 };
-        // In place, an all-to-all overwrites its contribution.
+        // An in-place all-to-all overwrites its contribution.
         let lies_apart = call.collective != Collective::AllToAll || call.placement == Placement::OutOfPlace;
         let own = self.contribution(call).filter(|_| lies_apart && opinion.is_for_it);
         let place = own.and_then(|own| self.flat.place(own, blocks * cursor.block));
         cursor.in_place.stand = Stand::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
     }
 
-    /// Copies this rank's block for itself while the others come.
+    /// Copies this rank's block for itself while the other ranks arrive.
     ///
     /// # Safety
     /// As [`CompiledExchange::advance`].
     unsafe fn keep_in_place(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
         let own = self.contribution(call);
         let begun = cursor.in_place.watch.start();
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.keep_bytes(call, cursor, own, (0, cursor.block)) };
         cursor.in_place.watch.stop(begun);
     }
@@ -200,15 +203,15 @@ impl CompiledExchange {
         if all {
             self.places.answers = answers;
         } else {
-            // A block that was kept is copied once more, part by part.
+            // A block that was kept is copied again, part by part.
             cursor.in_place.watch.reset();
         }
     }
 
-    /// Reads some of the other ranks' buffers.
+    /// Reads a piece of the other ranks' buffers.
     ///
     /// # Safety
-    /// As [`CompiledExchange::advance`]; all have answered.
+    /// As [`CompiledExchange::advance`]; all ranks have answered.
     unsafe fn read_some(
         &self,
         call: &Call,
@@ -221,7 +224,7 @@ impl CompiledExchange {
         let mut left = READ_BYTES;
         let mut stand = None;
         while stand.is_none() && left > 0 {
-            // Not all of the same rank at a time.
+            // Ranks begin with different members, so that not all read the same one at a time.
             let member = (self.rank + 1 + others) % self.members;
             let len = left.min(block - at);
             let offset = if call.collective == Collective::AllToAll { self.rank * block } else { 0 };
@@ -260,7 +263,7 @@ impl CompiledExchange {
         Outcome::Declined
     }
 
-    /// Notes the time of the copies of a call that is over.
+    /// Notes the time that the copies of a finished call took.
     #[cold]
     pub(super) fn note(&mut self, call: &Call, cursor: &ExchangeCursor, way: Way) {
         if let Some(spent) = cursor.in_place.watch.spent() {
@@ -268,7 +271,8 @@ impl CompiledExchange {
         }
     }
 
-    /// Takes back what others may be reading: what they read from now on does not count. For a communicator that is given up.
+    /// Takes back memory that others may be reading, when a communicator is given up: data that they read from now on
+    /// is not used.
     pub(crate) fn withdraw(&self) {
         self.flat.withdraw();
     }

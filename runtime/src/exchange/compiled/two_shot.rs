@@ -1,9 +1,9 @@
-//! All-reduce in two shots: of each part of the vector, every rank reduces a slice, and publishes that with the next part.
+//! All-reduce in two shots: every rank reduces a slice of each part of the vector, and publishes it with the next part.
 //!
-//! Once would do for the ranks' waits and cost each rank the reduction of everything. Here a byte is copied in once, read
-//! by the one rank that reduces it, and its sum is copied out once by everybody, all of it in the caches; the vector itself
-//! is read and written once. Exchange `e` carries part `e` of everybody's vector, and the slices that everybody has
-//! reduced of part `e - 1`, so a vector of `m` parts takes `m + 1` exchanges:
+//! In a single shot, every rank would reduce everything. Here a byte is copied in once and read by the one rank that
+//! reduces it, and every rank copies its sum out once, all of it in the caches; the vector itself is read and written
+//! once. Exchange `e` carries part `e` of every rank's vector, and every rank's reduced slice of part `e - 1`, so a
+//! vector of `m` parts takes `m + 1` exchanges:
 //!
 //! ```text
 //! payload of rank r:   part e of its vector        | its slice of the sum of part e - 1
@@ -24,33 +24,34 @@ use crate::call::Call;
 use crate::reduce::scale;
 use crate::types::ReduceOp;
 
-/// Longest vector that everybody reduces as a whole, with more than two ranks.
+/// Longest vector that every rank reduces as a whole, with more than two ranks.
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
 
-/// A vector of no more is one part.
+/// Longest vector that is a single part.
 const ONE_PART_MAX: usize = 512 << 10;
 
-/// Most of a longer one that a part takes from all ranks together. Sums of a part are copied out when the next one has been
-/// copied in: by then the caches must not have lost what they replace. See
-/// docs/tuning.md, "Parts and rounds".
+/// Most bytes of a part of a longer vector, over all ranks together. The sums of a part are copied out after the next
+/// part has been copied in, and the memory that they replace should still be in the caches by then. See docs/tuning.md,
+/// "Parts and rounds".
 const ALL_PARTS_MAX: usize = 2 << 20;
 
-/// A part is no shorter, however many there are.
+/// Shortest part of a long vector, however many there are.
 const PART_MIN: usize = 128 << 10;
 
-/// Offset in a page at which the sums begin.
+/// Offset within a page at which the sums begin.
 const SUMS_IN_PAGE: usize = 2 * GRAIN;
 
 /// Division of a part among the ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shots {
     members: usize,
-    /// Bytes of a whole part: with a slice of the one before, it fits an exchange.
+    /// Bytes of a whole part. Together with a slice of the previous part it fits an exchange.
     pub(super) step: usize,
 }
 
 impl Shots {
-    /// Division of a call that takes two shots, if it does. With two ranks, each would still read everything.
+    /// Returns the division of a call that takes two shots, if it does. With two ranks, each would still read
+    /// everything.
     #[inline]
     pub(super) fn of(call: &Call, block: usize, members: usize) -> Option<Self> {
         let serves = call.collective == Collective::AllReduce
@@ -65,25 +66,27 @@ impl Shots {
         })
     }
 
-    /// The longest slice of a part of `len` bytes.
+    /// Returns the length of the longest slice of a part of `len` bytes.
     fn slice(self, len: usize) -> usize {
         len.div_ceil(self.members).next_multiple_of(GRAIN)
     }
 
-    /// The share of a part of `len` bytes that a member reduces.
+    /// Returns the range of a part of `len` bytes that a member reduces.
     fn share(self, member: usize, len: usize) -> Range<usize> {
         let slice = self.slice(len);
         (member * slice).min(len)..((member + 1) * slice).min(len)
     }
 
-    /// Offset of the slices in a payload, after a part of `len` bytes. Parts begin with a page, which suits reductions. Sums are copied
-    /// out, mostly to a place shortly after the beginning of a page, and that must not be shortly after theirs (the arena's `LONGS_IN_PAGE`
-    /// says why): 8 and 32 MiB with 4 and 8 ranks take 0.92 to 0.96 times as long.
+    /// Returns the offset of the slices in a payload, after a part of `len` bytes. Parts begin with a page, which suits
+    /// reductions. Sums are usually copied to a place shortly after the beginning of a page, so they must not lie
+    /// shortly after one themselves (the arena's `LONGS_IN_PAGE` says why): 8 and 32 MiB with 4 and 8 ranks take 0.92
+    /// to 0.96 times as long.
     fn sums_at(len: usize) -> usize {
         len.next_multiple_of(4096) + SUMS_IN_PAGE
     }
 
-    /// Bytes that each rank publishes in the exchange at hand; those of short slices include some that mean nothing.
+    /// Returns the bytes that each rank publishes in the current exchange. Behind short slices, some of them are
+    /// meaningless.
     pub(super) fn published(self, cursor: &ExchangeCursor) -> usize {
         let (_, len) = cursor.part();
         cursor.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
@@ -91,10 +94,10 @@ impl Shots {
 }
 
 impl CompiledExchange {
-    /// Publishes this rank's part at hand, and its slice of the sum of the one before.
+    /// Publishes this rank's current part, and its slice of the sum of the previous one.
     ///
     /// # Safety
-    /// As [`CompiledExchange::publish`], of `own`; the output holds the slice.
+    /// As [`CompiledExchange::publish`] for `own`; the output holds the slice.
     pub(super) unsafe fn publish_shots(
         &mut self,
         call: &Call,
@@ -104,7 +107,7 @@ impl CompiledExchange {
     ) {
         let ((at, len), rank) = (cursor.part(), self.rank);
         let fill = |mut slot: Slot<'_>| {
-            // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
+            // SAFETY: for the whole block: these are parts of the vectors, by the shape of the call.
             unsafe {
                 match call.op {
                     // Only the sums of the last part are left.
@@ -126,7 +129,7 @@ impl CompiledExchange {
         self.flat.publish(cursor.tag, cursor.published(), Needs::All, Some(fill));
     }
 
-    /// Takes the others' sums of the part before, and reduces this rank's slice of the part at hand.
+    /// Takes the others' sums of the previous part, and reduces this rank's slice of the current one.
     ///
     /// # Safety
     /// As [`CompiledExchange::take`].
@@ -137,7 +140,7 @@ impl CompiledExchange {
                 let share = shots.share(member, before);
                 let sums = self.flat.payload(member).part(Shots::sums_at(len), share.len());
                 if !share.is_empty() {
-                    // SAFETY: inside the vector, by the shape of the call.
+                    // SAFETY: the sums lie inside the vector, by the shape of the call.
                     unsafe { cursor.copy(sums, call.output.add(at + share.start), share.len()) };
                 }
             }
@@ -147,7 +150,8 @@ impl CompiledExchange {
             return;
         }
         let own = self.own(call);
-        // SAFETY: for the whole block: inside the vectors, by the shape of the call, and inside the payloads.
+        // SAFETY: for the whole block: the addresses are inside the vectors, by the shape of the call, and inside the
+        // payloads.
         unsafe {
             let payload = |member: usize| match own {
                 Some(own) if member == self.rank => own.add(at + share.start),
