@@ -1,7 +1,8 @@
-//! Copies between the caller's memory on a GPU and ours on the host: started here, and asked about at every turn.
+//! Copies between the caller's memory on a GPU and Kolo's memory on the host. They are started here, and polled by each
+//! call of progress.
 //!
-//! There are two streams per GPU, one for each direction, since its engines copy both ways at once. All that an engine copies
-//! in one direction goes in one order, so the first mark tells of all.
+//! There are two streams per GPU, one for each direction, since its engines copy both ways at once. All copies of an
+//! engine in one direction run in order, so only the first mark needs to be polled.
 
 use std::sync::Arc;
 
@@ -13,9 +14,9 @@ use super::memory::Part;
 /// The purpose of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A segment: its input is here, or its output there.
+    /// A segment: its input has been loaded, or its output stored.
     Segment { slot: u16, generation: u16, instance: u8 },
-    /// A copy within a GPU's memory, or from or to scratch: a step of a lane.
+    /// A step of a lane: a copy within GPU memory, or from or to scratch.
     Step { slot: u16, generation: u16, instance: u8, lane: u16 },
     /// A message.
     Transfer { slot: u16, generation: u16 },
@@ -23,11 +24,11 @@ pub(crate) enum Mark {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// From the GPU.
+    /// From the GPU to the host.
     Load,
-    /// To the GPU.
+    /// From the host to the GPU.
     Store,
-    /// At a step of the plan.
+    /// For a step of the plan.
     Step,
 }
 
@@ -35,18 +36,18 @@ pub(crate) enum Way {
 #[derive(Debug, Default)]
 pub(crate) struct CopyLines {
     lines: Vec<(Way, Copies<Mark>)>,
-    /// Bytes copied from GPUs, and to them.
+    /// Bytes copied from GPUs, bytes copied to them, and flushes.
     pub(crate) loaded_bytes: u64,
     pub(crate) stored_bytes: u64,
     pub(crate) flushes: u64,
 }
 
 impl CopyLines {
-    /// Starts copies; the mark comes back when they are done.
+    /// Starts copies. The mark is returned by [`poll`](Self::poll) when they are done.
     ///
     /// # Safety
-    /// The memory of the parts is valid, that of the host pinned, and it stays so and otherwise untouched until then, or until
-    /// this was settled.
+    /// The memory of the parts is valid, and that of the host is pinned. It stays so, and otherwise untouched, until
+    /// the mark is returned or this was settled.
     pub(crate) unsafe fn start(
         &mut self,
         way: Way,
@@ -83,12 +84,12 @@ impl CopyLines {
         gpu.flush().map_err(failed)
     }
 
-    /// Whether something is under way.
+    /// Returns whether any copy is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.lines.iter().any(|(_, copies)| !copies.is_idle())
     }
 
-    /// The next mark that has come back.
+    /// Returns the next mark whose copies are done.
     pub(crate) fn poll(&mut self) -> Result<Option<Mark>, Error> {
         for (_, copies) in &mut self.lines {
             if let Some(mark) = copies.poll().map_err(failed)? {
@@ -98,13 +99,13 @@ impl CopyLines {
         Ok(None)
     }
 
-    /// Blocks until nothing is under way; forgets all marks.
+    /// Blocks until no copy is under way. Forgets all marks.
     pub(crate) fn settle(&mut self) {
         self.lines.iter_mut().for_each(|(_, copies)| copies.settle());
     }
 }
 
-/// The error of the GPU's driver, as one of the engine.
+/// Turns a message of the GPU's driver into an error of the engine.
 pub(crate) fn failed(words: String) -> Error {
     Error::new(ErrorKind::System, "GPU memory", None, words)
 }

@@ -1,8 +1,10 @@
-//! Messages from and to a GPU's memory: carried through pinned memory of the host, or straight where adapters reach it.
+//! Messages from and to GPU memory, which travel through pinned host memory, or directly where adapters reach GPU
+//! memory.
 //!
-//! A message is one post at the transport, so memory that carries one is as long as it. A send is posted once its bytes are here, and
-//! later sends to the same rank wait until then, since messages are matched in the order in which they were sent. A
-//! receive is over once its bytes are there. Where adapters reach the memory, a receive is over once it is flushed.
+//! A message is one post at the transport, so its pinned memory is as long as the message. A send is posted once its
+//! bytes are on the host. Later sends to the same rank wait until then, since messages are matched in the order in
+//! which they were sent. A receive is over once its bytes are on the GPU; where adapters reach the memory, once they
+//! are flushed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,41 +20,41 @@ use super::token::Kind;
 use super::transfers::Transfers;
 use crate::call::AdapterAccess;
 
-/// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
+/// Most pinned memory kept for later messages. Pinning costs more than copying, and a host may lock only so much.
 const SPARE_BYTES: usize = 32 << 20;
 
 /// A message on its way between a GPU and the transport.
 #[derive(Debug)]
 pub(super) struct GpuMessage {
     gpu: Arc<Gpu>,
-    /// The caller's memory.
+    /// The caller's memory on the GPU.
     there: Piece,
-    /// None where adapters reach the caller's memory.
+    /// Pinned host memory; `None` where adapters reach the caller's memory.
     here: Option<Staging>,
-    /// For direct access, whether the adapters' writes must be flushed.
+    /// Whether the adapters' writes must be flushed, for direct access.
     flush: bool,
     phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A send that is on its way from the GPU.
+    /// The bytes of a send are being copied from the GPU.
     Loading,
-    /// At the transport, or on the way there.
+    /// The message is at the transport, or may be posted there.
     Here,
-    /// A receive that is on its way to the GPU.
+    /// The bytes of a receive are being copied to the GPU.
     Storing,
 }
 
-/// The memory that carries messages of GPUs, and the sends that wait for it.
+/// The memory that carries messages of GPUs, and the sends that wait for their bytes.
 #[derive(Debug)]
 pub(super) struct GpuMessages {
-    /// Sends in the order of the calls, by rank: none while nothing is loaded for that rank.
+    /// Sends by rank, in the order of the calls; empty while nothing is being loaded for that rank.
     turns: Vec<VecDeque<u16>>,
-    /// Receives whose bytes are here.
+    /// Receives whose bytes are on the host.
     arrived: Vec<u16>,
     spare: Vec<Staging>,
-    /// By the GPU's number: for messages that wait here for a receive into memory that adapters reach.
+    /// By the GPU's number, for buffered messages that go to memory that adapters reach.
     sync_copiers: Vec<(u32, SyncCopier)>,
 }
 
@@ -97,14 +99,14 @@ impl GpuMessages {
         Ok(&self.sync_copiers[at].1)
     }
 
-    /// Bytes kept for later.
+    /// Returns the bytes kept for later messages.
     pub(super) fn spare_bytes(&self) -> usize {
         self.spare.iter().map(Staging::bytes).sum()
     }
 }
 
 impl Transfers {
-    /// Gives a transfer memory of the host in the place of a GPU's, and starts to load it if it is a send.
+    /// Gives a transfer host memory in place of GPU memory, and starts to load it if the transfer is a send.
     pub(super) fn carry(
         &mut self,
         slot: u16,
@@ -127,8 +129,8 @@ impl Transfers {
         if transfer.kind == Kind::Send {
             let part = [(there.ptr.cast_const(), here.ptr(), there.len)];
             let mark = Mark::Transfer { slot, generation: transfer.generation };
-            // SAFETY: the memory is valid by the promise of `start`; ours is pinned and kept with the transfer, which is
-            // not over before the mark is back, and an abort settles copies first.
+            // SAFETY: the memory is valid by the promise to `start`. The host memory is pinned and kept with the
+            // transfer, which is not over before the mark is returned; an abort settles copies first.
             unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
             phase = Phase::Loading;
         }
@@ -136,7 +138,8 @@ impl Transfers {
         Ok(())
     }
 
-    /// Whether a send has to wait: for its bytes, or for sends before it that wait for theirs. It is queued then.
+    /// Returns whether a send has to wait for its bytes, or for earlier sends that wait for theirs. If so, the send is
+    /// queued.
     pub(super) fn waits_for_turn(&mut self, slot: u16) -> bool {
         let transfer = &self.slots[slot as usize];
         let turns = &mut self.gpu_messages.turns[transfer.peer as usize];
@@ -147,7 +150,7 @@ impl Transfers {
         waits
     }
 
-    /// The copy of a message is done.
+    /// Handles the end of a message's copy.
     pub(super) fn copied(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
         let Some(message) = &mut self.slots[slot as usize].on_gpu else { return Ok(()) };
         if std::mem::replace(&mut message.phase, Phase::Here) == Phase::Storing {
@@ -166,7 +169,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// The transport is done with a message to or from a GPU. Returns whether it is still to go to the GPU.
+    /// Handles a GPU message that the transport has completed. Returns whether it must still be copied to the GPU.
     pub(super) fn unload(&mut self, slot: u16) -> bool {
         if self.slots[slot as usize].kind == Kind::Send {
             self.put_down(slot);
@@ -176,7 +179,7 @@ impl Transfers {
         true
     }
 
-    /// Starts to copy messages that have arrived to their places.
+    /// Starts to copy arrived messages to their places.
     pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
         while let Some(slot) = self.gpu_messages.arrived.pop() {
             let transfer = &mut self.slots[slot as usize];
@@ -198,17 +201,17 @@ impl Transfers {
         Ok(())
     }
 
-    /// Puts a message that is in memory of ours where a receive wants it.
+    /// Copies a buffered message to the memory of its receive.
     ///
     /// # Safety
-    /// The receive is not over, and as long as the message.
+    /// The receive is not over, and it is as long as the message.
     pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
         let transfer = &self.slots[slot as usize];
         let Piece { ptr, len } = transfer.piece.get();
         let gpu = transfer.on_gpu.as_ref().filter(|message| message.here.is_none()).map(|c| &c.gpu);
         let Some(gpu) = gpu else {
-            // SAFETY: the caller's promise. A rank that sends to itself from the memory it receives into gets the copy that it asked for,
-            // hence `copy`.
+            // SAFETY: the caller's promise. A rank may send to itself from the memory into which it receives; `copy`
+            // permits the overlap.
             unsafe { ptr.copy_from(from, len) };
             return Ok(());
         };

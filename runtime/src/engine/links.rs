@@ -1,4 +1,4 @@
-//! The endpoints of a communicator, and which of them leads to which peer.
+//! The endpoints of a communicator, and which of them leads to each peer.
 
 use super::Lent;
 use kolo_transport::{
@@ -14,9 +14,9 @@ pub struct Route {
     pub peer: u32,
     /// Name of the transport.
     pub transport: &'static str,
-    /// How: "same host, memfd", "192.0.2.7:40001 via eth0".
+    /// Details, such as "same host, memfd" or "192.0.2.7:40001 via eth0".
     pub how: String,
-    /// Reason why each preferred transport was not taken.
+    /// Preferred transports that were not taken, with the reasons.
     pub declined: Vec<(String, String)>,
 }
 
@@ -25,19 +25,19 @@ impl Route {
         TransportKind::named(self.transport).map(TransportKind::features)
     }
 
-    /// Whether adapters move the bytes.
+    /// Returns whether adapters move the bytes.
     pub(crate) fn uses_adapters(&self) -> bool {
         self.features().is_some_and(|features| features.uses_adapters)
     }
 
-    /// Whether the two ranks share memory.
+    /// Returns whether the two ranks share memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         self.features().is_some_and(|features| features.shares_memory)
     }
 }
 
-/// No endpoint: the rank itself.
+/// Index of no endpoint, for the rank itself.
 const NOWHERE: u8 = u8::MAX;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// `via[rank]` is an index into `endpoints`; `None` for the rank itself.
+    /// Makes the links. `via[rank]` is an index into `endpoints`; `None` for the rank itself.
     pub(crate) fn new(
         endpoints: Vec<Box<dyn Endpoint>>,
         via: impl IntoIterator<Item = Option<usize>>,
@@ -62,17 +62,17 @@ impl Links {
         Self { endpoints, via, stage }
     }
 
-    /// The memory that the ranks of this host share, if there are others.
+    /// Returns the memory that the ranks of this host share, if there are other ranks.
     pub(crate) fn stage(&self) -> Option<&dyn Stage> {
         self.endpoints.get(self.stage?)?.stage()
     }
 
-    /// The same, to publish there.
+    /// Returns the same memory, for publishing.
     pub(crate) fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         self.endpoints.get_mut(self.stage?)?.stage_mut()
     }
 
-    /// Its capabilities.
+    /// Returns the capabilities of that memory.
     pub(crate) fn stage_caps(&self) -> Option<StageCaps> {
         self.endpoints.get(self.stage?)?.caps().stage
     }
@@ -87,7 +87,7 @@ impl Links {
         token: Token,
     ) -> Result<Posted, Error> {
         let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { endpoint.post_send(on, tag, src, token) }
     }
 
@@ -101,7 +101,7 @@ impl Links {
         token: Token,
     ) -> Result<Posted, Error> {
         let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { endpoint.post_recv(on, tag, dst, token) }
     }
 
@@ -115,7 +115,7 @@ impl Links {
         token: Token,
     ) -> Result<Posted, Error> {
         let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { endpoint.post_recv_if(on, tag, dst, token) }
     }
 
@@ -170,7 +170,7 @@ impl Links {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
     }
 
-    /// Registers memory with all endpoints, or with none; tells the outcome for each.
+    /// Registers memory with all endpoints, or with none if one fails. Returns the outcome for each.
     ///
     /// # Safety
     /// As [`Endpoint::register`].
@@ -206,7 +206,7 @@ impl Links {
         }
     }
 
-    /// Takes that back.
+    /// Tells all endpoints that the operation no longer works on this memory.
     pub(crate) fn reclaim(&mut self, memory: Lent) {
         for piece in memory.pieces() {
             self.endpoints.iter_mut().for_each(|endpoint| endpoint.reclaim(piece));
@@ -224,12 +224,12 @@ impl Links {
         })
     }
 
-    /// A transport that cannot tell messages apart before they are received, if there is one.
+    /// Returns a transport that cannot distinguish messages before they are received, if there is one.
     pub(crate) fn without_probing(&self) -> Option<&'static str> {
         self.endpoints.iter().find(|endpoint| !endpoint.can_probe()).map(|endpoint| endpoint.caps().name)
     }
 
-    /// Number of ranks, this one included.
+    /// Returns the number of ranks, including this one.
     pub(crate) fn ranks(&self) -> usize {
         self.via.len()
     }
@@ -257,7 +257,7 @@ impl Links {
         self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
     }
 
-    /// Way for a waiting owner to sleep: on a word if all endpoints offer one.
+    /// Returns how a waiting owner can sleep: on a word if all endpoints offer one.
     pub(crate) fn park_by(&self) -> ParkBy {
         if self.endpoints.iter().all(|e| e.caps().park_word) { ParkBy::Word } else { ParkBy::Fd }
     }
@@ -294,7 +294,7 @@ impl super::Engine {
         self.links.relayed()
     }
 
-    /// See [`Endpoint::expect`]; for some peers.
+    /// Calls [`Endpoint::expect`] for some peers.
     pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
         for (peer, bytes_per_second) in rates {
             self.links.expect(peer, bytes_per_second);

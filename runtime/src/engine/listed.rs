@@ -2,10 +2,10 @@
 
 use kolo_transport::Piece;
 
-/// A piece of memory, as the list that an endpoint keeps a pointer to while the message is posted.
+/// A piece of memory in a list to which an endpoint keeps a pointer while the message is posted.
 ///
-/// A vector of one, so that its owner may be moved and borrowed meanwhile: moving a `Box` asserts that no other pointer is used to look
-/// into it (seen by Miri on `engine::tests`).
+/// The list is a vector of one, so that its owner may be moved and borrowed meanwhile: moving a `Box` asserts that no
+/// other pointer accesses its contents (seen by Miri on `engine::tests`).
 #[derive(Debug)]
 pub(super) struct Listed(Vec<Piece>);
 
@@ -14,7 +14,7 @@ impl Listed {
         Self(vec![piece])
     }
 
-    /// Names other memory. Nothing is posted.
+    /// Names other memory. Allowed only while nothing is posted.
     pub(super) fn set(&mut self, piece: Piece) {
         self.0[0] = piece;
     }
@@ -23,7 +23,7 @@ impl Listed {
         self.0[0]
     }
 
-    /// The piece that is posted: nothing for an empty message.
+    /// Returns the posted pieces: none for an empty message.
     pub(super) fn pieces(&self) -> &[Piece] {
         &self.0[..usize::from(self.0[0].len > 0)]
     }

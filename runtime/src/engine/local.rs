@@ -6,10 +6,10 @@ use kolo_transport::{Cursor, Piece};
 use super::memory::Part;
 use crate::reduce::Combine;
 
-/// Copies `src` to `dst`, whose lengths are equal in all.
+/// Copies `src` to `dst`, whose total lengths are equal.
 ///
 /// # Safety
-/// The pieces are valid, and `dst` is writable and overlaps `src` nowhere.
+/// The pieces are valid. `dst` is writable and does not overlap `src`.
 pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
     zip(src, dst, |from, to, len| {
         // SAFETY: `zip` stays inside the pieces; validity and no overlap are the caller's promise.
@@ -17,7 +17,7 @@ pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
     });
 }
 
-/// The same past the caches: for bytes that are not read again before the caches have lost them.
+/// Copies past the caches: for bytes that are not read again while the caches would hold them.
 ///
 /// # Safety
 /// As [`copy`].
@@ -28,14 +28,14 @@ pub(crate) unsafe fn copy_past_caches(src: &[Piece], dst: &[Piece]) {
     });
 }
 
-/// The copies (from, to, bytes) of `src` to `dst`, whose lengths are equal in all.
+/// Returns the copies (from, to, bytes) of `src` to `dst`, whose total lengths are equal.
 pub(crate) fn parts(src: &[Piece], dst: &[Piece]) -> Vec<Part> {
     let mut parts = Vec::with_capacity(src.len().max(dst.len()));
     zip(src, dst, |from, to, len| parts.push((from.cast_const(), to, len)));
     parts
 }
 
-/// `dst = a op b`, where all three have the same length in all.
+/// Computes `dst = a op b`, where all three have the same total length.
 ///
 /// # Safety
 /// The pieces are valid and hold whole elements; `dst` equals `a` or `b` or overlaps neither.
@@ -45,7 +45,7 @@ pub(crate) unsafe fn reduce(combine: Combine, element_bytes: usize, a: &[Piece],
         let mut done = 0;
         while done < len {
             let (to, room) = at.next(dst, len - done);
-            // SAFETY: within all three pieces; whole elements, since pieces hold whole elements.
+            // SAFETY: the range is within all three pieces, and holds whole elements, since pieces do.
             unsafe { combine(to, a.add(done), b.add(done), room / element_bytes) };
             done += room;
         }
@@ -65,7 +65,7 @@ fn zip(a: &[Piece], b: &[Piece], mut each: impl FnMut(*mut u8, *mut u8, usize)) 
     }
 }
 
-/// The place behind so many bytes, which the pieces have.
+/// Returns the position `offset` bytes into the pieces, which are at least as long.
 fn cursor_at(pieces: &[Piece], offset: usize) -> Cursor {
     let (mut at, mut done) = (Cursor::START, 0);
     while done < offset {
@@ -85,7 +85,7 @@ pub(crate) struct Reducer {
     dst_count: usize,
     with_at: Cursor,
     dst_at: Cursor,
-    /// Offset of both in the message.
+    /// Offset in the message that both cursors stand for.
     offset: usize,
 }
 
@@ -104,7 +104,7 @@ impl Reducer {
         }
     }
 
-    /// Prepares for one message. The slices must outlive it.
+    /// Prepares for one message. The slices must outlive the message.
     pub(crate) fn start(&mut self, combine: Combine, element_bytes: usize, with: &[Piece], dst: &[Piece]) {
         *self = Self {
             combine,
@@ -119,11 +119,11 @@ impl Reducer {
         };
     }
 
-    /// The function of the consumer: `dst = with op data`.
+    /// Computes `dst = with op data`: the function of the consumer.
     ///
     /// # Safety
-    /// `context` points to a `Reducer` that was started for this message and that nobody else uses now; the pieces
-    /// it was started with are valid.
+    /// `context` points to a `Reducer` that was started for this message and that nobody else uses now. The pieces with
+    /// which it was started are valid.
     pub(crate) unsafe fn consume(context: *mut (), offset: usize, data: *const u8, len: usize) {
         // SAFETY: the caller's promise.
         let this = unsafe { &mut *context.cast::<Self>() };
@@ -144,8 +144,8 @@ impl Reducer {
             let (_, with_room) = probe.next(with, len - done);
             let (to, run) = this.dst_at.next(dst, with_room);
             let (a, _) = this.with_at.next(with, run);
-            // SAFETY: `run` bytes are inside both pieces and inside `data`; all are whole elements, because
-            // pieces are and the transport hands out multiples of GRAIN_BYTES.
+            // SAFETY: `run` bytes are inside both pieces and inside `data`. All are whole elements, because pieces hold
+            // whole elements and the transport hands out multiples of GRAIN_BYTES.
             unsafe { (this.combine)(to, a, data.add(done), run / this.element_bytes) };
             done += run;
         }
@@ -186,7 +186,7 @@ mod tests {
         unsafe { reduce(add, 1, &pa, &pb, &pc) };
         assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
         let mut reducer = Reducer::idle(add);
-        // In any order, as over several connections.
+        // Parts may arrive in any order, as over several connections.
         for parts in [[(0, 64), (64, 36)], [(64, 36), (0, 64)]] {
             reducer.start(add, 1, &pa, &pc);
             let context = (&raw mut reducer).cast();

@@ -1,19 +1,20 @@
-//! Which receive gets which message.
+//! Decides which receive gets which message.
 //!
 //! # The rule
-//! That of MPI (MPI-4.1, 3.5): a receive names a source, or any, and a label, the lower half of the tag; messages of one
-//! rank are looked at in the order in which they were sent, and each goes to the earliest receive that names its source
-//! and label. Only then are type (the upper half of the tag) and length compared; a difference is an error.
+//! The rule is that of MPI (MPI-4.1, 3.5): a receive names a source, or any source, and a label, the lower half of the
+//! tag. Messages of one rank are examined in the order in which they were sent, and each goes to the earliest receive
+//! that names its source and label. Only then are type (the upper half of the tag) and length compared; a difference is
+//! an error.
 //!
 //! # How
-//! A transport's channel knows neither labels nor sources, only a next message. So receives are posted there in the
-//! order of the calls, on condition that they fit: the usual case, in which nothing is looked at twice and messages land
-//! in their place. If another message comes, the receives come back and the message waits (rule 9 of the transport). It
-//! goes to the first receive that it fits; if there is none it is taken into memory of ours ([`super::unexpected`]), as
-//! far as the allowance goes, so that the message behind it can be looked at.
+//! A transport's channel knows neither labels nor sources, only a next message. Receives are therefore posted there in
+//! the order of the calls, on condition that they fit. In this usual case no message is examined twice, and each lands
+//! in its place. If another message comes, the receives come back and the message waits (rule 9 of the transport). It
+//! goes to the first receive that it fits. If there is none, it is buffered ([`super::unexpected`]), as far as the
+//! limit permits, so that the message behind it can be examined.
 //!
-//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are probed.
-//! A receive that names its source is not posted while an earlier one from any source might want the same message.
+//! A receive from any source is not posted: while there is one, the streams on which nothing is posted are probed. A
+//! receive that names its source is not posted while an earlier one from any source might take the same message.
 
 use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
 
@@ -22,12 +23,12 @@ use super::token::{Kind, Name};
 use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit};
 use super::unexpected::Stored;
 
-/// The label that the caller gave, by which messages are matched. The rest of a tag says type and communicator.
+/// Returns the caller's label, by which messages are matched. The rest of a tag stands for type and communicator.
 pub(crate) const fn label(tag: u64) -> u32 {
     tag as u32
 }
 
-/// Place where a receive waits.
+/// Position of a waiting receive.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Inbox(usize),
@@ -35,7 +36,7 @@ enum Place {
 }
 
 impl Transfers {
-    /// A receive was called.
+    /// Starts a receive.
     pub(super) fn start_recv(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
         let peer = self.slots[slot as usize].peer;
         if peer == ANY_SOURCE {
@@ -80,7 +81,8 @@ impl Transfers {
         }
         self.anyone.push_back(slot);
         self.match_self()?;
-        // One busy rank does not keep the others out: messages that wait are taken before the next poll tells of more.
+        // Messages that already wait are taken before the next poll reports more, so one busy rank does not keep the
+        // others out.
         for peer in 0..self.inboxes.len() as u32 {
             if self.anyone.is_empty() {
                 break;
@@ -91,7 +93,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// A receive from `peer` that was posted is over.
+    /// Ends a posted receive from `peer`.
     #[inline]
     pub(super) fn received(&mut self, slot: u16) {
         let peer = self.slots[slot as usize].peer;
@@ -99,7 +101,7 @@ impl Transfers {
         self.one_less_posted(peer);
     }
 
-    /// An unexpected message has arrived.
+    /// Handles an unexpected message that has fully arrived.
     pub(super) fn stored(&mut self, peer: u32) -> Result<(), Error> {
         let Some(mut stored) = self.inboxes[peer as usize].storing.take() else { return Ok(()) };
         match stored.claimed {
@@ -113,7 +115,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// A receive has come back from the transport.
+    /// Handles a receive that has come back from the transport.
     pub(super) fn returned(&mut self, slot: u16) {
         let Some(peer) = self.slots.get(slot as usize).map(|transfer| transfer.peer) else { return };
         let order = self.slots[slot as usize].order;
@@ -126,7 +128,7 @@ impl Transfers {
         self.look_at(peer);
     }
 
-    /// A message waits at the transport.
+    /// Notes that a message waits at the transport.
     pub(super) fn waits(&mut self, envelope: Envelope) {
         if let Some(inbox) = self.inboxes.get_mut(envelope.on.peer as usize) {
             inbox.head = Some(envelope);
@@ -135,7 +137,7 @@ impl Transfers {
         }
     }
 
-    /// Serves the streams on which something happened.
+    /// Attends to the streams on which something has happened.
     #[inline]
     pub(super) fn settle(&mut self, links: &mut Links) -> Result<(), Error> {
         while let Some(peer) = self.dirty.pop() {
@@ -194,7 +196,7 @@ impl Transfers {
         }
     }
 
-    /// The first receive of a rank that may be posted before its message is seen.
+    /// Returns the first receive of a rank that may be posted before its message is seen.
     fn next_to_post(&self, peer: u32) -> Option<u16> {
         let inbox = &self.inboxes[peer as usize];
         let slot = *inbox.waiting.front()?;
@@ -207,7 +209,7 @@ impl Transfers {
         may.then_some(slot)
     }
 
-    /// The earliest receive that gets a message of `peer`.
+    /// Returns the earliest receive that takes a message of `peer`.
     fn find(&self, peer: u32, tag: u64) -> Option<Place> {
         let wants = |slot: &u16| label(self.slots[*slot as usize].tag) == label(tag);
         let order = |slot: u16| self.slots[slot as usize].order;
@@ -229,7 +231,7 @@ impl Transfers {
             Place::Anyone(at) => self.anyone.remove(at),
         };
         if let Place::Anyone(_) = place {
-            // Receives that had to wait for this one may go on; a withdrawn probe ends.
+            // Receives that had to wait for this one may go on, and a probe that is not needed any more ends.
             for other in 0..self.inboxes.len() as u32 {
                 let inbox = &self.inboxes[other as usize];
                 if !inbox.waiting.is_empty() || (inbox.probed && self.anyone.is_empty()) {
@@ -240,7 +242,7 @@ impl Transfers {
         slot.expect("a position that was just found")
     }
 
-    /// Takes in a message that no receive wants, if a receive waits for a message behind it and the allowance lasts.
+    /// Buffers a message that no receive wants, if a receive waits for a message behind it and the limit permits.
     fn store(&mut self, peer: u32, head: Envelope, links: &mut Links) -> Result<bool, Error> {
         let waiting = &self.inboxes[peer as usize].waiting;
         if waiting.is_empty() && self.anyone.is_empty() && !self.is_sought(peer) {
@@ -254,8 +256,8 @@ impl Transfers {
         let pieces = stored.pieces();
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let token = Name::of_store(peer).token();
-        // SAFETY: the list and its memory stay where they are when their owner moves into the inbox, which keeps both until the token completes, and an engine
-        // drops its links before its transfers.
+        // SAFETY: the list and its memory stay in place when their owner moves into the inbox, which keeps both until
+        // the token completes. An engine drops its links before its transfers.
         let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), token) };
         match posted {
             Ok(posted) => {
@@ -270,7 +272,7 @@ impl Transfers {
             }
             Err(error) => {
                 self.allowance.give_back(len);
-                // A peer that has left takes its messages along; that ends a call only if it wants one of them.
+                // A peer that has left takes its messages along. That ends a call only if the call wants one of them.
                 let left =
                     error.kind == ErrorKind::PeerLost && self.inboxes[peer as usize].waiting.is_empty();
                 if left { Ok(false) } else { Err(error) }
@@ -278,7 +280,7 @@ impl Transfers {
         }
     }
 
-    /// Watches a stream if a receive from any source may find something there, or stops it.
+    /// Starts or stops probing a stream, depending on whether a receive from any source may find something there.
     fn probe(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
         let sought = self.is_sought(peer);
         let inbox = &mut self.inboxes[peer as usize];
@@ -289,7 +291,7 @@ impl Transfers {
         }
         if !wanted {
             inbox.probed = false;
-            // A post takes the probe back by itself.
+            // A post ends the probe by itself.
             if inbox.posted == 0 {
                 links.cancel_probe(on);
             }
@@ -297,14 +299,14 @@ impl Transfers {
         }
         match links.probe(on) {
             Ok(()) => inbox.probed = true,
-            // The others may still send.
+            // The other ranks may still send.
             Err(error) if error.kind == ErrorKind::PeerLost => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Gives a receive the first message that was taken in for its label, if there is one.
+    /// Gives a receive the first buffered message with its label, if there is one.
     fn take_stored(&mut self, peer: u32, slot: u16) -> Result<bool, Error> {
         let (tag, len) = (self.slots[slot as usize].tag, self.slots[slot as usize].piece.get().len);
         let inbox = &mut self.inboxes[peer as usize];
@@ -331,11 +333,12 @@ impl Transfers {
         }
     }
 
-    /// Copies a message that was taken in to where it belongs.
+    /// Copies a buffered message to its receive.
     fn deliver(&mut self, slot: u16, stored: &Stored) -> Result<(), Error> {
         let len = self.slots[slot as usize].piece.get().len;
         debug_assert_eq!(len, stored.len(), "compared when it was claimed");
-        // SAFETY: the receive is not over, so its memory is valid by the promise of `start`, and as long as the message.
+        // SAFETY: the receive is not over, so its memory is valid by the promise to `start`, and it is as long as the
+        // message.
         unsafe { self.put(slot, stored.bytes().as_ptr()) }?;
         self.allowance.give_back(len);
         self.completed(slot);
@@ -349,13 +352,14 @@ impl Transfers {
         Ok(())
     }
 
-    /// Posts a receive; on condition, unless it is known to fit.
+    /// Posts a receive; on condition, unless its message is known to fit.
     fn post(&mut self, slot: u16, peer: u32, conditional: bool, links: &mut Links) -> Result<(), Error> {
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let transfer = &self.slots[slot as usize];
         let token = transfer.name(slot, Kind::Recv).token();
         let sink = Sink::Place(transfer.piece.pieces());
-        // SAFETY: the list stays where it is and is not changed while posted; the memory is valid by the promise of `start`.
+        // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
+        // `start`.
         let posted = unsafe {
             if conditional {
                 links.post_recv_if(on, transfer.tag, sink, token)
@@ -372,7 +376,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Matches messages of this rank to itself.
+    /// Matches messages from this rank to itself.
     pub(super) fn match_self(&mut self) -> Result<(), Error> {
         let mut at = 0;
         while let Some(&send) = self.sends_to_self.get(at) {
@@ -393,7 +397,7 @@ impl Transfers {
                 ));
             }
             let from = from.piece.get().ptr.cast_const();
-            // SAFETY: both are valid by the promise of `start`, and what is sent to oneself is in the host's memory.
+            // SAFETY: both are valid by the promise to `start`, and a message to oneself is in host memory.
             unsafe { self.put(recv, from) }?;
             self.sends_to_self.remove(at);
             self.completed(send);

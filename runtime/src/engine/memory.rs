@@ -1,8 +1,8 @@
-//! Addresses of blocks in memory: a plan bound to the caller's buffers.
+//! Addresses of blocks: a plan bound to the caller's buffers.
 //!
-//! A plan may work on a bounce buffer instead of a caller's buffer: a copy of one segment of it, which lies in scratch. The blocks
-//! that the plan reads are copied in before, and the blocks that it writes are copied out after. Where input and output share
-//! memory, so do their bounce buffers.
+//! A plan may work on a bounce buffer in place of a caller's buffer: a copy of one segment, which lies in scratch. The
+//! blocks that the plan reads are copied in before the segment, and the blocks that it writes are copied out after it.
+//! Where input and output share memory, so do their bounce buffers.
 
 use std::sync::Arc;
 
@@ -11,37 +11,37 @@ use kolo_collectives::memory::Memory;
 use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
 use kolo_transport::Piece;
 
-/// Blocks of scratch start on their own cache lines.
+/// Alignment of scratch blocks: each starts on a cache line of its own.
 const SCRATCH_ALIGN: usize = 64;
 
 /// The caller's memory for one operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
-    /// Send buffer; not written, in spite of its type.
+    /// Send buffer. It is not written, in spite of its type.
     pub(crate) input: *mut u8,
     /// Receive buffer.
     pub(crate) output: *mut u8,
 }
 
-// SAFETY: these are addresses; whoever uses them answers for the memory (see the contract of `Engine::start`).
+// SAFETY: these are addresses; the code that uses them answers for the memory (see the contract of `Engine::start`).
 unsafe impl Send for Buffers {}
 
-/// The caller's buffers that a plan works on a copy of.
+/// The caller's buffers for which a plan works on a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounced {
     pub(crate) input: bool,
     pub(crate) output: bool,
 }
 
-/// Position of a buffer's copy in an instance's scratch.
+/// Position of a bounce buffer in an instance's scratch.
 #[derive(Debug)]
 struct BounceBuffer {
     base: usize,
-    /// Byte offset of each block from the base; empty where blocks lie side by side, as in the buffer.
+    /// Byte offset of each block in scratch; empty where blocks lie side by side, as in the buffer.
     offsets: Box<[usize]>,
 }
 
-/// A plan with a layout, computed once for many runs of the same call.
+/// A plan with its layout, computed once for many runs of the same call.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) plan: Arc<Plan>,
@@ -55,13 +55,13 @@ pub(crate) struct Binding {
     bounced: Bounced,
     input_bounce: Option<BounceBuffer>,
     output_bounce: Option<BounceBuffer>,
-    /// Blocks of bounced buffers that hold data which the plan reads.
+    /// Blocks of bounced buffers with data that the plan reads.
     loads: Box<[Blocks]>,
     /// Blocks of bounced buffers that the plan writes.
     stores: Box<[Blocks]>,
-    /// Bytes of scratch per instance, bounce buffers included.
+    /// Bytes of scratch per instance, including bounce buffers.
     pub(crate) scratch_bytes: usize,
-    /// Most pieces that all steps of one segment can need together.
+    /// Most pieces that all steps of one segment need together.
     pub(crate) pieces_max: usize,
 }
 
@@ -76,7 +76,7 @@ impl Binding {
     ) -> Self {
         let layout = Layout::new(&plan, shape.clone(), segment_elements);
         let memory = Memory::of(&plan);
-        // Segment 0 is the longest one of every block.
+        // Segment 0 is the longest one for every block.
         let mut bytes = 0;
         let mut place = |elements: usize| {
             let offset = bytes;
@@ -90,7 +90,7 @@ impl Binding {
             let has_name = |block: &u32| memory.physical(Blocks::one(space, *block)).space == space;
             let lens = (0..blocks).map(|block| match has_name(&block) {
                 true => layout.block(space, block, 0).len,
-                // Its bytes are the other buffer's.
+                // Its bytes are those of the other buffer.
                 false => 0,
             });
             if side_by_side {
@@ -120,7 +120,7 @@ impl Binding {
         }
     }
 
-    /// Bytes of the whole input and of the whole output.
+    /// Returns the bytes of the whole input and of the whole output.
     pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
         let (input, output) = (self.memory.input_blocks(), self.memory.output_blocks());
         let (input, output) = match &self.shape {
@@ -134,12 +134,12 @@ impl Binding {
         (input * self.element_bytes, output * self.element_bytes)
     }
 
-    /// Whether any buffer is bounced.
+    /// Returns whether any buffer is bounced.
     pub(crate) fn is_mirrored(&self) -> bool {
         self.bounced != Bounced::default()
     }
 
-    /// Whether this binding serves a call with these parameters too.
+    /// Returns whether this binding also serves a call with these parameters.
     pub(crate) fn serves(
         &self,
         plan: &Arc<Plan>,
@@ -155,7 +155,7 @@ impl Binding {
             && self.bounced == bounced
     }
 
-    /// Appends the memory of consecutive blocks in one segment, adjacent blocks merged, empty ones left out.
+    /// Appends the memory of consecutive blocks in one segment, with adjacent blocks merged and empty ones left out.
     /// Returns the number of bytes.
     pub(crate) fn pieces(
         &self,
@@ -166,8 +166,8 @@ impl Binding {
         out: &mut Vec<Piece>,
     ) -> usize {
         let mut bytes = 0;
-        // Merged before it is pushed: endpoints hold pointers to the pieces before it, which a reference to the last one,
-        // taken from the vector, would end (seen by Miri on `engine::tests`).
+        // Merged before it is pushed. Endpoints hold pointers to the earlier pieces, and a reference to the last one,
+        // taken from the vector, would invalidate them (seen by Miri on `engine::tests`).
         let mut last = Piece { ptr: std::ptr::null_mut(), len: 0 };
         let mut push = |ptr: *mut u8, len: usize| {
             bytes += len;
@@ -194,7 +194,7 @@ impl Binding {
         bytes
     }
 
-    /// Table or formula that locates the blocks of a space.
+    /// Returns how to locate the blocks of a space.
     fn origin(&self, space: Space, segment: usize, buffers: Buffers, scratch: *mut u8) -> Origin<'_> {
         let (bounce, buffer) = match space {
             Space::Scratch => return Origin::Table(&self.scratch_offsets),
@@ -205,7 +205,7 @@ impl Binding {
         match bounce {
             None => Origin::Buffer(buffer),
             Some(BounceBuffer { base, offsets }) if offsets.is_empty() => {
-                // As if it were the whole buffer, of which only this segment is there.
+                // Treated as the whole buffer, of which only this segment exists.
                 let start = self.layout.block(space, 0, segment).offset * self.element_bytes;
                 Origin::Buffer(scratch.wrapping_add(*base).wrapping_sub(start))
             }
@@ -213,7 +213,7 @@ impl Binding {
         }
     }
 
-    /// The memory of one block in one segment, as the plan sees it.
+    /// Returns the memory of one block in one segment, as the plan sees it.
     fn place(&self, block: Blocks, segment: usize, buffers: Buffers, scratch: *mut u8) -> Piece {
         let block = if self.is_mirrored() { self.memory.physical(block) } else { block };
         let Extent { offset, len } = self.layout.block(block.space, block.first, segment);
@@ -240,17 +240,17 @@ impl Binding {
         }
     }
 
-    /// Whether a segment's bounce buffers are made from something.
+    /// Returns whether a segment's bounce buffers are filled from the caller's buffers.
     pub(crate) fn has_loads(&self) -> bool {
         !self.loads.is_empty()
     }
 
-    /// Whether a segment's bounce buffers are copied back.
+    /// Returns whether a segment's bounce buffers are copied back.
     pub(crate) fn has_stores(&self) -> bool {
         !self.stores.is_empty()
     }
 
-    /// The copies (from, to, bytes) from the caller's buffers that make the bounce buffers of a segment.
+    /// Returns the copies (from, to, bytes) from the caller's buffers that fill the bounce buffers of a segment.
     pub(crate) fn loads(
         &self,
         segment: usize,
@@ -264,7 +264,7 @@ impl Binding {
         Merged { parts, pending: None }
     }
 
-    /// The copies (from, to, bytes) of a segment's results from its bounce buffers to the caller's buffers.
+    /// Returns the copies (from, to, bytes) of a segment's results from its bounce buffers to the caller's buffers.
     pub(crate) fn stores(
         &self,
         segment: usize,
@@ -278,7 +278,7 @@ impl Binding {
         Merged { parts, pending: None }
     }
 
-    /// Address of one segment's block in the caller's buffer.
+    /// Returns the address of one segment's block in the caller's buffer.
     fn original(&self, block: Blocks, segment: usize, buffers: Buffers) -> *mut u8 {
         let base = if block.space == Space::Input { buffers.input } else { buffers.output };
         let Extent { offset, .. } = self.layout.block(block.space, block.first, segment);
@@ -302,18 +302,18 @@ impl Binding {
     }
 }
 
-/// Way to locate blocks.
+/// How blocks are located.
 enum Origin<'a> {
     /// By a table of offsets in scratch.
     Table(&'a [usize]),
-    /// As the layout says, from here.
+    /// As the layout says, from this address.
     Buffer(*mut u8),
 }
 
-/// A copy: from, to, bytes.
+/// A copy: source, target, bytes.
 pub(crate) type Part = (*const u8, *mut u8, usize);
 
-/// Copies that follow each other on both sides, as one; empty ones left out.
+/// Iterator that merges copies that are adjacent on both sides, and leaves out empty ones.
 struct Merged<I> {
     parts: I,
     pending: Option<Part>,
@@ -338,7 +338,7 @@ impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
     }
 }
 
-/// Blocks of bounced buffers that hold data and are read, and those that are written.
+/// Returns the blocks of bounced buffers that hold data and are read, and those that are written.
 fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box<[Blocks]>) {
     let of_mirror = |blocks: Blocks| {
         let singles = (blocks.first..blocks.end()).map(move |b| Blocks::one(blocks.space, b));

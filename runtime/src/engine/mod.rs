@@ -1,9 +1,9 @@
 //! The engine: runs plans over links. It knows nothing of threads, clocks or waiting; a waiting thread calls
 //! [`Engine::progress`].
 //!
-//! Channels of a pair of ranks are dealt out as follows, alike on all ranks: channel 0 to point-to-point transfers, the
-//! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
-//! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
+//! All ranks divide the channels of a pair alike: channel 0 is for point-to-point transfers, and the rest form equal
+//! *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous call uses
+//! group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
 
 mod copies;
 mod gpu_messages;
@@ -49,17 +49,17 @@ use transfers::{TRANSFER_CHANNEL, Transfers};
 /// while one operation fills, one streams and one drains.
 const GROUPS: u16 = 4;
 
-/// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
+/// Most segments in flight of an operation that uses the stage of its host; each has an area of its own.
 pub(crate) const STAGE_SEGMENTS: usize = 4;
 
-/// An operation or a transfer.
+/// Identifies an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Id {
     Operation { slot: u16, generation: u16 },
     Transfer { slot: u16, generation: u16 },
 }
 
-/// Which channel group an operation uses.
+/// The channel groups that an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Blocking,
@@ -71,7 +71,7 @@ enum Phase {
     Free,
     Queued(Box<Job>),
     Running,
-    /// Carried out outside the engine.
+    /// Another component carries the operation out.
     Elsewhere,
     Done,
 }
@@ -80,9 +80,9 @@ enum Phase {
 struct Slot {
     phase: Phase,
     group: u16,
-    /// The result is no longer needed: the slot is freed when the operation is done.
+    /// Whether nobody needs the result, so that the slot is freed when the operation is done.
     forgotten: bool,
-    /// The memory that the links know the operation works on.
+    /// Memory that the operation works on, as the links have been told.
     lent: Lent,
     operation: Box<Operation>,
 }
@@ -90,28 +90,28 @@ struct Slot {
 /// Runs operations and transfers over the links of one communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    // The order of dropping: links and copies, then the memory that they use.
+    // Fields are dropped in this order: links and copies, then the memory that they use.
     links: Links,
     copies: CopyLines,
     channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Slots that wait for their group, in order of the calls; the front one runs.
+    /// Slots that wait for their group, in the order of the calls. The front one runs.
     groups: [VecDeque<u16>; GROUPS as usize],
     asynchronous_calls: u64,
     transfers: Transfers,
     events: Vec<Event>,
     running: usize,
-    /// Slots of operations under way that use the stage.
+    /// Slots of running operations that use the stage.
     staged: Vec<u16>,
-    /// Looks at the stage before the next one at the links, if nothing outstanding has messages.
+    /// Number of looks at the stage before the next one at the links, if nothing outstanding has messages.
     looks_left: u32,
     failure: Option<Error>,
 }
 
 impl Engine {
-    /// An engine that uses channels below `channels_max`, the same number on all ranks, and takes in unexpected messages up to
-    /// `unexpected_max` bytes.
+    /// Makes an engine that uses channels below `channels_max`, which is the same on all ranks, and buffers unexpected
+    /// messages up to `unexpected_max` bytes.
     pub(crate) fn new(rank: u32, links: Links, channels_max: u16, unexpected_max: usize) -> Self {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
@@ -131,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// Transport channels that one operation may use, at most.
+    /// Returns the most transport channels that one operation may use.
     pub(crate) fn channels_per_operation(&self) -> u16 {
         (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
     }
@@ -139,8 +139,8 @@ impl Engine {
     /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
     ///
     /// # Safety
-    /// The buffers of the job are valid, and not touched by anybody else, until the operation is done or
-    /// [`Engine::abort`] has returned.
+    /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
+    /// touches them.
     pub(crate) unsafe fn start(&mut self, mut job: Job, mode: Mode) -> Id {
         let group = match mode {
             Mode::Blocking => 0,
@@ -162,7 +162,7 @@ impl Engine {
         let generation = entry.operation.generation().wrapping_add(1);
         self.running += 1;
         if first {
-            // SAFETY: handed on.
+            // SAFETY: the caller's promise, passed on.
             unsafe { self.launch(slot, job) };
         } else {
             entry.phase = Phase::Queued(Box::new(job));
@@ -170,7 +170,7 @@ impl Engine {
         Id::Operation { slot, generation }
     }
 
-    /// Keeps a slot for a started operation that another component carries out, and [`concludes`](Self::conclude).
+    /// Takes a slot for a started operation that another component carries out and [`concludes`](Self::conclude).
     pub(crate) fn admit(&mut self, keep: Option<Box<dyn Any + Send>>) -> Id {
         let slot = self.take_slot();
         let entry = &mut self.slots[slot as usize];
@@ -180,7 +180,7 @@ impl Engine {
         Id::Operation { slot, generation }
     }
 
-    /// An operation is done that was carried out elsewhere.
+    /// Marks an operation as done that was carried out elsewhere.
     pub(crate) fn conclude(&mut self, id: Id) {
         if let Id::Operation { slot, .. } = id
             && self.is_elsewhere(id)
@@ -189,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// Whether another component carries it out, and is not done with it.
+    /// Returns whether another component carries the operation out and has not concluded it.
     pub(crate) fn is_elsewhere(&self, id: Id) -> bool {
         match id {
             Id::Operation { slot, .. } => matches!(self.slots[slot as usize].phase, Phase::Elsewhere),
@@ -212,12 +212,12 @@ impl Engine {
         })
     }
 
-    /// Whether one more operation can be outstanding, or done and not yet asked for.
+    /// Returns whether one more operation can be outstanding, or done and not yet finished.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < MOST_SLOTS
     }
 
-    /// Whether so many more transfers can be outstanding.
+    /// Returns whether `more` further transfers can be outstanding.
     pub(crate) fn has_room_for_transfers(&self, more: usize) -> bool {
         self.transfers.has_room_for(more)
     }
@@ -227,12 +227,13 @@ impl Engine {
     /// # Safety
     /// As [`Engine::start`].
     pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links, &mut self.copies) }?;
         Ok(Id::Transfer { slot, generation })
     }
 
-    /// A bounded amount of work: polls the links and advances the operations of completed messages. Returns whether anything moved.
+    /// Does a bounded amount of work: polls the links and advances the operations of completed messages. Returns
+    /// whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
@@ -250,13 +251,13 @@ impl Engine {
                 Event::Failed(_, error) => self.fail(error),
                 Event::Returned(token) => self.transfers.came_back(Name::of(token)),
                 Event::Waiting(envelope) => self.transfers.waits(envelope),
-                // A peer may leave at any time; that matters only to operations that still expect its messages.
+                // A peer may leave at any time. That matters only to operations that still expect its messages.
                 Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
                 Event::Warning(words) => tracing::warn!("{words}"),
             }
         }
         self.events = events;
-        // Only now, since each event tells how things stood before anything else was posted.
+        // Only now, since each event describes the state before anything else was posted.
         if self.failure.is_none()
             && let Err(error) = self.transfers.settle(&mut self.links)
         {
@@ -266,7 +267,7 @@ impl Engine {
         true
     }
 
-    /// Goes on with operations whose copies are done. Returns whether there was any.
+    /// Advances operations whose copies are done. Returns whether there were any.
     fn take_copied(&mut self) -> bool {
         let mut any = false;
         while self.failure.is_none() {
@@ -309,22 +310,22 @@ impl Engine {
         }
     }
 
-    /// Whether copies are under way whose completion must be polled.
+    /// Returns whether copies are under way whose end must be polled.
     pub(crate) fn is_copying(&self) -> bool {
         self.copies.is_busy()
     }
 
-    /// Bytes copied from GPUs' memory, and to it, and how often it was flushed.
+    /// Returns the bytes copied from GPUs, the bytes copied to them, and the number of flushes.
     pub(crate) fn copied(&self) -> (u64, u64, u64) {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
-    /// Whether a peer is still there, as far as its transport can tell.
+    /// Checks that a peer is alive, as far as its transport can tell.
     pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
         self.links.look_for(peer)
     }
 
-    /// Registers memory with the transports; tells the outcome for each.
+    /// Registers memory with the transports. Returns the outcome for each.
     ///
     /// # Safety
     /// As [`kolo_transport::Endpoint::register`].
@@ -333,7 +334,7 @@ impl Engine {
         memory: Piece,
         backing: Backing<'_>,
     ) -> Result<Vec<(&'static str, Option<&'static str>)>, Error> {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.links.register(memory, backing) }
     }
 
@@ -342,17 +343,17 @@ impl Engine {
         self.links.deregister(memory);
     }
 
-    /// The transports' counters of work on memory.
+    /// Returns the transports' counters of work on memory.
     pub(crate) fn memory_counters(&self) -> MemoryCounters {
         self.links.memory_counters()
     }
 
-    /// Operations and transfers that are not done.
+    /// Returns the number of operations and transfers that are not done.
     pub(crate) fn outstanding(&self) -> usize {
         self.running + self.transfers.active()
     }
 
-    /// Whether this one is done (or was never, or is no longer, there).
+    /// Returns whether `id` is done (or never existed, or exists no more).
     pub(crate) fn is_done(&self, id: Id) -> bool {
         match id {
             Id::Operation { slot, generation } => {
@@ -383,7 +384,7 @@ impl Engine {
         }
     }
 
-    /// Declares that the result of `id` is no longer needed.
+    /// Notes that nobody needs the result of `id` any more.
     pub(crate) fn forget(&mut self, id: Id) {
         if self.is_done(id) {
             drop(self.finish(id));
@@ -416,17 +417,17 @@ impl Engine {
         self.links.leave();
     }
 
-    /// The error that made the links unusable, if any.
+    /// Returns the error that made the links unusable, if any.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// Records why the links cannot be used any more.
+    /// Notes the error that made the links unusable.
     pub(crate) fn note_failure(&mut self, error: Error) {
         self.fail(error);
     }
 
-    /// Gives everything up: nothing touches the caller's memory any more when this returns.
+    /// Aborts everything. When this returns, nothing touches the caller's memory any more.
     pub(crate) fn abort(&mut self, cause: &Error) {
         self.failure.get_or_insert_with(|| cause.clone());
         self.links.abort(cause, &mut self.events);
@@ -435,11 +436,11 @@ impl Engine {
         self.transfers.abort();
     }
 
-    /// Ranks that something outstanding waits for.
+    /// Returns the ranks that an outstanding operation or transfer waits for.
     pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
         match id {
             Id::Operation { slot, .. } => {
-                // A queued operation waits for whatever its group's first one waits for.
+                // A queued operation waits for the same ranks as the first one of its group.
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
                 self.slots[slot as usize].operation.waiting_for(&self.links)
@@ -448,7 +449,7 @@ impl Engine {
         }
     }
 
-    /// Source or destination of a completed transfer.
+    /// Returns the source or destination of a completed transfer.
     pub(crate) fn other_end(&self, id: Id) -> Option<u32> {
         match id {
             Id::Operation { .. } => None,
@@ -456,7 +457,7 @@ impl Engine {
         }
     }
 
-    /// The message that a finished probe has found: the source, the tag and the length.
+    /// Returns source, tag and length of the message that a finished probe has found.
     pub(crate) fn found(&self, id: Id) -> Option<(u32, u64, usize)> {
         match id {
             Id::Operation { .. } => None,
@@ -471,29 +472,29 @@ impl Engine {
         }
     }
 
-    /// Tag and length of the message that stands before those of a rank that are waited for, and the bytes that may be
-    /// taken in at most.
+    /// Returns tag and length of the message that stands before the awaited ones of a rank, and the limit on buffered
+    /// bytes.
     pub(crate) fn stands_before(&self, peer: u32) -> Option<(u32, u64, usize)> {
         self.transfers.stands_before(peer)
     }
 
-    /// A transport by which messages cannot be received from any source, if there is one.
+    /// Returns a transport that cannot receive from any source, if there is one.
     pub(crate) fn without_probing(&self) -> Option<&'static str> {
         self.links.without_probing()
     }
 
-    /// Bytes of staging held for operations.
+    /// Returns the bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
         let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
         of_operations + self.transfers.gpu_messages.spare_bytes()
     }
 
-    /// Whether the links could be dropped without losing anything that was reported done.
+    /// Returns whether the links could be dropped without losing anything that was reported done.
     pub(crate) fn is_flushed(&self) -> bool {
         self.links.is_flushed()
     }
 
-    /// Way for a waiting owner to sleep.
+    /// Returns how a waiting owner can sleep.
     pub(crate) fn park_by(&self) -> ParkBy {
         self.links.park_by()
     }
@@ -504,9 +505,9 @@ impl Engine {
         self.links.arm(by, each);
     }
 
-    /// Takes [`Engine::arm`] back.
+    /// Undoes [`Engine::arm`].
     pub(crate) fn disarm(&mut self) {
-        // A descriptor stays readable, and ends each further sleep at once, until its endpoint is polled.
+        // A descriptor stays readable until its endpoint is polled, and ends every further sleep at once.
         self.look_at_links();
         self.links.disarm();
     }
@@ -517,9 +518,9 @@ impl Engine {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Running;
         entry.lent = job.lent;
-        // SAFETY: the buffers stay until the operation is over, or everything is aborted.
+        // SAFETY: the buffers stay until the operation is over or everything is aborted.
         unsafe { self.links.lend(job.lent) };
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise, passed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
         if entry.operation.is_staged() {
             self.staged.push(slot);
@@ -527,7 +528,7 @@ impl Engine {
         self.went_on(slot, result);
     }
 
-    /// The outcome of moving an operation.
+    /// Handles the result of advancing an operation.
     fn went_on(&mut self, slot: u16, is_done: Result<bool, Error>) {
         match is_done {
             Ok(false) => {}
@@ -556,7 +557,7 @@ impl Engine {
         self.went_on(name.slot, result);
     }
 
-    /// An operation is done: the next one of its group may start.
+    /// Ends an operation, and starts the next one of its group.
     fn done(&mut self, slot: u16) {
         let group = &mut self.groups[self.slots[slot as usize].group as usize];
         debug_assert_eq!(group.front(), Some(&slot));
@@ -565,12 +566,12 @@ impl Engine {
         self.over(slot);
         let Some(next) = next else { return };
         if let Phase::Queued(job) = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running) {
-            // SAFETY: the promise made to `start` for this job still holds, as it is not done.
+            // SAFETY: the promise to `start` for this job still holds, since it is not done.
             unsafe { self.launch(next, *job) };
         }
     }
 
-    /// The slot keeps the result until it is asked for, unless the operation was forgotten.
+    /// Ends an operation. Its slot keeps the result until it is asked for, unless the operation was forgotten.
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
@@ -585,7 +586,7 @@ impl Engine {
     }
 
     fn fail(&mut self, error: Error) {
-        // The first failure is the cause; errors that follow from an abort are noise.
+        // The first failure is the cause; errors that follow from an abort carry no information.
         if self.failure.is_none() || error.kind != ErrorKind::Aborted {
             self.failure.get_or_insert(error);
         }

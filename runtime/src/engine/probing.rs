@@ -1,8 +1,9 @@
-//! Probes: what message waits, without taking it.
+//! Probes: describe a waiting message without taking it.
 //!
-//! A probe is a transfer that has no memory. It sees a message that no receive has asked for: one that was taken in, is on its way in,
-//! waits at the head of a stream, or was sent by this rank to itself. The message stays where it is. While a probe waits, the streams
-//! on which nothing is posted are probed at their transports, as for a receive from any source.
+//! A probe is a transfer without memory. It sees messages that no receive has asked for: a message that is buffered, is
+//! being buffered, waits at the head of a stream, or was sent by this rank to itself. The message stays where it is.
+//! While a probe waits, the streams on which nothing is posted are probed at their transports, as for a receive from
+//! any source.
 
 use std::ops::RangeInclusive;
 
@@ -16,7 +17,7 @@ use super::transfers::{ANY_SOURCE, Transfers};
 pub(crate) type Labels = RangeInclusive<u32>;
 
 impl Transfers {
-    /// A probe was called.
+    /// Starts a probe.
     pub(super) fn start_probe(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
         if self.answer(slot) {
             return Ok(());
@@ -30,12 +31,12 @@ impl Transfers {
         self.settle(links)
     }
 
-    /// Whether a probe waits for messages of a rank.
+    /// Returns whether a probe waits for messages of a rank.
     pub(super) fn is_sought(&self, peer: u32) -> bool {
         self.probes.iter().any(|slot| [peer, ANY_SOURCE].contains(&self.slots[*slot as usize].peer))
     }
 
-    /// Something new may wait.
+    /// Answers the probes that can be answered, since something new may wait.
     pub(super) fn answer_probes(&mut self) {
         let mut waiting = std::mem::take(&mut self.probes);
         waiting.retain(|slot| !self.answer(*slot));
@@ -48,13 +49,13 @@ impl Transfers {
         drop(self.finish(slot));
     }
 
-    /// The message that a probe has found: the source, the tag and the length.
+    /// Returns source, tag and length of the message that a probe has found.
     pub(crate) fn found(&self, slot: u16) -> (u32, u64, usize) {
         let transfer = &self.slots[slot as usize];
         (transfer.peer, transfer.tag, transfer.piece.get().len)
     }
 
-    /// Ends a probe if a message waits that it looks for: the oldest that was taken in, or else whatever is next of some rank.
+    /// Ends a probe if a message that it looks for waits: the oldest buffered one, or else the next one of some rank.
     fn answer(&mut self, slot: u16) -> bool {
         let transfer = &self.slots[slot as usize];
         let Some(labels) = &transfer.labels else { return false };

@@ -1,12 +1,13 @@
-//! Operations that use the stage of the host: looked after at every turn, as long as they wait there for other ranks.
+//! Operations that use the stage of the host. Each call of progress polls those that wait there for other ranks.
 
 use super::Engine;
 
-/// Looks at the stage for one at links that carry nothing: they only tell of peers' ends, and a look at them costs several.
+/// Polls of the stage for one poll of links that carry nothing. Such links only report the ends of peers, and polling
+/// them costs several polls of the stage.
 const LOOKS_AT_STAGE: u32 = 16;
 
 impl Engine {
-    /// Goes on with what waited for others on the stage. Returns whether there was any.
+    /// Advances operations that waited for other ranks on the stage. Returns whether there were any.
     pub(super) fn look_at_stage(&mut self) -> bool {
         let mut any = false;
         let mut at = 0;
@@ -22,7 +23,7 @@ impl Engine {
         any
     }
 
-    /// Whether the links may be left alone for now: nothing outstanding has messages.
+    /// Returns whether the links need not be polled now, because nothing outstanding has messages.
     pub(super) fn skips_links(&mut self) -> bool {
         let is_silent = |slot: &u16| self.slots[*slot as usize].operation.is_silent();
         let is_quiet = self.running == self.staged.len()
@@ -32,18 +33,18 @@ impl Engine {
         self.looks_left < LOOKS_AT_STAGE
     }
 
-    /// The next turn looks at the links, whatever is outstanding.
+    /// Makes the next call of progress poll the links, whatever is outstanding.
     pub(super) const fn look_at_links(&mut self) {
         self.looks_left = 0;
     }
 
-    /// Ranks that have not come as far on the stage as something outstanding waits for.
+    /// Returns the ranks that have not published a round on the stage that something outstanding waits for.
     pub(crate) fn late_on_stage(&self) -> Vec<u32> {
         let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
         operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
-    /// Ranks that share memory with this one, this one included; none if there are no others.
+    /// Returns the ranks that share memory with this one, including it; empty if there are no others.
     pub(crate) fn stage_members(&self) -> &[u32] {
         self.links.stage().map_or(&[], |stage| stage.members())
     }

@@ -1,4 +1,4 @@
-//! Memory that an operation works in.
+//! Staging memory that an operation works in.
 
 use std::alloc::{Layout as AllocLayout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -12,13 +12,13 @@ use super::copies::failed;
 /// Page-aligned memory that grows and is reused.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    // Goes before the memory does: see `Drop`.
+    // Released before the memory is freed: see `Drop`.
     pin: Option<Pinned>,
     ptr: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: Staging owns its allocation; nothing else refers to it but through its owner.
+// SAFETY: Staging owns its allocation; nothing else refers to it except through its owner.
 unsafe impl Send for Staging {}
 
 impl Staging {
@@ -28,23 +28,23 @@ impl Staging {
         Self { pin: None, ptr: NonNull::dangling(), bytes: 0 }
     }
 
-    /// Makes sure of at least `bytes`; the contents are lost when it grows.
+    /// Makes sure that there are at least `bytes`. The contents are lost when the memory grows.
     pub(crate) fn reserve(&mut self, bytes: usize) {
         if bytes <= self.bytes {
             return;
         }
         *self = Self::new();
         let layout = Self::layout(bytes);
-        // SAFETY: the size is not zero, since it is above `self.bytes`.
+        // SAFETY: the size is not zero, since it exceeds `self.bytes`.
         let ptr = unsafe { alloc(layout) };
         self.ptr = NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout));
         self.bytes = bytes;
     }
 
-    /// Sees to it that a GPU copies from and to it by itself.
+    /// Pins the memory, so that a GPU can copy from and to it by itself.
     pub(crate) fn pin(&mut self, gpu: &Arc<Gpu>) -> Result<(), Error> {
         if self.pin.is_none() && self.bytes > 0 {
-            // SAFETY: the memory is kept as it is until the pin is dropped: see `reserve` and `Drop`.
+            // SAFETY: the memory stays as it is until the pin is dropped: see `reserve` and `Drop`.
             let pin = unsafe { gpu.pin(self.ptr(), self.bytes) };
             self.pin = Some(pin.map_err(failed)?);
         }

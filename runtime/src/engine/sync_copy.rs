@@ -1,4 +1,4 @@
-//! Short synchronous copies from and to a GPU's memory: messages too short for an adapter to fetch by itself.
+//! Short synchronous copies from and to GPU memory, for messages too short for an adapter to fetch by itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,17 +8,17 @@ use kolo_transport::{DeviceCopier, Error};
 use super::copies::failed;
 use super::staging::Staging;
 
-/// Longest copy at once: as long as a transport's staging buffer.
+/// Longest single copy: as long as a transport's staging buffer.
 const SYNC_COPY_BYTES: usize = 128 << 10;
 
-/// Carries bytes through pinned memory of its own, on a stream of its own: work of the program on other streams does not
-/// hold it up.
+/// Copies through pinned memory of its own, on a stream of its own, so that the program's work on other streams does
+/// not delay it.
 #[derive(Debug)]
 pub(crate) struct SyncCopier(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    // Settles before the memory goes.
+    // Declared first, so that copies settle before the memory is freed.
     copies: Copies<()>,
     memory: Staging,
 }
@@ -32,7 +32,7 @@ impl SyncCopier {
         Ok(Self(Mutex::new(Inner { copies, memory })))
     }
 
-    /// Calls `each` with pinned memory and a part, until all of a length is done.
+    /// Calls `each` with pinned memory for one part after the other of `len` bytes.
     fn in_parts(
         &self,
         len: usize,
@@ -49,7 +49,7 @@ impl SyncCopier {
 impl DeviceCopier for SyncCopier {
     unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String> {
         self.in_parts(len, |copies, here, at, bytes| {
-            // SAFETY: the caller's promise; our memory is as long as a part, and locked.
+            // SAFETY: the caller's promise; the pinned memory is as long as a part, and locked.
             unsafe {
                 copies.start([(from.wrapping_add(at), here, bytes)], ())?;
                 copies.finish()?;

@@ -1,5 +1,5 @@
-//! The engine over an in-memory transport, stepped by one thread in seeded random order: plans against a serial
-//! reference, without sockets or timing.
+//! Tests of the engine over an in-memory transport, stepped by one thread in seeded random order: plans are compared
+//! with a serial reference, without sockets or timing.
 
 mod stage;
 
@@ -22,7 +22,8 @@ use crate::types::{DataType, ReduceOp};
 
 type Queues = HashMap<(u32, u32, u16), VecDeque<(u64, Vec<u8>)>>;
 
-/// Delivers messages through a shared map; completes nothing at the time of the post, and one thing per poll.
+/// An endpoint that delivers messages through a shared map. It completes nothing when it is posted, and one thing per
+/// poll.
 #[derive(Debug)]
 struct Memory {
     rank: u32,
@@ -45,12 +46,12 @@ fn a_transport_that_cannot_look_ahead_is_named() {
 
 #[derive(Debug)]
 enum Destination {
-    /// The list that was posted, by pointer, as the real transports keep it: Miri then sees whether it stays valid.
+    /// The posted list, kept by pointer as in the real transports, so that Miri sees whether it stays valid.
     Pieces(*const Piece, usize),
     Consumer(usize, kolo_transport::Consumer),
 }
 
-// SAFETY: a test of one thread.
+// SAFETY: the test has one thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -79,7 +80,7 @@ impl Memory {
 
     fn deliver(&mut self, index: usize) -> Option<Event> {
         let (on, tag, ..) = self.receives[index];
-        // FIFO per channel: an earlier receive of the same channel goes first.
+        // Channels are FIFO: an earlier receive of the same channel goes first.
         if self.receives.iter().take(index).any(|earlier| earlier.0 == on) {
             return None;
         }
@@ -148,7 +149,7 @@ impl Endpoint for Memory {
     ) -> Result<Posted, Error> {
         let mut data = Vec::new();
         for piece in src {
-            // SAFETY: valid by the contract.
+            // SAFETY: the piece is valid by the contract.
             data.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.ptr, piece.len) });
         }
         let mut queues = self.queues.lock().unwrap();
@@ -208,7 +209,7 @@ fn engines(ranks: u32) -> Vec<Engine> {
         .collect()
 }
 
-/// A small generator of pseudo-random numbers (xorshift), seeded per test.
+/// Returns the next pseudo-random number (xorshift), seeded per test.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -392,7 +393,8 @@ fn messages_come_in_the_order_in_which_they_were_sent() {
         // SAFETY: the vectors outlive the run.
         unsafe { engine.transfer(job) }.unwrap()
     };
-    // More receives at once than there were slots, so that these move while messages are posted; and to oneself.
+    // More receives at once than there were slots, so that slots move while messages are posted; and messages to
+    // oneself.
     for (message, place) in sent.iter_mut().zip(&mut got) {
         ids[0].push(post(&mut engines[0], Kind::Recv, 1, place));
         ids[1].push(post(&mut engines[1], Kind::Send, 0, message));

@@ -1,8 +1,8 @@
-//! The meaning of the transport's tokens to the engine.
+//! Tokens of the transport, as the engine uses them.
 
 use kolo_transport::Token;
 
-/// Which side of a message.
+/// Side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Send,
@@ -13,32 +13,33 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) slot: u16,
-    /// Tells a late completion from one of the slot's next user.
+    /// Distinguishes a late completion from one of the slot's next user.
     pub(crate) generation: u16,
     pub(crate) instance: u8,
     pub(crate) lane: u16,
     pub(crate) kind: Kind,
 }
 
-/// Operations, and transfers, that may be outstanding: a name has 16 bits for them.
+/// Most operations, and most transfers, that may be outstanding: a name has 16 bits for each.
 pub(crate) const MOST_SLOTS: usize = 65_000;
 
 const _: () = assert!(MOST_SLOTS <= u16::MAX as usize);
 
-/// The lane of a transfer that takes in an unexpected message.
+/// Lane of a receive that buffers an unexpected message.
 const STORE: u16 = 1;
 
 /// Marks point-to-point transfers; no operation has so many segments in flight.
 pub(crate) const TRANSFER: u8 = u8::MAX;
 
 impl Name {
-    /// The receive that takes in an unexpected message of `peer`; there is one at a time for each.
+    /// Returns the name of the receive that buffers an unexpected message of `peer`. There is one at a time for each
+    /// peer.
     pub(crate) const fn of_store(peer: u32) -> Self {
         let (slot, generation) = ((peer >> 16) as u16, peer as u16);
         Self { slot, generation, instance: TRANSFER, lane: STORE, kind: Kind::Recv }
     }
 
-    /// The peer, if it is such a receive.
+    /// Returns the peer, if this names such a receive.
     pub(crate) const fn store(self) -> Option<u32> {
         if self.instance == TRANSFER && self.lane == STORE {
             return Some((self.slot as u32) << 16 | self.generation as u32);
@@ -46,7 +47,7 @@ impl Name {
         None
     }
 
-    /// 16 bits slot, 16 generation, 8 instance, 16 lane, 8 kind.
+    /// Encodes the name: 16 bits slot, 16 generation, 8 instance, 16 lane, 8 kind.
     pub(crate) fn token(self) -> Token {
         Token(
             u64::from(self.slot) << 48

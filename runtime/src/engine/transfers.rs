@@ -1,6 +1,6 @@
 //! Point-to-point messages: `send` and `recv`.
 //!
-//! All transfers between two ranks share one channel. Which receive gets which message: see [`super::matching`].
+//! All transfers between two ranks share one channel. [`super::matching`] decides which receive gets which message.
 //! Messages to oneself never reach a transport: they are matched here, by the same rule.
 
 use std::any::Any;
@@ -21,10 +21,10 @@ use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
 use crate::call::AdapterAccess;
 
-/// The channel index that transfers use; operations use higher ones.
+/// Channel index of transfers; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
 
-/// In the place of a rank: a receive takes the first message from any rank.
+/// Peer of a receive that takes the first message from any rank.
 pub(crate) const ANY_SOURCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,17 +39,17 @@ pub(super) struct Transfer {
     pub(super) phase: Phase,
     pub(super) generation: u16,
     forgotten: bool,
-    /// [`ANY_SOURCE`] until a receive from there has its message.
+    /// Peer; [`ANY_SOURCE`] until a receive from any source has its message.
     pub(super) peer: u32,
     pub(super) tag: u64,
-    /// Of a probe.
+    /// Labels that a probe looks for.
     pub(super) labels: Option<Labels>,
-    /// Counts the calls.
+    /// Number of the call.
     pub(super) order: u64,
     pub(super) kind: Kind,
-    /// The memory that the transport reads or writes: the caller's, or that of `on_gpu`.
+    /// Memory that the transport reads or writes: the caller's, or that of `on_gpu`.
     pub(super) piece: Listed,
-    /// If the caller's memory is a GPU's.
+    /// State of a message in GPU memory.
     pub(super) on_gpu: Option<Box<GpuMessage>>,
     keep: Option<Box<dyn Any + Send>>,
 }
@@ -60,18 +60,19 @@ impl Transfer {
     }
 }
 
-/// Peer and memory of a message.
+/// Everything needed to start a transfer.
 #[derive(Debug)]
 pub(crate) struct TransferJob {
     pub(crate) kind: Kind,
-    /// Or [`ANY_SOURCE`] for a receive.
+    /// Peer, or [`ANY_SOURCE`] for a receive.
     pub(crate) peer: u32,
-    /// The label, by which messages are matched, in the lower half; communicator and type, which must agree too, in the upper.
+    /// The lower half is the label, by which messages are matched. The upper half stands for communicator and type,
+    /// which must agree too.
     pub(crate) tag: u64,
-    /// For a probe, which has no memory: the labels that it looks for.
+    /// Labels that a probe looks for. A probe has no memory.
     pub(crate) labels: Option<Labels>,
     pub(crate) memory: Piece,
-    /// The GPU that owns the memory, if it is not the host's, and how adapters access it.
+    /// The GPU that owns the memory, if it is not host memory, and how adapters access it.
     pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
@@ -85,25 +86,25 @@ pub(crate) struct Transfers {
     active: usize,
     calls: u64,
     pub(super) sends_to_self: VecDeque<u16>,
-    /// By rank.
+    /// Inboxes by rank.
     pub(super) inboxes: Vec<Inbox>,
     /// Receives from any source, in the order of the calls.
     pub(super) anyone: VecDeque<u16>,
     /// Probes that have found nothing yet.
     pub(super) probes: Vec<u16>,
-    /// Ranks whose inboxes are to be looked at.
+    /// Ranks whose inboxes must be looked at.
     pub(super) dirty: Vec<u32>,
     pub(super) allowance: Allowance,
-    /// Whether a message was held up by a lack of room.
+    /// Whether a message was held up because the limit on buffered bytes was reached.
     pub(super) held_up: bool,
     pub(super) gpu_messages: GpuMessages,
 }
 
-// SAFETY: as for operations: the memory of a transfer stays valid and untouched while it runs.
+// SAFETY: as for operations: the memory of a transfer stays valid and otherwise untouched while it runs.
 unsafe impl Send for Transfers {}
 
 impl Transfers {
-    /// `unexpected_max` bounds the bytes of unexpected messages taken in.
+    /// Makes transfers that buffer at most `unexpected_max` bytes of unexpected messages.
     pub(crate) fn new(rank: u32, ranks: usize, unexpected_max: usize) -> Self {
         Self {
             rank,
@@ -126,12 +127,12 @@ impl Transfers {
         self.active
     }
 
-    /// Whether so many more can be outstanding.
+    /// Returns whether `more` further transfers can be outstanding.
     pub(crate) fn has_room_for(&self, more: usize) -> bool {
         self.slots.len() - self.free.len() + more <= MOST_SLOTS
     }
 
-    /// Posts a transfer; its slot and generation name it from then on.
+    /// Posts a transfer. Returns its slot and generation, which identify it from then on.
     ///
     /// # Safety
     /// The memory is valid until the transfer is done or the links have been aborted and the copies settled.
@@ -199,14 +200,15 @@ impl Transfers {
         let on = Channel { peer: transfer.peer, index: TRANSFER_CHANNEL };
         let token = transfer.name(slot, Kind::Send).token();
         let (tag, pieces) = (transfer.tag, transfer.piece.pieces());
-        // SAFETY: the list stays where it is and is not changed while posted; the memory is valid by the promise of `start`.
+        // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
+        // `start`.
         if unsafe { links.post_send(on, tag, pieces, token) }? == Posted::Done {
             self.completed(slot);
         }
         Ok(())
     }
 
-    /// A transfer is over, except for its copy to a GPU.
+    /// Ends a transfer, except for its copy to a GPU.
     #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
         if self.slots[slot as usize].on_gpu.is_some() && self.unload(slot) {
@@ -220,7 +222,7 @@ impl Transfers {
         }
     }
 
-    /// Declares that the result is no longer needed.
+    /// Notes that nobody needs the result any more.
     pub(crate) fn forget(&mut self, slot: u16) {
         self.slots[slot as usize].forgotten = true;
     }
@@ -237,7 +239,7 @@ impl Transfers {
         self.slots[slot as usize].peer
     }
 
-    /// Frees a slot and returns the buffers that it kept.
+    /// Frees a slot, and returns the buffers that it kept.
     pub(crate) fn finish(&mut self, slot: u16) -> Option<Box<dyn Any + Send>> {
         let transfer = &mut self.slots[slot as usize];
         if transfer.phase == Phase::Posted {
@@ -249,7 +251,7 @@ impl Transfers {
         keep
     }
 
-    /// Notes the end of the transport's part of a transfer; does nothing if the token is an earlier one's.
+    /// Notes that the transport has completed a transfer. Does nothing if the token is from an earlier use of the slot.
     pub(crate) fn done(&mut self, name: Name) -> Result<(), Error> {
         if let Some(peer) = name.store() {
             return self.stored(peer);
@@ -263,14 +265,14 @@ impl Transfers {
         Ok(())
     }
 
-    /// A receive came back from the transport.
+    /// Handles a receive that came back from the transport.
     pub(crate) fn came_back(&mut self, name: Name) {
         if self.is_current(name.slot, name.generation) {
             self.returned(name.slot);
         }
     }
 
-    /// Ranks of which one is to act before a transfer can be over.
+    /// Returns the ranks of which one must act before a transfer can end.
     pub(crate) fn waiting_for(&self, slot: u16) -> Vec<u32> {
         match self.peer(slot) {
             ANY_SOURCE => (0..self.inboxes.len() as u32).filter(|rank| *rank != self.rank).collect(),
@@ -278,14 +280,14 @@ impl Transfers {
         }
     }
 
-    /// Label and length of the message that stands before those of a rank that are waited for, and the bytes that may be
-    /// taken in at most.
+    /// Returns label and length of the message that stands before the awaited ones of a rank, and the limit on buffered
+    /// bytes.
     pub(crate) fn stands_before(&self, peer: u32) -> Option<(u32, u64, usize)> {
         let head = self.inboxes.get(peer as usize)?.head?;
         Some((label(head.tag), head.len, self.allowance.max()))
     }
 
-    /// Forgets all waiting transfers: the links have been aborted, and memory may go.
+    /// Forgets all waiting transfers. The links have been aborted, and the memory may be freed.
     pub(crate) fn abort(&mut self) {
         self.sends_to_self.clear();
         self.anyone.clear();
@@ -296,7 +298,7 @@ impl Transfers {
     }
 }
 
-/// A message met a receive of another type or length.
+/// Returns the error of a message that met a receive of another type or length.
 pub(super) fn misfit(peer: u32, expected_tag: u64, expected_len: usize, tag: u64, len: u64) -> Error {
     let kind = ErrorKind::Mismatch { expected_tag, tag, expected_len: expected_len as u64, len };
     Error::new(kind, "kolo", Some(peer), "a message does not fit the receive that it is for")

@@ -1,23 +1,23 @@
-//! Messages that came before a receive asked for them, and that stand before one that is asked for.
+//! Unexpected messages: those that arrive before a receive asks for them, and that stand before one that is asked for.
 
 use kolo_transport::Piece;
 
 use super::listed::Listed;
 
-/// A message taken in, or on its way in.
+/// A message that is buffered or on its way into the buffer.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) tag: u64,
-    /// Counts the messages of all ranks, so that a receive from any source takes the oldest.
+    /// Number of the message among those of all ranks, so that a receive from any source takes the oldest.
     pub(super) arrival: u64,
-    /// The receive that gets it, once all of it is there.
+    /// The receive that gets the message once all of it is there.
     pub(super) claimed: Option<u16>,
     piece: Listed,
-    // No box: see `Listed`.
+    // Not a box: see `Listed`.
     memory: Vec<u8>,
 }
 
-// SAFETY: the piece points into `memory`, which belongs to this.
+// SAFETY: the piece points into `memory`, which this value owns.
 unsafe impl Send for Stored {}
 
 impl Stored {
@@ -27,7 +27,7 @@ impl Stored {
         Self { tag, arrival: 0, claimed: None, piece, memory }
     }
 
-    /// Memory that the message goes to.
+    /// Returns the memory that the message goes to.
     pub(super) fn pieces(&self) -> &[Piece] {
         self.piece.pieces()
     }
@@ -41,10 +41,10 @@ impl Stored {
     }
 }
 
-/// Allowance of a message beside its bytes, so that a flood of empty ones is bounded too.
+/// Cost of a message besides its bytes, so that a flood of empty messages is bounded too.
 const OVERHEAD_BYTES: usize = size_of::<Stored>();
 
-/// Bytes that may be taken in, and bytes taken in so far.
+/// Limit on buffered bytes, and the bytes buffered so far.
 #[derive(Debug)]
 pub(super) struct Allowance {
     max: usize,
@@ -57,7 +57,7 @@ impl Allowance {
         Self { max, taken: 0, arrivals: 0 }
     }
 
-    /// Room for a message of `len` bytes, if there is so much.
+    /// Takes room for a message of `len` bytes, if there is enough.
     pub(super) fn take(&mut self, len: u64) -> Option<usize> {
         let len = usize::try_from(len).ok()?;
         let cost = len.checked_add(OVERHEAD_BYTES)?;
@@ -72,7 +72,7 @@ impl Allowance {
         self.taken -= len + OVERHEAD_BYTES;
     }
 
-    /// The number of the message that has just arrived.
+    /// Returns the number of the message that has just arrived.
     pub(super) fn arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals

@@ -1,8 +1,8 @@
-//! Bounce buffers: the copies of a segment that a plan works on where a buffer is a GPU's memory.
+//! Bounce buffers: copies of a segment that a plan works on where a buffer is GPU memory.
 //!
-//! A segment is first *loaded*: what its bounce buffers are made from is copied from the GPU; and at last *stored*. The copies
-//! run by themselves, so those of one segment overlap with the messages of the others. The input of PremulSum is bounced
-//! wherever it lies, since it may not be written.
+//! A segment is first *loaded*, which copies from the GPU to its bounce buffers, and finally *stored*, which copies
+//! back. The copies run by themselves, so those of one segment overlap with the messages of others. The input of
+//! PremulSum is always bounced, since it may not be written.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::job::Job;
 use crate::call::{AdapterAccess, GpuBuffers};
 use crate::reduce::scale;
 
-/// Which buffers of a job its plan works on bounce buffers of.
+/// Returns which buffers of a job its plan works on as bounce buffers.
 pub(super) fn bounced(job: &Job) -> Bounced {
     let has_input = |plan: &Plan| Memory::of(plan).input_blocks() > 0;
     let is_scaled = job.premultiply.is_some() && has_input(&job.plan);
@@ -29,7 +29,8 @@ pub(super) fn bounced(job: &Job) -> Bounced {
     }
 }
 
-/// The GPU that bounce buffers are made from: all that is loaded is of one buffer, the input, or the one that is both.
+/// Returns the GPU from which bounce buffers are loaded. All loads are from one buffer: the input, or in place the
+/// buffer that is both.
 fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
     match binding.plan.placement {
         Placement::OutOfPlace => gpus.input.as_ref(),
@@ -38,7 +39,7 @@ fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
 }
 
 impl Operation {
-    /// Begins to fill an instance's bounce buffers from the GPU. Returns whether there is anything to copy.
+    /// Starts to fill an instance's bounce buffers from the GPU. Returns whether there is anything to copy.
     pub(super) fn load(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = source(&self.gpus, binding).filter(|_| binding.has_loads()) else {
@@ -46,13 +47,13 @@ impl Operation {
         };
         let instance = &self.instances[index as usize];
         let parts = binding.loads(instance.segment, self.buffers, instance.scratch.ptr());
-        // SAFETY: bounce buffers have room for their segment, and lie in scratch, which is pinned and of which no lane runs; the
-        // buffers are valid (see `start`), and the engine settles copies before it gives an operation up.
+        // SAFETY: bounce buffers have room for their segment, and lie in scratch, which is pinned and which no lane
+        // uses. The buffers are valid (see `start`), and the engine settles copies before it gives an operation up.
         unsafe { copies.start(Way::Load, gpu, parts, self.mark(index)) }?;
         Ok(true)
     }
 
-    /// Begins to copy the results in a segment's bounce buffers to the GPU. Returns whether there is anything to copy.
+    /// Starts to copy the results in a segment's bounce buffers to the GPU. Returns whether there is anything to copy.
     pub(super) fn store(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = self.gpus.output.as_ref().filter(|_| binding.has_stores()) else {
@@ -75,13 +76,13 @@ impl Operation {
             let is_here = source(&self.gpus, binding).is_none();
             for (from, to, bytes) in binding.loads(segment, self.buffers, scratch) {
                 let from = if is_here { from } else { to.cast_const() };
-                // SAFETY: bounced blocks have room for their segment, and the input is valid (see `start`); a GPU's was
-                // just copied to the bounce buffer.
+                // SAFETY: bounced blocks have room for their segment, and the input is valid (see `start`). Input of a
+                // GPU was just copied to the bounce buffer.
                 unsafe { scale(data_type, to, from, bytes / size, factor) };
             }
         } else if !binding.is_mirrored() {
             binding.each_output(segment, self.buffers, scratch, |at, bytes| {
-                // SAFETY: the output is valid (see `start`) and nothing of this segment is in flight yet.
+                // SAFETY: the output is valid (see `start`), and nothing of this segment is in flight yet.
                 unsafe { scale(data_type, at, at, bytes / size, factor) };
             });
         }

@@ -1,5 +1,5 @@
-//! Where adapters reach a GPU's memory by themselves: pieces name it, and a copy that is a step of the plan is the GPU's. Adapters'
-//! writes are flushed before such a copy, and before the operation is done.
+//! Operations on GPU memory that adapters reach directly: pieces name it, and the GPU does the copies that are steps of
+//! the plan. Adapters' writes are flushed before such a copy, and before the operation is done.
 
 use kolo_transport::Error;
 
@@ -9,7 +9,7 @@ use super::Operation;
 use crate::call::AdapterAccess;
 
 impl Operation {
-    /// Makes bytes received into a GPU's memory visible to the GPU.
+    /// Makes bytes received into GPU memory visible to the GPU.
     pub(super) fn flush(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
         if self.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)
@@ -20,7 +20,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Has the GPU do a copy that is a step of a lane.
+    /// Lets the GPU do a copy that is a step of a lane.
     pub(super) fn start_step(
         &mut self,
         index: u16,
@@ -32,10 +32,11 @@ impl Operation {
         let Some(gpu) = self.gpus.any() else { unreachable!("adapters reach a GPU's memory") };
         let (slot, generation, instance) = (self.slot, self.generation, index as u8);
         let mark = Mark::Step { slot, generation, instance, lane: lane as u16 };
-        // SAFETY: valid by `start`, the scratch pinned; the checker proves that they do not overlap, and that nothing else
-        // touches them before the step is over; the engine settles copies before it gives an operation up.
+        // SAFETY: the parts are valid by `start`, and the scratch is pinned. The checker proves that they do not
+        // overlap, and that nothing else touches them before the step is over. The engine settles copies before it
+        // gives an operation up.
         unsafe { copies.start(Way::Step, gpu, parts, mark) }?;
-        // As a receive does, it ends with a word from elsewhere.
+        // As for a receive, a completion will end the step.
         self.instances[index as usize].lanes[lane].receiving = true;
         Ok(())
     }

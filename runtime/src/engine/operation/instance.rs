@@ -12,22 +12,22 @@ use super::super::staging::Staging;
 use super::staged::Kit;
 use crate::reduce::Combine;
 
-/// Most pinned scratch of an operation on a GPU's memory, unless a single segment needs more: enough for copies
-/// of a few MiB to run while as much is on the network, and little beside the limit of locked memory.
+/// Most pinned scratch of an operation on GPU memory, unless a single segment needs more. It is enough to copy a few
+/// MiB while as much is on the network, and little compared with the limit of locked memory.
 const PINNED_BYTES: usize = 32 << 20;
 
-/// The phase of an instance with its segment.
+/// Phase of an instance with its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// There is none.
+    /// The instance has no segment.
     Idle,
-    /// Its bounce buffers are being made.
+    /// Bounce buffers are being filled.
     Loading,
-    /// Its lanes run.
+    /// The lanes run.
     Running,
-    /// Its bounce buffers are being copied back.
+    /// Bounce buffers are being copied back.
     Storing,
-    /// Over.
+    /// The segment is over.
     Over,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct Instance {
     pub(super) lanes: Vec<Lane>,
     pub(super) pieces: Vec<Piece>,
     pub(super) scratch: Staging,
-    /// Rounds of the stage that were published in this segment.
+    /// Number of rounds that the segment has published on the stage.
     pub(super) round: u16,
-    /// The publishing that a step waits for on the stage.
+    /// Publications that a step waits for on the stage.
     pub(super) awaited: Option<Awaited>,
     pub(super) kit: Kit,
 }
@@ -50,13 +50,13 @@ pub(super) struct Instance {
 pub(super) struct Lane {
     pub(super) cursor: u32,
     pub(super) sends_pending: u32,
-    /// The step at the cursor ends with a word from elsewhere.
+    /// Whether a completion will end the step at the cursor.
     pub(super) receiving: bool,
     pub(super) reducer: Box<UnsafeCell<Reducer>>,
 }
 
 impl Instance {
-    /// Starts on a segment.
+    /// Begins a segment.
     pub(super) fn begin(&mut self, segment: usize) {
         self.segment = segment;
         self.pieces.clear();
@@ -79,7 +79,7 @@ impl Instance {
         }
     }
 
-    /// Makes room for the segments of a bound plan: see rules 1 and 3 of the operation.
+    /// Makes room for the segments of a bound plan: see the operation's rules 1 and 3.
     fn prepare(&mut self, binding: &Binding, combine: Combine, gpu: Option<&Arc<Gpu>>) -> Result<(), Error> {
         self.phase = Phase::Idle;
         self.pieces.clear();
@@ -98,7 +98,7 @@ impl Instance {
     }
 }
 
-/// Makes the first `count` instances ready for a bound plan.
+/// Prepares the first `count` instances for a bound plan.
 pub(super) fn prepare(
     instances: &mut Vec<Instance>,
     binding: &Binding,
@@ -112,7 +112,7 @@ pub(super) fn prepare(
     instances[..count].iter_mut().try_for_each(|instance| instance.prepare(binding, combine, gpu))
 }
 
-/// Greatest number of instances for operations with this window.
+/// Returns the greatest number of instances of operations with this window.
 pub(super) fn most(binding: &Binding, window: u16, gpu: Option<&Arc<Gpu>>) -> usize {
     match gpu {
         Some(_) => most_within(PINNED_BYTES, binding.scratch_bytes, window),
@@ -120,8 +120,8 @@ pub(super) fn most(binding: &Binding, window: u16, gpu: Option<&Arc<Gpu>>) -> us
     }
 }
 
-/// Number of instances that fit with so much scratch each: a divisor of the window, so that segments that use the same sub-channels follow
-/// each other in one instance; at least one.
+/// Returns the number of instances with this scratch that fit within the limit, at least one. It divides the window, so
+/// that segments on the same sub-channels follow each other in one instance.
 fn most_within(limit: usize, scratch_bytes: usize, window: u16) -> usize {
     let fits = |count: &usize| (window as usize).is_multiple_of(*count) && count * scratch_bytes <= limit;
     (1..=window as usize).rev().find(fits).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! The job of an operation.
+//! The job of an operation: everything needed to start it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,14 +12,15 @@ use crate::call::GpuBuffers;
 use crate::reduce::Combine;
 use crate::types::DataType;
 
-/// The host's memory that an operation works on: the input and the output, or one of them in place.
+/// Host memory that an operation works on: input and output, or one of them if it works in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lent {
     pub(crate) input: Option<Piece>,
     pub(crate) output: Option<Piece>,
 }
 
-// SAFETY: names of memory that the caller keeps while the operation runs, whichever thread drives it; see `Engine::start`.
+// SAFETY: the pieces name memory that the caller keeps while the operation runs, whichever thread drives it; see
+// `Engine::start`.
 unsafe impl Send for Lent {}
 
 impl Lent {
@@ -43,14 +44,14 @@ pub(crate) struct Job {
     pub(crate) divide_by: Option<u32>,
     pub(crate) segment_elements: usize,
     pub(crate) window: usize,
-    /// First of the transport channels that this operation may use.
+    /// First transport channel that the operation may use.
     pub(crate) channel_base: u16,
-    /// First of the areas of the stage that it may use.
+    /// First area of the stage that the operation may use.
     pub(crate) area_base: u16,
-    /// Whether reductions on the stage go along the canonical tree.
+    /// Whether reductions on the stage follow the canonical tree.
     pub(crate) canonical: bool,
     pub(crate) tag: u64,
-    /// The memory that messages will come from and go to, as a whole.
+    /// The whole memory that messages come from and go to.
     pub(crate) lent: Lent,
     /// Memory that must live as long as the operation runs.
     pub(crate) keep: Option<Box<dyn Any + Send>>,

@@ -3,21 +3,23 @@
 //! # States
 //! An operation runs up to `window` segments at a time, each in an *instance* with cursors, scratch and sub-channels of
 //! its own: instance i runs segments i, i + window, i + 2 window ... An instance goes on to its next segment when all
-//! lanes of the current one are done, sends included; the operation is done when all instances have run out.
+//! lanes of the current one are done, sends included. The operation is done when all instances have run out of
+//! segments.
 //!
-//! Where the plan uses the stage of the host, each instance has an area of its own there (`staged.rs`), and a segment that waits
-//! for others is looked after by the engine until they have come.
+//! Where the plan uses the stage of the host, each instance has an area of its own there (`staged.rs`). The engine
+//! polls a segment that waits for other ranks until they have come.
 //!
-//! Where a buffer is a GPU's memory, a segment may work on *bounce buffers* of it in pinned scratch (`bounce.rs`), or name that memory
-//! where adapters reach it (`direct.rs`). With bounce buffers an operation may have fewer instances than the window, so that its
-//! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
+//! Where a buffer is GPU memory, a segment works on *bounce buffers* in pinned scratch (`bounce.rs`), or on the GPU
+//! memory itself if adapters reach it (`direct.rs`). With bounce buffers an operation may have fewer instances than the
+//! window, which bounds its scratch. Segments keep their sub-channels, since other ranks count on them.
 //!
 //! # Access
-//! The endpoints hold raw pointers into an instance between a post and its completion: to pieces, to the reducer of
+//! Between a post and its completion, the endpoints hold raw pointers into an instance: to pieces, to the reducer of
 //! the lane, to scratch. Rules:
 //! 1. `pieces` never reallocates while a segment runs: its capacity is reserved for all steps of a segment.
-//! 2. A lane has at most one receive posted; its reducer is in a box of its own and is only touched when none is.
-//! 3. Scratch is only reserved between operations. Copies use it only while no lane of the segment runs.
+//! 2. A lane has at most one receive posted. Its reducer is in a box of its own, and is touched only when no receive is
+//!    posted.
+//! 3. Scratch is reserved only between operations. Copies use it only while no lane of the segment runs.
 //! 4. An operation that failed is not reused before the endpoints have been told to abort.
 
 mod bounce;
@@ -43,7 +45,7 @@ use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
 pub(crate) use staged::needs;
 
-/// An operation, or the idle shell of one, whose memory is reused.
+/// An operation, or an idle one whose memory is kept for reuse.
 #[derive(Debug)]
 pub(crate) struct Operation {
     slot: u16,
@@ -60,19 +62,19 @@ pub(crate) struct Operation {
     window: u16,
     tag: u64,
     canonical: bool,
-    /// Whether copies to the output should go past the caches.
+    /// Whether copies to the output should bypass the caches.
     streams: bool,
     keep: Option<Box<dyn Any + Send>>,
     instances: Vec<Instance>,
     /// Whether adapters may have written bytes that the GPU does not see yet.
     unflushed: bool,
-    /// Greatest number of instances, and so the distance between the segments of one.
+    /// Greatest number of instances, and therefore the distance between the segments of one instance.
     stride: usize,
-    /// Instances that have segments left.
+    /// Number of instances that have segments left.
     running: usize,
 }
 
-// SAFETY: the raw pointers name the caller's buffers, which by the contract of the posting functions stay valid and
+// SAFETY: the raw pointers name the caller's buffers. By the contract of the posting functions these stay valid and
 // otherwise untouched while the operation runs, whichever thread drives it.
 unsafe impl Send for Operation {}
 
@@ -106,7 +108,7 @@ impl Operation {
         self.generation
     }
 
-    /// Bytes of staging held, for the accounting.
+    /// Returns the bytes of staging held.
     pub(crate) fn staging_bytes(&self) -> usize {
         self.instances.iter().map(|i| i.scratch.bytes()).sum()
     }
@@ -122,7 +124,7 @@ impl Operation {
         self.keep.take()
     }
 
-    /// Starts a job in this shell and runs it as far as it goes at once. Returns whether it is already done.
+    /// Starts a job and advances it as far as possible. Returns whether it is already done.
     ///
     /// # Safety
     /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
@@ -158,7 +160,7 @@ impl Operation {
         self.keep = job.keep;
         self.unflushed = false;
         let Some(binding) = &self.binding else { unreachable!("set above") };
-        // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
+        // The stride of sub-channels must be the same on all ranks, while the number of segments need not be.
         self.window = job.window.max(1) as u16;
         staged::check_window(binding, job.window)?;
         let gpu = self.gpus.any();
@@ -224,23 +226,23 @@ impl Operation {
         Ok(self.running == 0)
     }
 
-    /// Whether it uses the stage.
+    /// Returns whether the operation uses the stage.
     pub(crate) fn is_staged(&self) -> bool {
         self.binding.as_ref().is_some_and(|binding| binding.plan.stage.is_some())
     }
 
-    /// Whether it has no messages.
+    /// Returns whether the operation has no messages.
     pub(crate) fn is_silent(&self) -> bool {
         self.binding.as_ref().is_some_and(|binding| binding.plan.channels == 0)
     }
 
-    /// The area of the stage that a segment uses.
+    /// Returns the area of the stage that a segment uses.
     fn area(&self, segment: usize) -> u16 {
         self.area_base + (segment % self.window as usize) as u16
     }
 
-    /// Goes on with segments that waited for something on the stage that has come. Returns whether any did, and whether the
-    /// operation is done.
+    /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any, and
+    /// whether the operation is done.
     pub(crate) fn look_at_stage(
         &mut self,
         links: &mut Links,
@@ -265,7 +267,7 @@ impl Operation {
         Ok((moved, self.running == 0))
     }
 
-    /// Runs one instance until it blocks: its segment, then the next of its segments, and so on.
+    /// Advances one instance until it blocks: its current segment, then its next one, and so on.
     fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyLines) -> Result<(), Error> {
         loop {
             match self.instances[index as usize].phase {
@@ -289,7 +291,7 @@ impl Operation {
         }
     }
 
-    /// Gives an instance a segment, and loads its data from the GPU if it is there.
+    /// Gives an instance a segment, and loads the segment's data if it is on a GPU.
     fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyLines) -> Result<(), Error> {
         let instance = &mut self.instances[index as usize];
         instance.begin(segment);
@@ -300,7 +302,7 @@ impl Operation {
         Ok(())
     }
 
-    /// The data of a segment is there: its lanes may run.
+    /// Lets the lanes of a segment run, since its data is there.
     fn loaded(&mut self, index: u16) {
         self.instances[index as usize].phase = Phase::Running;
         if let Some(factor) = self.premultiply {
@@ -308,7 +310,7 @@ impl Operation {
         }
     }
 
-    /// All lanes of a segment are done: stores its results to the GPU if they belong there.
+    /// Ends a segment whose lanes are all done, and stores its results if they belong on a GPU.
     fn end_segment(&mut self, index: u16, copies: &mut CopyLines) -> Result<(), Error> {
         if let Some(by) = self.divide_by {
             self.divide(index, by);
@@ -324,7 +326,7 @@ impl Operation {
         let (data_type, size) = (self.data_type, binding.element_bytes);
         let instance = &self.instances[index as usize];
         binding.each_output(instance.segment, self.buffers, instance.scratch.ptr(), |at, bytes| {
-            // SAFETY: the output is valid (see `start`); all messages of this segment are done.
+            // SAFETY: the output is valid (see `start`), and all messages of this segment are done.
             unsafe { divide(data_type, at, bytes / size, by) };
         });
     }

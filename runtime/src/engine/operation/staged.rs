@@ -1,12 +1,13 @@
-//! The steps of a segment that have to do with stages: memory that the ranks of one host share.
+//! Steps of a segment on a stage, the memory that the ranks of one host share.
 //!
-//! None of them leaves anything behind that others use: when a step is done, it has done with the caller's memory. A step that
-//! has to wait says for what (`Instance::awaited`), and the engine comes back to it as long as it waits.
+//! A step leaves nothing in use: when it is done, it no longer needs the caller's memory. A step that must wait says
+//! for what (`Instance::awaited`), and the engine runs it again until it is done.
 //!
-//! # Where runs lie in a payload
-//! The first one at its beginning. The second one behind it, shortly after the beginning of a page: it is copied out, mostly to
-//! a place shortly after the beginning of a page, and that must not be shortly after its own (`LONGS_IN_PAGE` of the transport
-//! says why). All-reduces of 8 and 32 MiB with 4 and 8 ranks take 0.92 to 0.96 times as long.
+//! # Positions of runs in a payload
+//! The first run lies at the beginning. The second run lies behind it, some way behind the beginning of a page. It is
+//! usually copied to a place shortly after the beginning of a page, so it must not lie shortly after one itself
+//! (`LONGS_IN_PAGE` of the transport says why). All-reduces of 8 and 32 MiB with 4 and 8 ranks take 0.92 to 0.96 times
+//! as long.
 
 use std::cell::RefCell;
 
@@ -21,19 +22,19 @@ use crate::reduce::{Combine, Folding};
 
 const PAGE: usize = 4096;
 
-/// Offset in a page of the second run of a payload.
+/// Offset within a page of a payload's second run.
 const SECOND_IN_PAGE: usize = 256;
 
-/// Short payloads do not spend a page on where they lie in it.
+/// Alignment of the second run in short payloads, for which a page would be too much.
 const LINES: usize = 128;
 
-/// One segment of an operation, for its steps on the stage.
+/// One segment of an operation, as its steps on the stage need it.
 pub(super) struct Staged<'a> {
     pub(super) binding: &'a Binding,
     pub(super) stage: &'a mut dyn Stage,
     pub(super) area: u16,
     pub(super) segment: usize,
-    /// Rounds that this rank has published in this segment.
+    /// Number of rounds that this rank has published in this segment.
     pub(super) round: &'a mut u16,
     pub(super) awaited: &'a mut Option<Awaited>,
     pub(super) buffers: Buffers,
@@ -66,7 +67,7 @@ impl Staged<'_> {
                     let at = self.place(&payload, first, count).map_or(0, |(at, _)| at);
                     debug_assert!(payload.run_of(first, count) == Some(index), "in its own run");
                     let src = Blocks::range(src.space, src.first + (first - run.first), count);
-                    // SAFETY: the blocks are as long on both sides, by the checker, so they end within the slot.
+                    // SAFETY: the blocks have equal lengths on both sides, by the checker, so they end within the slot.
                     unsafe { self.copy_in(src, slot.wrapping_add(at), pieces) };
                 }
             }
@@ -90,14 +91,14 @@ impl Staged<'_> {
         pieces.truncate(from);
     }
 
-    /// Whether these have published the round at hand.
+    /// Returns whether these members have published the current round.
     pub(super) fn await_members(&mut self, of: Members) -> Result<bool, Error> {
         let needs = needs(of);
         let have = self.stage.has_published(self.area, needs);
         self.heard(have, Awaited::Payloads(needs))
     }
 
-    /// The memory of blocks that a member has published in the round at hand.
+    /// Returns the memory of blocks that a member has published in the current round.
     pub(super) fn shown(&self, member: u16, first: u32, count: u32) -> Result<Piece, Error> {
         let member = usize::from(member);
         let payload = self.payload_of(usize::from(*self.round).wrapping_sub(1), member);
@@ -112,10 +113,10 @@ impl Staged<'_> {
         Ok(Piece { ptr, len })
     }
 
-    /// Reduces what these have published as these blocks into `dst`.
+    /// Reduces these blocks, as these members have published them, into `dst`.
     ///
     /// # Safety
-    /// `own` and `dst` are valid, and each in one piece; see `Operation::start`.
+    /// `own` and `dst` are valid, each of them in one piece; see `Operation::start`.
     pub(super) unsafe fn fold(
         &self,
         of: Members,
@@ -142,8 +143,8 @@ impl Staged<'_> {
         let element_bytes = self.binding.element_bytes;
         let how = Folding { combine, element_bytes, canonical, scratch: &kit.scratch };
         let operands = &kit.operands;
-        // SAFETY: all are as long, and none is `dst` but one of the first two, by the checker; what is shown stays until this
-        // rank publishes again.
+        // SAFETY: all operands have the same length, and only one of the first two may be `dst`, by the checker.
+        // Payloads stay until this rank publishes again.
         unsafe { how.fold(dst.ptr, dst.len, operands.len(), |index| operands[index]) };
         Ok(())
     }
@@ -153,7 +154,7 @@ impl Staged<'_> {
         stage.rounds.get(round).map_or(Payload::PRESENCE, |round| round[member])
     }
 
-    /// Offset and length in bytes of blocks in a payload.
+    /// Returns offset and length of blocks in a payload, in bytes.
     fn place(&self, payload: &Payload, first: u32, count: u32) -> Option<(usize, usize)> {
         let (stage, layout) = (self.binding.plan.stage.as_ref()?, &self.binding.layout);
         let place = stage.place(layout, payload, (first, count), self.segment)?;
@@ -169,7 +170,7 @@ impl Staged<'_> {
         payload_bytes(self.binding, payload, self.segment)
     }
 
-    /// Meaning of the stage's answer for this segment.
+    /// Handles the stage's answer for this segment.
     fn heard(&mut self, answer: Result<bool, StageMismatch>, awaited: Awaited) -> Result<bool, Error> {
         let is_there = answer.map_err(|found| mismatch(self.stage, self.tag, found))?;
         *self.awaited = (!is_there).then_some(awaited);
@@ -177,7 +178,7 @@ impl Staged<'_> {
     }
 }
 
-/// Members whose payloads an `Await` waits for.
+/// Returns the members whose payloads an `Await` waits for.
 pub(crate) const fn needs(of: Members) -> Needs {
     match of {
         Members::All => Needs::All,
@@ -186,21 +187,21 @@ pub(crate) const fn needs(of: Members) -> Needs {
     }
 }
 
-/// The means of folding, beside its operands.
+/// Memory that folding reuses.
 #[derive(Debug, Default)]
 pub(super) struct Kit {
     operands: Vec<*const u8>,
     scratch: RefCell<Vec<u8>>,
 }
 
-/// The error of ranks that have called different things.
+/// Returns the error of ranks that have made different calls.
 pub(super) fn mismatch(stage: &dyn Stage, tag: u64, found: StageMismatch) -> Error {
     let kind = ErrorKind::Mismatch { expected_tag: tag, tag: found.tag, expected_len: 0, len: 0 };
     let peer = stage.members().get(found.member).copied();
     Error::new(kind, "stage", peer, "it called something else")
 }
 
-/// Bytes of a payload in a segment, with what lies between its runs.
+/// Returns the bytes of a payload in a segment, including the space between its runs.
 fn payload_bytes(binding: &Binding, payload: &Payload, segment: usize) -> usize {
     let Some(stage) = &binding.plan.stage else { return 0 };
     let of = |run| stage.run_elements(&binding.layout, run, segment) * binding.element_bytes;
@@ -211,7 +212,7 @@ fn payload_bytes(binding: &Binding, payload: &Payload, segment: usize) -> usize 
     }
 }
 
-/// Whether there is an area for each segment in flight.
+/// Checks that there is an area for each segment in flight.
 pub(super) fn check_window(binding: &Binding, window: usize) -> Result<(), Error> {
     if binding.plan.stage.is_none() || window <= STAGE_SEGMENTS {
         return Ok(());
@@ -220,7 +221,7 @@ pub(super) fn check_window(binding: &Binding, window: usize) -> Result<(), Error
     Err(Error::new(ErrorKind::Usage, "engine", None, detail))
 }
 
-/// Whether a bound plan can run on the stage that there is: with the same members, and room for the longest payload.
+/// Checks that a bound plan can run on this rank's stage: the members are the same, and the longest payload fits.
 pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     let Some(wanted) = &binding.plan.stage else { return Ok(()) };
     let refused = |detail: String| Err(Error::new(ErrorKind::Usage, "engine", None, detail));
@@ -247,21 +248,21 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls that touch at least so much memory on one host write what they only copy with streaming stores. Times with and without,
-/// in this order: broadcast 2 ranks 8 MiB 284 / 160 us, 32 MiB 1.02 / 1.31 ms; 4 ranks 2 MiB 152 / 117 us, 8 MiB
-/// 546 / 659, 128 MiB 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
+/// Least memory touched on one host by calls that write copied data with streaming stores. Times with and without them:
+/// broadcast 2 ranks 8 MiB 284 / 160 us, 32 MiB 1.02 / 1.31 ms; 4 ranks 2 MiB 152 / 117 us, 8 MiB 546 / 659, 128 MiB
+/// 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// Whether the members' buffers are together too long for the caches, so that results had better go past them.
+/// Returns whether the members' buffers together exceed the caches, so that results should bypass them.
 pub(super) fn streams(binding: &Binding) -> bool {
     let Some(stage) = &binding.plan.stage else { return false };
     let (input, output) = binding.buffer_bytes();
     let members = stage.members.len();
     let touched = match binding.plan.collective {
-        // Its root reads, or writes, as much again as all others together.
+        // The root reads or writes as much as all others together.
         Collective::Gather | Collective::Scatter => 2 * input.max(output),
         Collective::Broadcast => members * output,
-        // In place, what is written was read a moment ago.
+        // In place, the target was just read.
         Collective::AllReduce if binding.plan.placement == Placement::InPlace => 0,
         _ => members * (input + output),
     };
@@ -276,7 +277,7 @@ fn second_at(first_bytes: usize) -> usize {
     }
 }
 
-/// Blocks `first..first + count` but for those of `except`, which lie among them or among others.
+/// Returns blocks `first..first + count` without those of `except`, if these lie among them.
 fn but(except: Option<Blocks>, first: u32, count: u32) -> impl Iterator<Item = (u32, u32)> {
     let end = first + count;
     let (from, to) = except.map_or((end, end), |except| (except.first, except.end()));
@@ -284,7 +285,7 @@ fn but(except: Option<Blocks>, first: u32, count: u32) -> impl Iterator<Item = (
     [(first, from - first), (to, end - to)].into_iter().filter(|(_, count)| *count > 0)
 }
 
-/// Whether blocks lie on a stage.
+/// Returns the member on whose stage blocks lie, if they lie on one.
 pub(super) fn member_of(blocks: Blocks) -> Option<u16> {
     if let Space::Stage(member) = blocks.space { Some(member) } else { None }
 }

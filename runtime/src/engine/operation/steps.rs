@@ -1,4 +1,4 @@
-//! The steps of a segment's lanes: posted, or done at once.
+//! The steps of a segment's lanes, which are either posted or done at once.
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ use super::waiting::source;
 use crate::call::AdapterAccess;
 use crate::reduce::Combine;
 
-/// State of a step.
+/// State of a step after it was run.
 enum Stood {
-    /// Over.
+    /// The step is over.
     Done,
-    /// A word from elsewhere will end it.
+    /// A completion will end the step.
     Pending,
-    /// Must be retried when the stage has the awaited round.
+    /// The step must be run again when the stage has the awaited round.
     Waits,
 }
 
@@ -38,7 +38,7 @@ impl From<Posted> for Stood {
 }
 
 impl Operation {
-    /// Advances all lanes as far as they go. Returns whether the segment is done.
+    /// Advances all lanes as far as possible. Returns whether the segment is done.
     pub(super) fn run_lanes(
         &mut self,
         index: u16,
@@ -53,14 +53,14 @@ impl Operation {
                 done &= self.run_lane(index, lane, links, copies)?;
                 moved |= self.instances[index as usize].lanes[lane].cursor != before;
             }
-            // A lane that moved may have let another one go on; with a single lane there is no other.
+            // A lane that moved may have unblocked another one; a single lane has no other.
             if done || !moved || lanes == 1 {
                 return Ok(done);
             }
         }
     }
 
-    /// Advances one lane as far as it goes. Returns whether it is done, sends included.
+    /// Advances one lane as far as possible. Returns whether it is done, sends included.
     fn run_lane(
         &mut self,
         index: u16,
@@ -123,7 +123,7 @@ impl Operation {
     }
 }
 
-/// A lane of a segment, and the data that its steps need.
+/// A lane of a segment, with everything that its steps need.
 struct At<'a> {
     binding: &'a Binding,
     instance: &'a mut Instance,
@@ -143,7 +143,7 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    /// Whether nothing stands before a step.
+    /// Returns whether nothing holds a step back.
     fn may_run(&self, step: &Step) -> bool {
         let lanes = &self.instance.lanes;
         let state = &lanes[self.lane];
@@ -164,12 +164,12 @@ impl At<'_> {
             Action::Publish { src, except } => self.publish(src, except),
             Action::Await { of } => self.await_members(of),
             Action::Fold { of, first, count, own, dst } => self.fold(of, (first, count), own, dst),
-            // Refused when the plan was bound.
+            // Such plans were refused when they were bound.
             Action::Spread { .. } => unreachable!("plans with windows are run by `symmetric`"),
         }
     }
 
-    /// The pieces of blocks, as a range of the instance's.
+    /// Appends the pieces of blocks to the instance's pieces. Returns their range there.
     fn place(&mut self, blocks: Blocks) -> Result<Range<usize>, Error> {
         let from = self.instance.pieces.len();
         match member_of(blocks) {
@@ -201,8 +201,8 @@ impl At<'_> {
     fn post_send(&mut self, to: PlanChannel, src: Range<usize>) -> Result<Stood, Error> {
         let (channel, token) = (self.channel(to), self.token(Kind::Send));
         let src = &self.instance.pieces[src];
-        // SAFETY: rule 1 keeps the pieces, `start` the buffers, rule 3 the scratch, and the stage what it shows until the next
-        // publication; the plan's fences keep them unwritten (proved by the checker).
+        // SAFETY: rule 1 keeps the pieces, `start` the buffers, rule 3 the scratch, and the stage keeps its payloads
+        // until the next publication. The plan's fences keep all of them unwritten (proved by the checker).
         let posted = unsafe { self.links.post_send(channel, self.tag, src, token) }?;
         self.instance.lanes[self.lane].sends_pending += u32::from(posted == Posted::Pending);
         Ok(Stood::Done)
@@ -230,7 +230,7 @@ impl At<'_> {
             return Ok(Stood::Done);
         }
         let context = self.instance.lanes[self.lane].reducer.get();
-        // SAFETY: rule 2: no receive of this lane is posted, so nobody else uses the reducer.
+        // SAFETY: rule 2: no receive of this lane is posted, so nothing else uses the reducer.
         let reducer = unsafe { &mut *context };
         reducer.start(self.reducing.0, self.binding.element_bytes, with, dst);
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
@@ -257,7 +257,7 @@ impl At<'_> {
         let (a, b, dst) = (self.place(a)?, self.place(b)?, self.place(dst)?);
         let pieces = &self.instance.pieces;
         let size = self.binding.element_bytes;
-        // SAFETY: as for copies; equal or no overlap by the definition of the step.
+        // SAFETY: as for copies; by the definition of the step, the blocks are equal or do not overlap.
         unsafe { local::reduce(self.reducing.0, size, &pieces[a], &pieces[b], &pieces[dst]) };
         Ok(Stood::Done)
     }
@@ -294,14 +294,14 @@ impl At<'_> {
         let reducing = self.reducing;
         let mut kit = std::mem::take(&mut self.instance.kit);
         let own = own.map(|own| own.ptr.cast_const());
-        // SAFETY: valid by `start`, and each in one piece.
+        // SAFETY: the blocks are valid by `start`, and each is in one piece.
         let folded =
             self.staged().and_then(|staged| unsafe { staged.fold(of, blocks, own, dst, reducing, &mut kit) });
         self.instance.kit = kit;
         folded.map(|()| Stood::Done)
     }
 
-    /// The segment, for its steps on the stage.
+    /// Returns the segment as its steps on the stage need it.
     fn staged(&mut self) -> Result<Staged<'_>, Error> {
         let Some(stage) = self.links.stage_mut() else {
             return Err(Error::new(ErrorKind::Usage, "engine", None, "no stage, but a plan that uses it"));

@@ -1,4 +1,4 @@
-//! The peers that an operation waits for.
+//! Finds the peers that an operation waits for.
 
 use kolo_collectives::plan::Action;
 
@@ -7,7 +7,7 @@ use super::Operation;
 use super::instance::Phase;
 
 impl Operation {
-    /// Ranks that a message is outstanding from or to, or that have not come as far on the stage as is waited for.
+    /// Returns the peers of outstanding messages, and the ranks that have not published an awaited round on the stage.
     pub(crate) fn waiting_for(&self, links: &Links) -> Vec<u32> {
         let Some(binding) = &self.binding else { return Vec::new() };
         let mut peers = self.late_on_stage(links);
@@ -17,7 +17,7 @@ impl Operation {
                 if lane.receiving {
                     peers.extend(steps.get(at).and_then(|step| source(&step.action)));
                 }
-                // The latest posted sends are the likeliest to be stuck; naming all would name everybody.
+                // The latest sends are the likeliest to be stuck; naming all sends would name all ranks.
                 let sends = steps[..at].iter().rev().filter_map(|step| destination(&step.action));
                 peers.extend(sends.take(lane.sends_pending as usize));
             }
@@ -27,7 +27,7 @@ impl Operation {
         peers
     }
 
-    /// Ranks that have not come as far on the stage as is waited for.
+    /// Returns the ranks that have not published an awaited round on the stage.
     pub(crate) fn late_on_stage(&self, links: &Links) -> Vec<u32> {
         let Some(stage) = links.stage() else { return Vec::new() };
         let running = self.instances.iter().filter(|instance| instance.phase == Phase::Running);
@@ -39,7 +39,7 @@ impl Operation {
     }
 }
 
-/// The rank that a step receives from.
+/// Returns the rank from which a step receives.
 pub(super) fn source(action: &Action) -> Option<u32> {
     match action {
         Action::Recv { from, .. } | Action::RecvReduce { from, .. } | Action::WaitSignal { from } => {
@@ -49,7 +49,7 @@ pub(super) fn source(action: &Action) -> Option<u32> {
     }
 }
 
-/// The rank that a step sends to.
+/// Returns the rank to which a step sends.
 fn destination(action: &Action) -> Option<u32> {
     match action {
         Action::Send { to, .. } | Action::Signal { to } => Some(to.peer),

@@ -1,4 +1,4 @@
-//! Steps on a stage: engines over messages and over memory that all of them share, stepped by one thread.
+//! Tests of steps on a stage: engines share messages and memory, stepped by one thread.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use kolo_transport::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 
 use super::*;
 
-/// Rounds of which each member has memory.
+/// Number of rounds for which each member has memory.
 const DEPTH: u64 = 2;
 const PAYLOAD_MAX: usize = 4096;
 
 pub(super) const CAPS: StageCaps = StageCaps { areas: 16, payload_max: PAYLOAD_MAX };
 
-/// The state shared by all members of a test's stage: by area and member.
+/// State shared by all members of a test's stage, by area and member.
 pub(super) type Areas = HashMap<(u16, usize), Shown>;
 
 /// A member's publications in an area.
@@ -35,7 +35,7 @@ impl Shown {
     }
 }
 
-/// One member's end.
+/// One member's end of the stage.
 #[derive(Debug)]
 pub(super) struct End {
     members: Vec<u32>,
@@ -116,7 +116,7 @@ impl Stage for End {
     }
 }
 
-/// Engines of ranks that all share a stage.
+/// Makes engines of ranks that all share a stage.
 fn staged_engines(ranks: u32) -> Vec<Engine> {
     let queues = Arc::new(Mutex::new(Queues::new()));
     let areas = Arc::new(Mutex::new(Areas::new()));
@@ -131,7 +131,7 @@ fn staged_engines(ranks: u32) -> Vec<Engine> {
     (0..ranks).map(engine).collect()
 }
 
-/// Everybody shows its vector, and reduces them all.
+/// Makes a plan in which every rank shows its vector and reduces all of them.
 fn one_shot(task: &Task, rank: u32) -> Plan {
     let own = own(task);
     let mut plan = PlanBuilder::new(task, Algorithm::OneShot, rank, Cut::Vector { parts: 1 });
@@ -149,7 +149,8 @@ fn one_shot(task: &Task, rank: u32) -> Plan {
     plan.finish()
 }
 
-/// Everybody shows its vector, reduces a part of all, shows that, and takes the others'.
+/// Makes a plan in which every rank shows its vector, reduces one part of all vectors, shows the result, and takes the
+/// others' results.
 fn two_shot(task: &Task, rank: u32) -> Plan {
     let (own, ranks) = (own(task), task.world_size);
     let mut plan = PlanBuilder::new(task, Algorithm::Direct, rank, Cut::Vector { parts: ranks });
@@ -240,7 +241,7 @@ fn sums(generator: Generator, ranks: u32, count: usize, op: ReduceOp, (in_place,
     }
 }
 
-/// Else a descriptor that has woken it stays readable, and no further sleep lasts.
+/// Otherwise a descriptor that has woken the rank stays readable, and ends every further sleep at once.
 #[test]
 fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
     let mut memory = Memory::new(0, Arc::default());
@@ -285,7 +286,7 @@ fn staged_operations_of_several_groups_progress_together_and_in_order() {
         for (number, vector) in data[rank].iter_mut().enumerate() {
             let at: *mut u8 = vector.as_mut_ptr().cast();
             let buffers = Buffers { input: at, output: at };
-            // With messages between them.
+            // With operations over messages in between.
             let job = match number % 3 {
                 0 => staged_job(one_shot(&task, rank as u32), count, buffers, ReduceOp::Sum),
                 1 => staged_job(two_shot(&task, rank as u32), count, buffers, ReduceOp::Sum),
@@ -363,7 +364,7 @@ fn plans_that_the_stage_does_not_fit_are_refused() {
         let buffers = Buffers { input: at, output: at };
         let mut job = staged_job(one_shot(&task, 0), count, buffers, ReduceOp::Sum);
         job.segment_elements = count;
-        // SAFETY: it is refused.
+        // SAFETY: the job is refused.
         unsafe { engine.start(job, Mode::Blocking) };
         engine.failure().expect("refused").to_string()
     };
