@@ -1,15 +1,17 @@
 //! The processor that a rank returns to, on a host with more ranks than processors.
 //!
-//! Schedulers choose a processor for a thread when it wakes up. Ranks that share processors hardly sleep: they yield to each other, and a
-//! thread that only yields stays on its processor, in the real-time classes for good. Placement is therefore random, and of four ranks
-//! on two processors, three are on one as often as not. Everything then takes up to 1.6 times as long (loopback TCP, all-reduce of 1 KiB,
-//! all-to-all of 8 bytes, barrier: 47, 42 and 40 us instead of 30, 30 and 29).
+//! Schedulers choose a processor for a thread when it wakes up. Ranks that share processors hardly sleep: they yield to
+//! each other, and a thread that only yields stays on its processor, in the real-time classes for good. Placement is
+//! therefore random, and three of four ranks on two processors often share one. Everything then takes up to 1.6 times
+//! as long (loopback TCP, all-reduce of 1 KiB, all-to-all of 8 bytes, barrier: 47, 42 and 40 us instead of 30, 30 and
+//! 29).
 //!
-//! Each of these ranks is therefore dealt a processor to return to. It is not bound to it: the affinity mask is narrowed and restored at
-//! once, so that the scheduler may move the thread at any time, and threads that it starts inherit the original mask. Where another
-//! program keeps that processor busy, a rank that is held up there leaves. The real-time classes are an exception: no thread of another
-//! class keeps a processor from them, so a rank that computes held it up, and a rank that leaves stays away. All-reduces of 32 MiB and 8
-//! ranks on 2 processors would then take 1.1 to 1.25 times as long, with five ranks on one.
+//! Each of these ranks is therefore assigned a processor to return to. It is not bound to it: its affinity mask is
+//! narrowed and restored at once, so the scheduler may move the thread at any time, and threads that it starts inherit
+//! the original mask. If another program keeps that processor busy, a rank that is held up there leaves. Ranks in the
+//! real-time classes do not leave: no thread of another class can take a processor from them, so only a rank that
+//! computes can have held them up, and a rank that leaves stays away. Otherwise, all-reduces of 32 MiB with 8 ranks on
+//! 2 processors would take 1.1 to 1.25 times as long, with five ranks on one processor.
 
 use std::time::{Duration, Instant};
 
@@ -18,21 +20,24 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::mix::mix;
 use crate::wait::{Contention, usable_processors};
 
-/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; a foreign process keeps a processor for a
-/// slice or until the next tick, which is 1 to 4 ms.
+/// Longest delay that other ranks cause. Returning takes 10 to 30 us, and the other ranks of a short call take about as
+/// long for their turns. A foreign process keeps a processor for a time slice or until the next tick, which is 1 to 4
+/// ms.
 pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// Time for which a rank stays away after it was held up; doubled each time until there has been calm.
+/// Time for which a rank stays away after it was held up. The time doubles on each repetition until there has been
+/// calm.
 const BACK_OFF_MIN: Duration = Duration::from_millis(10);
 
 /// Longest back-off.
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 
-/// A rank not held up for this long after a back-off begins with the shortest one again.
+/// Time after a back-off without being held up, after which the next one is the shortest again.
 const CALM_AFTER: Duration = Duration::from_secs(1);
 
-/// A digest of the processors that a rank of such a host may run on: equal digests mean the same processors. Containers and network
-/// namespaces of one machine share its processors, although they are hosts to each other; but a container with a quota has its own share.
+/// Returns a digest of the processors on which a rank of this host may run: equal digests mean the same processors.
+/// Containers and network namespaces of one machine share its processors, although they are different hosts to each
+/// other; but a container with a quota has its own share.
 pub(crate) fn processors_digest(host_key: u64) -> u64 {
     let own = processors();
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -43,8 +48,8 @@ pub(crate) fn processors_digest(host_key: u64) -> u64 {
     own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
 }
 
-/// The processor of rank number `place` of the `ranks` that may run on the same ones as the calling thread. None where
-/// each can have one to itself, or there is no choice.
+/// Returns the processor for rank number `place` of the `ranks` that may run on the same processors as the calling
+/// thread. `None` if each can have one to itself, or if there is no choice.
 pub(crate) fn assign(place: usize, ranks: usize) -> Option<usize> {
     deal(&processors(), place, ranks)
 }
@@ -54,9 +59,9 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     shared.then(|| processors[place % processors.len()])
 }
 
-/// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a rank that copies, so
-/// short calls judge for themselves. Of 2 hosts x 4 ranks on 2 processors, an all-gather of 8 bytes took six times as long after
-/// all-reduces of 16 MiB.
+/// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a
+/// rank that copies, so short calls judge for themselves. Before they did, an all-gather of 8 bytes among 2 hosts x 4
+/// ranks on 2 processors took six times as long after all-reduces of 16 MiB.
 #[derive(Debug, Default)]
 pub(crate) struct Contentions {
     by_short: Contention,
@@ -64,7 +69,7 @@ pub(crate) struct Contentions {
 }
 
 impl Contentions {
-    /// The belief that a call starts with.
+    /// Returns the contention that a call assumes at its start.
     pub(crate) fn of(&self, is_short: bool, now: impl FnOnce() -> Instant) -> Contention {
         if is_short {
             self.by_short.in_question(self.by_long, now)
@@ -73,16 +78,16 @@ impl Contentions {
         }
     }
 
-    /// The call's belief at its end.
+    /// Keeps the contention that a call assumes at its end.
     pub(crate) const fn keep(&mut self, is_short: bool, contention: Contention) {
         if is_short { self.by_short = contention } else { self.by_long = contention }
     }
 }
 
-/// Processor of a rank, and its neighbours there.
+/// Processor of a rank, and what it knows of contention there.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// None where it has a processor to itself.
+    /// `None` if the rank has a processor to itself.
     pub(crate) affinity: Option<SoftAffinity>,
     pub(crate) contention: Contentions,
 }
@@ -93,11 +98,11 @@ impl Place {
     }
 }
 
-/// The processor that a rank comes back to, and whether it is worth the while.
+/// The processor to which a rank returns, and whether returning is worthwhile.
 #[derive(Debug)]
 pub(crate) struct SoftAffinity {
     processor: usize,
-    /// The last one.
+    /// Length of the last back-off.
     back_off: Duration,
     away_until: Option<Instant>,
 }
@@ -107,7 +112,7 @@ impl SoftAffinity {
         Self { processor, back_off: Duration::ZERO, away_until: None }
     }
 
-    /// Brings the calling thread there, if it is elsewhere, may run there, and has not been held up lately.
+    /// Moves the calling thread to the processor, if it is elsewhere, may run there, and has not been held up lately.
     pub(crate) fn come_back(&mut self) {
         if here() == Some(self.processor) {
             return;
@@ -121,14 +126,15 @@ impl SoftAffinity {
         }
     }
 
-    /// The rank gave its processor to others and got it back late: it leaves, and stays away for a while.
+    /// Handles a rank that gave its processor to others and got it back late: the rank leaves, and stays away for a
+    /// while.
     pub(crate) fn held_up(&mut self, now: Instant) {
         if !is_realtime() && self.note(now) {
             self.travel(false);
         }
     }
 
-    /// Begins a back-off, unless there is one already.
+    /// Begins a back-off, unless one is in progress. Returns whether it did.
     fn note(&mut self, now: Instant) -> bool {
         if self.away_until.is_some_and(|until| now < until) {
             return false;
@@ -139,9 +145,10 @@ impl SoftAffinity {
         true
     }
 
-    /// Goes there, or anywhere else. Nothing depends on it: what the system does not allow stays as it is.
+    /// Moves the thread to the processor, or away from it. Nothing depends on the move; if the system does not allow
+    /// it, nothing changes.
     fn travel(&self, to_it: bool) -> bool {
-        // The thread may have been bound since.
+        // The thread may have been bound in the meantime.
         let Ok(mask) = sched_getaffinity(None) else { return false };
         let mut narrow = if to_it { CpuSet::new() } else { mask };
         if to_it {
@@ -157,21 +164,22 @@ impl SoftAffinity {
     }
 }
 
-/// The processor that the calling thread runs on. Not by rustix, which panics where the vDSO has no such function: in
-/// user-mode Linux.
+/// Returns the processor on which the calling thread runs. It does not use rustix, which panics where the vDSO lacks
+/// the function, as in user-mode Linux.
 fn here() -> Option<usize> {
-    // SAFETY: takes nothing, and changes nothing.
+    // SAFETY: the call takes no arguments and changes nothing.
     usize::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// Whether the calling thread is of a real-time class. Said no where the C library does not tell: musl.
+/// Returns whether the calling thread is in a real-time class. Returns false where the C library does not tell, as in
+/// musl.
 fn is_realtime() -> bool {
-    // SAFETY: asks about the calling thread, and changes nothing.
+    // SAFETY: the call asks about the calling thread, and changes nothing.
     let class = unsafe { libc::sched_getscheduler(0) };
     class >= 0 && matches!(class & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR)
 }
 
-/// The processors of the calling thread's affinity mask; none where it cannot be read.
+/// Returns the processors of the calling thread's affinity mask; empty if the mask cannot be read.
 fn processors() -> Vec<usize> {
     let Ok(mask) = sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|processor| mask.is_set(*processor)).collect()

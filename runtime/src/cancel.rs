@@ -1,30 +1,30 @@
-//! Threads that another thread may cancel (`pthread_cancel`), as in C programs.
+//! Protection for threads that another thread may cancel (`pthread_cancel`), as in C programs.
 //!
-//! A cancelled thread ends at its next cancellation point: a system call of the C library that may block. Inside a call, that would leave
-//! locks held and buffers in use. Cancellation is therefore held off wherever a call may reach such a point. A call that is over within
-//! its first polls makes no such system call, and pays nothing.
+//! A cancelled thread ends at its next cancellation point: a system call of the C library that may block. Inside a
+//! call, that would leave locks held and buffers in use. Cancellation is therefore held off wherever a call may reach
+//! such a point. A call that is over within its first polls makes no such system call, and pays nothing.
 
 use std::sync::OnceLock;
 
 /// Functions that hold cancellation off.
 #[derive(Clone, Copy, Debug)]
 pub struct HoldOff {
-    /// Holds it off for this thread; returns how it was before.
+    /// Holds cancellation off for this thread. Returns the previous state.
     pub begin: fn() -> i32,
-    /// Makes it as it was.
+    /// Restores the previous state.
     pub end: fn(i32),
 }
 
 static HOLD_OFF: OnceLock<HoldOff> = OnceLock::new();
 
-/// Has cancellation held off like this inside calls from now on; for bindings to languages whose threads may be cancelled.
-/// The first to say so decides. Covers [`Communicator::call_raw`](crate::Communicator::call_raw); around other calls, the
-/// binding does it by itself.
+/// Sets the functions that hold cancellation off inside calls from now on, for bindings to languages whose threads may
+/// be cancelled. The first caller decides. Covers [`Communicator::call_raw`](crate::Communicator::call_raw); around
+/// other calls, the binding holds cancellation off by itself.
 pub fn hold_off_by(hold_off: HoldOff) {
     let _ = HOLD_OFF.set(hold_off);
 }
 
-/// While it lives, this thread is not cancelled. They may be nested.
+/// Guard during which this thread is not cancelled. Guards may be nested.
 pub(crate) struct Whole(Option<(fn(i32), i32)>);
 
 impl Whole {

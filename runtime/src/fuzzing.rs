@@ -1,14 +1,15 @@
-//! The parsers of outside bytes, as functions, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
+//! Fuzz targets: the parsers of outside bytes as functions, for tests/fuzz. Built only with `cfg(fuzzing)` and in
+//! tests.
 //!
 //! Each function accepts any bytes, must not panic, and asserts the properties that must hold.
 
 use crate::profile::Profile;
 use crate::{communicator, control, join, plans};
 
-/// A target: its name, and what takes its bytes.
+/// A target: its name, and the function that takes its bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 14] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
@@ -41,17 +42,17 @@ pub fn control_sealed(bytes: &[u8]) {
     control::fuzz::sealed(bytes);
 }
 
-/// The coordinator, by a script of events and times.
+/// The coordinator, driven by a script of events and times.
 pub fn coordinator_state(bytes: &[u8]) {
     control::fuzz::coordinator_state(bytes);
 }
 
-/// Frames between members, and an agreement by a script of what a member hears.
+/// Frames between members, and an agreement driven by a script of the frames that a member hears.
 pub fn members(bytes: &[u8]) {
     control::fuzz::members(bytes);
 }
 
-/// A rank's facts for the others when a communicator is made.
+/// A card, which holds a rank's facts for the others when a communicator is made.
 pub fn card(bytes: &[u8]) {
     communicator::fuzz_card(bytes);
 }
@@ -107,7 +108,7 @@ pub fn plans(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// The corpus of tests/fuzz, through the same functions.
+    /// Runs the corpus of tests/fuzz through the same functions.
     #[test]
     fn the_corpus_passes() {
         let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");

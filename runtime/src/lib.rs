@@ -31,8 +31,8 @@ pub mod types;
 mod verify;
 mod wait;
 
-/// For Kolo's own tools, bindings, tests and benchmarks. Not part of the stable interface: anything in here may change in
-/// any version.
+/// Internals for Kolo's own tools, bindings, tests and benchmarks. Not part of the stable interface: anything in here
+/// may change in any version.
 #[doc(hidden)]
 pub mod internal {
     pub mod cancel {

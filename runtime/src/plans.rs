@@ -1,7 +1,7 @@
-//! Files of plans: `KOLO_PLAN` names them, and calls that they serve take their plans instead of a generator's.
+//! Files of plans, named by `KOLO_PLAN`. Calls that a file serves take its plan instead of a generator's.
 //!
-//! The text is JSON, a [`PlanFile`]; [`PlanSet`] has the rules, and proves the plans. All ranks must run plans of one set, so they compare
-//! digests of their files when they join; the files may lie in different places.
+//! The text is JSON, a [`PlanFile`]; [`PlanSet`] has the rules, and proves the plans. All ranks must run plans of one
+//! set, so they compare digests of their files when they join. The files may lie in different places.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// Longest file that is read. A set with as many steps as there may be takes about half of it.
+/// Longest file that is read. A set with the most steps allowed takes about half of it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Plans that were read from a file.
@@ -31,7 +31,7 @@ impl LoadedPlans {
     /// Reads and proves the plans of a file.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if it cannot be read, or its plans are wrong.
+    /// [`Error::Configuration`] if the file cannot be read, or its plans are wrong.
     pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let text = text_of(&path).map_err(|problem| refused(&path, &problem))?;
@@ -39,7 +39,7 @@ impl LoadedPlans {
         Ok(Self { digest: digest(&set), set: Arc::new(set), path })
     }
 
-    /// Reads the files of a list with commas between.
+    /// Reads the files of a comma-separated list.
     pub(crate) fn read_all(paths: &str) -> Result<Vec<Self>> {
         paths.split(',').map(str::trim).filter(|path| !path.is_empty()).map(Self::read).collect()
     }
@@ -55,16 +55,16 @@ fn text_of(path: &Path) -> std::result::Result<String, String> {
     Ok(text)
 }
 
-/// The plans in a text, proved.
+/// Parses a text and proves its plans.
 ///
 /// # Errors
-/// The problem, in a line.
+/// The problem, in one line.
 pub fn parse(text: &str) -> std::result::Result<PlanSet, String> {
     let file: PlanFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
     PlanSet::new(file)
 }
 
-/// The text that [`parse`] reads: a line for each rank's program.
+/// Writes the text that [`parse`] reads, with one line for each rank's program.
 #[must_use]
 pub fn to_text(set: &PlanSet) -> String {
     let file = set.to_file();
@@ -88,7 +88,7 @@ pub fn to_text(set: &PlanSet) -> String {
     )
 }
 
-/// A digest that tells sets of plans apart.
+/// Returns a digest that tells sets of plans apart.
 #[must_use]
 pub fn digest(set: &PlanSet) -> String {
     let hash = Sha256::digest(to_text(set));
@@ -125,7 +125,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A ring all-reduce of ranks on these hosts, as a file.
+    /// Returns a ring all-reduce of ranks on these hosts, as a file.
     pub(crate) fn ring(hosts: &[u32]) -> LoadedPlans {
         let task = Task::new(Collective::AllReduce, hosts.len() as u32).with_hosts(hosts);
         let ring = Some(Algorithm::Ring);

@@ -1,8 +1,8 @@
-//! The memory that is left for ranks that ask for some of it at the same time.
+//! Finds out whether the memory that is left suffices for ranks that ask for some of it at the same time.
 //!
-//! When more pages are backed than there are, the kernel kills a process, perhaps an unrelated one. Ranks therefore tell each other how
-//! much their host has available, and how much is left to their control groups, before any of them takes a page. All come to the same
-//! verdict.
+//! When processes back more pages than there are, the kernel kills one of them, perhaps an unrelated one. Ranks
+//! therefore tell each other how much memory their host has available, and how much is left to their control groups,
+//! before any of them takes a page. All ranks reach the same verdict.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,31 +14,32 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::mix::mix;
 
-/// Memory that processes draw from: a host's, or a control group's.
+/// Memory that processes draw from: that of a host or of a control group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pool {
-    /// Equal for processes that draw from the same.
+    /// Identifies the pool: equal for processes that draw from the same one.
     id: u64,
     is_group: bool,
-    /// Bytes left when last read.
+    /// Bytes left when the pool was last read.
     bytes: u64,
 }
 
-/// One part in so many of what is asked for must be left over: for page tables, of which each rank has some for all of it.
+/// One part in this many of the requested memory must be left over for page tables, of which each rank needs some for
+/// all of the memory.
 const SPARE: u64 = 32;
 
-/// Backed between two looks at the clock, at the other ranks and at what is left: a few hundredths of a second.
+/// Bytes backed between two checks of the clock, the other ranks and the memory left: a few hundredths of a second.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// The pools that this process draws from. Pools of which the system says nothing are left out.
+/// Returns the pools that this process draws from, without those about which the system says nothing.
 pub(crate) fn pools() -> Vec<Pool> {
     pools_by(Path::new("/proc"))
 }
 
-/// Why there is not enough for ranks that ask for so many bytes each; `named` has what each of them draws from.
+/// Returns why there is not enough for ranks that ask for `bytes_each` each; `named` has the pools of each of them.
 ///
-/// Ranks look at different times, before any of them has taken anything: who looks last sees what the others have given
-/// back meanwhile. So the most that any of them has seen is what counts.
+/// Ranks read the pools at different times, before any of them has taken anything. The last one to read sees memory
+/// that others have given back meanwhile. The most that any of them has seen therefore counts.
 pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     let mut totals: BTreeMap<u64, (u64, Pool)> = BTreeMap::new();
     for pool in named.iter().flatten() {
@@ -61,12 +62,13 @@ pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     ))
 }
 
-/// The same while ranks take theirs: of what this process draws from, as it is now, with all ranks that named the same.
+/// Returns the same while ranks take their memory: from the present state of this process's pools, for all ranks that
+/// named the same ones.
 pub(crate) fn shortage_meanwhile(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     shortage(bytes_each, &shared_with(&pools(), named))
 }
 
-/// Of the pools of one rank, those that each rank has named too.
+/// Returns for each rank those of this rank's pools that it has named too.
 fn shared_with(own: &[Pool], named: &[Vec<Pool>]) -> Vec<Vec<Pool>> {
     let common = |theirs: &Vec<Pool>| {
         own.iter().filter(|pool| theirs.iter().any(|other| other.id == pool.id)).cloned().collect()
@@ -74,8 +76,8 @@ fn shared_with(own: &[Pool], named: &[Vec<Pool>]) -> Vec<Vec<Pool>> {
     named.iter().map(common).collect()
 }
 
-/// Backs `total` bytes piece by piece. `look` is asked before each piece, with what is done and the length of the piece:
-/// an error ends it, and so does a reason to stop. The inner result is why not all is backed.
+/// Backs `total` bytes piece by piece. Before each piece it calls `look` with the bytes done and the length of the
+/// piece; an error ends the work, and so does a reason to stop. The inner error says why not all is backed.
 pub(crate) fn back_in_pieces(
     total: usize,
     mut look: impl FnMut(usize, usize) -> Result<Option<String>>,
@@ -110,7 +112,7 @@ fn pools_by(proc: &Path) -> Vec<Pool> {
     pools
 }
 
-/// `MemAvailable` in bytes: what can be had without swapping.
+/// Returns `MemAvailable` in bytes: the memory that can be had without swapping.
 fn available(meminfo: &str) -> Option<u64> {
     number_after(meminfo, "MemAvailable:")?.checked_mul(1024)
 }
@@ -143,15 +145,16 @@ const VERSION_2: Files =
     Files { limit: "memory.max", used: "memory.current", inactive: "inactive_file", active: "active_file" };
 
 impl Files {
-    /// Bytes that the group may still take, with what the kernel would take back from its files; none if it has no limit.
+    /// Returns the bytes that the group may still take, including those that the kernel would reclaim from its files;
+    /// `None` if it has no limit.
     fn left(self, folder: &Path) -> Option<u64> {
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
-        // "max", and the first version's greatest number, are no limits.
+        // "max", and the greatest number of version 1, mean that there is no limit.
         let limit: u64 = text(self.limit)?.trim().parse().ok().filter(|limit| *limit < 1 << 62)?;
         let used: u64 = text(self.used)?.trim().parse().ok()?;
         let stat = text("memory.stat").unwrap_or_default();
         let files = |name| number_after(&stat, name).unwrap_or(0);
-        // As the kernel reckons MemAvailable: of the files in use, half.
+        // Half of the active files count, as in the kernel's MemAvailable.
         Some(
             limit
                 .saturating_sub(used)
@@ -161,7 +164,7 @@ impl Files {
     }
 }
 
-/// The folders of the control groups that limit this process's memory, each with the folder of the topmost one to be seen.
+/// Returns the folders of the control groups that limit this process's memory, each with the topmost visible folder.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<(PathBuf, PathBuf, Files)> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
@@ -182,7 +185,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<(PathBuf, PathBuf, Files)> {
     found
 }
 
-/// Directory of a group, and the mount point above it, from a line of mountinfo(5).
+/// Returns the folder of a group, and the mount point above it, from a line of mountinfo(5).
 fn mounted(line: &str, path: &str, is_v2: bool) -> Option<(PathBuf, PathBuf)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);
@@ -193,7 +196,7 @@ fn mounted(line: &str, path: &str, is_v2: bool) -> Option<(PathBuf, PathBuf)> {
         true => kind == "cgroup2",
         false => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
     };
-    // In a container the mount may begin at the group, whose path is that of the host.
+    // In a container the mount may begin at the group, while the group's path is that of the host.
     let inside = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
     fits.then(|| (point.join(inside), point))
 }
@@ -218,7 +221,7 @@ mod tests {
         let two_hosts = [vec![host(1, 10 * GIB)], vec![host(1, 10 * GIB)], vec![host(2, 5 * GIB)]];
         assert_eq!(shortage(4 * GIB, &two_hosts), None);
         let text = shortage(5 * GIB, &two_hosts).unwrap();
-        // The spare part of 5 of 5 is lacking on the second host, which has less.
+        // 5 GiB of 5 leave no spare part on the second host, which has less.
         assert!(
             text.contains("1 rank(s) want 5368709120 bytes") && text.contains("has 5368709120"),
             "{text}"
@@ -288,7 +291,7 @@ mod tests {
         assert!(refused.unwrap().unwrap_err().contains("after 0 of"));
     }
 
-    /// A system with the files of the given texts.
+    /// Makes a system with files of the given texts.
     fn system(cgroup: &str, mountinfo: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<u64>) {
         let root = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| {
@@ -325,7 +328,7 @@ mod tests {
             ],
         );
         assert_eq!(bytes, [2048 * 1024, 660]);
-        // The first version, in a container that sees its own group as the top; beside it, the second without memory.
+        // Version 1, in a container that sees its own group as the top, besides version 2 without memory.
         let (_root, bytes) = system(
             "5:cpu:/\n4:memory:/docker/abc\n0::/\n",
             "1 2 0:3 / ROOT/cpu rw - cgroup cgroup rw,cpu\n\

@@ -5,12 +5,13 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-/// The element types: a row each, from which all that there is one of for each type is made. A type's place is its number in C
-/// and Python (`kolo.h`, `numbers.py`; the test `numbers` compares them), so rows are only ever added at the end.
+/// Table of the element types. Each row defines one type, and everything that exists once per type is generated from
+/// it. A type's position is its number in C and Python (`kolo.h`, `numbers.py`; the test `numbers` compares them), so
+/// rows are only ever added at the end.
 ///
-/// Columns: the name here; the Rust type; its name; what kind of number it is; the kernels that reduce, scale and divide it
-/// (see `reduce`: an integer is reduced as these bits, and divided over a type that holds it); what its test data is computed in
-/// (see `verify`); its number and name in NCCL and its tests, where it has one there.
+/// Columns: the name here; the Rust type; its name; its class of numbers; the kernels that reduce, scale and divide it
+/// (see `reduce`: an integer is reduced as these bits, and divided over a type that holds it); the type in which its
+/// test data is computed (see `verify`); its number and name in NCCL and NCCL's tests, if it has one there.
 macro_rules! data_types {
     ($make:ident) => {
         $make! {
@@ -32,7 +33,7 @@ macro_rules! data_types {
 }
 pub(crate) use data_types;
 
-/// Kind of number that a type holds.
+/// Class of numbers that a type holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Boolean,
@@ -52,10 +53,10 @@ macro_rules! make_data_type {
         }
 
         impl DataType {
-            /// All of them. A type's place is its number in C and Python.
+            /// All element types. A type's position is its number in C and Python.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$kolo),+];
 
-            /// Size of an element in bytes.
+            /// Returns the size of an element in bytes.
             #[must_use]
             #[inline]
             pub const fn size(self) -> usize {
@@ -64,7 +65,7 @@ macro_rules! make_data_type {
                 }
             }
 
-            /// Name as in Rust.
+            /// Returns the name, as in Rust.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -72,7 +73,7 @@ macro_rules! make_data_type {
                 }
             }
 
-            /// Number in NCCL and name in its tests, where it has one there.
+            /// Returns the number in NCCL and the name in NCCL's tests, if the type has one there.
             #[must_use]
             pub const fn in_nccl(self) -> Option<(u8, &'static str)> {
                 match self {
@@ -89,8 +90,8 @@ macro_rules! make_data_type {
         }
 
         $(
-            // SAFETY: plain numbers, or a byte that may be any, without padding (test `zeros_are_elements`); the size is that of
-            // the Rust type.
+            // SAFETY: these are plain numbers, or a byte with any value, without padding (test `zeros_are_elements`);
+            // the size is that of the Rust type.
             unsafe impl Element for $rust {
                 const TYPE: DataType = DataType::$kolo;
             }
@@ -100,7 +101,7 @@ macro_rules! make_data_type {
 data_types!(make_data_type);
 
 impl DataType {
-    /// Whether it is one of the floating-point types.
+    /// Returns whether this is a floating-point type.
     #[must_use]
     #[inline]
     pub const fn is_float(self) -> bool {
@@ -127,22 +128,24 @@ impl FromStr for DataType {
 /// A Rust type that Kolo can move and reduce.
 ///
 /// # Safety
-/// `TYPE` describes `Self` exactly: same size, no padding, and every bit pattern is a valid value, since other ranks may be
-/// written in other languages, and send what they like. So `bool` is none: see [`Bool`].
+/// `TYPE` describes `Self` exactly: the size is the same, there is no padding, and every bit pattern is a valid value.
+/// Other ranks may be written in other languages, and may send any bits. `bool` is therefore not an element: see
+/// [`Bool`].
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// Its description.
+    /// Describes the type.
     const TYPE: DataType;
 }
 
-/// Elements as bytes.
+/// Returns elements as bytes.
 pub(crate) const fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
-    // SAFETY: the same memory for the same time. Elements have no padding, so all of it is initialized, and every bit pattern is a
-    // valid value, so whatever is written is elements again: the contract of `Element`. Bytes have no alignment.
+    // SAFETY: the bytes are the same memory for the same lifetime. Elements have no padding, so all of it is
+    // initialized, and every bit pattern is a valid value, so any bytes written are elements again: the contract of
+    // `Element`. Bytes need no alignment.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
-/// A truth value as it travels: a byte, of which 0 is false and everything else true. Rust's `bool` must be 0 or 1, and a rank
-/// in C or Python may send a 2. Reductions give 0 and 1.
+/// A truth value in a message: a byte, of which 0 is false and every other value is true. Rust's `bool` must be 0 or 1,
+/// while a rank in C or Python may send a 2. Reductions give 0 and 1.
 ///
 /// ```
 /// let agreed = kolo::Cluster::local(2, |comm| {
@@ -152,7 +155,7 @@ pub(crate) const fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
 /// assert!(matches!(agreed?[..], [Ok(false), Ok(false)]));
 /// # Ok::<(), kolo::Error>(())
 /// ```
-/// A `bool` is no [`Element`]:
+/// A `bool` is not an [`Element`]:
 /// ```compile_fail
 /// fn vote(comm: &kolo::Communicator, votes: &mut [bool]) -> kolo::Result<()> {
 ///     comm.all_reduce(votes, kolo::ReduceOp::Min)
@@ -163,7 +166,7 @@ pub(crate) const fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
 pub struct Bool(u8);
 
 impl Bool {
-    /// The value.
+    /// Returns the value.
     #[must_use]
     pub const fn get(self) -> bool {
         self.0 != 0
@@ -202,7 +205,7 @@ impl fmt::Debug for Bool {
     }
 }
 
-/// A vector of zeros.
+/// Returns a vector of zeros.
 pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
     let mut vec = Vec::with_capacity(len);
     // SAFETY: there is capacity for `len` elements, and zeros are a valid value by the contract of `Element` (test
@@ -218,9 +221,9 @@ pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
 #[derive(Clone, Copy, PartialEq)]
 enum Domain {
     All,
-    /// Not `bool`.
+    /// All types except `bool`.
     Numbers,
-    /// Not floating point.
+    /// All types except floating point.
     Bits,
 }
 
@@ -241,10 +244,10 @@ macro_rules! make_reduce_op {
         }
 
         impl ReduceOp {
-            /// All of them, PremulSum with the factor 1. An operator's place is its number in C and Python.
+            /// All operators, PremulSum with the factor 1. An operator's position is its number in C and Python.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$op $(($one))?),+];
 
-            /// Its place in [`ALL`](Self::ALL).
+            /// Returns the position in [`ALL`](Self::ALL).
             #[must_use]
             #[inline]
             pub const fn code(self) -> u8 {
@@ -253,7 +256,7 @@ macro_rules! make_reduce_op {
                 }
             }
 
-            /// Name without the factor.
+            /// Returns the name without the factor.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -270,7 +273,7 @@ macro_rules! make_reduce_op {
         }
     };
 }
-// An operator's place is its number in C and Python: rows are only ever added at the end.
+// An operator's position is its number in C and Python, so rows are only ever added at the end.
 make_reduce_op! {
     /// Sum. For `bool`: or.
     Sum, "sum", All;
@@ -282,8 +285,8 @@ make_reduce_op! {
     Max, "max", All;
     /// Sum divided by the number of ranks; integers truncate towards zero. Not for `bool`, nor for scans.
     Avg, "avg", Numbers;
-    /// Every rank's values are first multiplied by its own factor, then summed (NCCL's PreMulSum). Not for
-    /// `bool`, nor for scans.
+    /// Multiplies every rank's values by that rank's own factor, then sums them (NCCL's PreMulSum). Not for `bool`, nor
+    /// for scans.
     PremulSum(f64 = 1.0), "premul_sum", Numbers;
     /// Bitwise and; logical for `bool`. Not for floating point.
     BitAnd, "bit_and", Bits;
@@ -291,16 +294,16 @@ make_reduce_op! {
     BitOr, "bit_or", Bits;
     /// Bitwise exclusive or; logical for `bool`. Not for floating point.
     BitXor, "bit_xor", Bits;
-    /// 1 where both are non-zero, else 0 (MPI_LAND). For every type.
+    /// 1 where both are non-zero, otherwise 0 (MPI_LAND). For every type.
     LogicalAnd, "logical_and", All;
-    /// 1 where one is non-zero, else 0 (MPI_LOR). For every type.
+    /// 1 where one is non-zero, otherwise 0 (MPI_LOR). For every type.
     LogicalOr, "logical_or", All;
-    /// 1 where exactly one is non-zero, else 0 (MPI_LXOR). For every type.
+    /// 1 where exactly one is non-zero, otherwise 0 (MPI_LXOR). For every type.
     LogicalXor, "logical_xor", All;
 }
 
 impl ReduceOp {
-    /// Whether the operator is defined for a type.
+    /// Returns whether the operator is defined for a type.
     #[must_use]
     #[inline]
     pub const fn supports(self, data_type: DataType) -> bool {
