@@ -58,7 +58,7 @@ impl<'a> Batch<'a> {
     /// Adds a send of raw memory, without a tag.
     ///
     /// # Safety
-    /// As [`Batch::send_message`].
+    /// See [`Batch::send_message`].
     pub unsafe fn send_raw(self, data: *const u8, bytes: usize, data_type: DataType, to: u32) -> Self {
         // SAFETY: the caller's promise.
         unsafe { self.send_message(RawMessage { data: data.cast_mut(), bytes, data_type, tag: 0 }, to) }
@@ -67,7 +67,7 @@ impl<'a> Batch<'a> {
     /// Adds a receive into raw memory, without a tag.
     ///
     /// # Safety
-    /// As [`Batch::recv_message`].
+    /// See [`Batch::recv_message`].
     pub unsafe fn recv_raw(self, data: *mut u8, bytes: usize, data_type: DataType, from: u32) -> Self {
         // SAFETY: the caller's promise.
         unsafe { self.recv_message(RawMessage { data, bytes, data_type, tag: 0 }, from) }
@@ -95,7 +95,7 @@ impl<'a> Batch<'a> {
     /// that rank in `source`.
     ///
     /// # Safety
-    /// As [`Batch::recv_message`].
+    /// See [`Batch::recv_message`].
     pub unsafe fn recv_any_message(mut self, message: RawMessage, source: &'a mut u32) -> Self {
         self.sources.push((self.transfers.len(), source));
         self.transfers.push(Transfer::recv_any(message));
@@ -105,7 +105,7 @@ impl<'a> Batch<'a> {
     /// Runs all sends and receives. Blocks until all are done.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn run(self) -> Result<()> {
         let limit = self.communicator.shared.config.timeout;
         self.run_within(limit)
@@ -114,7 +114,7 @@ impl<'a> Batch<'a> {
     /// Like [`Batch::run`], with a time-out of its own for each message.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn run_within(self, limit: Duration) -> Result<()> {
         let shared = &self.communicator.shared;
         let mut sources = self.sources.into_iter().peekable();
@@ -137,7 +137,7 @@ impl<'a> Batch<'a> {
     /// from any source one by one.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     ///
     /// # Safety
     /// The memory of each message stays as its method asks until the work is done or its wait has returned an error;

@@ -85,7 +85,7 @@ impl CommunicatorBuilder {
     /// Like [`CommunicatorBuilder::connect`], with another environment. For Kolo's own bindings.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::connect`].
+    /// See [`CommunicatorBuilder::connect`].
     #[doc(hidden)]
     pub fn connect_by(self, environment: &dyn Fn(&str) -> Option<String>) -> Result<Communicator> {
         let config = self.config.map_or_else(|| Config::from_lookup(environment), Ok)?;
@@ -117,7 +117,7 @@ impl CommunicatorBuilder {
     /// Makes the communicator of ranks that have already joined. All of them call it, once. For Kolo's own tools.
     ///
     /// # Errors
-    /// As [`Communicator::from_env`].
+    /// See [`Communicator::from_env`].
     #[doc(hidden)]
     pub fn over(self, control: Control) -> Result<Communicator> {
         let config = self.config.map_or_else(Config::from_env, Ok)?;

@@ -40,7 +40,7 @@ impl Cluster {
     /// another rank's.
     ///
     /// # Panics
-    /// As [`Cluster::local`].
+    /// See [`Cluster::local`].
     pub fn try_local<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         let (mut returned, mut failed) = (Vec::new(), Vec::new());
         for result in Self::local(ranks, body)? {
@@ -58,10 +58,10 @@ impl Cluster {
     /// Like [`Cluster::local`], with settings.
     ///
     /// # Errors
-    /// As [`Cluster::local`].
+    /// See [`Cluster::local`].
     ///
     /// # Panics
-    /// As [`Cluster::local`].
+    /// See [`Cluster::local`].
     pub fn with_config<R: Send>(
         ranks: u32,
         config: &Config,
@@ -73,10 +73,10 @@ impl Cluster {
     /// Like [`Cluster::local`], with settings for each rank.
     ///
     /// # Errors
-    /// As [`Cluster::local`].
+    /// See [`Cluster::local`].
     ///
     /// # Panics
-    /// As [`Cluster::local`].
+    /// See [`Cluster::local`].
     pub fn with_configs<R: Send>(
         ranks: u32,
         config: impl Fn(u32) -> Config + Sync,

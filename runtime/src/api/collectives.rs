@@ -29,7 +29,7 @@ impl Communicator {
         /// lengths.
         all_reduce(buffer: &mut [T], op: ReduceOp)
             => vector_call(Collective::AllReduce, buffer, op, 0);
-        /// As [`Communicator::all_reduce`], out of place.
+        /// Like [`Communicator::all_reduce`], out of place.
         all_reduce_into(input: &[T], output: &mut [T], op: ReduceOp)
             => vector_call_into(Collective::AllReduce, input, output, op);
         /// Concatenates the blocks of all ranks in rank order: `output` is `world_size` times as long as `input`.
@@ -44,7 +44,7 @@ impl Communicator {
         /// empty elsewhere.
         reduce(input: &[T], output: &mut [T], op: ReduceOp, root: u32)
             => reduce_call(input, output, op, root);
-        /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the other ranks' buffers are
+        /// Like [`Communicator::reduce`], with the root's result in its own `buffer`; the other ranks' buffers are
         /// unchanged.
         reduce_in_place(buffer: &mut [T], op: ReduceOp, root: u32)
             => reduce_in_place_call(buffer, op, root);
@@ -62,17 +62,17 @@ impl Communicator {
             => all_to_all_call(input, output);
         /// Replaces `buffer` on rank r by the reduction over ranks 0 to r.
         scan(buffer: &mut [T], op: ReduceOp) => vector_call(Collective::Scan, buffer, op, 0);
-        /// As [`Communicator::scan`], out of place.
+        /// Like [`Communicator::scan`], out of place.
         scan_into(input: &[T], output: &mut [T], op: ReduceOp)
             => vector_call_into(Collective::Scan, input, output, op);
         /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is unchanged.
         exscan(buffer: &mut [T], op: ReduceOp) => vector_call(Collective::ExScan, buffer, op, 0);
-        /// As [`Communicator::exscan`], out of place.
+        /// Like [`Communicator::exscan`], out of place.
         exscan_into(input: &[T], output: &mut [T], op: ReduceOp)
             => vector_call_into(Collective::ExScan, input, output, op);
     }
 
-    /// As [`Communicator::all_gather`], with this rank's block already at its place in `buffer`.
+    /// Like [`Communicator::all_gather`], with this rank's block already at its place in `buffer`.
     ///
     /// # Errors
     /// See [errors of calls](Communicator#errors-of-calls).
@@ -85,7 +85,7 @@ impl Communicator {
         unsafe { drive::run(&self.shared, &call) }
     }
 
-    /// As [`Communicator::all_to_all`], within one buffer.
+    /// Like [`Communicator::all_to_all`], within one buffer.
     ///
     /// # Errors
     /// See [errors of calls](Communicator#errors-of-calls).

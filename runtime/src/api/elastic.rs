@@ -71,7 +71,7 @@ impl Communicator {
     /// [`Config::silent_after`](crate::Config::silent_after) longer where a rank does not answer.
     ///
     /// # Errors
-    /// As [`Communicator::agree`].
+    /// See [`Communicator::agree`].
     pub fn agree_within(&self, flags: u64, limit: Duration) -> Result<Agreement> {
         self.agree_until(flags, Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
     }
@@ -97,7 +97,7 @@ impl Communicator {
     }
 
     /// Like [`Communicator::shrink`], but if a rank that lives has not called after `limit`, the call fails on all
-    /// ranks, and on that rank when it calls. They may then call it again. Ranks that wait for a late one thus find
+    /// ranks, including that one when it calls. They may then call it again. Ranks that wait for a late one thus find
     /// out together.
     ///
     /// # Errors
@@ -115,8 +115,8 @@ impl Communicator {
         })
     }
 
-    /// Makes another communicator of the members that live, by `form`. Repeats until all of them have it, or until it
-    /// fails without the fault of a member that has died.
+    /// Makes another communicator of the members that live, by `form`. Tries again when members have died or
+    /// were away, until all of them have it or it fails for another reason.
     pub(super) fn form_anew(
         &self,
         purpose: Purpose,
@@ -196,7 +196,7 @@ impl Communicator {
         }
     }
 
-    /// Agrees whether all ranks of this communicator, including newcomers, have it.
+    /// Returns whether all ranks of this communicator, including newcomers, agree that they have it.
     pub(super) fn all_enter(&self, deadline: Instant) -> bool {
         let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, Until::GivingUp(deadline));
         met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())

@@ -24,8 +24,8 @@ impl Communicator {
     /// member: keep it secret.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`] if a rank that was
-    /// alone cannot open one; [`Error::Usage`] after a fork.
+    /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`]
+    /// if a rank that was alone cannot open one; [`Error::Usage`] after a fork.
     pub fn accept(&self) -> Result<Invitation> {
         self.shared.check_process(|| Waited::other("accept"))?;
         let lobby = self.shared.open_lobby()?;
@@ -81,7 +81,7 @@ impl Communicator {
     /// Takes newcomers in, first into free slots and then behind all others. For Kolo's own bindings.
     ///
     /// # Errors
-    /// As [`Communicator::grow`].
+    /// See [`Communicator::grow`].
     #[doc(hidden)]
     pub fn admit_up_to(&self, most: u32) -> Result<Self> {
         self.take_in(Places::FreeThenLast { most })

@@ -177,7 +177,7 @@ impl Communicator {
     /// Posts transfers that the helper thread drives.
     ///
     /// # Safety
-    /// As [`Communicator::post`].
+    /// See [`Communicator::post`].
     pub(super) unsafe fn start_transfers(
         &self,
         transfers: &[Transfer],
@@ -198,7 +198,7 @@ impl Communicator {
     /// Posts one transfer that the helper thread drives.
     ///
     /// # Safety
-    /// As [`Communicator::post`].
+    /// See [`Communicator::post`].
     pub(super) unsafe fn start_transfer(
         &self,
         transfer: Transfer,

@@ -92,10 +92,10 @@ use crate::network::rails_in_words;
 /// Dropping a communicator waits for at most a few seconds until all sent data has left, and tells the other ranks.
 ///
 /// # Fork
-/// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on objects
-/// made from it, fail with [`crate::Error::Usage`] and do nothing. [`Communicator::abort`] does nothing there, and dropping has no
-/// effect and returns at once. The parent and the other ranks go on. The child may make communicators of its own. See
-/// [`Communicator::check_process`].
+/// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on
+/// objects made from it, fail with [`crate::Error::Usage`] and do nothing. [`Communicator::abort`] does nothing there,
+/// and dropping has no effect and returns at once. The parent and the other ranks go on. The child may make
+/// communicators of its own. See [`Communicator::check_process`].
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
@@ -312,7 +312,7 @@ impl Communicator {
     /// a plan of `KOLO_PLAN`.
     ///
     /// # Errors
-    /// As [`Communicator::explain`].
+    /// See [`Communicator::explain`].
     pub fn way(&self, call: &RawCall) -> Result<&'static str> {
         self.check_process()?;
         let call = self.checked(call)?;
@@ -347,8 +347,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) {
-            // After a panic no thread waits for started operations, so that the other ranks hear of the panic at
-            // once.
+            // After a panic, started operations are not waited for, so that the other ranks hear of it at once.
             let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
             let in_order = drive::close(&self.shared, limit);
             self.shared.world.left(in_order);

@@ -15,7 +15,7 @@ impl Communicator {
     /// Sends `data` to rank `to`. Blocks until `data` may be changed, which may be before the peer has received it.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn send<T: Element>(&self, data: &[T], to: u32) -> Result<()> {
         self.batch().send(data, to).run()
     }
@@ -23,23 +23,23 @@ impl Communicator {
     /// Receives exactly `data.len()` elements from rank `from`. Blocks until they have arrived.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn recv<T: Element>(&self, data: &mut [T], from: u32) -> Result<()> {
         self.batch().recv(data, from).run()
     }
 
-    /// As [`Communicator::send`], with a tag.
+    /// Like [`Communicator::send`], with a tag.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn send_tagged<T: Element>(&self, data: &[T], to: u32, tag: u32) -> Result<()> {
         self.batch().send_tagged(data, to, tag).run()
     }
 
-    /// As [`Communicator::recv`], for a message with this tag.
+    /// Like [`Communicator::recv`], for a message with this tag.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn recv_tagged<T: Element>(&self, data: &mut [T], from: u32, tag: u32) -> Result<()> {
         self.batch().recv_tagged(data, from, tag).run()
     }
@@ -47,15 +47,16 @@ impl Communicator {
     /// Receives from whichever rank sends first, and returns that rank. Blocks until the message has arrived.
     ///
     /// # Errors
-    /// As the collectives; [`crate::Error::Unsupported`] if a transport in use cannot receive from any source.
+    /// See [errors of calls](Communicator#errors-of-calls). [`crate::Error::Unsupported`] if a transport in use cannot
+    /// receive from any source.
     pub fn recv_any<T: Element>(&self, data: &mut [T]) -> Result<u32> {
         self.recv_any_tagged(data, 0)
     }
 
-    /// As [`Communicator::recv_any`], for a message with this tag.
+    /// Like [`Communicator::recv_any`], for a message with this tag.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn recv_any_tagged<T: Element>(&self, data: &mut [T], tag: u32) -> Result<u32> {
         let mut source = 0;
         self.batch().recv_any_tagged(data, tag, &mut source).run()?;
@@ -65,7 +66,7 @@ impl Communicator {
     /// Sends and receives at the same time, so that rings and exchanges cannot deadlock.
     ///
     /// # Errors
-    /// As the collectives.
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn send_recv<T: Element>(&self, send: &[T], to: u32, recv: &mut [T], from: u32) -> Result<()> {
         self.batch().send(send, to).recv(recv, from).run()
     }

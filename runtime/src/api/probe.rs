@@ -34,7 +34,7 @@ impl Communicator {
     /// receives have already asked for are not seen. Blocks for as long as a receive would.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn probe(&self, source: Option<u32>, tags: RangeInclusive<u32>) -> Result<WaitingMessage> {
         self.probe_within(source, tags, self.shared.config.timeout)
     }
@@ -42,7 +42,7 @@ impl Communicator {
     /// Like [`Communicator::probe`], with a time-out of its own.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn probe_within(
         &self,
         source: Option<u32>,
@@ -63,7 +63,7 @@ impl Communicator {
     /// be seen only after some calls.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn probe_now(
         &self,
         source: Option<u32>,

@@ -28,10 +28,10 @@ impl Communicator {
     /// Like [`Communicator::call_raw`], with a time-out of its own.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     pub unsafe fn call_raw_within(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
@@ -43,10 +43,10 @@ impl Communicator {
     /// it.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     pub unsafe fn start_raw_and_wait(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
@@ -56,7 +56,7 @@ impl Communicator {
     /// Starts a collective on raw memory.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
     /// As [`Communicator::call_raw`], until the work is done or its wait has returned an error; if the handle is
@@ -70,7 +70,7 @@ impl Communicator {
     /// gives `owner` back, so the handle may be dropped at any time.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
     /// As [`Communicator::call_raw`] for as long as `owner` lives. Any thread may drop `owner`.
@@ -84,7 +84,7 @@ impl Communicator {
     /// Runs a collective with blocks of unequal length on raw memory and blocks until it is done.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
     /// As [`Communicator::call_raw`], for the lengths that the counts add up to; input and output do not overlap.
@@ -96,10 +96,10 @@ impl Communicator {
     /// Like [`Communicator::call_raw_v`], with a time-out of its own.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
-    /// As [`Communicator::call_raw_v`].
+    /// See [`Communicator::call_raw_v`].
     pub unsafe fn call_raw_v_within(&self, call: &RawCallV<'_>, limit: Duration) -> Result<()> {
         let mut call = self.uneven_call(call)?;
         on_gpus::locate(&self.shared, &mut call)?;
@@ -110,7 +110,7 @@ impl Communicator {
     /// Starts a collective with blocks of unequal length on raw memory. The counts are copied.
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
     /// As [`Communicator::call_raw_v`], for as long as [`Communicator::start_raw`] asks.
@@ -123,7 +123,7 @@ impl Communicator {
     /// [`Communicator::start_raw_keeping`].
     ///
     /// # Errors
-    /// As [`Communicator::call_raw`].
+    /// See [`Communicator::call_raw`].
     ///
     /// # Safety
     /// As [`Communicator::call_raw_v`] for as long as `owner` lives. Any thread may drop `owner`.

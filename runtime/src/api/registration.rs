@@ -144,7 +144,7 @@ impl Communicator {
     /// Registers `len` bytes at `start`. Local.
     ///
     /// # Errors
-    /// As [`Communicator::register`].
+    /// See [`Communicator::register`].
     ///
     /// # Safety
     /// The memory stays mapped as it is until the registration or the communicator is dropped.

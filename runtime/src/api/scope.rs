@@ -110,7 +110,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Starts a barrier.
     ///
     /// # Errors
-    /// As [`Communicator::barrier`].
+    /// See [`Communicator::barrier`].
     pub fn barrier(&self) -> Result<()> {
         self.start(&self.communicator.barrier_call())
     }

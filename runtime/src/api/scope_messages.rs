@@ -9,7 +9,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Starts a send.
     ///
     /// # Errors
-    /// As [`Communicator::send`](super::Communicator::send).
+    /// See [`Communicator::send`](super::Communicator::send).
     pub fn send<T: Element>(&self, data: &'buffers [T], to: u32) -> Result<()> {
         self.send_tagged(data, to, 0)
     }
@@ -17,7 +17,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Starts a receive.
     ///
     /// # Errors
-    /// As [`Communicator::recv`](super::Communicator::recv).
+    /// See [`Communicator::recv`](super::Communicator::recv).
     pub fn recv<T: Element>(&self, data: &'buffers mut [T], from: u32) -> Result<()> {
         self.recv_tagged(data, from, 0)
     }
@@ -25,7 +25,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Starts a send with a tag.
     ///
     /// # Errors
-    /// As [`Communicator::send`](super::Communicator::send).
+    /// See [`Communicator::send`](super::Communicator::send).
     pub fn send_tagged<T: Element>(&self, data: &'buffers [T], to: u32, tag: u32) -> Result<()> {
         self.start_message(Transfer::send(RawMessage::of(data, tag), to), None)
     }
@@ -33,7 +33,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Starts a receive of a message with this tag.
     ///
     /// # Errors
-    /// As [`Communicator::recv`](super::Communicator::recv).
+    /// See [`Communicator::recv`](super::Communicator::recv).
     pub fn recv_tagged<T: Element>(&self, data: &'buffers mut [T], from: u32, tag: u32) -> Result<()> {
         self.start_message(Transfer::recv(RawMessage::of_mut(data, tag), from), None)
     }
@@ -42,7 +42,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// `source` is that rank.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`](super::Communicator::recv_any).
+    /// See [`Communicator::recv_any`](super::Communicator::recv_any).
     pub fn recv_any_tagged<T: Element>(
         &self,
         data: &'buffers mut [T],

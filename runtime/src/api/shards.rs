@@ -133,7 +133,7 @@ impl Communicator {
 /// Runs a checked call on shards.
 ///
 /// # Safety
-/// As [`drive::run_within`].
+/// See [`drive::run_within`].
 unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let (ranks, shards) = (shared.group.size, call.shards.unwrap_or(0));
     let is_canonical = shared.config.determinism == Determinism::Canonical;

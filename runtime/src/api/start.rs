@@ -133,7 +133,7 @@ impl Communicator {
     /// Starts a barrier: the work is done once every rank has started it.
     ///
     /// # Errors
-    /// As [`Communicator::barrier`].
+    /// See [`Communicator::barrier`].
     pub fn barrier_start(&self) -> Result<Work<()>> {
         let call = self.barrier_call();
         // SAFETY: a barrier has no buffers.

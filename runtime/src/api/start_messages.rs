@@ -16,7 +16,7 @@ impl Communicator {
     /// Starts a send; the work gives the buffer back once it may be changed.
     ///
     /// # Errors
-    /// As [`Communicator::send`].
+    /// See [`Communicator::send`].
     pub fn send_start<B>(&self, data: B, to: u32) -> Result<Work<B>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -24,10 +24,10 @@ impl Communicator {
         self.send_tagged_start(data, to, 0)
     }
 
-    /// As [`Communicator::send_start`], with a tag.
+    /// Like [`Communicator::send_start`], with a tag.
     ///
     /// # Errors
-    /// As [`Communicator::send`].
+    /// See [`Communicator::send`].
     pub fn send_tagged_start<B>(&self, data: B, to: u32, tag: u32) -> Result<Work<B>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -41,7 +41,7 @@ impl Communicator {
     /// Starts a receive of exactly as many elements as `data` has; the work gives the buffer back with the message.
     ///
     /// # Errors
-    /// As [`Communicator::recv`].
+    /// See [`Communicator::recv`].
     pub fn recv_start<B>(&self, data: B, from: u32) -> Result<Work<B>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -49,10 +49,10 @@ impl Communicator {
         self.recv_tagged_start(data, from, 0)
     }
 
-    /// As [`Communicator::recv_start`], for a message with this tag.
+    /// Like [`Communicator::recv_start`], for a message with this tag.
     ///
     /// # Errors
-    /// As [`Communicator::recv`].
+    /// See [`Communicator::recv`].
     pub fn recv_tagged_start<B>(&self, mut data: B, from: u32, tag: u32) -> Result<Work<B>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -66,7 +66,7 @@ impl Communicator {
     /// Starts a receive from whichever rank sends first; the work gives the message and its source.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn recv_any_start<B>(&self, data: B) -> Result<Work<(B, u32)>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -74,10 +74,10 @@ impl Communicator {
         self.recv_any_tagged_start(data, 0)
     }
 
-    /// As [`Communicator::recv_any_start`], for a message with this tag.
+    /// Like [`Communicator::recv_any_start`], for a message with this tag.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     pub fn recv_any_tagged_start<B>(&self, mut data: B, tag: u32) -> Result<Work<(B, u32)>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
@@ -92,7 +92,7 @@ impl Communicator {
     /// Starts a send of raw memory.
     ///
     /// # Errors
-    /// As [`Communicator::send`].
+    /// See [`Communicator::send`].
     ///
     /// # Safety
     /// The memory is valid and not written until the work is done or its wait has returned an error; if the handle is
@@ -106,7 +106,7 @@ impl Communicator {
     /// Starts a receive into raw memory; the work gives the source, which is `from`.
     ///
     /// # Errors
-    /// As [`Communicator::recv`].
+    /// See [`Communicator::recv`].
     ///
     /// # Safety
     /// The memory is valid, and nobody else touches it, until the work is done or its wait has returned an error; if
@@ -119,10 +119,10 @@ impl Communicator {
     /// Starts a receive into raw memory from whichever rank sends first; the work gives the source.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     ///
     /// # Safety
-    /// As [`Communicator::recv_raw_start`].
+    /// See [`Communicator::recv_raw_start`].
     pub unsafe fn recv_any_raw_start(&self, message: &RawMessage) -> Result<Work<u32>> {
         // SAFETY: the caller's promise.
         unsafe { self.recv_source_start(Transfer::recv_any(*message)) }
@@ -132,7 +132,7 @@ impl Communicator {
     /// for it gives `owner` back.
     ///
     /// # Errors
-    /// As [`Communicator::send`].
+    /// See [`Communicator::send`].
     ///
     /// # Safety
     /// The memory is valid and not written for as long as `owner` lives. Any thread may drop `owner`.
@@ -151,7 +151,7 @@ impl Communicator {
     /// the work gives `owner` back, with the source.
     ///
     /// # Errors
-    /// As [`Communicator::recv_any`].
+    /// See [`Communicator::recv_any`].
     ///
     /// # Safety
     /// The memory is valid, and nobody else touches it, for as long as `owner` lives. Any thread may drop `owner`.

@@ -108,7 +108,7 @@ impl Communicator {
     /// that agree. Blocks until all have.
     ///
     /// # Errors
-    /// As [`Communicator::from_env`].
+    /// See [`Communicator::from_env`].
     pub fn duplicate(&self, config: Config) -> Result<Self> {
         let number = self.next_child()?;
         let shared = &self.shared;

@@ -33,7 +33,7 @@ pub struct Change {
     pub epoch: u64,
     /// Ranks of the previous communicator that have left. Empty on a newcomer, which does not know them.
     pub left: Vec<u32>,
-    /// Ranks of the new communicator that have come.
+    /// Ranks of the new communicator that are newcomers.
     pub came: Vec<u32>,
     /// This rank in the new communicator.
     pub rank: u32,
@@ -153,11 +153,11 @@ impl Survivors {
     /// [`Config::join_timeout`](crate::Config::join_timeout).
     ///
     /// # Errors
-    /// Either all ranks that live return an error, or none does. Two failures are not repeated: an error that is not
-    /// [fatal](Error::is_fatal), such as [`Error::Usage`], and one after which no rank is missing. The rank returns
-    /// it, and the others return [`Error::Aborted`] with [`AbortReason::Revoked`]. The members can go on with further
-    /// steps. [`AbortReason::Minority`] if fewer than [`Survivors::at_least`] ranks are left. Where the ranks could
-    /// not agree, each returns the error of [`Communicator::agree`] or [`Communicator::shrink`]:
+    /// Either all ranks that live return an error, or none does. Two kinds of failure are not repeated: an error that
+    /// is not [fatal](Error::is_fatal), such as [`Error::Usage`], and one after which no rank is missing. The rank
+    /// returns it, and the others return [`Error::Aborted`] with [`AbortReason::Revoked`]. The members can go on with
+    /// further steps. [`AbortReason::Minority`] if fewer than [`Survivors::at_least`] ranks are left. Where the ranks
+    /// could not agree, each returns the error of [`Communicator::agree`] or [`Communicator::shrink`]:
     /// [`AbortReason::Fenced`] on a rank that the others have left behind.
     pub fn run<R>(&mut self, step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
         let until = Until::GivingUp(Instant::now() + patience(self.comm.config()));
@@ -272,12 +272,12 @@ impl Survivors {
     /// them.
     ///
     /// # Errors
-    /// As [`Survivors::run`].
+    /// See [`Survivors::run`].
     pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         self.run(|comm| comm.all_reduce_into(input, output, op))
     }
 
-    /// Agrees whether all members have succeeded, and on their other flags.
+    /// Agrees with the other members on whether all have succeeded, and on their other flags.
     fn vote<R>(&mut self, done: &Result<R>, limit: Option<Instant>) -> Result<Agreement> {
         let vote = match done {
             Ok(_) => DONE | MAY_REPEAT,
@@ -304,7 +304,7 @@ impl Survivors {
     /// Like [`Survivors::all_reduce`], with a time limit.
     ///
     /// # Errors
-    /// As [`Survivors::run_within`].
+    /// See [`Survivors::run_within`].
     pub fn all_reduce_within<T: Element>(
         &mut self,
         limit: Duration,

@@ -65,7 +65,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the
-    /// bytes wanted and available. All ranks return either error, and the communicator stays usable. Otherwise as
+    /// bytes wanted and available. All ranks return the same error, and the communicator stays usable. Otherwise as
     /// [`Communicator::from_env`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
@@ -78,7 +78,7 @@ impl Communicator {
     /// Like [`Communicator::alloc`], for `bytes` bytes aligned to a page.
     ///
     /// # Errors
-    /// As [`Communicator::alloc`].
+    /// See [`Communicator::alloc`].
     pub fn alloc_raw(&self, bytes: usize) -> Result<SymmetricBuffer<u8>> {
         self.alloc(bytes)
     }
@@ -219,7 +219,7 @@ struct Taking<'a> {
 }
 
 enum NotTaken {
-    /// This rank has a reason of its own, or a peer has died, with which the next exchange ends.
+    /// For a reason of this rank alone, or because a peer has died, which also ends the next exchange.
     Here(String),
     ByAll(Error),
 }

@@ -111,7 +111,7 @@ impl<B: 'static> Work<B> {
     /// Like [`Work::wait`], with a time-out of its own.
     ///
     /// # Errors
-    /// As [`Work::wait`].
+    /// See [`Work::wait`].
     pub fn wait_within(mut self, limit: Duration) -> Result<B> {
         self.finish(limit)
     }

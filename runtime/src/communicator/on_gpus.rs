@@ -26,7 +26,7 @@ pub(crate) fn owner(
 /// Notes in a call on raw memory which buffers are GPU memory.
 ///
 /// # Errors
-/// As [`owner`].
+/// See [`owner`].
 pub(crate) fn locate(shared: &Shared, call: &mut Call) -> Result<()> {
     let found = shared.gpus.locate(call, shared.group.size);
     found.map_err(|problem| unsupported(shared, Waited::call(call.summary(false), 0), problem))
@@ -65,7 +65,7 @@ pub(crate) fn call_path(
 /// Returns the path of a message from or to GPU memory, after registering the memory as needed.
 ///
 /// # Errors
-/// As [`call_path`].
+/// See [`call_path`].
 pub(crate) fn message_path(
     shared: &Shared,
     core: &mut Core,

@@ -19,7 +19,7 @@ const POLLS_FIRST: u32 = 64;
 /// Runs a call through the exchange, if that way was decided.
 ///
 /// # Safety
-/// As [`run_within`](super::run_within).
+/// See [`run_within`](super::run_within).
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
     shared: &'a Shared,

@@ -57,7 +57,7 @@ impl Begun {
 /// Runs a call and waits for it, with the time-out of the settings.
 ///
 /// # Safety
-/// As [`run_within`].
+/// See [`run_within`].
 pub(crate) unsafe fn run(shared: &Shared, call: &Call) -> Result<()> {
     // SAFETY: the caller's promise, passed on.
     unsafe { run_within(shared, call, shared.config.timeout) }
@@ -75,14 +75,14 @@ pub(crate) unsafe fn run_within(shared: &Shared, call: &Call, limit: Duration) -
 /// Starts a call and drives it at once, without calling the helper thread.
 ///
 /// # Safety
-/// As [`run_within`].
+/// See [`run_within`].
 pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duration) -> Result<()> {
     // SAFETY: the caller's promise, passed on.
     unsafe { run_as(shared, call, Form::Started, limit) }
 }
 
 /// # Safety
-/// As [`run_within`].
+/// See [`run_within`].
 #[inline(always)]
 unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> Result<()> {
     shared.check_process(|| Waited::call(call.summary(form == Form::Started), 0))?;
@@ -112,7 +112,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
 /// Runs a call as an operation of the engine, and waits for it.
 ///
 /// # Safety
-/// As [`run_within`].
+/// See [`run_within`].
 #[inline(never)]
 unsafe fn run_started<'a>(
     shared: &'a Shared,
@@ -201,7 +201,7 @@ fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
 /// Starts a call in the way that was decided.
 ///
 /// # Safety
-/// As [`start`].
+/// See [`start`].
 unsafe fn launch<'a>(
     shared: &'a Shared,
     mut core: MutexGuard<'a, Core>,

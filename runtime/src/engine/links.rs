@@ -78,7 +78,7 @@ impl Links {
     }
 
     /// # Safety
-    /// As [`Endpoint::post_send`].
+    /// See [`Endpoint::post_send`].
     pub(crate) unsafe fn post_send(
         &mut self,
         on: Channel,
@@ -92,7 +92,7 @@ impl Links {
     }
 
     /// # Safety
-    /// As [`Endpoint::post_recv`].
+    /// See [`Endpoint::post_recv`].
     pub(crate) unsafe fn post_recv(
         &mut self,
         on: Channel,
@@ -106,7 +106,7 @@ impl Links {
     }
 
     /// # Safety
-    /// As [`Endpoint::post_recv_if`].
+    /// See [`Endpoint::post_recv_if`].
     pub(crate) unsafe fn post_recv_if(
         &mut self,
         on: Channel,
@@ -173,7 +173,7 @@ impl Links {
     /// Registers memory with all endpoints, or with none if one fails. Returns the outcome for each.
     ///
     /// # Safety
-    /// As [`Endpoint::register`].
+    /// See [`Endpoint::register`].
     pub(crate) unsafe fn register(
         &mut self,
         memory: Piece,
@@ -198,7 +198,7 @@ impl Links {
     /// Tells all endpoints which memory an operation works on.
     ///
     /// # Safety
-    /// As [`Endpoint::lend`].
+    /// See [`Endpoint::lend`].
     pub(crate) unsafe fn lend(&mut self, memory: Lent) {
         for piece in memory.pieces() {
             // SAFETY: the caller's promise.

@@ -20,7 +20,7 @@ pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
 /// Copies past the caches: for bytes that are not read again while the caches would hold them.
 ///
 /// # Safety
-/// As [`copy`].
+/// See [`copy`].
 pub(crate) unsafe fn copy_past_caches(src: &[Piece], dst: &[Piece]) {
     zip(src, dst, |from, to, len| {
         // SAFETY: as in `copy`.

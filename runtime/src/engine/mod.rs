@@ -225,7 +225,7 @@ impl Engine {
     /// Posts a point-to-point transfer.
     ///
     /// # Safety
-    /// As [`Engine::start`].
+    /// See [`Engine::start`].
     pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
         // SAFETY: the caller's promise, passed on.
         let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links, &mut self.copies) }?;
@@ -328,7 +328,7 @@ impl Engine {
     /// Registers memory with the transports. Returns the outcome for each.
     ///
     /// # Safety
-    /// As [`kolo_transport::Endpoint::register`].
+    /// See [`kolo_transport::Endpoint::register`].
     pub(crate) unsafe fn register(
         &mut self,
         memory: Piece,
@@ -513,7 +513,7 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`Engine::start`].
+    /// See [`Engine::start`].
     unsafe fn launch(&mut self, slot: u16, job: Job) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Running;

@@ -89,7 +89,7 @@ impl Bounce {
     /// Starts to copy the call's output. Returns the number of bytes.
     ///
     /// # Safety
-    /// As [`Bounce::load`].
+    /// See [`Bounce::load`].
     pub(crate) unsafe fn store(&mut self) -> Result<usize, Error> {
         let part = self.store.take();
         // SAFETY: the caller's promise, passed on.

@@ -171,7 +171,7 @@ impl Gpus {
     /// Notes in a call on raw memory which buffers are GPU memory.
     ///
     /// # Errors
-    /// As [`Gpus::owner`].
+    /// See [`Gpus::owner`].
     #[inline]
     pub(crate) fn locate(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
         if self.driver.is_some() { self.locate_both(call, world_size) } else { Ok(()) }

@@ -167,7 +167,7 @@ impl Kit {
     /// Does bytes `at..at + len` of an item.
     ///
     /// # Safety
-    /// As [`Job::step`].
+    /// See [`Job::step`].
     unsafe fn block(&self, item: &Item, at: usize, len: usize, streams: bool, scratch: &mut [u8]) {
         let is_cached = |target: &*mut u8| !streams || item.sources.contains(&target.cast_const());
         // SAFETY: for the whole block: the addresses are inside the item, and scratch overlaps no buffer.

@@ -86,7 +86,7 @@ pub struct Shared {
     pub refetched: Vec<u32>,
 }
 
-/// Version of a rank's state, and the communicators that share it.
+/// Version of a rank's state, and the communicator whose ranks share it.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     version: Option<u64>,
@@ -142,7 +142,7 @@ impl State {
     /// have arrived are kept. In a step of [`Survivors::run`](crate::Survivors::run) this happens by itself.
     ///
     /// # Errors
-    /// As the collectives. [`Error::Usage`], on all ranks, if the parts differ, if no rank has the state, or if a
+    /// As for the collectives. [`Error::Usage`], on all ranks, if the parts differ, if no rank has the state, or if a
     /// chunk fails its hash from every sender, since the ranks that have the version then have different bytes. After
     /// an error, the version of ranks that lack it is `None`, since a part of it may have arrived.
     pub fn share(&mut self, comm: &Communicator, parts: &mut [Part<'_>]) -> Result<Shared> {

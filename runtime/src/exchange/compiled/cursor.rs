@@ -122,7 +122,7 @@ impl ExchangeCursor {
     /// Copies results.
     ///
     /// # Safety
-    /// As [`std::ptr::copy_nonoverlapping`].
+    /// See [`std::ptr::copy_nonoverlapping`].
     #[inline]
     pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.

@@ -114,7 +114,7 @@ impl CompiledExchange {
     /// Advances a call that may read in place and that has the turn.
     ///
     /// # Safety
-    /// As [`CompiledExchange::advance`].
+    /// See [`CompiledExchange::advance`].
     #[inline(never)]
     pub(super) unsafe fn advance_in_place(
         &mut self,
@@ -176,7 +176,7 @@ impl CompiledExchange {
     /// Copies this rank's block for itself while the other ranks arrive.
     ///
     /// # Safety
-    /// As [`CompiledExchange::advance`].
+    /// See [`CompiledExchange::advance`].
     unsafe fn keep_in_place(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
         let own = self.contribution(call);
         let begun = cursor.in_place.watch.start();

@@ -132,7 +132,7 @@ impl CompiledExchange {
     /// Takes the others' sums of the previous part, and reduces this rank's slice of the current one.
     ///
     /// # Safety
-    /// As [`CompiledExchange::take`].
+    /// See [`CompiledExchange::take`].
     pub(super) unsafe fn take_shots(&mut self, call: &Call, cursor: &ExchangeCursor, shots: Shots) {
         let (at, len) = cursor.part();
         if let Some((at, before)) = cursor.part_before() {
