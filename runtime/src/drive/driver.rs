@@ -280,8 +280,8 @@ impl<G> Drop for Driver<'_, G> {
     }
 }
 
-/// Returns to this rank's processor before the first pause and after a sleep. Notices when threads that do not share
-/// the processor hold it up.
+/// Returns to this rank's processor before the first pause and after a sleep. Notices if other threads do not give the
+/// processor back.
 fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Next, short: Option<&Pacer>) {
     let came_back = std::mem::replace(has_returned, next != Next::Sleep);
     if !came_back {
