@@ -17,20 +17,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// Actions of a waiting thread, by the age of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Time during which it polls with only a pause instruction in between.
+    /// Time during which the thread polls with only a pause instruction in between.
     pub spin: Duration,
     /// The same time beside [others that compute](Contention).
     pub spin_beside_others: Duration,
-    /// Whether it spins even after earlier spins without success.
+    /// Whether the thread spins even after earlier spins without success.
     pub always_spins: bool,
-    /// Age of the wait up to which it then polls with a `sched_yield` in between.
+    /// Age of the wait up to which the thread then polls with a `sched_yield` in between.
     pub yield_until: Duration,
     /// The longest sleep.
     pub sleep_max: Duration,
 }
 
-/// Ranks per processor that may each wake up every [`SLEEP_MAX`] to look around. A look takes some 10 us, so they use 3
-/// % of the processor's time.
+/// Ranks per processor that may each wake up every [`SLEEP_MAX`] to look around. A look takes some 10 us, so
+/// all of them use 3 % of the processor's time.
 const SLEEPERS_PER_PROCESSOR: usize = 16;
 
 /// Longest sleep where there are more ranks than that. A failure for which nothing wakes a rank may be noticed this
@@ -121,9 +121,8 @@ impl Next {
 /// they spin for 50, and 26 us with this value.
 const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(15);
 
-/// Waits in a row with useless spinning after which ranks yield at once. By their numbers two ranks may have a
-/// processor each and still share one, while a foreign thread keeps the other; then nothing comes while a rank spins.
-/// An all-gather of 64 KiB between 2 such ranks takes 72 us if they spin first.
+/// Successive waits with useless spinning after which ranks yield at once. Even if there is a processor for each, two
+/// ranks may share one while a foreign thread keeps the other; then nothing comes while a rank spins. An all-gather of 64 KiB between 2 such ranks takes 72 us if they spin first.
 const VAIN_SPINS: u32 = 4;
 
 /// One wait in this many nevertheless begins with spinning, to find out whether it pays again.
@@ -137,7 +136,7 @@ pub struct Contention {
     until: Option<Instant>,
     spell: Duration,
     yields: u32,
-    /// Waits in a row without spinning that has paid.
+    /// Successive waits in which spinning has not paid.
     vain_spins: u32,
 }
 

@@ -43,7 +43,7 @@ impl Communicator {
         })
     }
 
-    /// Returns whether calls on raw memory take this address for a GPU's. Without a driver they take none for one.
+    /// Returns whether calls on raw memory take this address for a GPU's. Always false without a driver.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the driver cannot say.

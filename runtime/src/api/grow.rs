@@ -46,7 +46,7 @@ impl Communicator {
         lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
     }
 
-    /// Returns the least and the greatest number of ranks (0: not said) that the launcher has set by `KOLO_ELASTIC`,
+    /// Returns the least and the greatest number of ranks (0: not given) that the launcher has set by `KOLO_ELASTIC`,
     /// if any. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]

@@ -205,8 +205,8 @@ impl Communicator {
         self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
-    /// Returns counters of the transports' work with memory so far: bytes sent in place and copied, registrations,
-    /// and ranges that were found registered.
+    /// Returns counters of the transports' work with memory so far: bytes moved in place, bytes copied, registrations, and
+    /// ranges that were found registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
         self.shared.look(|core| core.engine.memory_counters())

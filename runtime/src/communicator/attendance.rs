@@ -3,7 +3,7 @@
 //! # No work is forgotten
 //! A thread that leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks
 //! whether the helper sleeps. The helper says that it sleeps and then looks whether there is work that nobody does
-//! ([`Attendance::rest`]). All these steps are in one order, so at least one of the two sees the other's. A wake-up is
+//! ([`Attendance::rest`]). All these steps are in one order, so at least one of the two sees the other's step. A wake-up is
 //! sent under the lock under which the helper looks. `models` runs this in every order.
 
 use std::thread::JoinHandle;

@@ -258,7 +258,7 @@ fn call(
     Ok(called)
 }
 
-/// Brings a newcomer that was called together with the others. Blocks until all have come, or the attempt is given up.
+/// Joins the others, as a newcomer that was called. Blocks until all have come, or the attempt is given up.
 pub(crate) fn take(
     applicant: &Applicant,
     offer: &mut Offer,

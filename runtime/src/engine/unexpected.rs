@@ -1,4 +1,4 @@
-//! Unexpected messages: those that arrive before a receive asks for them, and that stand before one that is asked for.
+//! Unexpected messages: no receive asks for them when they arrive, and they stand before a message that is asked for.
 
 use kolo_transport::Piece;
 

@@ -2,7 +2,7 @@
 //!
 //! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One
 //! exchange costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks
-//! than processors, that saves more than the reduction costs that every rank repeats, and data for several ranks is
+//! than processors, that saves more than repeating the reduction on every rank costs, and data for several ranks is
 //! copied in once. A longer payload takes several exchanges, part by part; a long all-reduce divides the reduction
 //! among the ranks ([`two_shot`]). The reduction runs in rank order, or along the balanced tree of the canonical order,
 //! so all ranks get the same bits.

@@ -37,7 +37,7 @@ const GATHERED_MEMBERS_MAX: usize = 4;
 /// Most ranks for which all-to-alls were measured.
 const MEMBERS_MAX: usize = 8;
 
-/// Bytes that a rank reads between two checks whether the call is to be given up: 40 µs.
+/// Bytes that a rank reads between two checks of abort and deadline: 40 µs.
 const READ_BYTES: usize = 512 << 10;
 
 /// Answer of a rank that declines.
@@ -224,7 +224,7 @@ impl CompiledExchange {
         let mut left = READ_BYTES;
         let mut stand = None;
         while stand.is_none() && left > 0 {
-            // Ranks begin with different members, so that not all read the same one at a time.
+            // Ranks begin with different members, so that not all of them read the same one at once.
             let member = (self.rank + 1 + others) % self.members;
             let len = left.min(block - at);
             let offset = if call.collective == Collective::AllToAll { self.rank * block } else { 0 };
