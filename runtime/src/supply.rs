@@ -1,6 +1,6 @@
 //! Finds out whether the memory that is left suffices for ranks that ask for some of it at the same time.
 //!
-//! When processes back more pages than there are, the kernel kills one of them, perhaps an unrelated one. Ranks
+//! When processes use more pages than there are, the kernel kills one of them, perhaps an unrelated one. Ranks
 //! therefore tell each other how much memory their host has available, and how much is left to their control groups,
 //! before any of them takes a page. All ranks reach the same verdict.
 

@@ -97,7 +97,7 @@ pub(crate) struct Call {
     pub(crate) placement: Placement,
     /// Number of shards of all ranks together, for an all-reduce over shards.
     pub(crate) shards: Option<u32>,
-    /// GPUs whose memory the buffers are, found out for calls on raw memory. In a box, since few calls have any.
+    /// GPUs that own the buffers, found out for calls on raw memory. In a box, since few calls have any.
     pub(crate) gpus: Option<Box<GpuBuffers>>,
 }
 
@@ -210,7 +210,7 @@ impl Call {
         Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
     }
 
-    /// Returns the GPUs whose memory the buffers are.
+    /// Returns the GPUs that own the buffers.
     pub(crate) fn gpus(&self) -> &GpuBuffers {
         static NONE: GpuBuffers = GpuBuffers { input: None, output: None, access: AdapterAccess::Staged };
         self.gpus.as_deref().unwrap_or(&NONE)

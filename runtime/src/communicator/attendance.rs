@@ -82,8 +82,8 @@ impl Attendance {
         is_there
     }
 
-    /// Notes that the driver has seen nothing left. A thread that starts something more holds the core, and says so
-    /// afterwards.
+    /// Notes that the driver has found nothing left to do. A thread that starts something more holds the core, and says
+    /// so afterwards.
     pub(crate) fn nothing_left(&self) {
         self.pending.store(false, Ordering::SeqCst);
     }

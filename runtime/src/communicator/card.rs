@@ -82,7 +82,7 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     Policy::for_host(ranks, processors, config.spin)
 }
 
-/// Returns the processor to which this rank returns, besides the ranks that may run on the same processors.
+/// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.
 pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
     let (place, ranks) = place_among(rank, hosts, cards);
     affinity::assign(place, ranks)

@@ -73,8 +73,8 @@ impl Core {
         decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
-    /// Returns what carries out a blocking call that does not use symmetric buffers, unless it asks for them, with the
-    /// reason.
+    /// Returns the way of a blocking call, with its reasons. Symmetric buffers do not count, unless a setting asks for
+    /// them.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
             (Way::Exchange, Some(exchange)) => CarriedOut::Exchange(exchange.compiled.describe(call)),

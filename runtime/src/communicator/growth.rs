@@ -175,7 +175,7 @@ fn context(rank: u32) -> ErrorContext {
     ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
 }
 
-/// Chooses the newcomers that become members. Tells those at this rank's door that cannot.
+/// Chooses the newcomers that become members. Refuses those at this rank's door that cannot.
 fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();

@@ -28,7 +28,7 @@ use crate::gpu::Gpus;
 use crate::network::{Between, Table};
 use crate::wait::{self, Policy};
 
-/// A communicator without the parts that its handles add.
+/// State of a communicator, which its handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) group: Group,

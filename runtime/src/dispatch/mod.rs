@@ -31,7 +31,7 @@ pub(crate) enum Way {
     Plan,
 }
 
-/// The decision which way a call goes.
+/// Decision about the way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     /// Whether the ranks first ask each other if all their buffers are symmetric, and then access each other's buffers.

@@ -7,7 +7,7 @@ use kolo_gdr::{Cuda, Driver, Plan, decide};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Loads the GPU driver's library, if there are a driver and a GPU.
+/// Loads the GPU driver's library. `None` if there is no driver or no GPU.
 ///
 /// # Errors
 /// [`Error::Configuration`] if a library was named that is not one.

@@ -143,8 +143,8 @@ impl Staged<'_> {
         let element_bytes = self.binding.element_bytes;
         let how = Folding { combine, element_bytes, canonical, scratch: &kit.scratch };
         let operands = &kit.operands;
-        // SAFETY: all operands have the same length, and only one of the first two may be `dst`, by the checker.
-        // Payloads stay until this rank publishes again.
+        // SAFETY: all operands have the same length, and none is `dst` except possibly one of the first two, by the
+        // checker. Payloads stay until this rank publishes again.
         unsafe { how.fold(dst.ptr, dst.len, operands.len(), |index| operands[index]) };
         Ok(())
     }
