@@ -1,23 +1,23 @@
 //! The one loop over elements, compiled once per instruction set.
 //!
-//! The compiler vectorises a loop only where it can tell that a store does not change a later load. So there is one
-//! loop for a destination apart from both operands and one for a destination that is an operand; the operators being
-//! commutative, it does not matter which.
+//! The compiler vectorises a loop only if it can tell that a store does not change a later load. So there is one loop
+//! for a destination apart from both operands, and one for a destination that is an operand. Operators are commutative,
+//! so it does not matter which operand.
 
 use super::operators::{Bf16, Bf16Pair, Operator};
 
-/// An element at any address.
+/// An element without alignment.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Loose<T>(T);
 
 /// A function of one element.
 pub(super) trait Unary<T>: Copy {
-    /// The function's value.
+    /// Returns the function's value.
     fn apply(self, x: T) -> T;
 }
 
-/// `dst = a op b`.
+/// Computes `dst = a op b`.
 ///
 /// # Safety
 /// As for [`Combine`](super::Combine); `T` is valid for any bits.
@@ -67,7 +67,7 @@ fn apart<T: Copy, O: Operator<T>>(dst: &mut [Loose<T>], a: &[Loose<T>], b: &[Loo
     }
 }
 
-/// `dst = a op b` for `bf16`, two elements at a time.
+/// Computes `dst = a op b` for `bf16`, two elements at a time.
 ///
 /// # Safety
 /// As for [`Combine`](super::Combine).
@@ -86,7 +86,7 @@ pub(super) unsafe fn combine_pairs<O: Operator<Bf16Pair> + Operator<Bf16>>(
     }
 }
 
-/// `dst = f(src)`.
+/// Computes `dst = f(src)`.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `count` elements; they are equal or do not overlap. `T` is valid for any
@@ -110,7 +110,7 @@ pub(super) unsafe fn map<T: Copy, F: Unary<T>>(dst: *mut u8, src: *const u8, cou
     }
 }
 
-/// `dst = f(src)` for `bf16`, two elements at a time.
+/// Computes `dst = f(src)` for `bf16`, two elements at a time.
 ///
 /// # Safety
 /// As for [`map`].
