@@ -5,8 +5,9 @@
 //! member may propose, and the lowest one that is neither gone nor silent does.
 //!
 //! A member whose program has not called takes part in decisions of the others, but no decision is made while its part
-//! is missing. Once the deadline of a caller has passed ([`Agreement::wait_no_longer`]), the late members' own ends
-//! bring the missing parts, with no flag set. A program that calls later gets that decision like the others.
+//! is missing. Once the deadline of a caller has passed ([`Agreement::wait_no_longer`]), the late members' own
+//! [`Agreement`]s bring the missing parts, with no flag set. A program that calls later gets that decision like the
+//! others.
 //!
 //! # The protocol
 //! Single-decree Paxos (L. Lamport, "Paxos Made Simple", 2001), with the members of the communicator as acceptors. It

@@ -157,7 +157,7 @@ impl Profile {
         out
     }
 
-    /// Returns sixteen hexadecimal digits that depend on the constants only: equal constants give equal digests.
+    /// Returns sixteen hexadecimal digits that are equal for profiles with equal constants, and only for those.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();

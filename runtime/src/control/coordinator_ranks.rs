@@ -55,7 +55,7 @@ impl RankState {
     }
 }
 
-/// "rank 3 (process 4711 on node7)".
+/// Describes a rank: "rank 3 (process 4711 on node7)".
 pub(crate) fn describe(peer: &PeerInfo) -> String {
     format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
 }

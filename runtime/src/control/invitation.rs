@@ -25,7 +25,7 @@ pub struct Invitation {
     pub(super) group: GroupId,
     /// The doors of some members. The door of the inviting member comes first.
     pub(super) entrances: Vec<Entrance>,
-    /// Secret derived from the job's secret: see [`JobSecret::for_newcomers`].
+    /// The part of the job's secret that newcomers must be told: see [`JobSecret::for_newcomers`].
     pub(super) secret: Option<Vec<u8>>,
 }
 

@@ -236,8 +236,7 @@ impl Control {
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Returns the address at which this rank has reached rank 0's coordinator. `None` in a cluster of threads, or
-    /// after the group has changed.
+    /// Returns the address at which this rank has reached rank 0's coordinator. `None` in a cluster of threads.
     pub(crate) fn coordinator_at(&self) -> Option<std::net::SocketAddr> {
         self.inner.shared.coordinator_at
     }
@@ -346,8 +345,8 @@ impl Inner {
         }
     }
 
-    /// Ranks that wait for this one must hear that it has given up before its connections end. Otherwise they would
-    /// report it as lost.
+    /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
+    /// that wait for it would report it as lost when its connections end.
     fn pass_on_last_words(&self) {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));

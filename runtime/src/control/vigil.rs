@@ -57,8 +57,8 @@ pub(crate) struct Vigil {
 pub(crate) enum Look {
     /// Send something.
     Ask,
-    /// Wait for the answer to earlier data. More data would not help: a kernel resends a little lost data soon, but a
-    /// lot of it later and later.
+    /// Wait for the answer to earlier data. More data would not help: a kernel resends a little lost data soon, and
+    /// takes ever longer for a lot of it.
     Wait,
     /// The host has been silent for too long.
     Silent(Duration),

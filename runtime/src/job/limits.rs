@@ -65,7 +65,7 @@ pub(crate) const SPARE_HANDSHAKES: usize = 128;
 /// ranks of larger jobs wait in the kernel's queue.
 pub(crate) const MAX_HANDSHAKES: usize = 1024 + SPARE_HANDSHAKES;
 
-/// Connections accepted in one go. A flood therefore does not hold up ranks that are members.
+/// Most connections accepted in one go, so that a flood does not hold up ranks that are members.
 pub(crate) const ACCEPTS_AT_ONCE: usize = 16;
 
 /// Pause before the next accept after descriptors ran out.

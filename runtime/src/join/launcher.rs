@@ -230,8 +230,8 @@ impl<'a> PmixJob<'a> {
     }
 }
 
-/// Lets the ranks meet at mpirun's host. Rank 0 usually runs there. If it does not, it fails with an error, and mpirun
-/// ends the others.
+/// Lets the ranks meet at mpirun's host. Rank 0 usually runs there. If it runs elsewhere, rank 0 fails with an error,
+/// and mpirun ends the others.
 fn at_mpirun(
     environment: Environment<'_>,
     place: Place,
@@ -308,7 +308,7 @@ fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
 /// Returns 12000 + (7 * job + step) mod 20000, so that neighbouring jobs and steps get different ports.
 fn derived_port(job: &str, step: &str) -> u16 {
     let number = |text: &str| {
-        // The names of job arrays are not plain numbers, such as 12_3.
+        // The names of job arrays, such as 12_3, are not plain numbers.
         text.bytes().fold(0u64, |n, b| match b {
             b'0'..=b'9' => n.wrapping_mul(10).wrapping_add(u64::from(b - b'0')),
             _ => n.wrapping_mul(31).wrapping_add(u64::from(b)),

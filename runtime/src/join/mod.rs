@@ -120,7 +120,7 @@ pub enum Locator {
 }
 
 impl JoinSpec {
-    /// Makes a rank with default settings.
+    /// Makes a spec with default settings.
     #[must_use]
     pub fn new(rank: u32, world_size: u32, locator: Locator, source: impl Into<String>) -> Self {
         Self {

@@ -29,9 +29,9 @@ pub(super) unsafe fn combine<T: Copy, O: Operator<T>>(
     count: usize,
 ) {
     let (to, a, b) = (dst.cast::<Loose<T>>(), a.cast::<Loose<T>>(), b.cast::<Loose<T>>());
-    // SAFETY: the caller vouches for `count` elements behind each pointer; `Loose` has no alignment. In the last case
-    // the slices do not overlap; in the others no slice is made of memory that is also reached otherwise.
-    // Test: `any_alignment_and_length`, under all three relations of `dst` to the operands.
+    // SAFETY: the caller vouches for `count` elements behind each pointer, and `Loose` needs no alignment. The mutable
+    // slice overlaps no other: an operand that is `dst` itself gets no slice of its own. Test:
+    // `any_alignment_and_length`, under all three relations of `dst` to the operands.
     unsafe {
         if to.cast_const() == a && to.cast_const() == b {
             for x in std::slice::from_raw_parts_mut(to, count) {
@@ -94,8 +94,8 @@ pub(super) unsafe fn combine_pairs<O: Operator<Bf16Pair> + Operator<Bf16>>(
 #[inline(always)]
 pub(super) unsafe fn map<T: Copy, F: Unary<T>>(dst: *mut u8, src: *const u8, count: usize, f: F) {
     let (to, from) = (dst.cast::<Loose<T>>(), src.cast::<Loose<T>>());
-    // SAFETY: the caller vouches for `count` elements behind each pointer; `Loose` has no alignment. Two slices are
-    // made only of memory that does not overlap. Test: `scales_and_divides`.
+    // SAFETY: the caller vouches for `count` elements behind each pointer, and `Loose` needs no alignment. Two slices
+    // are made only if their memory does not overlap. Test: `scales_and_divides`.
     unsafe {
         let dst = std::slice::from_raw_parts_mut(to, count);
         if to.cast_const() == from {

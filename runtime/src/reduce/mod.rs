@@ -222,7 +222,7 @@ impl Kernel {
         self.op
     }
 
-    /// Returns the bytes of an element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub fn element_bytes(&self) -> usize {
         self.data_type.size()

@@ -104,7 +104,7 @@ pub(in crate::control) enum ToNewcomer {
 
 const GONE: &str = "the newcomer is gone";
 
-/// Returns the reason why a newcomer may not wait, as problem and remedy, or `None` if it may.
+/// A check of newcomers. It returns the problem and the remedy if a newcomer may not wait.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
 /// The newcomers that wait at this member's door.

@@ -1,6 +1,6 @@
 //! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form a new group.
 //!
-//! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, which run those of
+//! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, state machines of
 //! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
 //! proves that the member has ended (`door`).
 
