@@ -43,8 +43,7 @@ pub enum Stand {
     Stranded,
 }
 
-/// One member's side of an agreement. Facts come in through the methods, with the time, and messages come out of
-/// [`Agreement::take_messages`].
+/// One member's side of an agreement. Facts come in through the methods, with the time; messages come out of [`Agreement::take_messages`].
 #[derive(Debug)]
 pub struct Agreement {
     settings: Settings,
@@ -118,8 +117,7 @@ impl Agreement {
         }
     }
 
-    /// Brings this member's part, unless one was brought on its behalf. From now on the member works for a decision,
-    /// and [`Agreement::tick`] must be called.
+    /// Brings this member's part, unless one was brought on its behalf. From now on [`Agreement::tick`] must be called.
     pub fn bring(&mut self, part: Part, now: Duration) {
         self.own.get_or_insert(part);
         self.next_beat = now;
@@ -210,8 +208,7 @@ impl Agreement {
         if self.next_wakeup().is_none_or(|due| now < due) {
             return;
         }
-        // If this process was itself stopped or busy, messages that the others sent meanwhile are still unread, so the
-        // delay must not count as their silence.
+        // If this process was itself stopped or busy, messages from the others are still unread. That time is not their silence.
         let late = now.saturating_sub(self.next_beat);
         let excused = if late > self.settings.silent_after / 2 { now } else { late };
         for (other, since) in &mut self.asked {
@@ -236,8 +233,7 @@ impl Agreement {
             self.out.extend(self.overdue.map(|kinds| (proposer, Message::Overdue { kinds })));
             let waited = self.unanswered(proposer, now);
             if waited >= self.settings.beat * WORRY_BEATS {
-                // Only a few are asked at first. If all members of a large group asked all others, no answer would get
-                // through in time.
+                // Only a few are asked at first: if all members of a large group asked all others, answers would come too late.
                 let beats = waited.div_duration_f64(self.settings.beat) as u32;
                 let lower = self.others().filter(|other| *other < self.settings.me && *other != proposer);
                 for other in lower.take(1 << beats.saturating_sub(WORRY_BEATS).min(16)).collect::<Vec<_>>() {
@@ -263,8 +259,7 @@ impl Agreement {
         if self.gone.contains(from) && !self.is_flawed_hearing() {
             return; // Rule 3 rests on this: see the crate's documentation.
         }
-        // Only an answer proves that the sender hears this member too. Over a cable that is cut in one direction,
-        // requests still arrive.
+        // Only an answer proves that the sender hears this member too. Over a half-cut cable, requests still arrive.
         if !matches!(
             message,
             Message::Asked
@@ -298,8 +293,7 @@ impl Agreement {
         self.step(now);
     }
 
-    /// Handles the deadline of a caller: brings a part if this member's caller has not, and passes the request on to
-    /// the others from now on.
+    /// Handles the deadline of a caller: brings this member's part if that is missing, and from now on tells the others too.
     fn stand_in(&mut self, from: u32, kinds: u8, now: Duration) {
         let is_news = self.overdue.replace(kinds).is_none();
         let own = *self.own.get_or_insert_with(|| {
@@ -580,8 +574,7 @@ impl Agreement {
         }
     }
 
-    /// Pauses so that two members that propose at the same time get out of each other's way. The higher one waits
-    /// longer.
+    /// Pauses so that two members that propose at the same time get out of each other's way. The higher one waits longer.
     fn pause(&mut self, now: Duration) {
         let place = 1 + self.settings.me.min(7);
         self.not_before = now + self.settings.beat * place * (1 << self.refusals.min(BACKOFF_MAX)) / 2;

@@ -11,7 +11,7 @@ use kolo::internal::control::{
 };
 use kolo::{Collective, DataType, LossCause, Summary};
 
-/// Time limit beyond any test's needs on a busy machine. It only passes if a test fails.
+/// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 fn soon() -> Instant {

@@ -10,13 +10,13 @@ use kolo::error::{Error, Result};
 use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
 use kolo::{JoinSpec, Locator};
 
-/// Time limit beyond any test's needs on a busy machine. It only passes if a test fails.
+/// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Deadline that a test is meant to reach.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A port without a listener.
+/// Returns a port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }

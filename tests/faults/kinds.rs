@@ -56,7 +56,7 @@ const SOON_S: u64 = 6;
 /// Errors about a refusal of this rank's system, or about its effect on others while they join.
 const WHILE_JOINING: &[&str] = &["Join", "System", "PeerLost", "Aborted", "Transport"];
 
-/// All kinds inside one host.
+/// Returns all kinds inside one host.
 pub(crate) fn all() -> Vec<Kind> {
     let mut kinds = deaths();
     kinds.extend(ends());

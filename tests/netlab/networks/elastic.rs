@@ -280,7 +280,7 @@ fn one_pair(from: usize, to: usize) -> Option<()> {
     Some(())
 }
 
-/// Cuts a host that the others can only notice by the time limit of an agreement.
+/// Cuts off a host, which the others can notice only by the time limit of an agreement.
 fn cut_within_a_limit() -> Option<()> {
     let settings = [("KOLO_SILENT_AFTER", "0.25"), ("KOLO_DEAD_AFTER", "60")];
     let mut group = Group::new("host 2 cut", &["within=300"], &settings)?;

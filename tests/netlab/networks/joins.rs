@@ -122,7 +122,7 @@ fn a_lost_syn_costs_a_second() {
     assert!(ends[0].at > Duration::from_secs(1), "none was lost: {:?}", ends[0].at);
 }
 
-/// The cards of four ranks are longer than a packet. The control plane sends them in short segments.
+/// The address cards of four ranks are longer than a packet. The control plane sends them in short segments.
 fn ranks_meet_where_full_packets_vanish() {
     let lab = Lab::new(&network(4)).expect("a network");
     lab.block(Rule { from: None, to: None, what: What::LongerThan(1300), count: None });
