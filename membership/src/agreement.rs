@@ -6,67 +6,67 @@ use std::time::Duration;
 use crate::message::{Ballot, Decision, Message, Part};
 use crate::set::Set;
 
-/// Beats after which the proposer's silence makes a member ask all others that may propose in its place.
+/// Beats of silence of the proposer after which a member contacts all others that may propose in its place.
 const WORRY_BEATS: u32 = 2;
 
-/// Most doublings of the pause after ballots that were refused.
+/// Most doublings of the pause after refused ballots.
 const BACKOFF_MAX: u32 = 5;
 
-/// Facts that do not change. Times are those of the caller's clock, from any beginning.
+/// Settings of an agreement. Times are those of the caller's clock, which may start at any point.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Number of members.
     pub members: u32,
-    /// This one.
+    /// This member.
     pub me: u32,
-    /// Between repetitions of what was not answered.
+    /// Interval at which unanswered messages are repeated.
     pub beat: Duration,
-    /// A member that was asked and says nothing for so long is silent.
+    /// Time after which a member counts as silent if it was asked and says nothing.
     pub silent_after: Duration,
-    /// How long a proposer without a quorum goes on.
+    /// How long a proposer without a quorum continues.
     pub stranded_after: Duration,
 }
 
-/// How it stands.
+/// State of an agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stand {
-    /// Not decided: `late` have not brought their part, `silent` do not answer.
+    /// Not decided: the `late` members have not brought their part, and the `silent` ones do not answer.
     Open {
-        /// Members that live and have not brought their part, as far as this one knows.
+        /// Members that are alive and have not brought their part, as far as this member knows.
         late: Vec<u32>,
         /// Members that were asked and do not answer.
         silent: Vec<u32>,
     },
     /// Decided.
     Decided(Decision),
-    /// No quorum can be reached: this side of a partition must stop.
+    /// No quorum can be reached. This side of a partition must stop.
     Stranded,
 }
 
-/// One member's side. Facts come in by the methods, with the time; messages come out of [`Agreement::take_messages`].
+/// One member's side of an agreement. Facts come in through the methods, with the time; messages come out of [`Agreement::take_messages`].
 #[derive(Debug)]
 pub struct Agreement {
     settings: Settings,
     own: Option<Part>,
-    /// Whether its own part was brought for it, since a caller's time was over.
+    /// Whether this member's part was brought on its behalf, because a caller's deadline had passed.
     stood_in_for: bool,
-    /// The calls of members that no longer wait for missing parts.
+    /// Calls of the members that no longer wait for missing parts.
     overdue: Option<u8>,
-    /// Brought by others, to this member.
+    /// Parts that others have brought to this member.
     parts: BTreeMap<u32, Part>,
     gone: Set,
-    /// When each was heard last.
+    /// Time at which each member was last heard.
     heard: BTreeMap<u32, Duration>,
-    /// Since when an answer is expected.
+    /// Time since which an answer of each member is expected.
     asked: BTreeMap<u32, Duration>,
     promised: Ballot,
     accepted: Option<(Ballot, Decision)>,
     decided: Option<Decision>,
     stranded: bool,
-    /// Since when this proposer cannot reach a quorum.
+    /// Time since which this proposer cannot reach a quorum.
     alone_since: Option<Duration>,
     attempt: Option<Attempt>,
-    /// The last round that was heard of.
+    /// Highest round seen so far.
     round: u64,
     refusals: u32,
     not_before: Duration,
@@ -76,20 +76,20 @@ pub struct Agreement {
     pub(crate) flaw: Option<crate::simulator::Flaw>,
 }
 
-/// A ballot of this member.
+/// A ballot that this member proposes.
 #[derive(Debug)]
 struct Attempt {
     ballot: Ballot,
-    /// In the second phase: the value.
+    /// The value, once the ballot is in the second phase.
     value: Option<Decision>,
-    /// Members that have answered in this phase, with those that each holds for gone.
+    /// Members that have answered in this phase, each with the members that it considers gone.
     answers: BTreeMap<u32, Set>,
-    /// The decision accepted last, as far as the promises tell.
+    /// The decision accepted in the latest ballot, as far as the promises tell.
     best: Option<(Ballot, Decision)>,
 }
 
 impl Agreement {
-    /// A member that has brought nothing and heard nothing.
+    /// Makes a member that has brought nothing and heard nothing.
     #[must_use]
     pub fn new(settings: Settings, now: Duration) -> Self {
         Self {
@@ -117,15 +117,15 @@ impl Agreement {
         }
     }
 
-    /// Brings this member's part, unless one was brought for it. From now on it works for a decision, and [`Agreement::tick`] is due.
+    /// Brings this member's part, unless one was brought on its behalf. From now on [`Agreement::tick`] must be called.
     pub fn bring(&mut self, part: Part, now: Duration) {
         self.own.get_or_insert(part);
         self.next_beat = now;
         self.tick(now);
     }
 
-    /// This member, which has brought its part, waits no longer for those that have not: a part with no flag set is brought for each
-    /// that lives. So all come to the same decision, also who calls later.
+    /// Stops waiting for missing parts. This member has brought its part; for each living member that has not, a part
+    /// with no flag set is brought. So all members reach the same decision, including those that call later.
     pub fn wait_no_longer(&mut self, now: Duration) {
         if let Some(own) = self.own {
             self.overdue = Some(own.kinds);
@@ -134,34 +134,34 @@ impl Agreement {
         }
     }
 
-    /// Whether a part was brought for this member: it works for a decision without its caller.
+    /// Whether a part was brought on this member's behalf, so that it works for a decision without its caller.
     #[must_use]
     pub const fn is_stood_in_for(&self) -> bool {
         self.stood_in_for
     }
 
-    /// The system says that a member's process has ended. Must be true: see the crate's documentation. Its earlier messages that have not
-    /// been heard yet are not heard any more.
+    /// Records that the system has reported the end of a member's process. The report must be true: see the crate's
+    /// documentation. Earlier messages of that member that arrive from now on are ignored.
     pub fn gone(&mut self, member: u32, now: Duration) {
         if member != self.settings.me && self.gone.insert(member) {
             self.step(now);
         }
     }
 
-    /// Sets other limits of silence, for a member that was asked before its program has called.
+    /// Sets other limits for silence, for a member that was asked before its program has called.
     pub const fn set_silence(&mut self, silent_after: Duration, stranded_after: Duration) {
         self.settings.silent_after = silent_after;
         self.settings.stranded_after = stranded_after;
     }
 
-    /// Members that were asked and do not answer.
+    /// Returns the members that were asked and do not answer.
     #[must_use]
     pub fn silent(&self, now: Duration) -> Vec<u32> {
         self.others().filter(|other| self.is_silent(*other, now)).collect()
     }
 
-    /// A member has been silent for long already, as others have noticed: it is not waited for once more. If it answers, it is
-    /// silent no longer.
+    /// Records that a member has already been silent for long, as others have noticed, so that this member does not
+    /// wait for it again. If the suspect answers, it no longer counts as silent.
     pub fn suspect(&mut self, member: u32, now: Duration) {
         if member != self.settings.me && !self.heard.contains_key(&member) {
             let long_ago = now.saturating_sub(self.settings.silent_after + self.settings.beat);
@@ -169,12 +169,12 @@ impl Agreement {
         }
     }
 
-    /// Messages to send, in order.
+    /// Returns the messages to send, in order.
     pub fn take_messages(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.out)
     }
 
-    /// How it stands.
+    /// Returns the state of the agreement.
     #[must_use]
     pub fn stand(&self, now: Duration) -> Stand {
         if let Some(decided) = &self.decided {
@@ -191,24 +191,24 @@ impl Agreement {
         Stand::Open { late, silent }
     }
 
-    /// Members that have ended, as far as this one knows.
+    /// Returns the members that have ended, as far as this member knows.
     #[must_use]
     pub const fn known_gone(&self) -> &Set {
         &self.gone
     }
 
-    /// When [`Agreement::tick`] is due; never while there is nothing to repeat.
+    /// Returns the time at which [`Agreement::tick`] is due, or `None` if there is nothing to repeat.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Duration> {
         (self.own.is_some() && self.decided.is_none() && !self.stranded).then_some(self.next_beat)
     }
 
-    /// Time passes.
+    /// Handles the passing of time.
     pub fn tick(&mut self, now: Duration) {
         if self.next_wakeup().is_none_or(|due| now < due) {
             return;
         }
-        // This process was itself stopped, or busy: what the others sent meanwhile is still unread, so that time is not theirs.
+        // If this process was itself stopped or busy, messages from the others are still unread. That time is not their silence.
         let late = now.saturating_sub(self.next_beat);
         let excused = if late > self.settings.silent_after / 2 { now } else { late };
         for (other, since) in &mut self.asked {
@@ -218,8 +218,8 @@ impl Agreement {
         self.next_beat = now + self.settings.beat;
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
-            // A member that has brought its part and is not heard any more may bring it to another by now, whom it takes for the
-            // proposer.
+            // A member that has brought its part and falls silent may by now bring its part to another member, which it
+            // takes for the proposer.
             let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * WORRY_BEATS;
             let is_missing = |other: &u32| !self.parts.contains_key(other) || quiet(other);
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
@@ -233,7 +233,7 @@ impl Agreement {
             self.out.extend(self.overdue.map(|kinds| (proposer, Message::Overdue { kinds })));
             let waited = self.unanswered(proposer, now);
             if waited >= self.settings.beat * WORRY_BEATS {
-                // Few at first: if all members of a large group asked all others, no answer would come through in time.
+                // Only a few are asked at first: if all members of a large group asked all others, answers would come too late.
                 let beats = waited.div_duration_f64(self.settings.beat) as u32;
                 let lower = self.others().filter(|other| *other < self.settings.me && *other != proposer);
                 for other in lower.take(1 << beats.saturating_sub(WORRY_BEATS).min(16)).collect::<Vec<_>>() {
@@ -244,7 +244,7 @@ impl Agreement {
         self.step(now);
     }
 
-    /// A message has come.
+    /// Handles a message.
     pub fn hear(&mut self, from: u32, message: Message, now: Duration) {
         if from == self.settings.me || from >= self.settings.members {
             return;
@@ -259,7 +259,7 @@ impl Agreement {
         if self.gone.contains(from) && !self.is_flawed_hearing() {
             return; // Rule 3 rests on this: see the crate's documentation.
         }
-        // Only answers tell that the sender hears this member too: over a cable cut in one direction, requests still come.
+        // Only an answer proves that the sender hears this member too. Over a half-cut cable, requests still arrive.
         if !matches!(
             message,
             Message::Asked
@@ -273,7 +273,7 @@ impl Agreement {
         match message {
             Message::Part(part) => {
                 self.parts.insert(from, part);
-                // A sign of life, so that nobody else takes over while the others' parts are awaited.
+                // This sign of life keeps other members from taking over while the parts of others are awaited.
                 self.out.push((from, Message::Here));
             }
             Message::Asked => match self.own {
@@ -293,7 +293,7 @@ impl Agreement {
         self.step(now);
     }
 
-    /// Somebody's time is over: brings a part if its caller has not, and asks the others like that from now on.
+    /// Handles the deadline of a caller: brings this member's part if that is missing, and from now on tells the others too.
     fn stand_in(&mut self, from: u32, kinds: u8, now: Duration) {
         let is_news = self.overdue.replace(kinds).is_none();
         let own = *self.own.get_or_insert_with(|| {
@@ -312,7 +312,7 @@ impl Agreement {
         (0..self.settings.members).filter(move |member| *member != me && !self.gone.contains(*member))
     }
 
-    /// How long an answer has been due.
+    /// Returns how long an answer of a member has been due.
     fn unanswered(&self, member: u32, now: Duration) -> Duration {
         let Some(asked) = self.asked.get(&member) else { return Duration::ZERO };
         let heard = self.heard.get(&member).copied().unwrap_or_default();
@@ -323,7 +323,7 @@ impl Agreement {
         self.unanswered(member, now) > self.settings.silent_after
     }
 
-    /// The lowest member that is neither gone nor silent.
+    /// Returns the lowest member that is neither gone nor silent.
     fn proposer(&self, now: Duration) -> u32 {
         let me = self.settings.me;
         self.others()
@@ -342,14 +342,14 @@ impl Agreement {
         }
     }
 
-    /// Goes on where nothing is waited for any more.
+    /// Continues as soon as nothing is awaited any more.
     fn step(&mut self, now: Duration) {
         if self.decided.is_some() || self.stranded || self.own.is_none() {
             return;
         }
         let proposer = self.proposer(now);
         if proposer != self.settings.me {
-            // Its proposer may have changed since the last beat.
+            // The proposer may have changed since the last beat.
             if !self.asked.contains_key(&proposer) {
                 self.bring_to(proposer, now);
             }
@@ -366,7 +366,7 @@ impl Agreement {
         self.others().all(|other| self.parts.contains_key(&other) || self.is_silent(other, now))
     }
 
-    /// Begins the first phase.
+    /// Begins the first phase of a new ballot.
     fn begin(&mut self) {
         self.round += 1;
         let ballot = Ballot { round: self.round.max(self.promised.round + 1), by: self.settings.me };
@@ -378,7 +378,7 @@ impl Agreement {
         self.request_all();
     }
 
-    /// Goes from one phase to the next once there is a quorum.
+    /// Goes to the next phase once there is a quorum. Returns whether that may continue.
     fn advance(&mut self) -> bool {
         let Some(attempt) = &self.attempt else { return false };
         if !self.is_quorum(&attempt.answers) {
@@ -405,7 +405,7 @@ impl Agreement {
         true
     }
 
-    /// This member's own choice.
+    /// Makes this member's own choice of a value.
     fn proposal(&self) -> Decision {
         let own = self.own.expect("only who has brought a part proposes");
         let mut value = Decision {
@@ -422,7 +422,7 @@ impl Agreement {
         value
     }
 
-    /// The request of the phase at hand to one member.
+    /// Makes the request of the current phase for one member.
     fn request(&self, attempt: &Attempt) -> Message {
         let (ballot, gone) = (attempt.ballot, self.gone.clone());
         match &attempt.value {
@@ -431,7 +431,7 @@ impl Agreement {
         }
     }
 
-    /// To all whose answer is missing, or does not count by rule 3.
+    /// Sends the request to all members whose answer is missing or does not count by rule 3.
     fn request_all(&mut self) {
         let Some(attempt) = &self.attempt else { return };
         let request = self.request(attempt);
@@ -461,7 +461,7 @@ impl Agreement {
             .all(|other| other == me || self.gone.contains(other) || has_taken_over(other))
     }
 
-    /// Notes how long no quorum was in reach.
+    /// Tracks how long no quorum has been in reach, and gives up after too long.
     fn judge(&mut self, now: Duration) {
         let here: BTreeMap<u32, Set> = std::iter::once(self.settings.me)
             .chain(self.others().filter(|other| !self.is_silent(*other, now)))
@@ -480,7 +480,7 @@ impl Agreement {
         }
     }
 
-    /// Takes over whom a proposer holds for gone. False if that is this member itself.
+    /// Takes over the members that a proposer considers gone. Returns false if this member is one of them.
     fn take_over(&mut self, gone: &Set) -> bool {
         if gone.contains(self.settings.me) {
             return false;
@@ -519,7 +519,7 @@ impl Agreement {
         self.out.push((from, answer));
     }
 
-    /// Members that it holds for gone, as it tells the proposer that has just told it.
+    /// Returns the members that this one considers gone, as it tells the proposer that has just sent `_told`.
     fn holds(&self, _told: &Set) -> Set {
         #[cfg(test)]
         if self.flaw == Some(crate::simulator::Flaw::HearsTheDead) {
@@ -528,7 +528,7 @@ impl Agreement {
         self.gone.clone()
     }
 
-    /// Whether this member has promised nothing later.
+    /// Whether this member has not promised a later ballot.
     fn may_join(&mut self, from: u32, ballot: Ballot, now: Duration) -> bool {
         self.round = self.round.max(ballot.round);
         if ballot < self.promised {
@@ -574,7 +574,7 @@ impl Agreement {
         }
     }
 
-    /// Two that propose at the same time get out of each other's way: the higher one waits longer.
+    /// Pauses so that two members that propose at the same time get out of each other's way. The higher one waits longer.
     fn pause(&mut self, now: Duration) {
         let place = 1 + self.settings.me.min(7);
         self.not_before = now + self.settings.beat * place * (1 << self.refusals.min(BACKOFF_MAX)) / 2;

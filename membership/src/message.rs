@@ -1,105 +1,105 @@
-//! Messages among members.
+//! Messages between members.
 
 use serde::{Deserialize, Serialize};
 
 use crate::set::Set;
 
-/// A numbered attempt to get a value chosen; later ones are greater.
+/// A numbered attempt to get a value chosen. Later ballots are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ballot {
-    /// Rounds count from 1; 0 is before all.
+    /// Rounds count from 1; 0 is before all rounds.
     pub round: u64,
-    /// The proposer: no two members share a ballot.
+    /// The proposer. Thus no two members share a ballot.
     pub by: u32,
 }
 
-/// Rounds of messages that other processes send stay below: then there is always a next one.
+/// Bound on the rounds in messages from other processes, so that there is always a next round.
 const ROUNDS_MAX: u64 = 1 << 62;
 
-/// A member's part.
+/// The part that a member brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
-    /// Its call, as one bit of its caller's choice.
+    /// Its call, as one bit that the caller chooses.
     pub kinds: u8,
-    /// The decision has the bits that all who took part have set.
+    /// Flags. The decision has those bits that all participants have set.
     pub flags: u64,
-    /// The decision has that of the member that proposed it.
+    /// Random seed. The decision has the seed of the member that proposed it.
     pub seed: [u8; 32],
 }
 
 /// The common decision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
-    /// Members that took part; the others are out.
+    /// Members that took part. All others are out.
     pub members: Set,
-    /// The bits that all of these have set.
+    /// The bits that all of these members have set.
     pub flags: u64,
-    /// Their calls, all bits together: more than one if they called different things.
+    /// The calls of these members, all bits together. There is more than one bit if they made different calls.
     pub kinds: u8,
-    /// A number that nobody else knows.
+    /// A random number that only the members know.
     pub seed: [u8; 32],
 }
 
-/// From one member to another.
+/// A message from one member to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// The sender's part, to the member that it takes for the proposer.
+    /// The sender's part, sent to the member that it considers the proposer.
     Part(Part),
-    /// Asks for the part, or for a sign of life.
+    /// Asks for the part or, failing that, for a sign of life.
     Asked,
-    /// The same when a caller's time is over: who has brought no part is to bring one with no flag set.
+    /// Asks after a caller's deadline has passed: a receiver that has brought no part must bring one with no flag set.
     Overdue {
-        /// The caller's call.
+        /// The call of that caller.
         kinds: u8,
     },
-    /// A sign of life of a member that has not brought its part yet.
+    /// Sign of life of a member that has not brought its part yet.
     Here,
-    /// First phase: take no part in earlier ballots.
+    /// First phase: asks the receiver to take no part in earlier ballots.
     Prepare {
-        /// Which ballot.
+        /// The ballot.
         ballot: Ballot,
-        /// Members that the proposer holds for gone.
+        /// Members that the proposer considers gone.
         gone: Set,
     },
-    /// The answer.
+    /// Answer to `Prepare`.
     Promise {
-        /// To which ballot.
+        /// The ballot that this answers.
         ballot: Ballot,
-        /// Members that the acceptor holds for gone now.
+        /// Members that the acceptor now considers gone.
         gone: Set,
-        /// The decision it accepted last.
+        /// The decision that the acceptor accepted last, with its ballot.
         accepted: Option<(Ballot, Decision)>,
     },
-    /// Second phase: accept this value.
+    /// Second phase: asks the receiver to accept this value.
     Accept {
-        /// Which ballot.
+        /// The ballot.
         ballot: Ballot,
-        /// Members that the proposer holds for gone.
+        /// Members that the proposer considers gone.
         gone: Set,
         /// The value.
         value: Decision,
     },
-    /// The answer.
+    /// Answer to `Accept`.
     Accepted {
-        /// To which ballot.
+        /// The ballot that this answers.
         ballot: Ballot,
-        /// Members that the acceptor holds for gone now.
+        /// Members that the acceptor now considers gone.
         gone: Set,
     },
-    /// The answer to a ballot that is too early.
+    /// Answer to a ballot that is too early.
     Refused {
         /// The ballot that the acceptor has promised.
         promised: Ballot,
     },
     /// The value is chosen.
     Decided(Decision),
-    /// The sender, which proposes, has not reached a quorum for long and gives up.
+    /// The sender proposes, has not reached a quorum for long, and gives up.
     Stranded,
 }
 
 impl Message {
-    /// Whether all members that it names exist, of so many, and its ballots leave room for later ones. For messages from other
-    /// processes.
+    /// Whether all members that it names are below `members`, and its ballots leave room for later ones. Checks
+    /// messages from other processes.
     #[must_use]
     pub fn is_within(&self, members: u32) -> bool {
         let within = |set: &Set| set.highest().is_none_or(|highest| highest < members);

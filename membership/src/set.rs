@@ -11,13 +11,13 @@ const BITS: usize = 64;
 pub struct Set(Vec<u64>);
 
 impl Set {
-    /// All members below `count`.
+    /// Makes the set of all members below `count`.
     #[must_use]
     pub fn all(count: u32) -> Self {
         (0..count).collect()
     }
 
-    /// Adds a member; whether it is new.
+    /// Adds a member. Returns whether it is new.
     pub fn insert(&mut self, member: u32) -> bool {
         let (word, bit) = (member as usize / BITS, 1 << (member as usize % BITS));
         if self.0.len() <= word {
@@ -28,19 +28,19 @@ impl Set {
         is_new
     }
 
-    /// Whether it holds a member.
+    /// Whether the set contains a member.
     #[must_use]
     pub fn contains(&self, member: u32) -> bool {
         self.0.get(member as usize / BITS).is_some_and(|word| word & (1 << (member as usize % BITS)) != 0)
     }
 
-    /// Whether all of `other` are in it.
+    /// Whether the set contains all members of `other`.
     #[must_use]
     pub fn includes(&self, other: &Self) -> bool {
         other.0.iter().enumerate().all(|(i, theirs)| theirs & !self.0.get(i).copied().unwrap_or(0) == 0)
     }
 
-    /// Adds all of `other`; whether any is new.
+    /// Adds all members of `other`. Returns whether any is new.
     pub fn extend(&mut self, other: &Self) -> bool {
         let mut any = false;
         for member in other.iter() {
@@ -49,26 +49,26 @@ impl Set {
         any
     }
 
-    /// How many.
+    /// Returns the number of members.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// The members, from the lowest.
+    /// Iterates over the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, word)| {
             (0..BITS).filter(move |bit| word & (1 << bit) != 0).map(move |bit| (i * BITS + bit) as u32)
         })
     }
 
-    /// The highest member, of a set that another process may have sent.
+    /// Returns the highest member. Another process may have sent the set.
     #[must_use]
     pub fn highest(&self) -> Option<u32> {
         self.iter().last()

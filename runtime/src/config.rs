@@ -1,7 +1,7 @@
-//! All settings, in one typed value: resolved once, printable, passed explicitly.
+//! All settings in one typed value, which is resolved once, can be printed and is passed explicitly.
 //!
-//! Values that the program sets in code come before `KOLO_*` environment variables, and these before the defaults. Only
-//! [`Config::from_lookup`] interprets the variables.
+//! A value that the program sets takes precedence over its `KOLO_*` environment variable, and the variable over the
+//! default. Only [`Config::from_lookup`] interprets the variables.
 
 mod settings;
 
@@ -18,27 +18,28 @@ use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::plans::LoadedPlans;
 use crate::profile::Loaded;
 
-/// Which transports may be used, in order of preference.
+/// Transports that may be used, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transports {
-    /// Shared memory between ranks of one host; between hosts RDMA where both ends have it, else TCP.
+    /// Shared memory between ranks of one host. Between hosts, RDMA if both ends have it, otherwise TCP.
     Auto,
-    /// Only these, the first that reaches a peer.
+    /// Only these. The first one that reaches a peer is used.
     Only(Vec<TransportKind>),
 }
 
-/// Permitted dependence of results on how they are computed.
+/// How far results may depend on the way they are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Determinism {
-    /// All ranks get the same bits and runs repeat, for a given size and configuration.
+    /// For a given size and configuration, all ranks get the same bits and runs repeat.
     Repeatable,
-    /// Also independent of algorithm, transport, chunking and message size.
+    /// As `Repeatable`, and results also do not depend on algorithm, transport, chunking and message size.
     Canonical,
 }
 
-/// The settings of a communicator. Later versions add settings, so a program starts from a complete value and changes it:
+/// The settings of a communicator. Later versions may add settings, so a program starts from a complete value and
+/// changes it:
 ///
 /// ```
 /// # use kolo::Config;
@@ -56,32 +57,35 @@ pub struct Config {
     pub determinism: Determinism,
     /// `KOLO_TIMEOUT`: seconds after which a blocking call gives up.
     pub timeout: Duration,
-    /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive, when joining and when communicators are split; 300 if
-    /// not set. It counts for [`JoinSpec::timeout`](crate::join::JoinSpec::timeout) too wherever a communicator is made.
+    /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive, when joining and when communicators are split; 300
+    /// if not set. Wherever a communicator is made, this value also becomes
+    /// [`JoinSpec::timeout`](crate::join::JoinSpec::timeout).
     pub join_timeout: Duration,
-    /// While members agree ([`Communicator::shrink`](crate::Communicator::shrink),
-    /// [`Communicator::agree`](crate::Communicator::agree)), a member that does not answer for so long counts as silent: stopped or
-    /// cut off. Outside of agreements, in groups that go on after losses, a member whose host's kernel acknowledges nothing for so long is
-    /// lost, unless `KOLO_DEAD_AFTER` is set. `KOLO_SILENT_AFTER`, in seconds; 1 if not set.
+    /// `KOLO_SILENT_AFTER`: seconds after which a member counts as silent (stopped or cut off) if it does not answer
+    /// while members agree ([`Communicator::shrink`](crate::Communicator::shrink),
+    /// [`Communicator::agree`](crate::Communicator::agree)); 1 if not set. In groups that go on after losses, it is
+    /// also the time after which a member is lost if its host's kernel acknowledges nothing, unless `KOLO_DEAD_AFTER`
+    /// is set.
     pub silent_after: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
-    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every process
-    /// takes one, for all its communicators and whatever else it is reached for; the port at which ranks join is the same, unless the
-    /// rendezvous names one. (The ranks of an in-process cluster over TCP take one for each communicator.)
+    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Each process
+    /// uses one port for all its communicators and for everything else that connects to it. Ranks also join at that
+    /// port, unless the rendezvous names another. (Each rank of an in-process cluster over TCP uses one port per
+    /// communicator.)
     pub port_range: Option<RangeInclusive<u16>>,
-    /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
-    /// without a name are on their real host.
+    /// `KOLO_HOST_ID`: name of this rank's host. Ranks with different names count as being on different hosts, even if
+    /// they share one. If unset, the real host counts.
     pub host_id: Option<String>,
     /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
     pub socket_congestion: Option<String>,
-    /// `KOLO_SOCKET_STREAMS`: TCP connections that share a long message on each way to a peer, 1 to 8; unset = one, or several on
-    /// long ways where the congestion control needs them.
+    /// `KOLO_SOCKET_STREAMS`: TCP connections that share a long message on each path to a peer, 1 to 8; unset = one, or
+    /// several on long-distance paths if the congestion control needs them.
     pub socket_streams: Option<u8>,
-    /// `KOLO_IB_HCA`: RDMA adapters by beginning of name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
+    /// `KOLO_IB_HCA`: RDMA adapters by prefix of their name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
     /// `^` excludes.
     pub ib_adapters: Option<String>,
-    /// `KOLO_IB_GID_INDEX`: entry of the RDMA ports' tables of addresses; unset = RoCE v2 over IPv4 first.
+    /// `KOLO_IB_GID_INDEX`: index into the GID tables of the RDMA ports; unset = RoCE v2 over IPv4 first.
     pub ib_gid_index: Option<u8>,
     /// `KOLO_IB_TC`: traffic class of RDMA packets, DSCP in the upper six bits.
     pub ib_traffic_class: u8,
@@ -89,40 +93,42 @@ pub struct Config {
     pub ib_service_level: u8,
     /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
     pub ib_queue_pairs: u8,
-    /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
+    /// `KOLO_GDR`: whether adapters access GPU memory directly.
     pub gdr: Mode,
-    /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if the usual name does not find it.
+    /// `KOLO_CUDA_LIBRARY`: path of libcuda, if it is not found under its usual name.
     pub cuda_library: Option<String>,
-    /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
+    /// `KOLO_IB_CACHE`: which memory registrations of buffers are kept after their call.
     pub ib_cache: Keep,
-    /// `KOLO_SHM_STORES`: how ranks copy into memory that others of their host read.
+    /// `KOLO_SHM_STORES`: how ranks copy into memory that other ranks of their host read.
     pub shm_stores: Stores,
-    /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if the usual name does not find it.
+    /// `KOLO_IBVERBS_LIB`: path of libibverbs, if it is not found under its usual name.
     pub ib_library: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_EXCHANGE_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
-    /// shared memory instead of a plan; 0 = never, unset = as measured, by collective and ranks.
+    /// `KOLO_EXCHANGE_BYTES`: a call inside one host uses the exchange over shared memory, not a plan, if each rank
+    /// contributes at most this many bytes; 0 = never, unset = measured limits by collective and number of ranks.
     pub exchange_bytes: Option<usize>,
-    /// `KOLO_SYMMETRIC_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
-    /// symmetric, once there are such buffers; unset = as measured, by collective.
+    /// `KOLO_SYMMETRIC_BYTES`: once symmetric buffers exist, a blocking call whose longer buffer has at least this many
+    /// bytes checks whether all ranks' buffers are symmetric; unset = measured limits by collective.
     pub symmetric_bytes: Option<usize>,
-    /// `KOLO_UNEXPECTED_BYTES`: room for unexpected messages, which are buffered so that messages with other tags behind them
-    /// can be received. Beyond it, messages wait with their senders.
+    /// `KOLO_UNEXPECTED_BYTES`: room for unexpected messages. They are buffered so that messages with other tags behind
+    /// them can be received. Beyond this limit, messages wait at their senders.
     pub unexpected_bytes: usize,
-    /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
+    /// `KOLO_SPIN_US`: microseconds that a waiting thread spins before it yields; unset = chosen by the number of ranks
+    /// per CPU.
     pub spin: Option<Duration>,
-    /// `KOLO_RELAY`: whether two ranks of which neither can dial the other reach each other by way of rank 0's process (`auto`), or
-    /// calls between them fail (`off`).
+    /// `KOLO_RELAY`: if neither of two ranks can connect to the other, they communicate through rank 0's process
+    /// (`auto`), or calls between them fail (`off`).
     pub relay: bool,
-    /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some milliseconds
-    /// on a local network), and choose algorithms by it. `auto` (true) or `off`.
+    /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some
+    /// milliseconds on a local network), and choose algorithms by the result. `auto` (true) or `off`.
     pub network_probe: bool,
-    /// `KOLO_PROFILE`: the file with the constants of the cost model that `kolo tune` measured; unset = built-in ones.
+    /// `KOLO_PROFILE`: file with the cost model's constants as `kolo tune` measured them; unset = built-in constants.
     pub profile: Option<Loaded>,
-    /// `KOLO_PLAN`: files with plans, which calls take that they serve; a list with commas between. The same plans on all ranks.
+    /// `KOLO_PLAN`: files with plans, separated by commas. Calls that a plan serves use it. All ranks need the same
+    /// plans.
     pub plans: Vec<LoadedPlans>,
 }
 
@@ -132,7 +138,7 @@ impl Default for Config {
             transports: Transports::Auto,
             algorithms: String::new(),
             determinism: Determinism::Repeatable,
-            // As long as torch.distributed's default: longer than a checkpoint, shorter than a night.
+            // The default of torch.distributed: longer than a checkpoint, shorter than a night.
             timeout: Duration::from_secs(600),
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             silent_after: Duration::from_secs(1),
@@ -155,7 +161,7 @@ impl Default for Config {
             window: None,
             exchange_bytes: None,
             symmetric_bytes: None,
-            // As much as a few large tensors that overtake each other; little beside the memory of a rank.
+            // Room for a few large tensors that overtake each other, and little compared with a rank's memory.
             unexpected_bytes: 64 << 20,
             spin: None,
             relay: true,
@@ -167,22 +173,22 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `KOLO_*` from the process environment.
+    /// Reads the `KOLO_*` variables of the process environment.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if a variable cannot be understood.
+    /// [`Error::Configuration`] if the value of a variable is invalid.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(&|name| std::env::var(name).ok())
     }
 
-    /// These settings with some changed.
+    /// Returns these settings with some of them changed.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
 
-    /// Reads `KOLO_*` from a look-up function.
+    /// Reads the `KOLO_*` variables through a look-up function.
     ///
     /// # Errors
     /// As [`Config::from_env`].
@@ -253,7 +259,7 @@ impl Config {
 /// Parses `auto` or a comma-separated list of transports.
 ///
 /// # Errors
-/// [`Error::Configuration`] naming the known transports.
+/// [`Error::Configuration`], which names the known transports.
 pub fn parse_transports(value: &str) -> Result<Transports> {
     if value == "auto" {
         return Ok(Transports::Auto);
@@ -284,7 +290,7 @@ fn seconds(setting: &str, value: &str) -> Result<Duration> {
         .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
 }
 
-/// A switch that is on unless it is turned off.
+/// Parses a switch that is on unless it is turned off.
 fn auto_or_off(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Result<bool> {
     match get(name).as_deref() {
         None | Some("auto") => Ok(true),
@@ -293,7 +299,7 @@ fn auto_or_off(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Resu
     }
 }
 
-/// Parses `40000-40099`.
+/// Parses a range of ports such as `40000-40099`.
 ///
 /// # Errors
 /// [`Error::Configuration`] for anything else, or if the first port is above the last.

@@ -11,22 +11,23 @@ use serde::{Deserialize, Serialize};
 
 pub use peers::{AwaitedRank, PeerCall, PeerState};
 
-/// Advice of [`Error::Timeout`], at the end of its text. A door whose limits are set in another way puts its own here.
+/// Advice at the end of [`Error::Timeout`]'s text. A binding that sets its limits in another way replaces it with its
+/// own.
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
 
-/// Advice of [`Error::Join`] where ranks are missing, in its remedy. As [`TIMEOUT_REMEDY`].
+/// Advice in the remedy of [`Error::Join`] if ranks are missing. Bindings may replace it, like [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 
-/// Entry of [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not there before.
+/// Entry of [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not a member before.
 pub const NEWCOMER: u32 = u32::MAX;
 
 /// Context of an error: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ErrorContext {
-    /// Rank of the caller in the communicator concerned; [`NEWCOMER`] for one that has none yet.
+    /// Rank of the caller in the communicator concerned; [`NEWCOMER`] if it has no rank yet.
     pub rank: u32,
-    /// The call, with what tells it apart: "all_reduce(1048576 x f32, sum)". Empty outside operations.
+    /// The call with its characteristics: "all_reduce(1048576 x f32, sum)". Empty outside operations.
     pub operation: String,
     /// Sequence number of the operation in its communicator, counted from 1; 0 outside operations.
     pub sequence: u64,
@@ -38,14 +39,15 @@ pub struct ErrorContext {
 pub enum LossCause {
     /// Its connection closed without a goodbye. The process was killed, crashed or exited in the middle of the job.
     Closed,
-    /// Its connection was open, but nothing came from it for this long. The host is down, the network between is cut, or
-    /// the process is stopped.
+    /// Its connection was open, but nothing arrived from it for this long. The host is down, the network between is
+    /// cut, or the process is stopped.
     Silent(Duration),
     /// It dropped its communicator or exited in good order while this rank still needed it.
     Left,
     /// One of its threads panicked.
     Panicked,
-    /// It sent something that the control plane's protocol does not allow: another program or version, or corruption.
+    /// It sent something that the control plane's protocol does not allow. Another program or version sent it, or it
+    /// was corrupted.
     Protocol,
 }
 
@@ -53,36 +55,36 @@ pub enum LossCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum JoinFailure {
-    /// Ranks did not come in time.
+    /// Ranks did not arrive in time.
     Absent,
-    /// Rank 0 was not reached.
+    /// Rank 0 could not be reached.
     Unreachable,
-    /// A port cannot be listened at.
+    /// Listening at a port failed.
     Port,
     /// World sizes, jobs, secrets or settings differ.
     Disagreement,
     /// The file, store or multicast group at which ranks meet does not work.
     MeetingPlace,
-    /// No transport that is permitted reaches a rank.
+    /// None of the permitted transports reaches a rank.
     NoTransport,
-    /// A rank says something that this version does not understand.
+    /// A rank sent something that this version does not understand.
     Version,
     /// Another rank was lost while the survivors were coming together.
     Survivors,
-    /// The control plane was ended meanwhile.
+    /// The control plane was shut down meanwhile.
     Interrupted,
-    /// No door answers that the invitation names.
+    /// None of the members that the invitation names answers.
     Invitation,
 }
 
-/// Reason of a rank for aborting a communicator.
+/// A rank's reason for aborting a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AbortReason {
     /// The program asked for it: [`Communicator::abort`](crate::Communicator::abort), or
     /// [`Work::abort`](crate::Work::abort).
     Requested,
-    /// Ranks called different things, and this rank's call was not one of them.
+    /// Other ranks made calls that do not match. This rank's call was not one of them.
     Mismatch,
     /// The deadline of a call on that rank passed.
     Timeout,
@@ -90,83 +92,83 @@ pub enum AbortReason {
     Transport,
     /// World rank 0, which runs the control plane and is not a member of this communicator, is lost.
     CoordinatorLost,
-    /// The communicator was dropped while something on it was under way.
+    /// The communicator was dropped while one of its operations was in progress.
     Dropped,
-    /// A rank called [`Communicator::revoke`](crate::Communicator::revoke), for the survivors to meet in
+    /// A rank called [`Communicator::revoke`](crate::Communicator::revoke), so that the survivors meet in
     /// [`Communicator::shrink`](crate::Communicator::shrink).
     Revoked,
-    /// This rank did not answer for longer than [`Config::silent_after`](crate::Config::silent_after), and the others have gone on
-    /// without it. It cannot come back to this group.
+    /// This rank did not answer for longer than [`Config::silent_after`](crate::Config::silent_after), and the other
+    /// members have gone on without it. It cannot return to this group.
     Fenced,
-    /// This rank and those that it reaches are too few to go on: the others may be alive, behind a network that is cut, and
-    /// only one side may go on.
+    /// This rank and those that it reaches are too few to go on. The others may be alive behind a network that is cut,
+    /// and only one side may go on.
     Minority,
 }
 
-/// Everything that can go wrong. The text ends with a stable code in brackets: see [`Error::code`].
+/// Every error of the library. The text ends with a stable code in brackets: see [`Error::code`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The arguments make no sense: a root out of range, buffers of the wrong length.
-    /// Nothing was sent; the communicator is as it was.
+    /// An argument is invalid, such as a root out of range or a buffer of the wrong length. Nothing was sent, and the
+    /// communicator is unchanged.
     Usage {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
         /// The problem, and the valid values.
         problem: String,
     },
-    /// A setting is missing or wrong.
+    /// A setting is missing or invalid.
     Configuration {
         /// The setting: "MASTER_ADDR", "--transport".
         setting: String,
-        /// The value that was found, or that there was none.
+        /// The value that was found, or the statement that there was none.
         problem: String,
         /// The setting to change.
         remedy: String,
     },
-    /// The ranks could not find each other, or disagreed on their numbers.
+    /// The ranks could not find each other, or disagreed on their ranks or the world size.
     Join {
         /// Rank of the caller, where known.
         rank: Option<u32>,
         /// The kind of failure.
         kind: JoinFailure,
-        /// The event, with addresses and the ranks that are missing.
+        /// What happened, with addresses and the missing ranks.
         problem: String,
         /// Things to check.
         remedy: String,
     },
-    /// The ranks called different things at the same point. Reported on both sides; the communicator is aborted.
+    /// Two ranks made different calls at the same point. Both sides report it, and the communicator is aborted.
     Mismatch {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
-        /// The rank that called something else.
+        /// The rank that made a different call.
         peer: u32,
         /// The peer's call.
         theirs: PeerCall,
     },
     /// A peer's process ended or its connection broke. The communicator is aborted.
     PeerLost {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
-        /// The rank that is gone.
+        /// The rank that is lost.
         peer: u32,
         /// Cause of the loss.
         cause: LossCause,
-        /// The same in words, with process, host and address where known.
+        /// The cause in words, with process, host and address where known.
         detail: String,
     },
     /// The deadline passed. The communicator is aborted.
     Timeout {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
         /// The deadline that was set.
         after: Duration,
-        /// The ranks that this one was waiting for, with what is known of each.
+        /// The ranks that this one was waiting for, with the known facts about each.
         waiting_for: Vec<AwaitedRank>,
     },
-    /// The communicator was aborted earlier, by this rank or another.
+    /// The communicator was aborted earlier, by this rank or another one.
     Aborted {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
         /// The rank that aborted.
         by: u32,
@@ -175,41 +177,42 @@ pub enum Error {
         /// The reason in words.
         reason: String,
     },
-    /// The combination is not supported, for a reason that waiting does not cure.
+    /// The combination is not supported, and retrying does not help.
     Unsupported {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
-        /// The call, the reason, and the alternative.
+        /// The call, the reason, and an alternative.
         problem: String,
     },
     /// A transport failed, and no rank is known to be lost. The communicator is aborted, unless the call was local
     /// ([`Communicator::register`](crate::Communicator::register)).
     Transport {
-        /// Where.
+        /// Rank and operation.
         context: ErrorContext,
         /// The transport's own error.
         source: Box<kolo_transport::Error>,
     },
-    /// The operating system refused.
+    /// A system call failed.
     System {
-        /// Kolo's action at the time.
+        /// What Kolo was doing.
         doing: String,
         /// The system's error.
         source: Arc<std::io::Error>,
     },
 }
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the communicator is beyond use: every later call on it fails too, on every rank, but for
-    /// [`Communicator::shrink`](crate::Communicator::shrink), which makes a new one of the ranks that live. Or make a new job, or a
-    /// new communicator without the rank at fault.
+    /// Whether the communicator is beyond use: every later call on it fails too, on every rank. The exception is
+    /// [`Communicator::shrink`](crate::Communicator::shrink), which makes a new communicator of the surviving ranks.
+    /// Alternatively, start a new job, or make a new communicator without the rank at fault.
     ///
-    /// False for errors that come before anything is sent: the call had no effect, and the next one may succeed. The one
-    /// exception is a failed [`Communicator::register`](crate::Communicator::register), an [`Error::Transport`] that leaves the
-    /// communicator as it was; [`Communicator::error`](crate::Communicator::error) is `None` then.
+    /// False for errors that are detected before anything is sent: the call had no effect, and the next one may
+    /// succeed. One exception is a failed [`Communicator::register`](crate::Communicator::register): it returns a fatal
+    /// [`Error::Transport`], yet leaves the communicator as it was, and
+    /// [`Communicator::error`](crate::Communicator::error) is `None`.
     #[must_use]
     pub const fn is_fatal(&self) -> bool {
         match self {
@@ -226,13 +229,13 @@ impl Error {
         }
     }
 
-    /// The operating system refused.
+    /// Makes an [`Error::System`].
     #[must_use]
     pub fn system(doing: impl Into<String>, source: std::io::Error) -> Self {
         Self::System { doing: doing.into(), source: Arc::new(source) }
     }
 
-    /// A setting is missing or wrong.
+    /// Makes an [`Error::Configuration`].
     #[must_use]
     pub fn configuration(
         setting: impl Into<String>,
@@ -267,7 +270,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// The text without the code.
+    /// Writes the text without the code.
     fn tell(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage { context, problem } => write!(f, "{context}: {problem}"),

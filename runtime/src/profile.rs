@@ -1,7 +1,8 @@
-//! A profile: the cost of communication on a machine, as `kolo tune` measured it.
+//! A profile: the cost of communication on a machine, as measured by `kolo tune`.
 //!
-//! `KOLO_PROFILE` names a TOML file, from which the planner takes its constants instead of the built-in ones. All ranks must choose alike,
-//! so they compare digests of their profiles when they join; the file may lie in different places.
+//! `KOLO_PROFILE` names a TOML file, from which the planner takes its constants instead of the built-in ones. All ranks
+//! must choose alike, so they compare digests of their profiles when they join. The file may have a different path on
+//! each host.
 
 mod network;
 
@@ -19,7 +20,7 @@ pub use kolo_collectives::caches::Curve;
 pub(crate) use network::SLOW;
 pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
 
-/// The version of the format that this build writes and reads.
+/// Version of the format that this build writes and reads.
 pub const VERSION: u32 = 2;
 
 /// Cost of communication on a machine.
@@ -28,17 +29,19 @@ pub const VERSION: u32 = 2;
 pub struct Profile {
     /// Version of the format: [`VERSION`].
     pub version: u32,
-    /// The machine that was measured, for people.
+    /// Description of the machine that was measured, for people.
     pub machine: String,
     /// Bytes that a rank copies per second.
     pub copy_bytes_per_second: f64,
-    /// Relative cost of a copied byte, by the buffers of the host's ranks: of 128 KiB, and each further number of twice as many bytes.
+    /// Relative cost of a copied byte, by the total size of the buffers of the host's ranks: 128 KiB for the first
+    /// factor, twice as much for each further one.
     pub copy_factors: Curve,
     /// Shared memory between ranks of one host.
     pub shm: TransportProfile,
     /// TCP between ranks of one host.
     pub tcp: TransportProfile,
-    /// Between hosts, as `kolo tune` measures it under a launcher. Without it the ranks measure when they join.
+    /// The network between hosts, as `kolo tune` measures it under a launcher. If absent, the ranks measure it when
+    /// they join.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkProfile>,
 }
@@ -47,25 +50,26 @@ pub struct Profile {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportProfile {
-    /// Seconds that a call takes apart from its messages.
+    /// Seconds of a call apart from its messages.
     pub call_seconds: f64,
-    /// Seconds from the posting of an empty message to its arrival, without the processor time at either end.
+    /// Seconds from posting an empty message to its arrival, without the CPU time at either end.
     pub latency_seconds: f64,
-    /// Seconds of processor time per message, at each end.
+    /// Seconds of CPU time per message, at each end.
     pub overhead_seconds: f64,
-    /// Bytes per second of one rank's link, one way.
+    /// Bytes per second of one rank's link, in one direction.
     pub bytes_per_second: f64,
-    /// Bytes per second that the host moves for all its ranks, each byte counted going in and coming out.
+    /// Bytes per second that the host moves for all its ranks. Each byte counts twice, once when sent and once when
+    /// received.
     pub host_bytes_per_second: f64,
-    /// Bytes per second that a rank reduces as they arrive, over what it takes to receive them.
+    /// Bytes per second at which a rank reduces arriving data, counting only the time beyond receiving.
     pub reduce_bytes_per_second: f64,
-    /// Seconds that a message waits for its receiver to get the processor, for each other rank that shares it.
+    /// Seconds that a message waits until its receiver gets the CPU, for each other rank that shares the CPU.
     pub switch_seconds: f64,
-    /// Seconds of processor time for each further channel to the same rank, for every segment.
+    /// Seconds of CPU time for each further channel to the same rank, per segment.
     pub channel_seconds: f64,
-    /// Relative cost of a byte of a message, by the buffers of the host's ranks, as `copy_factors`.
+    /// Relative cost of a byte of a message, by the size of the host's buffers as in `copy_factors`.
     pub message_factors: Curve,
-    /// Relative cost of a reduced byte.
+    /// Relative cost of a reduced byte, by the same sizes.
     pub reduce_factors: Curve,
 }
 
@@ -82,7 +86,7 @@ impl Loaded {
     /// Reads the file that `KOLO_PROFILE` names.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if it cannot be read, or as [`Profile::parse`].
+    /// [`Error::Configuration`] if the file cannot be read, or for the reasons of [`Profile::parse`].
     pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let text = std::fs::read_to_string(&path)
@@ -93,12 +97,12 @@ impl Loaded {
 }
 
 impl Profile {
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// In words: another version, a missing or unknown field, a number that means nothing.
+    /// The problem in words: another version, a missing or unknown field, an implausible number.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
-        /// Of the file, whatever else is in it: other versions have other fields.
+        /// Only the version, whatever else the file contains: other versions have other fields.
         #[derive(Deserialize)]
         struct Version {
             version: u32,
@@ -122,7 +126,7 @@ impl Profile {
         }
     }
 
-    /// The file: with comments, and numbers that read back as they are.
+    /// Formats the file, with comments and with numbers that read back exactly.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut out = format!(
@@ -153,7 +157,7 @@ impl Profile {
         out
     }
 
-    /// Sixteen digits that are the same for profiles with the same constants, and only for those.
+    /// Returns sixteen hexadecimal digits that are equal for profiles with equal constants, and only for those.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
@@ -169,7 +173,7 @@ impl Profile {
         hash.finalize().iter().take(8).fold(String::new(), |out, byte| format!("{out}{byte:02x}"))
     }
 
-    /// Puts the constants into a model whose ranks meet on a host over `transport`.
+    /// Puts the constants into a model whose ranks on one host communicate over `transport`.
     #[must_use]
     pub fn apply(&self, inside: Inside, model: Model) -> Model {
         let host = match inside {
@@ -184,7 +188,7 @@ impl Profile {
             },
             call_seconds: host.call_seconds,
             memory_bytes_per_second: host.host_bytes_per_second,
-            // Measured between two ranks, of which each moves what it sends and what it receives.
+            // The rate was measured between two ranks. Each of them moves both what it sends and what it receives.
             move_bytes_per_second: host.host_bytes_per_second / 2.0,
             reduce_bytes_per_second: host.reduce_bytes_per_second,
             copy_bytes_per_second: self.copy_bytes_per_second,
@@ -208,7 +212,7 @@ impl Profile {
         model
     }
 
-    /// Every number, in the order of the file.
+    /// Returns all numbers in the order of the file.
     fn numbers(&self) -> Vec<Number> {
         let number = |table, name, value| Number { table, name, value };
         let numbers = |table, name, curve: &Curve| curve.0.map(|value| Number { table, name, value });
@@ -234,7 +238,7 @@ impl Profile {
     }
 }
 
-/// The means by which ranks of a host communicate.
+/// Transport between the ranks of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// Shared memory.
@@ -251,13 +255,13 @@ struct Number {
     value: f64,
 }
 
-/// Longest time that a message or a call may be said to take, in seconds: a link to the moon takes less than three.
+/// Longest plausible time of a message or a call, in seconds. A link to the moon takes less than three.
 const TIME_MAX: f64 = 10.0;
 
-/// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
+/// Plausible rates of a rank, in bytes per second: from a modem to more than any memory.
 const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
 
-/// Accepted cost of memory relative to caches; below 1 only by the noise of measurements.
+/// Plausible cost of memory relative to caches. Only the noise of measurements brings it below 1.
 const FACTORS: std::ops::RangeInclusive<f64> = 0.1..=1e3;
 
 impl Number {

@@ -1,4 +1,4 @@
-//! The codes of errors: the table in the runtime, the documents and the texts say the same.
+//! Tests that the codes of errors are the same in the runtime's table, in the documents and in the texts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ fn page() -> String {
     fs::read_to_string(path).expect("docs/troubleshooting.md")
 }
 
-/// As headings are named in links.
+/// Converts a heading to the form that links use.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()

@@ -1,4 +1,4 @@
-//! The control plane within one process: many ranks on threads, one control thread.
+//! Tests of the control plane within one process: many ranks on threads, one control thread.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
@@ -11,14 +11,14 @@ use kolo::internal::control::{
 };
 use kolo::{Collective, DataType, LossCause, Summary};
 
-/// More than any test needs on a busy machine; only a failing test waits for it.
+/// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 fn soon() -> Instant {
     Instant::now() + LONG
 }
 
-/// Runs one closure per rank on threads of its own; fails if it takes too long.
+/// Runs one closure per rank, each on a thread of its own. Fails if it takes too long.
 fn try_cluster<T: Send + 'static>(
     ranks: u32,
     body: impl Fn(Control) -> T + Send + Sync + 'static,
@@ -94,7 +94,7 @@ fn ranks_know_each_other_and_exchange_blobs() {
             let expected: Vec<Vec<u8>> = (0..5).map(|r| vec![r as u8; r]).collect();
             assert_eq!(blobs, expected);
         }
-        // A subgroup in its own order.
+        // This subgroup has its own order.
         if rank % 2 == 0 {
             let blobs = control.exchange(key(2, 0), &[4, 0, 2], vec![rank as u8], soon()).unwrap();
             assert_eq!(blobs, [[4], [0], [2]]);
@@ -194,7 +194,7 @@ fn an_abort_before_registration_is_not_lost() {
         if control.rank() == 0 {
             control.register(5, all(2)).abort(AbortCause::new(0, AbortKind::Timeout, "slow"));
         }
-        // A round trip through the coordinator behind the abort: it has arrived.
+        // An exchange goes through the coordinator after the abort, so the abort has arrived by then.
         control.exchange(key(6, 0), &all(2), vec![], soon()).unwrap();
         if control.rank() == 1 {
             let membership = control.register(5, all(2));
@@ -215,7 +215,7 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
         match rank {
             0 => {
                 assert_eq!(wait_raised(&world).by, 1);
-                // After an abort rank 0 would close the coordinator at once.
+                // After an abort, rank 0 would close the coordinator at once.
                 survivors.wait();
             }
             1 => panic!("on purpose"),
@@ -226,7 +226,7 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
                 assert_eq!(cause.loss, Some(LossCause::Panicked));
                 assert!(cause.reason.contains("panicked"), "{cause}");
                 assert!(!others.abort_flag().is_raised());
-                // Rank 3 leaves: that ends an exchange, but aborts nothing.
+                // Rank 3 leaves, which ends an exchange but aborts nothing.
                 let gone = control.exchange(key(2, 0), &[2, 3], vec![], soon());
                 assert!(
                     matches!(gone, Err(Error::PeerLost { peer: 1, cause: LossCause::Left, .. })),

@@ -1,7 +1,7 @@
-//! The control plane between processes: real deaths, and ends in any order.
+//! Tests of the control plane between processes, with real deaths and with ends in any order.
 //!
-//! This file runs itself: a parent test starts copies of the test program whose only test is `child`, told by
-//! variables what to do. Children report lines that begin with "@".
+//! A parent test starts copies of this test program that run only the test `child`, and variables tell them what to do.
+//! Children report lines that begin with "@".
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -22,7 +22,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Waits for a line that begins with `start`; when it came and the rest of it.
+    /// Waits for a line that begins with `start`. Returns when it came, and the rest of the line.
     fn expect(&self, start: &str) -> (Instant, String) {
         let until = Instant::now() + LONG;
         loop {
@@ -47,11 +47,11 @@ impl Rank {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for the end, with a deadline.
+    /// Waits until the process ends, with a deadline. Returns whether it succeeded.
     fn ended(mut self) -> bool {
         drop(self.input.take());
         let until = Instant::now() + LONG;
-        // Its output ends when it does.
+        // The output ends when the process does.
         while self.lines.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
         assert!(Instant::now() < until, "a process hangs");
         self.child.wait().unwrap().success()
@@ -85,7 +85,7 @@ fn job(folder: &tempfile::TempDir, ranks: u32, settings: &[(&str, &str)]) -> Vec
             let (sender, lines) = mpsc::channel();
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    // The test harness may have begun the line.
+                    // The test harness may have written the beginning of the line.
                     if let Some(at) = line.find('@') {
                         let _ = sender.send((Instant::now(), line[at..].to_owned()));
                     }
@@ -96,7 +96,7 @@ fn job(folder: &tempfile::TempDir, ranks: u32, settings: &[(&str, &str)]) -> Vec
         .collect()
 }
 
-/// A process of a job: joins, then obeys its standard input.
+/// Acts as a process of a job: joins, then obeys its standard input.
 #[test]
 fn child() {
     if std::env::var_os("KOLO_RANK").is_none() {
@@ -147,7 +147,7 @@ fn eight_processes_join_fast_and_leave_together() {
     let last = joined.iter().map(|(when, _)| *when).max().unwrap() - begin;
     let inside = joined.iter().map(|(_, micros)| micros.parse::<u64>().unwrap()).max().unwrap();
     println!("8 processes: the last joined {last:?} after the first was started; longest join {inside} us");
-    // 200 ms on an idle machine; ten times that beside other work.
+    // An idle machine takes 200 ms. The bound is ten times that, for a machine with other work.
     assert!(last < Duration::from_secs(2), "{last:?}");
     for rank in &mut ranks {
         rank.tell("return");
@@ -195,7 +195,7 @@ fn a_stopped_process_is_given_up_after_the_limit_only() {
         println!("rank {victim} stopped: rank 2 gives it up after {after:?}: {cause}");
         assert!(after > Duration::from_secs(1), "{after:?}");
         assert!(cause.starts_with(&victim.to_string()) && cause.contains("silent for"), "{cause}");
-        // Woken again, the process learns that it was given up, and ends like the others.
+        // Once it runs again, the process learns that it was given up, and ends like the others.
         ranks[victim].signal(rustix::process::Signal::CONT);
         ranks[victim].expect("@aborted");
         for rank in &mut ranks {
@@ -213,7 +213,7 @@ fn processes_end_in_any_order() {
         let folder = tempfile::tempdir().unwrap();
         let mut ranks = job(&folder, 3, &[]);
         ready(&ranks);
-        // Each says goodbye while the others are still there; none of that is a failure.
+        // Each rank says goodbye while the others are still there. None of this is a failure.
         for (n, &i) in order.iter().enumerate() {
             ranks[i].tell("return");
             if n == 0 && i != 0 {

@@ -1,4 +1,4 @@
-//! Joining over sockets and files, and everything that can go wrong with it.
+//! Tests of joining over sockets and files, and of everything that can go wrong with it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use kolo::error::{Error, Result};
 use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
 use kolo::{JoinSpec, Locator};
 
-/// More than any test needs on a busy machine; only a failing test waits for it.
+/// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
-/// A deadline that a test is meant to reach.
+/// Deadline that a test is meant to reach.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A port without a listener.
+/// Returns a port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
@@ -31,7 +31,7 @@ fn file(rank: u32, world_size: u32, path: &Path) -> JoinSpec {
     JoinSpec { timeout: LONG, ..JoinSpec::new(rank, world_size, locator, "a test") }
 }
 
-/// Joins on a thread of its own, with a control thread of its own, as another process would.
+/// Joins on a thread of its own and with a control thread of its own, as another process would.
 fn start(spec: JoinSpec) -> JoinHandle<Result<Control>> {
     std::thread::spawn(move || Control::join(&spec, &ControlRuntime::new()?))
 }
@@ -47,7 +47,7 @@ fn problem(result: Result<Control>) -> String {
     }
 }
 
-/// The ranks talk, then leave at about the same time.
+/// Lets the ranks exchange messages, then leave at about the same time.
 fn use_and_leave(controls: Vec<Control>) {
     let members: Vec<u32> = (0..controls.len() as u32).collect();
     let threads: Vec<_> = controls
@@ -109,11 +109,11 @@ fn strangers_do_not_matter() {
         stranger.write_all(garbage).unwrap();
         stranger.set_read_timeout(Some(LONG)).unwrap();
         let mut answer = Vec::new();
-        // Dropped: an end or a reset, never an answer.
+        // The connection is dropped: the stranger sees an end or a reset, never an answer.
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty());
     }
-    // A fitting preamble, then a frame that claims 4 GiB.
+    // This sends a fitting preamble, then a frame that claims 4 GiB.
     let mut huge = connect();
     let mut preamble = [0; 64];
     preamble[..8].copy_from_slice(b"KOLOctl\n");
@@ -140,7 +140,7 @@ fn the_second_of_two_equal_ranks_is_refused() {
     let zero = start(tcp(0, 3, port));
     let one = start(tcp(1, 3, port));
     let again = start(tcp(1, 3, port));
-    // Whichever of the two comes second is told; the job still lacks rank 2, so the first waits.
+    // The second of the two is refused. The job still lacks rank 2, so the first one waits.
     let until = Instant::now() + LONG;
     while !one.is_finished() && !again.is_finished() {
         assert!(Instant::now() < until);
@@ -152,7 +152,7 @@ fn the_second_of_two_equal_ranks_is_refused() {
     assert!(refused.contains("has it already") && refused.matches(&me).count() >= 2, "{refused}");
     let two = finish(start(tcp(2, 3, port))).unwrap();
     let (zero, kept) = (finish(zero).unwrap(), finish(kept).unwrap());
-    // Also after everybody has joined.
+    // A duplicate is also refused after everybody has joined.
     let late = problem(finish(start(tcp(2, 3, port))));
     assert!(late.contains("rank 2 (process") && late.contains("its own rank"), "{late}");
     use_and_leave(vec![zero, kept, two]);
@@ -187,7 +187,7 @@ fn another_version_is_told_on_both_sides() {
     preamble[..8].copy_from_slice(b"KOLOctl\n");
     preamble[8] = 77;
     preamble[16..21].copy_from_slice(b"9.8.7");
-    // A rank of another version at this coordinator.
+    // First, a rank of another version joins at this coordinator.
     let port = free_port();
     let zero = start(JoinSpec { timeout: 3 * SHORT, ..tcp(0, 2, port) });
     let until = Instant::now() + LONG;
@@ -204,7 +204,7 @@ fn another_version_is_told_on_both_sides() {
     assert_eq!(answer.len(), 64, "it is told this version");
     let verdict = problem(finish(zero));
     assert!(verdict.contains("runs Kolo 9.8.7 (protocol 77)"), "{verdict}");
-    // This rank at a coordinator of another version.
+    // Then this rank joins at a coordinator of another version.
     let coordinator = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let one = start(tcp(1, 2, coordinator.local_addr().unwrap().port()));
     let (mut stream, _) = coordinator.accept().unwrap();
@@ -225,8 +225,8 @@ fn an_unreachable_rank_0_is_named() {
     assert!(error.contains("no-such-host.invalid"), "{error}");
 }
 
-/// A port of this host from which no answer comes, as if a firewall dropped what is sent there: its queue is full. The return value keeps
-/// it so.
+/// Opens a port of this host that does not answer because its queue is full, as if a firewall dropped all packets to
+/// it. It stays so as long as the second return value lives.
 fn silent_port() -> (u16, impl Sized) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -244,7 +244,7 @@ fn what_does_not_answer_is_named_with_the_remedy() {
     let (port, _silent) = silent_port();
     let address = format!("127.0.0.1:{port}");
     let store = Locator::Store { host: "127.0.0.1".into(), port, prefix: "x".into() };
-    // Attempts that the deadline ends, and attempts that end by themselves.
+    // Some attempts are ended by the deadline, and others end by themselves.
     let ends = [
         (Duration::from_secs(5), tcp(1, 2, port).locator, format!("{address}: no answer within")),
         (
@@ -292,7 +292,7 @@ fn missing_ranks_are_named_to_everybody() {
     for error in [problem(finish(zero)), problem(finish(three))] {
         assert!(error.contains("ranks 1, 2, 4-7") && error.contains("only 2 of 8"), "{error}");
     }
-    // A rank whose own deadline comes first knows too.
+    // A rank whose own deadline comes first also knows the missing ranks.
     let port = free_port();
     let zero = start(JoinSpec { timeout: 5 * SHORT, ..tcp(0, 3, port) });
     let error = problem(finish(start(JoinSpec { timeout: SHORT, ..tcp(1, 3, port) })));
@@ -347,17 +347,17 @@ fn a_stale_file_is_not_trusted() {
         );
         std::fs::write(&path, text).unwrap();
     };
-    // No process listens there.
+    // No process listens at the file's address.
     stale(free_port());
     let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
     assert!(error.contains("written by process 1 on gone"), "{error}");
-    // Another job listens there.
+    // Another job listens at the file's address.
     let other_port = free_port();
     let other = start(JoinSpec { timeout: 4 * SHORT, ..tcp(0, 2, other_port) });
     stale(other_port);
     let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
     assert!(error.contains("belongs to another job") || error.contains("efused"), "{error}");
-    // Rank 0 replaces it.
+    // Rank 0 replaces the file.
     let one = start(file(1, 2, &path));
     let zero = start(file(0, 2, &path));
     use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);

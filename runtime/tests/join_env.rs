@@ -1,11 +1,11 @@
-//! Each launcher's environment as Kolo reads it, and the errors for broken ones.
+//! Tests of each launcher's environment as Kolo reads it, and of the errors for broken ones.
 
 use std::time::Duration;
 
 use kolo::JoinSpec;
 use kolo::internal::join::launched;
 
-/// An environment from "NAME=value" words; %s is a space.
+/// Makes an environment from "NAME=value" words, where %s stands for a space.
 fn environment(words: &str) -> impl Fn(&str) -> Option<String> {
     let pairs: Vec<(String, String)> = words
         .split_ascii_whitespace()
@@ -24,7 +24,7 @@ fn known_launchers() {
     let folder = tempfile::tempdir().unwrap();
     let private = format!("XDG_RUNTIME_DIR={}", folder.path().display());
     let file = |name: &str| format!("file://{}/kolo/{name}", folder.path().display());
-    /// Its name, the environment, rank, world size, local rank, locator.
+    /// A row of the table: name, environment, rank, world size, local rank, locator.
     type Row = (&'static str, String, u32, u32, Option<u32>, String);
     let mut table: Vec<Row> = vec![
         (

@@ -1,5 +1,6 @@
-//! Joining through a PyTorch TCPStore. The store here is a small one that speaks the same protocol: queries of one
-//! byte, strings with 64-bit lengths, validation first. It serves what PyTorch's own clients and Kolo's need.
+//! Tests of joining through a PyTorch TCPStore. The store here is a small one that speaks the same protocol: queries of
+//! one byte, strings with 64-bit lengths, validation first. It serves the queries that PyTorch's own clients and Kolo
+//! use.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -160,7 +161,7 @@ fn an_absent_store_is_named() {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     for rank in [0, 1] {
         let locator = Locator::Store { host: "127.0.0.1".into(), port, prefix: "x".into() };
-        // Long enough for one refusal to come on a busy machine.
+        // This is long enough for one refusal to arrive on a busy machine.
         let timeout = Duration::from_secs(2);
         let spec = JoinSpec { timeout, ..JoinSpec::new(rank, 2, locator, "a test") };
         let error = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap_err().to_string();

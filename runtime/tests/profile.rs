@@ -1,4 +1,4 @@
-//! Profiles, as ranks of a communicator meet them.
+//! Tests of profiles, as the ranks of a communicator use them.
 
 use kolo::internal::profile::{Curve, Loaded, Profile, TransportProfile, VERSION};
 use kolo::{Cluster, Collective, Config, DataType, RawCall, ReduceOp};

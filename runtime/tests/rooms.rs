@@ -1,10 +1,11 @@
-//! The rooms of `src` stand in an order, and each uses only those before it: no circle, and no arrow upwards. See
-//! docs/ARCHITECTURE.md.
+//! Tests that the rooms of `src` form an order in which each room uses only earlier ones, so that there are no cycles.
+//! See docs/ARCHITECTURE.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From what knows nothing to what users call. A room is a folder of `src`, or a file beside them.
+/// The rooms, from those that know nothing of others to those that users call. A room is a folder of `src`, or a file
+/// beside them.
 const ROOMS: [&str; 28] = [
     "cancel",
     "mix",
@@ -53,7 +54,8 @@ fn no_room_uses_one_above_it() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The rooms above its own that a source uses, tests apart; and its own room if that has no place in the order.
+/// Returns the rooms above its own that a source uses, leaving out its tests; or its own room, if that has no place in
+/// the order.
 fn above(room: &str, text: &str) -> Vec<String> {
     let place = |name: &str| ROOMS.iter().position(|room| *room == name);
     let Some(own) = place(room) else { return vec![format!("{room}, which has no place in the order")] };

@@ -1,7 +1,7 @@
-//! The harm that a rank does to itself, or the calls by which it falls out of step.
+//! Acts by which a rank harms itself or falls out of step.
 //!
-//! `unsafe` only for fork, for the end of the forked child and for closing descriptors that others own: the point of
-//! these acts is what the library makes of them.
+//! This file uses `unsafe` only for fork, for the end of the forked child, and for closing descriptors that others own.
+//! The acts exist to show how the library reacts.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -33,7 +33,7 @@ pub(crate) enum Act {
     Differ(Difference),
 }
 
-/// How the call of one rank differs from that of the others.
+/// How one rank's call differs from the calls of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub(crate) enum Difference {
@@ -88,7 +88,7 @@ impl Act {
     }
 }
 
-/// Limits and delays from the start on.
+/// Applies limits and delays that hold from the start.
 pub(crate) fn before_joining(told: &Told) {
     match told.number("files") {
         0 => {}
@@ -104,7 +104,7 @@ pub(crate) fn before_joining(told: &Told) {
     }
 }
 
-/// Performs the act before the call for which it is set; `is_actor` says whether this rank is the one.
+/// Performs the act at the call for which it is set. `is_actor` says whether this rank is the one that acts.
 pub(crate) fn at_call(act: Act, comm: &mut Option<Communicator>, is_actor: bool, told: &Told) -> Result<()> {
     let Some(own) = comm.as_ref() else { return Ok(()) };
     match act {
@@ -126,7 +126,7 @@ pub(crate) fn at_call(act: Act, comm: &mut Option<Communicator>, is_actor: bool,
             assert!(thread.join().is_err(), "it panics");
         }
         Act::Abort => std::process::abort(),
-        // The first time, the handler of the standard library finds no fault of the stack and steps aside.
+        // At the first signal, the standard library's handler finds no stack overflow and removes itself.
         Act::Segv => (0..2).for_each(|_| kill_process(getpid(), Signal::SEGV).unwrap_or(())),
         Act::Drop => drop(comm.take()),
         Act::Exec => panic!("no program to become: {}", Command::new("sleep").arg("60").exec()),
@@ -139,7 +139,7 @@ pub(crate) fn at_call(act: Act, comm: &mut Option<Communicator>, is_actor: bool,
             let inherited = comm.take();
             let began = Instant::now();
             fork(|| {
-                // A copy of it: the parent's stays as it is.
+                // The child drops a copy. The parent's communicator stays as it is.
                 drop(copy_in_child(&inherited));
                 report(&format!("@child dropped after {} ms", began.elapsed().as_millis()));
             });
@@ -161,7 +161,7 @@ pub(crate) fn limit(resource: Resource, value: u64) {
     setrlimit(resource, limit).expect("a limit can be lowered");
 }
 
-/// Bytes of address space in use.
+/// Returns the bytes of address space in use.
 fn address_space() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -170,21 +170,21 @@ fn address_space() -> u64 {
 
 fn close_all() {
     for descriptor in 3..4096 {
-        // SAFETY: no memory is touched. The reaction of these descriptors' owners is the point of the trial; this process opens no others
-        // before it ends.
+        // SAFETY: no memory is touched. The trial tests how the descriptors' owners react, and this process opens no
+        // others before it ends.
         unsafe { libc::close(descriptor) };
     }
 }
 
 fn fork(child: impl FnOnce()) {
-    // SAFETY: the child allocates and prints, which glibc allows after a fork of a process with threads; no other thread
-    // of this program prints. It ends without running destructors.
+    // SAFETY: the child allocates and prints, which glibc permits after a process with threads has forked. No other
+    // thread of this program prints. The child ends without running destructors.
     match unsafe { libc::fork() } {
         0 => {
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).is_err() {
                 report("@wrong a panic in the child");
             }
-            // SAFETY: ends the process.
+            // SAFETY: this only ends the process.
             unsafe { libc::_exit(0) }
         }
         -1 => panic!("no fork: {}", std::io::Error::last_os_error()),
@@ -195,13 +195,14 @@ fn fork(child: impl FnOnce()) {
     }
 }
 
-/// The communicator as the child of a fork has it, for its destructor to run there.
+/// Copies the communicator in the child of a fork, so that its destructor runs there.
 fn copy_in_child(comm: &Option<Communicator>) -> Option<Communicator> {
-    // SAFETY: called in the child of a fork, which ends without running the destructor of the original.
+    // SAFETY: this is called in the child of a fork, which ends without running the original's destructor.
     unsafe { std::ptr::read(comm) }
 }
 
-/// One rank's process cannot map as much as all ask for: an error on all ranks, and no harm.
+/// Allocates memory when one rank's process cannot map as much as all request. That must give an error on all ranks,
+/// and do no harm.
 fn allocate_too_much(comm: &Communicator, is_actor: bool) -> Result<()> {
     if is_actor {
         limit(Resource::As, address_space() + (32 << 20));

@@ -1,16 +1,16 @@
-//! Numbers drawn from a seed: the same seed makes the same trial.
+//! Random numbers drawn from a seed. Equal seeds make equal trials.
 
-/// A sequence of numbers (SplitMix64).
+/// A sequence of random numbers (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Draw(u64);
 
 impl Draw {
-    /// The sequence of a seed.
+    /// Begins the sequence of a seed.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -19,17 +19,17 @@ impl Draw {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of `0..n`.
+    /// Returns one of `0..n`.
     pub(crate) const fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// One of `from..=to`.
+    /// Returns one of `from..=to`.
     pub(crate) const fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from + 1)
     }
 
-    /// One of several.
+    /// Returns one of several values.
     pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }

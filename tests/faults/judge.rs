@@ -1,17 +1,17 @@
-//! Whether what the ranks said is what had to be said.
+//! Judgement of what the ranks reported.
 
 use std::time::Duration;
 
 use crate::plan::{Expect, Outcome};
 
-/// How a rank's work ended, in its own words.
+/// How a rank's work ended, by its own report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It did all its calls.
+    /// It made all its calls.
     Finished,
-    /// An error.
+    /// It reported an error.
     Error {
-        /// On the machine's clock.
+        /// Time on the machine's clock.
         at: Duration,
         kind: String,
         text: String,
@@ -24,7 +24,7 @@ pub(crate) struct Problems {
     pub hangs: Vec<String>,
     pub blame: Vec<String>,
     pub leaks: Vec<String>,
-    /// Wrong data, panics.
+    /// Wrong data, or panics.
     pub others: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ impl Problems {
     }
 }
 
-/// Judges what the ranks said; `ends` by rank, `fault` on the machine's clock.
+/// Judges the ranks' reports. `ends` is by rank, and `fault` is on the machine's clock.
 pub(crate) fn judge(expect: &Expect, ends: &[Option<End>], fault: Duration, problems: &mut Problems) {
     let mut texts = Vec::new();
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| !expect.exempt.contains(&(*rank as u32))) {
@@ -77,7 +77,7 @@ pub(crate) fn judge(expect: &Expect, ends: &[Option<End>], fault: Duration, prob
     }
 }
 
-/// The problem with one text.
+/// Returns the problem with one rank's text, if there is one.
 fn blame(expect: &Expect, kind: &str, text: &str) -> Option<String> {
     let healthy = |rank: &u32| !expect.named.contains(rank);
     let of_kind = |kinds: &[&str]| {
@@ -103,7 +103,7 @@ fn blame(expect: &Expect, kind: &str, text: &str) -> Option<String> {
             of_kind(&["Timeout", "Aborted"]).or(wrong)
         }
         Outcome::Pair => {
-            // A rank that gives up is one of the pair only by chance, so it counts for nothing that it says who it is.
+            // A rank that gives up is one of the pair only by chance, so its naming itself does not count.
             let said = if text.contains("not finished after") { claim(text) } else { text };
             let names = expect.named.iter().all(|rank| mentions(said, *rank));
             let lost = lost_in(text).first().map(|rank| format!("rank {rank} is not lost"));
@@ -113,7 +113,7 @@ fn blame(expect: &Expect, kind: &str, text: &str) -> Option<String> {
     }
 }
 
-/// The text without who says it, and on whose behalf.
+/// Returns the text without the speaker, and without the rank that aborted.
 fn claim(text: &str) -> &str {
     let text = text.split_once(": ").map_or(text, |(_, rest)| rest);
     match text.strip_prefix("the communicator was aborted by rank ") {
@@ -122,24 +122,24 @@ fn claim(text: &str) -> &str {
     }
 }
 
-/// Whether a text names a rank, by itself or in a list.
+/// Whether a text names a rank, alone or in a list.
 fn mentions(text: &str, rank: u32) -> bool {
     numbers_after_rank(text).iter().any(|(number, _)| *number == rank)
 }
 
-/// Those that "are lost" in a text.
+/// Returns the ranks that "are lost" in a text.
 fn lost_in(text: &str) -> Vec<u32> {
     let found = numbers_after_rank(text);
     found.into_iter().filter(|(_, rest)| rest.starts_with(" is lost")).map(|(number, _)| number).collect()
 }
 
-/// Those of which a text says that they do not answer.
+/// Returns the ranks that do not answer, according to a text.
 fn silent_in(text: &str) -> Vec<u32> {
     let found = numbers_after_rank(text);
     found.into_iter().filter(|(_, rest)| rest.starts_with(" (no answer")).map(|(number, _)| number).collect()
 }
 
-/// The numbers behind "rank" or in a list behind "ranks", each with what follows it.
+/// Returns the numbers after "rank", or in a list after "ranks", each with the text that follows it.
 fn numbers_after_rank(text: &str) -> Vec<(u32, &str)> {
     let mut found = Vec::new();
     for (at, word) in text.match_indices("rank") {
@@ -159,7 +159,7 @@ fn numbers_after_rank(text: &str) -> Vec<(u32, &str)> {
     found
 }
 
-/// That the judge itself can tell right from wrong.
+/// Checks that the judge itself can distinguish right from wrong.
 pub(crate) fn check_itself() {
     let lost = "rank 1, all_reduce(8 x f32, sum), operation #3: rank 12 is lost (gone). Look";
     assert_eq!(lost_in(lost), [12]);

@@ -1,4 +1,4 @@
-//! The kinds of trials inside one host. Those with a network of their own are in [`super::kinds_net`].
+//! Kinds of trials inside one host. Those with a network of their own are in [`super::kinds_net`].
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::acts::Difference;
 use crate::draw::Draw;
 use crate::plan::{Expect, Launched, Outcome, Plan, Step, Way};
 
-/// A kind's needs of the machine.
+/// Requirements of a kind on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
@@ -21,7 +21,7 @@ pub(crate) enum Needs {
 /// A kind of trial.
 pub(crate) struct Kind {
     pub name: String,
-    /// How many of 300 trials are of this kind.
+    /// Number of trials of this kind among 300.
     pub weight: usize,
     /// Whether the short run has one.
     pub quick: bool,
@@ -44,19 +44,19 @@ impl Kind {
         Self { name: name.into(), weight, quick: true, needs: Needs::Nothing, plan: Box::new(plan) }
     }
 
-    /// Left out of the short run, since it takes long or another kind shows nearly the same.
+    /// Leaves the kind out of the short run, because it takes long or another kind shows nearly the same.
     pub(crate) fn long(self) -> Self {
         Self { quick: false, ..self }
     }
 }
 
-/// How long ranks may take to say that a process is gone, on a machine that does other things too.
+/// Seconds in which ranks must report that a process is gone, on a machine that is also busy with other things.
 const SOON_S: u64 = 6;
 
-/// Errors that say what this rank's system refused, or what others make of it while they join.
+/// Errors about a refusal of this rank's system, or about its effect on others while they join.
 const WHILE_JOINING: &[&str] = &["Join", "System", "PeerLost", "Aborted", "Transport"];
 
-/// All kinds inside one host.
+/// Returns all kinds inside one host.
 pub(crate) fn all() -> Vec<Kind> {
     let mut kinds = deaths();
     kinds.extend(ends());
@@ -72,7 +72,7 @@ fn moment(draw: &mut Draw, most_ms: u64) -> Duration {
     Duration::from_micros(draw.below(most_ms * 1000))
 }
 
-/// Ranks at work until something fails.
+/// Plans ranks that make calls until something fails.
 fn at_work(draw: &mut Draw, ranks: u32, way: Way, expect: Expect) -> Plan {
     let longest = if ranks > 8 { 3000 } else { draw.pick(&[60_000, 60_000, 600_000]) };
     Plan::new(ranks, way, expect).word("seed", draw.next() >> 1).word("longest", longest)
@@ -111,7 +111,7 @@ fn deaths() -> Vec<Kind> {
         Kind::new("kill -9 while the job starts", 10, |draw| {
             let (ranks, way) = (draw.pick(&[2, 4, 8]), draw.pick(&Way::LOCAL));
             let victim = draw.below(u64::from(ranks)) as u32;
-            // A rank that has not joined yet is missing when the limit of the join is over, and is named then.
+            // A rank that has not joined yet is missing at the deadline for joining, and the error then names it.
             let expect = Expect::new(Outcome::Told(WHILE_JOINING), &[victim], 3 + SOON_S);
             at_work(draw, ranks, way, expect).set("KOLO_JOIN_TIMEOUT", 3).then([
                 Step::Pause(moment(draw, 120)),
@@ -131,7 +131,7 @@ fn deaths() -> Vec<Kind> {
     for work in ["started", "symmetric", "messages", "any"] {
         let kind = Kind::new(format!("kill -9, {work}"), 4, move |draw| {
             let (ranks, way) = (4, draw.pick(&Way::LOCAL));
-            // Rank 0 serves messages from any source.
+            // Rank 0 serves messages from any source, so it is not the victim.
             let victim = draw.between(1, 3) as u32;
             Plan::new(ranks, way, Expect::new(Outcome::Lost, &[victim], SOON_S))
                 .word("work", work)
@@ -144,7 +144,7 @@ fn deaths() -> Vec<Kind> {
         kinds.push(Kind::new(format!("rank 0 left in order, {name}"), 4, move |draw| {
             let way = draw.pick(&[Way::Shm, Way::Shm, Way::ShmPlans, Way::Tcp]);
             let victim = draw.between(1, 3) as u32;
-            // In the numbering of the part that rank 0 is not in.
+            // Errors use the numbering of the communicator without rank 0.
             let mut expect = Expect::new(Outcome::Lost, &[victim - 1], SOON_S);
             expect.exempt = vec![0, victim];
             Plan::new(4, way, expect).word("work", "part").word("longest", draw.pick(&[1000, 200_000])).then(
@@ -155,7 +155,7 @@ fn deaths() -> Vec<Kind> {
     kinds
 }
 
-/// A rank does something to itself before a call.
+/// Plans a rank that does something to itself before a call.
 fn own_act(draw: &mut Draw, ranks: u32, victim: u32, act: &str, expect: Expect) -> Plan {
     let way = draw.pick(&Way::LOCAL);
     at_work(draw, ranks, way, expect).word("act", act).word("at", draw.between(1, 60)).word("who", victim)
@@ -198,7 +198,7 @@ fn differences() -> Vec<Kind> {
             let ranks = draw.pick(&[2, 4, 4, 8]);
             let victim = draw.below(u64::from(ranks)) as u32;
             let within = match difference {
-                // Nobody can tell a message that nobody receives from one that is still to be received.
+                // A message that nobody receives cannot be distinguished from one that will still be received.
                 Difference::Send => 3 + SOON_S,
                 _ => SOON_S,
             };
@@ -221,7 +221,7 @@ fn differences() -> Vec<Kind> {
     kinds
 }
 
-/// A rank that is stopped, and stays so where there is no time.
+/// Plans a rank that is stopped, and stays so unless the trial lets it continue.
 fn stopped(draw: &mut Draw, victim: u32, way: Way, expect: Expect) -> Plan {
     at_work(draw, 4, way, expect).then([
         Step::Running,
@@ -319,7 +319,8 @@ fn limits() -> Vec<Kind> {
                 .set("KOLO_TIMEOUT", 5)
         }),
         Kind::new("the TCP acceptor out of descriptors", 6, move |draw| {
-            // The last rank is dialled by all others. Some more or less than the joining itself needs.
+            // All other ranks dial the last one. The number of descriptors is a little more or less than joining itself
+            // needs.
             let expect = Expect::new(Outcome::FineOrTold(WHILE_JOINING), &[7], 20).of_all().says(files);
             at_work(draw, 8, Way::Tcp, expect)
                 .word("who", 7)

@@ -1,4 +1,4 @@
-//! The kinds of trials whose ranks are on hosts of their own, with a network that fails.
+//! Kinds of trials whose ranks are on hosts of their own, with a network that fails.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::kinds::{Kind, Needs};
 use crate::net::{Change, Rule};
 use crate::plan::{Expect, Outcome, Plan, Step, Way};
 
-/// For what is noticed at once; beside what is noticed by silence.
+/// Seconds for reports of what is noticed at once. Silence takes additional time.
 const SOON_S: u64 = 6;
 
-/// All kinds with a network.
+/// Returns all kinds with a network.
 pub(crate) fn all() -> Vec<Kind> {
     let mut kinds = resets();
     kinds.extend(cuts());
@@ -27,7 +27,7 @@ fn at_work(draw: &mut Draw, expect: Expect) -> Plan {
     Plan::new(4, Way::Network, expect).word("seed", draw.next() >> 1).word("longest", 3000)
 }
 
-/// The same, with the change of the network once all are at work.
+/// Plans ranks that make calls, and changes the network once all do.
 fn change_at_work(draw: &mut Draw, expect: Expect, change: Change) -> Plan {
     at_work(draw, expect).then([
         Step::Running,
@@ -119,14 +119,14 @@ fn cuts() -> Vec<Kind> {
     ]
 }
 
-/// Weather that a program must live with: no errors, right results.
+/// Plans conditions that programs must tolerate: no errors, right results.
 fn fine(draw: &mut Draw, calls: u64) -> Plan {
     at_work(draw, Expect::new(Outcome::Fine, &[], 25).of_all()).word("calls", calls).word("pause_us", 500)
 }
 
 fn weather() -> Vec<Kind> {
     vec![
-        // They meet by way of rank 0.
+        // The two ranks meet through rank 0.
         Kind::new("one pair cut from the start", 2, |draw| {
             let rank = draw.between(1, 2) as u32;
             fine(draw, 80).then([Step::Net(Change::cut_pair(rank, 3)), Step::Fault])

@@ -1,4 +1,4 @@
-//! Trials of the launcher: what is left of a job when `kolo run` is killed or asked to end.
+//! Trials of the launcher: leftovers of a job after `kolo run` is killed or asked to end.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use crate::leaks;
 use crate::plan::{Launched, Plan};
 use crate::trial::{Report, clean, skipped};
 
-/// For the launcher's own end: the grace of a second, and what a busy machine adds.
+/// Longest time until the launcher ends: a grace period of a second, and more for a busy machine.
 const END_LIMIT: Duration = Duration::from_secs(15);
 
-/// The program `kolo`, where it was built with this one.
+/// Returns the path of the program `kolo`, if it was built with this one.
 pub(crate) fn program() -> Option<PathBuf> {
-    // target/debug/deps/faults-... beside target/debug/kolo.
+    // This program is target/debug/deps/faults-..., and the other is target/debug/kolo.
     let own = std::env::current_exe().ok()?;
     own.ancestors().skip(1).take(2).map(|folder| folder.join("kolo")).find(|path| path.is_file())
 }
 
-/// Makes a trial.
+/// Makes a trial of the launcher.
 pub(crate) fn run(plan: &Plan, launched: &Launched, own_network: bool) -> Report {
     let (Some(kolo), Ok(own)) = (program(), std::env::current_exe()) else {
         return skipped("the program kolo is not beside this one: cargo build -p kolo-cli".into());
@@ -37,7 +37,7 @@ pub(crate) fn run(plan: &Plan, launched: &Launched, own_network: bool) -> Report
         .arg(launched.script.replace("RANK_PROGRAM", &rank))
         .env("TMPDIR", folder.path())
         .envs(plan.way.settings(0))
-        // As a shell with job control has it.
+        // A shell with job control does the same.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

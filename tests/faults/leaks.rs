@@ -1,4 +1,4 @@
-//! Leftovers that a trial must not leave behind: processes, sockets, files.
+//! Search for processes, sockets and files that a trial must not leave behind.
 
 use std::fs;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
-/// The kernel takes moments to close what a killed process had.
+/// Longest wait for leftovers to go. The kernel needs moments to close the descriptors of a killed process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Looks until nothing is left, or for a while; returns what is left. Processes are ended. Sockets are looked at only if
-/// nobody else has any here.
+/// Waits until nothing is left, or for a while, and returns what is left. Kills processes that are left. Sockets are
+/// only checked if no other process has any here.
 pub(crate) fn look(folder: &Path, own_network: bool, may_leave_files: bool) -> Vec<String> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -28,7 +28,7 @@ pub(crate) fn look(folder: &Path, own_network: bool, may_leave_files: bool) -> V
         }
         if Instant::now() >= until {
             for (pid, _) in processes {
-                // A child of this process, which alone reaps it: nobody else has got its number since.
+                // Only this process reaps its children, so no other process has got the child's number since.
                 if let Some(pid) = Pid::from_raw(pid) {
                     let _ = kill_process(pid, Signal::KILL);
                 }
@@ -39,11 +39,11 @@ pub(crate) fn look(folder: &Path, own_network: bool, may_leave_files: bool) -> V
     }
 }
 
-/// Processes that this one has started or adopted and that go on. Reaps those that have ended.
+/// Returns processes that this one has started or adopted and that still run. Reaps those that have ended.
 fn children() -> Vec<(i32, String)> {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
     let own = getpid().as_raw_pid();
-    // In a PID namespace without a /proc of its own, the numbers there are those of other processes here.
+    // In a PID namespace without its own /proc, the numbers in /proc are not those of this namespace.
     if fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok()) != Some(own) {
         return Vec::new();
     }
@@ -59,14 +59,14 @@ fn children() -> Vec<(i32, String)> {
     pids.filter(|pid| parent(*pid) == Some(own)).map(|pid| (pid, what(pid))).collect()
 }
 
-/// Sockets of this network namespace that wait for somebody.
+/// Returns sockets of this network namespace that still wait for peers.
 fn sockets() -> Vec<String> {
     let mut found = Vec::new();
     for (path, kind) in [("tcp", "TCP"), ("tcp6", "TCP"), ("udp", "UDP"), ("udp6", "UDP"), ("unix", "UNIX")] {
         let text = fs::read_to_string(format!("/proc/self/net/{path}")).unwrap_or_default();
         for line in text.lines().skip(1) {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            // State 0A is listening; closed connections linger in others.
+            // State 0A is listening. Closed connections linger in other states.
             let counts = match kind {
                 "TCP" => fields.get(3) == Some(&"0A"),
                 _ => true,

@@ -1,13 +1,14 @@
-//! Faults: ranks that are killed, stopped, starved, cut off, or out of step, and what the others make of it.
+//! Fault injection: ranks are killed, stopped, starved, cut off or put out of step, and the others' reactions are
+//! judged.
 //!
-//! Each kind of trial says what must be seen: which rank may be blamed, with which errors, how soon. So a wrong blame is a
-//! failure and not an opinion. A trial follows from its seed.
+//! Each kind of trial states the required outcome: which rank may be blamed, with which errors, and how soon. Wrong
+//! blame is therefore a failure, not a matter of opinion. A trial follows from its seed.
 //!
 //! `cargo test -p kolo-tests --test faults` makes a short run. `cargo test -p kolo-tests --test faults -- --trials 300`
-//! makes a long one, and ends with the table. With root, network namespaces and TUN devices the trials with a failing
-//! network are made too; what is left out is said.
+//! makes a long one, and ends with the table. With root, network namespaces and TUN devices, trials with a failing
+//! network are made too. The output says which trials are left out.
 //!
-//! `unsafe` in this file only for the network namespace that a worker makes for itself.
+//! This file uses `unsafe` only for the network namespace that a worker makes for itself.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -50,7 +51,7 @@ struct Options {
     jobs: usize,
     record: Option<String>,
     list: bool,
-    /// Which worker this is.
+    /// Number of this worker.
     worker: Option<usize>,
 }
 
@@ -79,9 +80,9 @@ fn options(arguments: &[String]) -> Result<Options, String> {
             "--worker" => options.worker = Some(number(value()?)? as usize),
             "--list" => options.list = true,
             "--help" | "-h" => return Err(HELP.into()),
-            // As `cargo test WORD` passes it: a filter of tests. This one's name is "faults".
+            // `cargo test WORD` passes its filter of tests in this way. The name of this one is "faults".
             filter if !filter.starts_with('-') && !"faults".contains(filter) => options.trials = Some(0),
-            // Other options of the usual harness.
+            // Other options of the usual test harness are ignored.
             _ => {}
         }
     }
@@ -110,7 +111,7 @@ fn all_kinds() -> Vec<Kind> {
     kinds
 }
 
-/// The trials of a run: kinds by their place, and seeds. The same for the same options.
+/// Returns the trials of a run: places of kinds, and seeds. Equal options give equal trials.
 fn trials(options: &Options, kinds: &[Kind]) -> Vec<(usize, u64)> {
     let chosen: Vec<usize> =
         (0..kinds.len()).filter(|at| kinds[*at].name.contains(options.kind.as_str())).collect();
@@ -126,10 +127,10 @@ fn trials(options: &Options, kinds: &[Kind]) -> Vec<(usize, u64)> {
             None => usize::from(kinds[at].quick),
         };
         let mut draw = Draw::new(options.seed ^ (at as u64) << 32);
-        // Short enough to be typed.
+        // The seed is short enough to be typed.
         trials.extend((0..count).map(|_| (at, draw.next() >> 32)));
     }
-    // Mixed, so that long and short ones run beside each other.
+    // The trials are shuffled, so that long and short ones run side by side.
     let mut draw = Draw::new(options.seed);
     for at in (1..trials.len()).rev() {
         trials.swap(at, draw.below(at as u64 + 1) as usize);
@@ -137,13 +138,14 @@ fn trials(options: &Options, kinds: &[Kind]) -> Vec<(usize, u64)> {
     trials
 }
 
-/// Makes every n-th trial, in a network namespace of its own where that may be; prints a record for each.
+/// Makes every n-th trial, in its own network namespace if that is permitted. Prints a record for each.
 fn work(options: &Options) -> ExitCode {
     rank::tie_to_parent();
-    // SAFETY: changes where this process, which has one thread, makes sockets from now on; nothing has been made yet.
+    // SAFETY: this only changes where this process makes sockets from now on. It has one thread and has made no sockets
+    // yet.
     let own_network =
         unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 && net::run("ip link set lo up").is_ok();
-    // So that what ranks leave behind is seen.
+    // As a subreaper, this process sees the processes that ranks leave behind.
     let adopts = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let kinds = all_kinds();
     let worker = options.worker.unwrap_or(0);
@@ -221,7 +223,7 @@ fn supervise(options: &Options, arguments: &[String]) -> ExitCode {
     conclude(&kinds, &records, worked && records.len() == expected)
 }
 
-/// A line for a trial, and more if something is wrong.
+/// Prints a line for a trial, and more if something is wrong.
 fn tell(record: &Record) {
     let Record { kind, seed, ranks, way, took_s, report } = record;
     let verdict = match &report.skipped {

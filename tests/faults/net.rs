@@ -1,7 +1,7 @@
-//! Hosts of a trial's own: network namespaces whose only interface is a TUN device, and a switch between them in this
-//! process, which loses, delays and cuts as it is told.
+//! Hosts for one trial: network namespaces whose only interface is a TUN device, and a switch between them in this
+//! process, which loses, delays and blocks packets as instructed.
 //!
-//! `unsafe` only for the one ioctl that makes a device.
+//! This file uses `unsafe` only for the ioctl that makes a device.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::draw::Draw;
 
-/// Fate of the packets from one rank's host to another's. `None` stands for all ranks.
+/// Rule for packets from one rank's host to another's. `None` means all hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub from: Option<u32>,
@@ -30,29 +30,29 @@ pub(crate) struct Rule {
 /// A change of the network.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// These rules and no others.
+    /// These rules, and no others.
     Rules(Vec<Rule>),
-    /// The largest packet of all hosts, in bytes.
+    /// Largest packet of all hosts, in bytes.
     Mtu(u32),
 }
 
 impl Change {
-    /// Nothing passes between a rank's host and the others.
+    /// Blocks all packets between a rank's host and the others.
     pub(crate) fn cut_off(rank: u32) -> Self {
         Self::Rules(vec![Rule::cut(Some(rank), None), Rule::cut(None, Some(rank))])
     }
 
-    /// Nothing passes between two hosts.
+    /// Blocks all packets between two hosts.
     pub(crate) fn cut_pair(a: u32, b: u32) -> Self {
         Self::Rules(vec![Rule::cut(Some(a), Some(b)), Rule::cut(Some(b), Some(a))])
     }
 
-    /// All is well.
+    /// Removes all rules.
     pub(crate) const fn heal() -> Self {
         Self::Rules(Vec::new())
     }
 
-    /// All packets are treated alike.
+    /// Treats all packets alike.
     pub(crate) fn everywhere(lose_percent: u64, delay: Duration) -> Self {
         Self::Rules(vec![Rule { from: None, to: None, lose_percent, delay }])
     }
@@ -64,12 +64,12 @@ impl Rule {
     }
 }
 
-/// The hosts; deleted when dropped.
+/// The hosts of a trial. They are deleted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Net {
     base: String,
     hosts: u32,
-    /// Namespaces that have come to be: one of the same name that was there before is somebody else's.
+    /// Number of namespaces that were made. A namespace of the same name that existed before belongs to somebody else.
     made: u32,
     rules: Arc<Mutex<Vec<Rule>>>,
     over: Arc<AtomicBool>,
@@ -77,7 +77,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// So many hosts, with addresses 192.0.2.1 and on.
+    /// Makes `hosts` hosts, with addresses from 192.0.2.1 on.
     pub(crate) fn new(hosts: u32, seed: u64) -> Result<Self, String> {
         let base = format!("kolo-faults-{:x}", std::process::id());
         let rules = Arc::new(Mutex::new(Vec::new()));
@@ -92,9 +92,9 @@ impl Net {
             ports.push(tun(&device).map_err(|error| format!("no TUN device: {error}"))?);
             run(&format!("ip link set {device} netns {name}"))?;
             run(&format!("ip -n {name} link set lo up"))?;
-            // Only IPv4 is switched.
+            // The switch only forwards IPv4.
             run(&format!("ip -n {name} link set {device} addrgenmode none up"))?;
-            // A range set aside for documentation (RFC 5737).
+            // This range is reserved for documentation (RFC 5737).
             run(&format!("ip -n {name} address add {}/24 dev {device}", address(host)))?;
         }
         let switch = move || forward(&ports, &rules, &over, Draw::new(seed));
@@ -102,7 +102,7 @@ impl Net {
         Ok(net)
     }
 
-    /// The namespace of a rank.
+    /// Returns the namespace of a rank.
     pub(crate) fn namespace(&self, rank: u32) -> String {
         format!("{}-{rank}", self.base)
     }
@@ -119,8 +119,8 @@ impl Net {
         }
     }
 
-    /// Resets the connections between two hosts, seen from the first: with port `control` if asked for, or all others.
-    /// Says how many.
+    /// Resets the connections between two hosts, as seen from the first: those with port `control`, if it is given, or
+    /// otherwise all without port `not`. Returns how many there were.
     pub(crate) fn reset(
         &self,
         rank: u32,
@@ -151,12 +151,12 @@ impl Drop for Net {
     }
 }
 
-/// The address of a rank's host.
+/// Returns the address of a rank's host.
 pub(crate) fn address(rank: u32) -> String {
     format!("192.0.2.{}", rank + 1)
 }
 
-/// Runs a command; returns what it said.
+/// Runs a command and returns its output.
 pub(crate) fn run(line: &str) -> Result<String, String> {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -180,7 +180,7 @@ fn tun(name: &str) -> std::io::Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;
     let mut request = Request { name: [0; 16], flags: IFF_TUN | IFF_NO_PI, rest: [0; 22] };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the request is as large as the kernel's ifreq (40 bytes) and lives through the call.
+    // SAFETY: the request is as large as the kernel's ifreq (40 bytes) and outlives the call.
     if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
         return Err(std::io::Error::last_os_error());
     }
@@ -189,7 +189,7 @@ fn tun(name: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Packets on their way: when they arrive, the order in which they were sent, where to, and what.
+/// Packets in flight: time of arrival, order of sending, destination, and contents.
 type OnTheirWay = BinaryHeap<Reverse<(Instant, u64, usize, Vec<u8>)>>;
 
 fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw: Draw) {
@@ -199,7 +199,7 @@ fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw
         let now = Instant::now();
         while on_their_way.peek().is_some_and(|Reverse((at, ..))| *at <= now) {
             let Some(Reverse((_, _, to, bytes))) = on_their_way.pop() else { break };
-            // A full queue of a device loses packets, as networks do.
+            // If a device's queue is full, the packet is lost, as in a real network.
             let _ = (&ports[to]).write(&bytes);
         }
         let next = on_their_way.peek().map_or(Duration::from_millis(20), |Reverse((at, ..))| {
@@ -214,7 +214,7 @@ fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw
             (0..ports.len()).filter(|at| polled[*at].revents().contains(PollFlags::IN)).collect();
         let rules = rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for from in ready {
-            // Some at a time, so that nobody starves.
+            // A limited number is read at a time, so that no port starves.
             for _ in 0..64 {
                 let Ok(len) = (&ports[from]).read(&mut packet) else { break };
                 let Some(to) = destination(&packet[..len], ports.len()) else { continue };
@@ -226,14 +226,14 @@ fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw
     }
 }
 
-/// The port of an IPv4 packet's destination.
+/// Returns the port of an IPv4 packet's destination.
 fn destination(packet: &[u8], ports: usize) -> Option<usize> {
     let header = packet.get(..20).filter(|header| header[0] >> 4 == 4)?;
     let host = usize::from(header[19]).checked_sub(1)?;
     (header[16..19] == [192, 0, 2] && host < ports).then_some(host)
 }
 
-/// How late a packet arrives, if it does.
+/// Returns the delay of a packet, or `None` if it is lost.
 fn fate(rules: &[Rule], from: u32, to: u32, draw: &mut Draw) -> Option<Duration> {
     let concerns =
         |rule: &&Rule| rule.from.is_none_or(|rank| rank == from) && rule.to.is_none_or(|rank| rank == to);

@@ -1,4 +1,4 @@
-//! A trial and its expected outcome, as data.
+//! A trial and its required outcome, as data.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use rustix::process::Signal;
 
 use crate::net::Change;
 
-/// How ranks of one host reach each other.
+/// How the ranks communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Shared memory, short calls by exchange.
+    /// Shared memory, with the exchange for short calls.
     Shm,
-    /// Shared memory, all calls by plans.
+    /// Shared memory, with plans for all calls.
     ShmPlans,
     /// TCP over loopback.
     Tcp,
-    /// Two ranks on each of several pretended hosts.
+    /// Two ranks on each of several simulated hosts.
     Hosts,
-    /// Each rank in a network namespace of its own, joined by a switch of the trial's.
+    /// Each rank in its own network namespace, with a switch of the trial between them.
     Network,
 }
 
 impl Way {
-    /// Those of one host.
+    /// The ways that need only one host.
     pub(crate) const LOCAL: [Self; 4] = [Self::Shm, Self::ShmPlans, Self::Tcp, Self::Hosts];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -35,7 +35,7 @@ impl Way {
         }
     }
 
-    /// The settings of a rank.
+    /// Returns the settings of a rank.
     pub(crate) fn settings(self, rank: u32) -> Vec<(&'static str, String)> {
         match self {
             Self::Shm => vec![("KOLO_TRANSPORT", "shm".into())],
@@ -46,69 +46,69 @@ impl Way {
     }
 }
 
-/// Something that the trial does, in order.
+/// A step of the trial. Steps are made in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Waits until all ranks are at work.
+    /// Wait until all ranks are making calls.
     Running,
-    /// Lets so much time pass.
+    /// Wait for this long.
     Pause(Duration),
-    /// The fault happens now; otherwise a rank says when.
+    /// Record that the fault happens now. Without this step, a rank reports the time.
     Fault,
-    /// Signals a rank.
+    /// Send a signal to a rank.
     Signal(u32, Signal),
-    /// Waits for the end of a rank.
+    /// Wait until a rank has ended.
     End(u32),
-    /// Changes the network.
+    /// Change the network.
     Net(Change),
-    /// Resets the connections between two ranks: those of data, or that of the control plane.
+    /// Reset the connections between two ranks: those for data, or that of the control plane.
     Reset {
-        /// In whose namespace.
+        /// Rank in whose namespace the reset is made.
         rank: u32,
-        /// The other end.
+        /// Rank at the other end.
         peer: u32,
-        /// Which of them.
+        /// Whether to reset the control plane's connection.
         control: bool,
     },
 }
 
-/// The ranks' expected reports.
+/// Required reports of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Nothing: every rank does all its calls, with right results.
+    /// No error: every rank makes all its calls, with right results.
     Fine,
-    /// That one of the named ranks is lost.
+    /// One of the named ranks is lost.
     Lost,
-    /// That calls differ; the named rank is in each text.
+    /// Calls differ, and each text contains the named rank.
     Mismatch,
-    /// A time-out that names the rank in whose hands it was.
+    /// A time-out that names the rank at fault.
     Late,
-    /// That the connection between the two named ranks is at fault; neither of them is lost.
+    /// The connection between the two named ranks is at fault, and neither of them is lost.
     Pair,
-    /// An error of one of these kinds that names one of the named ranks, where there are any.
+    /// An error of one of these kinds that names one of the named ranks, if there are any.
     Told(&'static [&'static str]),
-    /// Either nothing at all or as `Told`.
+    /// Either no error, or one as for `Told`.
     FineOrTold(&'static [&'static str]),
 }
 
-/// The expectation.
+/// The required outcome of a trial.
 #[derive(Clone, Debug)]
 pub(crate) struct Expect {
-    /// The ranks that nothing is asked of: they are dead, stopped, or do not know.
+    /// Ranks that need not report anything: they are dead, stopped, or do not know.
     pub exempt: Vec<u32>,
-    /// The ranks that may be blamed, in the numbering of the communicator concerned.
+    /// Ranks that may be blamed, by their rank in the communicator concerned.
     pub named: Vec<u32>,
     pub outcome: Outcome,
-    /// From the fault to the last rank's error; or to the end, where all is fine.
+    /// Longest time from the fault to the last rank's error, or to the end if there are no errors.
     pub within: Duration,
-    /// One of these must be in what some rank says.
+    /// Texts, of which one must be in some rank's report.
     pub says: &'static [&'static str],
-    /// A panic of these ranks is part of the trial.
+    /// Whether a panic of the named ranks is part of the trial.
     pub may_panic: bool,
 }
 
 impl Expect {
-    /// An outcome for all ranks but the exempt, who are those that may be blamed.
+    /// Requires an outcome from all ranks except the culprits, which may be blamed.
     pub(crate) fn new(outcome: Outcome, culprits: &[u32], within_s: u64) -> Self {
         Self {
             exempt: culprits.to_vec(),
@@ -120,7 +120,7 @@ impl Expect {
         }
     }
 
-    /// The same, asked of all ranks.
+    /// Requires the outcome from all ranks.
     pub(crate) fn of_all(self) -> Self {
         Self { exempt: Vec::new(), ..self }
     }
@@ -130,12 +130,12 @@ impl Expect {
     }
 }
 
-/// Ranks that `kolo run` starts, and the end of the launcher.
+/// A launch of ranks by `kolo run`, and the end of the launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct Launched {
-    /// The script that each rank runs in a shell, with `RANK_PROGRAM` for a rank at work.
+    /// Script that each rank runs in a shell. `RANK_PROGRAM` stands for a rank that makes calls.
     pub script: &'static str,
-    /// The launcher's signal, after so long.
+    /// Signal that the launcher gets, after this time.
     pub signal: Signal,
     pub after: Duration,
 }
@@ -167,13 +167,13 @@ impl Plan {
         }
     }
 
-    /// Gives all ranks an argument.
+    /// Adds an argument of all ranks.
     pub(crate) fn word(mut self, name: &str, value: impl ToString) -> Self {
         self.words.push(format!("{name}={}", value.to_string()));
         self
     }
 
-    /// Gives all ranks a setting.
+    /// Adds a setting of all ranks.
     pub(crate) fn set(mut self, name: &'static str, value: impl ToString) -> Self {
         self.settings.push((name, value.to_string()));
         self

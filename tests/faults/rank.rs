@@ -1,5 +1,5 @@
-//! One rank of a trial: joins, makes calls, and does itself the harm that its arguments say. Reports lines that begin
-//! with "@"; times are those of the machine's clock in nanoseconds.
+//! One rank of a trial: joins, makes calls, and harms itself as its arguments say. Its reports are lines that begin
+//! with "@". Times are those of the machine's clock, in nanoseconds.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -11,34 +11,34 @@ use kolo_tests::system::machine_time;
 use crate::acts::{self, Act};
 use crate::draw::Draw;
 
-/// A rank's command line, as `name=value`.
+/// A rank's command line of `name=value` words.
 #[derive(Debug)]
 pub(crate) struct Told(HashMap<String, String>);
 
 impl Told {
-    /// Reads the arguments.
+    /// Parses the arguments.
     pub(crate) fn new(arguments: &[String]) -> Self {
         let pairs = arguments.iter().filter_map(|word| word.split_once('='));
         Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// A word, or nothing.
+    /// Returns an argument's text, or an empty one.
     pub(crate) fn word(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// A number, or 0.
+    /// Returns an argument's number, or 0.
     pub(crate) fn number(&self, name: &str) -> u64 {
         self.word(name).parse().unwrap_or(0)
     }
 
-    /// Whether this rank is one of those that do harm.
+    /// Whether this rank is one of those that harm themselves.
     pub(crate) fn is_actor(&self, rank: u32) -> bool {
         self.word("who").split(',').any(|word| word.parse() == Ok(rank))
     }
 }
 
-/// Makes this process end with the one that started it, so that a run that is stopped leaves nothing behind.
+/// Makes the kernel kill this process when its parent ends, so that a stopped run leaves nothing behind.
 pub(crate) fn tie_to_parent() {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
 }
@@ -50,7 +50,7 @@ pub(crate) fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Reports an error with its kind and the rank it blames.
+/// Reports an error with its kind and the rank that it blames.
 pub(crate) fn report_error(error: &Error) {
     let (kind, peer) = match error {
         Error::Usage { .. } => ("Usage", None),
@@ -70,10 +70,10 @@ pub(crate) fn report_error(error: &Error) {
     report(&format!("@error {line}"));
 }
 
-/// The whole life of a rank.
+/// Runs a rank from start to end.
 pub(crate) fn main(arguments: &[String]) {
     let told = Told::new(arguments);
-    // Ranks that abort on purpose leave no cores on the disk.
+    // Ranks that abort on purpose must not leave core files on the disk.
     acts::limit(rustix::process::Resource::Core, 0);
     if told.number("tied") > 0 {
         tie_to_parent();
@@ -107,7 +107,7 @@ fn work(comm: Communicator, told: &Told) -> Result<()> {
     }
 }
 
-/// The calls of a trial, the same on all ranks.
+/// A call of a trial, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     AllReduce(usize),
@@ -121,7 +121,7 @@ pub(crate) enum Call {
 
 impl Call {
     fn draw(draw: &mut Draw, ranks: u32, longest: u64) -> Self {
-        // Short ones mostly, as in programs.
+        // Most calls are short, as in real programs.
         let longest = draw.pick(&[16, 1000, longest]).min(longest);
         let (count, root) = (draw.between(1, longest) as usize, draw.below(u64::from(ranks)) as u32);
         match draw.below(10) {
@@ -135,7 +135,7 @@ impl Call {
         }
     }
 
-    /// Makes the call and looks at what came of it.
+    /// Makes the call and checks its result.
     pub(crate) fn make(self, comm: &Communicator) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.world_size() as usize);
         let own = |count: usize| vec![rank as f32 + 1.0; count];
@@ -188,7 +188,7 @@ impl Call {
     }
 }
 
-/// Calls until something fails, or as many as asked for; before one of them this rank may do harm.
+/// Makes calls until one fails, or as many as requested. Before one of them, this rank may harm itself.
 fn calls(comm: Communicator, told: &Told) -> Result<()> {
     let mut draw = Draw::new(told.number("seed"));
     let (at, count) = (told.number("at"), told.number("calls"));
@@ -217,17 +217,18 @@ fn calls(comm: Communicator, told: &Told) -> Result<()> {
     Ok(())
 }
 
-/// Lives on without a communicator, until the trial is over.
+/// Waits without a communicator until the trial is over.
 pub(crate) fn wait_for_end() -> Result<()> {
     let _ = std::io::stdin().lock().read_line(&mut String::new());
     Ok(())
 }
 
-/// Two threads with the same blocking calls on one communicator.
+/// Makes the same blocking calls from two threads on one communicator.
 fn two_threads(comm: &Communicator, told: &Told) -> Result<()> {
     let (count, elements) = (told.number("calls"), told.number("longest") as usize);
     report("@running");
-    // All threads of all ranks make the same calls, so each sums whichever of a rank's two.
+    // All threads of all ranks make the same calls, so it does not matter which of a rank's two threads takes part in
+    // which sum.
     let one = || -> Result<()> { (0..count).try_for_each(|_| Call::AllReduce(elements).make(comm)) };
     std::thread::scope(|scope| {
         let other = scope.spawn(one);
@@ -237,7 +238,7 @@ fn two_threads(comm: &Communicator, told: &Told) -> Result<()> {
     comm.barrier()
 }
 
-/// All ranks but the first use a communicator of their own; the first leaves in good order.
+/// Lets all ranks but the first use a communicator of their own. The first rank leaves in good order.
 fn part(comm: Communicator, told: &Told) -> Result<()> {
     let part = comm.split((comm.rank() > 0).then_some(7), 0)?;
     comm.barrier()?;
@@ -246,7 +247,7 @@ fn part(comm: Communicator, told: &Told) -> Result<()> {
         return Ok(());
     };
     let elements = told.number("longest").max(1) as usize;
-    // Kept, as programs do.
+    // The world communicator is kept, as programs do.
     let _world = comm;
     for turn in 0_u64.. {
         if turn == 4 {
@@ -263,7 +264,7 @@ fn split(comm: &Communicator) -> Result<()> {
         if turn == 2 {
             report("@running");
         }
-        // All of them, so that errors number the ranks as the trial does.
+        // Each communicator has all ranks, so that errors number the ranks as the trial does.
         let Some(part) = comm.split(Some(0), 0)? else { continue };
         part.barrier()?;
     }
@@ -283,7 +284,7 @@ fn messages(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Several started operations at a time, until something fails.
+/// Runs several started operations at a time, until something fails.
 fn started(comm: &Communicator) -> Result<()> {
     for turn in 0_u64.. {
         let works: Vec<_> = (0..3)
@@ -297,7 +298,7 @@ fn started(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// All-reduces in symmetric memory, until something fails.
+/// Runs all-reduces in symmetric memory, until something fails.
 fn symmetric(comm: &Communicator) -> Result<()> {
     let mut data = comm.alloc::<f32>(100_000)?;
     for turn in 0_u64.. {
@@ -313,7 +314,7 @@ fn symmetric(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 serves whoever comes; the others ask it.
+/// Lets rank 0 serve requests from any rank. The others send requests to it.
 fn any_source(comm: &Communicator) -> Result<()> {
     let mut data = [0.0_f32; 64];
     for turn in 0_u64.. {
@@ -333,7 +334,7 @@ fn any_source(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Waits, for acts that are late.
+/// Waits, for acts that come late.
 pub(crate) fn be_late(millis: u64) {
     let until = Instant::now() + Duration::from_millis(millis);
     while let Some(left) = until.checked_duration_since(Instant::now()) {

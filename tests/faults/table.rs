@@ -1,4 +1,4 @@
-//! The table at the end: one line for each kind.
+//! The table at the end of a run, with one line for each kind.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::trial::Report;
 
-/// A trial with what has come of it: one line of the record.
+/// A trial with its result: one line of the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub kind: String,
     pub seed: u64,
     pub ranks: u32,
     pub way: String,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub took_s: f64,
     #[serde(flatten)]
     pub report: Report,
 }
 
-/// Renders the table, kinds in the order given, in Markdown.
+/// Renders the table in Markdown, with the kinds in the given order.
 pub(crate) fn render(kinds: &[String], records: &[Record]) -> String {
     let mut out = String::from(
         "| fault | n | ranks | hangs | wrong blame | others | noticed after: median, max | leaks | survivors |\n\

@@ -1,4 +1,4 @@
-//! One trial: starts ranks, does the steps of the plan, and collects what the ranks say.
+//! One trial: starts the ranks, makes the steps of the plan, and collects the ranks' reports.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -14,26 +14,26 @@ use crate::leaks;
 use crate::net::{self, Net};
 use crate::plan::{Outcome, Plan, Step, Way};
 
-/// For ranks to be at work, and for a step to be possible.
+/// Longest time until the ranks are making calls, and until a step is possible.
 const STEP_LIMIT: Duration = Duration::from_secs(30);
 
-/// From a rank's last word to the end of its process: those that leave in order linger for others.
+/// Longest time from a rank's last report to the end of its process. A rank that leaves in order lingers for others.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
-/// Where rank 0 listens in a namespace of its own, where nobody else can have the port.
+/// Port at which rank 0 listens in its own namespace, where no other process can have it.
 const PORT: u16 = 29_500;
 
 /// Report of a trial.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Report {
     pub problems: Problems,
-    /// Of each rank that said something, how long after the fault, in milliseconds.
+    /// Milliseconds from the fault to the report of each rank that reported an error.
     pub noticed_ms: Vec<f64>,
-    /// Kinds of errors of the ranks that were asked.
+    /// Kinds of errors of the ranks whose reports count.
     pub kinds: Vec<String>,
-    /// All that was said.
+    /// All lines that were printed.
     pub said: Vec<String>,
-    /// Why the trial could not be made.
+    /// Reason why the trial could not be made.
     pub skipped: Option<String>,
 }
 
@@ -60,7 +60,7 @@ struct Trial<'a> {
     report: Report,
 }
 
-/// Makes a trial. `own_network` says that nobody else uses this network namespace.
+/// Makes a trial. `own_network` says that nothing else uses this network namespace.
 pub(crate) fn run(plan: &Plan, seed: u64, own_network: bool) -> Report {
     let folder = match tempfile::Builder::new().prefix("kolo-faults-").tempdir() {
         Ok(folder) => folder,
@@ -77,7 +77,7 @@ pub(crate) fn run(plan: &Plan, seed: u64, own_network: bool) -> Report {
     let began = machine_time();
     let mut trial = Trial { plan, ranks: Vec::new(), events, net, fault: None, report: Report::default() };
     for step in early(plan) {
-        // The network is as it is to be before there are ranks.
+        // The network is prepared before there are ranks.
         trial.step(&step);
     }
     for rank in 0..plan.ranks {
@@ -109,7 +109,7 @@ pub(crate) fn run(plan: &Plan, seed: u64, own_network: bool) -> Report {
         }
     }
     trial.net = None;
-    // Rank 0 takes its file away unless it is killed.
+    // Rank 0 removes its file unless it is killed.
     let rank_0_is_harmed = plan.expect.exempt.contains(&0) || plan.expect.named.contains(&0);
     trial.report.problems.leaks.extend(leaks::look(folder.path(), own_network, rank_0_is_harmed));
     trial.report
@@ -119,12 +119,12 @@ pub(crate) fn skipped(why: String) -> Report {
     Report { skipped: Some(why), ..Report::default() }
 }
 
-/// The steps that come before the ranks: changes of the network.
+/// Returns the steps that come before the ranks start: changes of the network.
 fn early(plan: &Plan) -> Vec<Step> {
     plan.steps.iter().take_while(|step| matches!(step, Step::Net(_))).cloned().collect()
 }
 
-/// Settings of the environment that no trial is to have from outside.
+/// Removes settings from the environment that must not reach a trial from outside.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -175,7 +175,7 @@ impl Trial<'_> {
         Ok(RankProcess { child, is_running: false, is_closed: false, fault: None, end: None })
     }
 
-    /// Takes events until all ranks that are asked fulfil a condition; whether they did in time.
+    /// Handles events until a condition holds for all these ranks. Returns whether it did in time.
     fn until(&mut self, limit: Duration, of: &[u32], condition: impl Fn(&RankProcess) -> bool) -> bool {
         let until = Instant::now() + limit;
         loop {
@@ -202,7 +202,7 @@ impl Trial<'_> {
             }
             Event::Line(rank, line) => (rank, line),
         };
-        // Events come only from ranks that were started, but maybe before all were.
+        // Events only come from ranks that were started, possibly before all were.
         let process = &mut self.ranks[rank as usize];
         if line == "@running" {
             process.is_running = true;
@@ -244,7 +244,7 @@ impl Trial<'_> {
             }
             Step::Signal(rank, signal) => {
                 let child = self.ranks.get(*rank as usize).map(|rank| Pid::from_child(&rank.child));
-                // It has not been reaped, so nobody else has its number.
+                // The child has not been reaped, so no other process has its number.
                 child
                     .and_then(|pid| kill_process(pid, *signal).err())
                     .map(|error| format!("no signal: {error}"))
@@ -270,21 +270,21 @@ impl Trial<'_> {
         (0..self.plan.ranks).filter(|rank| !self.plan.expect.exempt.contains(rank)).collect()
     }
 
-    /// Waits for the last word of all ranks that are asked.
+    /// Waits for the final report of each rank whose report counts.
     fn collect(&mut self) {
         let acts = self.plan.words.iter().any(|word| word.starts_with("act="));
-        // A rank comes to its act after some calls.
+        // A rank reaches its act after some calls.
         let limit = self.plan.expect.within + if acts { STEP_LIMIT } else { Duration::from_secs(5) };
         let asked = self.asked();
         self.until(limit, &asked, |rank| rank.end.is_some());
         if self.plan.expect.outcome == Outcome::Fine {
-            // A rank that did harm to itself must have come through it.
+            // A rank that harmed itself must also have survived.
             let all: Vec<u32> = (0..self.plan.ranks).collect();
             self.until(Duration::from_secs(5), &all, |rank| rank.end.is_some());
         }
     }
 
-    /// Waits for the end of the processes, and makes it where it does not come.
+    /// Waits until the processes end, and kills those that do not.
     fn end(&mut self) {
         for rank in &mut self.ranks {
             drop(rank.child.stdin.take());
@@ -303,13 +303,13 @@ impl Trial<'_> {
             let _ = rank.child.kill();
             let _ = rank.child.wait();
         }
-        // Their last words.
+        // This collects their last lines.
         let all: Vec<u32> = (0..self.ranks.len() as u32).collect();
         self.until(Duration::from_secs(2), &all, |rank| rank.is_closed);
     }
 }
 
-/// Reads lines on a thread; `None` at the end.
+/// Reads lines on a thread, and passes each on. `None` marks the end.
 fn read(output: impl Read + Send + 'static, take: impl Fn(Option<String>) + Send + 'static) {
     std::thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {

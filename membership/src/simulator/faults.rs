@@ -1,4 +1,4 @@
-//! The faults of a run, drawn from its seed.
+//! Faults of a simulated run, drawn from its seed.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use super::Random;
 /// Something that happens to processes or cables.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
-    /// Processes end; the others learn of each within some time, each on its own.
+    /// These processes end. Each of the others learns of each death at its own time, within a limit.
     Die(Vec<u32>),
-    /// It stops for so long.
+    /// This process stops for this long.
     Pauses(u32, Duration),
-    /// Nothing passes from these to others, and in the other direction if so, for so long.
+    /// No message passes from `side` to the others for `length`; with `both_ways`, also none in the other direction.
     Cut { side: Vec<u32>, both_ways: bool, length: Duration },
 }
 
-/// A run before it begins.
+/// All parameters of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
     pub(super) seed: u64,
     pub(super) processes: u32,
-    /// Each with its time.
+    /// The faults with their times.
     pub(super) faults: Vec<(Duration, Fault)>,
-    /// One message in so many is lost; none if 0.
+    /// One message in this many is lost; none if 0.
     pub(super) loses_one_in: u64,
-    /// Most time on the way.
+    /// Longest time of a message on the network.
     pub(super) delay_max: Duration,
-    /// Most time between the beginning of an epoch and the call.
+    /// Longest time between the beginning of an epoch and a member's call.
     pub(super) call_max: Duration,
     /// Whether members suspect each other without reason.
     pub(super) suspects: bool,
-    /// How long members wait for those that do not call, if not for ever: some call much later then.
+    /// How long members wait for those that do not call; for ever if `None`. If set, some members call much later.
     pub(super) patience: Option<Duration>,
 }
 
-/// Faults come until here; then everything is mended, and those who live must come to decisions.
+/// Faults begin before this time. After it everything is repaired, and the living must reach decisions.
 pub(super) const MENDED: Duration = Duration::from_secs(6);
 
 impl Scenario {
@@ -45,7 +45,7 @@ impl Scenario {
         let ms = |random: &mut Random, most: u64| Duration::from_millis(random.below(most));
         let mut faults: Vec<(Duration, Fault)> = (0..count)
             .map(|_| {
-                // Many within the first moments, where the first agreement is under way.
+                // Many faults come within the first moments, while the first agreement is under way.
                 let most = [400, 2000, MENDED.as_millis() as u64][random.below(3) as usize];
                 let at = ms(&mut random, most);
                 let victim = random.below(u64::from(processes)) as u32;

@@ -1,27 +1,27 @@
-//! Many members in one thread and in virtual time, over a network that loses, delays, doubles and cuts, and with deaths and pauses at
-//! every point. Everything follows from a seed.
+//! Simulator of many members in one thread and in virtual time. Its network loses, delays, duplicates and cuts off
+//! messages, and members die and pause at any point. Everything follows from a seed.
 //!
-//! A run that breaks an invariant is made shorter, by leaving out faults while it still breaks one, and shown with its seed.
-//! `KOLO_SIMULATE_STEPS` sets the steps, `KOLO_SIMULATE_SEED` the first seed.
+//! A run that breaks an invariant is shortened by leaving out faults for as long as it still breaks one, and then shown
+//! with its seed. `KOLO_SIMULATE_STEPS` sets the number of steps, `KOLO_SIMULATE_SEED` the first seed.
 
 mod faults;
 mod run;
 mod world;
 
-/// An error in the rules, which the simulator must find.
+/// An error seeded into the rules, which the simulator must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// Any half is a quorum.
+    /// Any half of the members is a quorum.
     AnyHalf,
-    /// Promises do not tell what was accepted.
+    /// Promises do not report accepted values.
     Forgets,
-    /// A proposer takes its own value although another may have been chosen.
+    /// A proposer takes its own value although another one may have been chosen.
     OwnChoice,
-    /// Acceptors go on hearing the dead.
+    /// Acceptors still hear messages of the dead.
     HearsTheDead,
 }
 
-/// SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014).
+/// Random numbers by SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 

@@ -1,4 +1,4 @@
-//! Runs by the thousand, and what is shown of one that fails.
+//! Thousands of simulated runs, and the report on one that fails.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::faults::Scenario;
 use super::world::World;
 use crate::{Agreement, Message, Part, Settings, Stand};
 
-/// Steps of the ordinary test.
+/// Number of steps in the ordinary test.
 const STEPS: u64 = 10_000_000;
 
 /// Lines of a trace that are shown.
@@ -17,7 +17,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.replace('_', "").parse().ok()
 }
 
-/// Leaves out faults while the run still fails.
+/// Shortens a failing run by leaving out faults while it still fails.
 fn shrink(mut scenario: Scenario, flaw: Option<Flaw>) -> (Scenario, String) {
     let fails = |scenario: &Scenario| World::new(scenario, flaw).run().err();
     let mut problem = fails(&scenario).expect("it failed before");
@@ -50,7 +50,8 @@ fn show(scenario: &Scenario, flaw: Option<Flaw>, problem: &str) -> String {
     format!("seed {}: {problem}\n{scenario:#?}\n{}", scenario.seed, world.trace[from..].join("\n"))
 }
 
-/// Runs from a seed on, for so many steps; the steps, or the first failure.
+/// Runs `steps` steps with the seeds from `first` on. Returns the number of steps and runs, or a report on the first
+/// failure.
 fn simulate(first: u64, steps: u64, flaw: Option<Flaw>) -> Result<(u64, u64), String> {
     let (mut done, mut runs) = (0, 0);
     while done < steps {
@@ -78,7 +79,8 @@ fn survivors_agree_whatever_happens() {
 
 #[test]
 fn every_flaw_in_the_rules_is_found() {
-    // The fourth, `HearsTheDead`, needs a message that comes within a millisecond of some seconds: it has a test of its own below.
+    // The fourth flaw, `HearsTheDead`, only shows if a message arrives within one particular millisecond of several
+    // seconds, so it has its own test below.
     for flaw in [Flaw::AnyHalf, Flaw::Forgets, Flaw::OwnChoice] {
         match simulate(1, 40_000_000, Some(flaw)) {
             Ok((steps, _)) => panic!("{flaw:?} was not found in {steps} steps"),
@@ -87,8 +89,8 @@ fn every_flaw_in_the_rules_is_found() {
     }
 }
 
-/// Of five members, three have decided and die before the other two hear of it; these decide as well, and then the news of the first
-/// decision arrives. Views of member 4, and of member 3.
+/// Lets three of five members decide and die before the other two hear of it. The two decide as well, and then news of
+/// the first decision arrives. Returns the views of members 4 and 3.
 fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
     let now = Duration::from_secs(1);
     let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
@@ -113,7 +115,8 @@ fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
                     match message {
                         message @ Message::Decided(_) if crosses => late.push(message),
                         _ if crosses && is_second_phase => {}
-                        // The last moment of the second decision: 3 has it, 4 has not heard of it yet.
+                        // This is the last moment of the second decision: member 3 has it, and member 4 has not heard
+                        // of it yet.
                         Message::Decided(_) if from == 3 => {}
                         message => members[to as usize].hear(from, message, now),
                     }
@@ -151,8 +154,8 @@ fn the_dead_are_not_heard() {
     assert!(matches!((&four, &three), (Stand::Decided(a), Stand::Decided(b)) if a != b), "the flaw shows");
 }
 
-/// Member 0 of four is gone, so all others are needed. Member 1 proposes and waits for 3, which lives and is late. Member 2 has brought its part
-/// and then takes another for the proposer, so it only answers.
+/// Member 0 of four is gone, so all others are needed. Member 1 proposes and waits for member 3, which is alive but
+/// late. Member 2 has brought its part and then takes another member for the proposer, so it only answers.
 #[test]
 fn who_brings_its_part_to_another_is_not_taken_for_silent() {
     let beat = Duration::from_millis(100);
@@ -176,7 +179,8 @@ fn who_brings_its_part_to_another_is_not_taken_for_silent() {
     }
 }
 
-/// A member of a large group that has brought its part to a proposer that says nothing, and ticks so often.
+/// Makes a member of a large group that has brought its part to a silent proposer. It then ticks `ticks` times, at
+/// intervals of `every`.
 fn waits_in_vain(ticks: u32, every: Duration) -> (Agreement, Vec<usize>) {
     let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
     let settings = Settings { members: 256, me: 255, beat, silent_after, stranded_after: 4 * silent_after };

@@ -1,4 +1,4 @@
-//! The processes, the network between them, and the invariants.
+//! The simulated processes, the network between them, and the invariants.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -8,18 +8,20 @@ use super::faults::{Fault, MENDED, Scenario};
 use super::{Flaw, Random};
 use crate::{Agreement, Decision, Message, Part, Set, Settings, Stand};
 
-/// Epochs that a run goes through, if its processes live.
+/// Epochs that a run goes through if its processes live.
 const EPOCHS: usize = 4;
 
-/// By then everything must be decided, with pauses of ballots that were refused and silences that are waited for.
+/// Time by which everything must be decided, including the pauses after refused ballots and the waiting for silent
+/// members.
 const END: Duration = Duration::from_secs(60);
 
-/// How much later some call where the others do not wait for them: if they did, there would be no time for all epochs.
+/// How much later some members call if the others do not wait for them. If the others waited, there would be no time
+/// for all epochs.
 const LATE: Duration = Duration::from_secs(20);
 
 const BEAT: Duration = Duration::from_millis(100);
 const SILENT: Duration = Duration::from_secs(1);
-/// Longer than what is mended takes: a process that gives up earlier would not be alive to the others.
+/// Longer than any repair takes. A process that gave up earlier would be lost to the others.
 const STRANDED: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -40,10 +42,10 @@ struct Process {
     paused_until: Duration,
     fenced: bool,
     known_dead: Set,
-    /// One for each epoch, with its members as processes.
+    /// The agreement of each epoch, with its members as processes.
     epochs: Vec<(Vec<u32>, Agreement)>,
     decisions: Vec<Set>,
-    /// Epochs in which it has called.
+    /// Epochs in which the process has called.
     called: BTreeSet<usize>,
 }
 
@@ -56,7 +58,7 @@ pub(super) struct World {
     bodies: BTreeMap<u64, Event>,
     next: u64,
     processes: Vec<Process>,
-    /// Cables that are cut: from, to, and by which fault.
+    /// Cut cables, each with its source, its destination and the fault that cut it.
     cuts: Vec<(u32, u32, u64)>,
     pub(super) steps: u64,
     pub(super) trace: Vec<String>,
@@ -95,7 +97,7 @@ impl World {
         world
     }
 
-    /// Runs to the end; what went wrong, if anything.
+    /// Runs to the end. An error says which invariant was broken.
     pub(super) fn run(&mut self) -> Result<(), String> {
         while let Some(Reverse((at, number))) = self.events.pop() {
             self.now = at;
@@ -136,7 +138,7 @@ impl World {
             agreement.gone(dead, self.now);
         }
         self.processes[process as usize].epochs.push((members, agreement));
-        // Somebody must call.
+        // At least one member must call in time.
         let may_be_late = self.scenario.patience.is_some() && first != Some(process);
         let is_late = may_be_late && self.random.one_in(2);
         let call =
@@ -176,7 +178,7 @@ impl World {
             Event::Calls { process, epoch } => {
                 let part =
                     Part { kinds: 1, flags: self.random.next() | 1, seed: [self.random.next() as u8; 32] };
-                // Suspicions may be wrong.
+                // A suspicion may be wrong.
                 if self.scenario.suspects && self.random.one_in(4) {
                     let members = self.processes[process as usize].epochs[epoch].0.len() as u64;
                     let suspect = self.random.below(members) as u32;
@@ -197,7 +199,7 @@ impl World {
             }
             Event::Arrives { from, to, epoch, message } => {
                 let Some((members, agreement)) = self.processes[to as usize].epochs.get_mut(epoch) else {
-                    return Ok(()); // not there yet; the sender repeats it
+                    return Ok(()); // the epoch has not begun there; the sender repeats the message
                 };
                 let Some(place) = members.iter().position(|member| *member == from) else { return Ok(()) };
                 agreement.hear(place as u32, message, now);
@@ -234,7 +236,7 @@ impl World {
         self.note(|| format!("{fault:?}"));
         match fault {
             Fault::Die(victims) => {
-                // At once or late, but once everything is mended they know.
+                // Processes learn of deaths at once or late, but always before the end of the repairs.
                 let most = Duration::from_millis([1, 1500][self.random.below(2) as usize]);
                 for victim in victims.into_iter().filter(|victim| self.lives(*victim)).collect::<Vec<_>>() {
                     self.processes[victim as usize].lives = false;
@@ -262,7 +264,7 @@ impl World {
         }
     }
 
-    /// Sends what a member says, notes what it has decided, and goes on to the next epoch.
+    /// Sends a member's messages, records its decision, and continues with the next epoch.
     fn settle(&mut self, process: u32, epoch: usize) -> Result<(), String> {
         let now = self.now;
         let (members, agreement) = &mut self.processes[process as usize].epochs[epoch];
@@ -273,7 +275,7 @@ impl World {
             self.send(process, members[to as usize], epoch, message);
         }
         if let Some(due) = due {
-            // Several may stand for one beat; the others find nothing to do.
+            // One beat may be due several times. The later ticks then find nothing to do.
             let is_new = self.random.one_in(4) || due > now + BEAT / 2;
             if is_new && self.bodies.len() < 100_000 {
                 self.put(due, Event::Tick { process, epoch });
@@ -300,7 +302,7 @@ impl World {
         }
         let copies = if self.random.one_in(20) { 2 } else { 1 };
         for _ in 0..copies {
-            // Most are fast, so that one that is slow meets a state far ahead of it.
+            // Most messages are fast, so that a slow one arrives at members that are far ahead of it.
             let most = self.scenario.delay_max / if self.random.one_in(5) { 1 } else { 200 };
             let at = self.now + self.within(most);
             self.put(at, Event::Arrives { from, to, epoch, message: message.clone() });
@@ -348,7 +350,8 @@ impl World {
         Ok(())
     }
 
-    /// Everything has been mended long ago: whoever lives and is not fenced has seen all epochs.
+    /// Checks progress: everything was repaired long ago, so every process that lives and is not fenced must have seen
+    /// all epochs.
     fn check_progress(&self) -> Result<(), String> {
         for (number, process) in self.processes.iter().enumerate() {
             if process.lives && !process.fenced && process.decisions.len() < EPOCHS {
@@ -363,7 +366,7 @@ impl World {
     }
 
     fn note(&mut self, what: impl FnOnce() -> String) {
-        // Kept only where somebody will read it.
+        // The trace is only kept if it will be read.
         if self.trace.capacity() > 0 {
             self.trace.push(format!("{:>9.3} ms  {}", self.now.as_secs_f64() * 1e3, what()));
         }

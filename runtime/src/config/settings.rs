@@ -1,14 +1,14 @@
-//! Settings as text: each with its name, and its value in the form that a user writes.
+//! Settings as text: the name of each setting, and its value in the form that a user writes.
 
 use kolo_transport::rdma::Keep;
 
 use super::{Config, Determinism, Transports};
 
-/// A setting. It has no value where it is left to us.
+/// A setting's name and value. The value is `None` if the choice is left to Kolo.
 pub(crate) type Setting = (&'static str, Option<String>);
 
 impl Config {
-    /// Every setting with its value, one per line, as `KOLO_NAME=value`.
+    /// Returns every setting with its value, one per line, as `KOLO_NAME=value`.
     #[must_use]
     pub fn settings(&self) -> String {
         let left_to_us = |name: &str| match name {

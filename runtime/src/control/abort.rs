@@ -1,4 +1,4 @@
-//! The abort flag: raised once, and seen by every waiting thread.
+//! The abort flag of a communicator, which is raised once and which every waiting thread sees.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,24 +14,24 @@ use crate::error::{AbortReason, Error, ErrorContext, LossCause};
 pub enum AbortKind {
     /// A member's process ended or its connection broke.
     PeerLost,
-    /// Members called different things.
+    /// Members made calls that do not match.
     Mismatch,
     /// A member's deadline passed.
     Timeout,
-    /// A member called abort.
+    /// A member called `abort`.
     User,
     /// A connection between two living members broke, or an adapter failed.
     Transport,
-    /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
+    /// World rank 0, which runs the control plane and is not a member of this communicator, is lost.
     CoordinatorLost,
-    /// A member called revoke.
+    /// A member called `revoke`.
     Revoked,
     /// The other members have gone on without this rank.
     Fenced,
 }
 
 impl AbortKind {
-    /// As an [`Error::Aborted`](crate::Error::Aborted) names it.
+    /// Returns the reason as [`Error::Aborted`](crate::Error::Aborted) names it.
     pub(crate) const fn reason(self) -> AbortReason {
         match self {
             Self::Mismatch => AbortReason::Mismatch,
@@ -40,7 +40,7 @@ impl AbortKind {
             Self::CoordinatorLost => AbortReason::CoordinatorLost,
             Self::Revoked => AbortReason::Revoked,
             Self::Fenced => AbortReason::Fenced,
-            // The loss of a member is an error of its own.
+            // The loss of a member has an error variant of its own, so this reason is not used for it.
             Self::Transport | Self::PeerLost => AbortReason::Transport,
         }
     }
@@ -49,9 +49,9 @@ impl AbortKind {
 /// Cause of a rank's loss, as a value and in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
-    /// As a value.
+    /// The cause as a value.
     pub cause: LossCause,
-    /// In words.
+    /// The cause in words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub text: String,
 }
@@ -61,12 +61,12 @@ impl Loss {
         Self { cause, text: text.into() }
     }
 
-    /// The error for a call that needed the rank.
+    /// Makes the error for a call that needed the rank.
     pub(crate) fn error(self, context: ErrorContext, peer: u32) -> Error {
         Error::PeerLost { context, peer, cause: self.cause, detail: self.text }
     }
 
-    /// The same, with the rank's name before the words and no longer than a message may be.
+    /// Puts the rank's name before the text, and cuts the text to the length that a message may carry.
     pub(crate) fn of(self, who: &str) -> Self {
         Self { text: super::wire::clip(format!("{who}: {}", self.text), usize::MAX), ..self }
     }
@@ -81,41 +81,41 @@ impl fmt::Display for Loss {
 /// Cause of an abort.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortCause {
-    /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for
-    /// the others. For [`AbortKind::CoordinatorLost`] it is the observer's own.
+    /// Rank within the communicator: the lost member for [`AbortKind::PeerLost`], this rank itself for
+    /// [`AbortKind::CoordinatorLost`], and otherwise the member that gave up.
     pub by: u32,
     /// Kind of failure.
     pub kind: AbortKind,
     /// Cause of the member's loss, for [`AbortKind::PeerLost`].
     pub loss: Option<LossCause>,
-    /// In words.
+    /// The cause in words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub reason: String,
-    /// Sequence number of the operation in which it was noticed; 0 outside operations.
+    /// Sequence number of the operation in which the failure was noticed; 0 outside operations.
     pub sequence: u64,
-    /// That operation; empty outside operations.
+    /// Text of that operation; empty outside operations.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub operation: String,
 }
 
 impl AbortCause {
-    /// A cause noticed outside operations.
+    /// Makes a cause that was noticed outside operations.
     #[must_use]
     pub fn new(by: u32, kind: AbortKind, reason: impl Into<String>) -> Self {
         Self { by, kind, loss: None, reason: reason.into(), sequence: 0, operation: String::new() }
     }
 
-    /// The loss of a member.
+    /// Makes the cause for the loss of a member.
     pub(crate) fn lost(member: u32, loss: &Loss) -> Self {
         Self { loss: Some(loss.cause), ..Self::new(member, AbortKind::PeerLost, &*loss.text) }
     }
 
-    /// Cause of the member's loss.
+    /// Returns the cause of the member's loss.
     pub(crate) fn loss(&self) -> Loss {
         Loss::new(self.loss.unwrap_or(LossCause::Closed), &*self.reason)
     }
 
-    /// The same, with the operation in which it was noticed.
+    /// Adds the operation in which the failure was noticed.
     #[must_use]
     pub fn during(mut self, operation: impl Into<String>, sequence: u64) -> Self {
         self.operation = operation.into();
@@ -143,67 +143,68 @@ impl fmt::Display for AbortCause {
     }
 }
 
-/// Called once when the flag is raised.
+/// A function that runs once, when the flag is raised.
 type Hook = Box<dyn Fn() + Send + Sync>;
 
-/// One communicator's abort flag. The first cause stays; the flag is never lowered.
+/// Abort flag of one communicator. The first cause stays, and the flag is never lowered.
 ///
-/// Order of events in `raise`: the cause is stored, then the word is set (release), then the hooks run. A thread that sees the word set
-/// (acquire) therefore finds the cause, and a sleeping thread is woken after the word was set.
+/// `raise` stores the cause, then sets the word (release), then runs the hooks. A thread that sees the word set
+/// (acquire) therefore finds the cause, and a sleeping thread is woken only after the word was set.
 #[derive(Default)]
 pub struct AbortFlag {
     word: AtomicU32,
-    /// Whether a member has called revoke, before or after.
+    /// Whether a member has called `revoke`, before the flag was raised or after.
     revoked: AtomicBool,
-    /// Whether a member has given up, for the cause or another.
+    /// Whether a member has given up, for this cause or another.
     given_up: AtomicBool,
     cause: OnceLock<AbortCause>,
     hooks: Mutex<Vec<Hook>>,
 }
 
 impl AbortFlag {
-    /// Whether the communicator was aborted. One load; meant for every turn of a waiting loop.
+    /// Whether the communicator was aborted. One atomic load, cheap enough for every iteration of a waiting loop.
     #[must_use]
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.word.load(Ordering::Acquire) != 0
     }
 
-    /// The word itself: 0 until raised, then 1.
+    /// Returns the word itself: 0 until the flag is raised, then 1.
     #[must_use]
     pub const fn word(&self) -> &AtomicU32 {
         &self.word
     }
 
-    /// Whether a member has called revoke: then nothing is waited for any more, whatever the first cause was.
+    /// Whether a member has called `revoke`. If so, calls no longer wait for anything, whatever the first cause was.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// A member has called revoke. Whether that is news.
+    /// Records that a member has called `revoke`. Returns whether that is new.
     pub(crate) fn note_revoked(&self) -> bool {
         !self.revoked.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether a member is known to have given up: after a loss, those that do not need the lost member may go on until then.
+    /// Whether a member is known to have given up. After a loss, members that do not need the lost one may go on until
+    /// then.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// A member has given up. Whether that is news.
+    /// Records that a member has given up. Returns whether that is new.
     pub(crate) fn note_given_up(&self) -> bool {
         !self.given_up.swap(true, Ordering::AcqRel)
     }
 
-    /// Why, once raised.
+    /// Returns the cause, once the flag is raised.
     #[must_use]
     pub fn cause(&self) -> Option<AbortCause> {
         if self.is_raised() { self.cause.get().cloned() } else { None }
     }
 
-    /// Raises the flag on this rank only. False if it was raised before: then the earlier cause stays.
+    /// Raises the flag on this rank only. Returns false if it was already raised; the earlier cause then stays.
     pub fn raise(&self, cause: AbortCause) -> bool {
         if self.cause.set(cause).is_err() {
             return false;
@@ -221,7 +222,7 @@ impl AbortFlag {
         true
     }
 
-    /// Blocks until the flag is raised, or the deadline.
+    /// Blocks until the flag is raised or the deadline passes.
     pub fn wait(&self, until: Instant) {
         let waiter = std::thread::current();
         self.on_raise(Box::new(move || waiter.unpark()));
@@ -234,9 +235,9 @@ impl AbortFlag {
         }
     }
 
-    /// Adds a hook that wakes a waiting thread. It runs on the thread that raises the flag, often the control
-    /// thread, so it must not block; if the flag is up already it runs now. A hook that owns what owns this flag
-    /// would keep both alive: let it hold a `Weak`.
+    /// Adds a hook that wakes a waiting thread. If the flag is already raised, the hook runs now. Otherwise it runs on
+    /// the thread that raises the flag, often the control thread, so it must not block. A hook should hold the owner of
+    /// this flag by a `Weak`, or both would be kept alive.
     pub fn on_raise(&self, hook: Box<dyn Fn() + Send + Sync>) {
         let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_raised() {

@@ -1,4 +1,4 @@
-//! The state of a rank, which its control thread can read while its main thread computes or hangs.
+//! Status board: the state of a rank, which its control thread can read while its main thread computes or hangs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::recent::{Recent, Start};
 use crate::call::CallLabel;
 
-/// A member's answer when asked what it is doing.
+/// A member's answer to the question what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Sequence number of the operation started last; 0 before the first.
@@ -22,14 +22,14 @@ pub struct Status {
     /// The operation started last: "all_reduce(1024 x f32, sum)".
     #[serde(deserialize_with = "super::wire::foreign")]
     pub description: String,
-    /// The send or receive, or group of them, in which it has been waiting for long.
+    /// The send or receive (or group of them) in which the rank has been waiting for long.
     #[serde(deserialize_with = "super::wire::foreign_if_any")]
     pub waits_in: Option<String>,
-    /// The operations started last, oldest first: ranks that are some calls apart can still compare.
+    /// The operations started last, oldest first. They let ranks that are some calls apart compare their calls.
     pub recent: Vec<Past>,
-    /// No operation was started or finished for at least this long (in steps of the heartbeat interval).
+    /// Milliseconds for which at least no operation was started or finished, in steps of the heartbeat interval.
     pub unchanged_ms: u64,
-    /// Ranks that do not acknowledge what it sends them, as seen while it waits.
+    /// Ranks that do not acknowledge this rank's data, as noticed during a wait.
     pub unheard_by: Vec<u32>,
 }
 
@@ -38,9 +38,9 @@ pub struct Status {
 pub struct Past {
     /// Its number in the communicator.
     pub sequence: u64,
-    /// Distinguishes it from others.
+    /// Signature that distinguishes the call from others.
     pub signature: u64,
-    /// The same in words.
+    /// The call in words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub description: String,
 }
@@ -72,9 +72,9 @@ impl fmt::Display for Status {
     }
 }
 
-/// One rank's status in one communicator: written by its executor, read by its control thread.
+/// One rank's status in one communicator. Its executor writes it, and its control thread reads it.
 ///
-/// Calls pay some plain stores for it; what happens rarely is behind locks.
+/// Each call costs only a few plain stores here. Rare facts are behind locks.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
     finished: AtomicU64,
@@ -92,44 +92,45 @@ struct Seen {
 }
 
 impl StatusBoard {
-    /// An operation starts. Only the executor calls this, from one thread at a time.
+    /// Records that an operation starts. Only the executor calls this, from one thread at a time.
     #[inline]
     pub fn start(&self, sequence: u64, label: CallLabel) {
         self.recent.push(Start { sequence, label });
     }
 
-    /// An operation is finished.
+    /// Records that an operation is finished.
     #[inline]
     pub fn finish(&self, sequence: u64) {
-        // Only the executor writes, under its own lock: no need for a read-modify-write. Calls may end out of turn.
+        // Only the executor writes, under its own lock, so no read-modify-write is needed. Calls may finish out of
+        // order.
         if sequence > self.finished.load(Ordering::Relaxed) {
             self.finished.store(sequence, Ordering::Relaxed);
         }
     }
 
-    /// A send or receive has been waiting for long, or does so no more. Costs nothing while messages flow.
+    /// Records that a send or receive has been waiting for long, or no longer does. Not called while messages flow.
     pub fn waits_in(&self, message: Option<String>) {
         *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = message;
     }
 
-    /// Which ranks do not acknowledge what this one sends; looked at while a wait is long.
+    /// Records which ranks do not acknowledge this rank's data. Called during long waits.
     pub fn unheard_by(&self, ranks: Vec<u32>) {
         *self.unheard_by.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
     }
 
-    /// Sequence number of the operation started last.
+    /// Returns the sequence number of the operation started last.
     #[must_use]
     pub fn started(&self) -> u64 {
         self.recent.last().map_or(0, |start| start.sequence)
     }
 
-    /// Sequence number of the operation finished last.
+    /// Returns the sequence number of the operation finished last.
     #[must_use]
     pub fn finished(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }
 
-    /// The whole status, for others to read.
+    /// Returns the whole status, for other ranks.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status_at(Instant::now())
@@ -151,7 +152,8 @@ impl StatusBoard {
         }
     }
 
-    /// Called by the control thread with each heartbeat; so the executor needs no clock.
+    /// Returns how long the state has not changed. The control thread calls this with each heartbeat, so the executor
+    /// needs no clock.
     pub(crate) fn observe(&self, now: Instant) -> Duration {
         let (started, finished) = (self.started(), self.finished());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

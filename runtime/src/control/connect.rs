@@ -28,50 +28,50 @@ use crate::job::limits::{
 };
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
-/// Between the starts of attempts on several addresses of one coordinator.
+/// Time between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
 
-/// Frames that wait for the control task; then the connection is not read.
+/// Most frames that wait for the control task. Beyond that the connection is not read.
 const FRAMES_MAX: usize = 4;
 
-/// Message or event that reaches a rank.
+/// A message or event that reaches a rank.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// A frame of the coordinator.
+    /// A frame from the coordinator.
     Frame(Vec<u8>),
-    /// One of its that another rank has passed on.
+    /// A frame of the coordinator's that another rank has passed on.
     PassedOn(Vec<u8>),
     /// The connection to the coordinator has ended.
     Ended(io::Result<()>),
 }
 
-/// A connection on which everybody has been welcomed.
+/// A connection after the welcome: all ranks have joined.
 pub(crate) struct Connected {
     pub(crate) inbox: Inbox,
     pub(crate) writer: WriteHalf<BoxedStream>,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
     pub(crate) doors: Vec<Option<DoorAddress>>,
-    /// The welcome, if it is to be passed on.
+    /// The encoded welcome, if this rank is to pass it on.
     pub(crate) welcome: Option<Vec<u8>>,
-    /// Messages that came before it.
+    /// Messages that came before the welcome.
     pub(crate) early: Vec<FromCoordinator>,
-    /// Whether silence on this connection means anything.
+    /// Whether silence on this connection counts as a failure.
     pub(crate) judged: bool,
-    /// The connection to the coordinator's host, if that is another.
+    /// Handle to the connection, if the coordinator is on another host.
     pub(crate) line: Option<Line>,
     /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
 
-/// Messages to a rank, in order. The connection is read as long as this lives.
+/// Messages to a rank, in order. The connection is read as long as this exists.
 pub(crate) struct Inbox {
     heard: mpsc::Receiver<Heard>,
     reader: AbortHandle,
 }
 
 impl Inbox {
-    /// Messages passed on at a door arrive here too.
+    /// Messages that other ranks pass on through the door arrive here too.
     fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
         let (to, heard) = mpsc::channel(FRAMES_MAX);
         if let Some(door) = door {
@@ -106,26 +106,27 @@ async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
     }
 }
 
-/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. A path may lose larger
-/// packets without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other of the loss.
+/// Longest segment on these connections, in bytes of data. IPv6 demands that every link carries packets of 1,280 bytes.
+/// A path may drop larger packets silently (a tunnel behind a firewall that drops ICMP); ranks can then still join, and
+/// tell each other of the failure.
 const SEGMENT_BYTES: u32 = 1200;
 
-/// Connects. Both ends keep to the segment length set here before the handshake.
+/// Connects. Both ends keep to this segment length, since it is set before the connection is made.
 pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Without this option, connections use the system's segment length.
+    // If this fails, the connection uses the system's segment length.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
     socket.connect(address).await
 }
 
 enum Setback {
-    /// Look again.
+    /// Another attempt may succeed.
     Retry(String),
-    /// A retry cannot help.
+    /// Another attempt cannot help.
     Fatal(Error),
 }
 
-/// Becomes a member before the deadline. `coordinator` is this process's own, if it is rank 0's.
+/// Becomes a member before the deadline. `coordinator` is the one in this process, on rank 0.
 pub(crate) async fn become_member(
     spec: &JoinSpec,
     coordinator: Option<&Coordinator>,
@@ -161,16 +162,16 @@ struct Search {
     attempts: u64,
     /// Outcome of the last attempt that ended.
     last: Option<String>,
-    /// Outcome of the attempts before it, where that differs: rank 0 takes its address away when it gives up, and a missing address
-    /// explains less than the reason this rank did not join.
+    /// Outcome of the attempt before the last, where it differs. When rank 0 gives up, it removes its address, and the
+    /// missing address explains less than the earlier reason.
     before: Option<String>,
     /// Address of the coordinator that the current attempt has reached.
     reached: Option<SocketAddr>,
-    /// Event that the attempt under way waits for.
+    /// Peer or place that the current attempt is waiting for.
     waits_for: String,
-    /// Ranks that rank 0 still waits for; `Some` once this rank is a member.
+    /// Ranks that rank 0 still waits for; `Some` once this rank is accepted.
     missing: Option<String>,
-    /// Connections that rank 0 has rejected, as far as it has told.
+    /// Connections that rank 0 has rejected, by its latest report.
     rejected: u64,
 }
 
@@ -188,7 +189,7 @@ impl Search {
         door: Option<&Door>,
     ) -> Result<Connected, Setback> {
         self.waits_for = spec.locator.to_string();
-        // Survivors have no other port than their doors.
+        // Survivors have no port besides their doors.
         let own = || door.and_then(Door::own_address);
         self.reached = coordinator.and_then(|coordinator| coordinator.at.or_else(own));
         let stream = match (coordinator, &spec.locator) {
@@ -241,7 +242,7 @@ impl Search {
         self.wait_for_welcome(spec, stream, door, judged).await
     }
 
-    /// Tries all candidates, each a little after the one before; the first that is a fitting coordinator wins.
+    /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.
     async fn connect(
         &mut self,
         spec: &JoinSpec,
@@ -266,7 +267,8 @@ impl Search {
                     }
                 };
                 if stream.local_addr().ok() == stream.peer_addr().ok() {
-                    // A port without a listener can be chosen as our own; closing frees it for rank 0.
+                    // The kernel may choose a port without a listener as the connection's own. Closing it frees it for
+                    // rank 0.
                     let itself = Rejection::Foreign("nobody listens there (it connected to itself)".into());
                     return Err((address, itself));
                 }
@@ -363,7 +365,7 @@ impl Search {
                     let rank = Some(spec.rank);
                     return Err(Setback::Fatal(Error::Join { rank, kind, problem, remedy }));
                 }
-                // Others have their welcome already.
+                // Other ranks already have their welcome.
                 other if early.len() < MAX_REMEMBERED => early.push(other),
                 _ => {}
             }
@@ -412,7 +414,7 @@ impl Search {
     }
 }
 
-/// A rank's first message.
+/// Makes a rank's first message.
 fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
     Hello {
         peer: PeerInfo {
@@ -434,7 +436,7 @@ async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, Setback> {
     coordinator.attach().await.map_err(|e| Setback::Retry(e.to_string()))
 }
 
-/// Everything that follows counts on one entry per rank, in order.
+/// Checks that there is one entry per rank, in order, because all later code relies on it.
 fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
     if peers.len() != world_size as usize {
         return Err(format!("it names {} ranks, this process was told of {world_size}", peers.len()));
@@ -445,7 +447,7 @@ fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
     }
 }
 
-/// Addresses, as far as they fit in a text.
+/// Formats addresses, as many as fit in a text.
 fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

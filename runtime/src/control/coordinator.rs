@@ -1,8 +1,9 @@
 //! The coordinator's input and output: sockets, tasks and the clock around [`CoordinatorState`].
 //!
-//! One driver task owns the state. Each connection has one task that reads and one that writes. A connection in the handshake has one
-//! task, bounded in time (from its first byte to its last) and in number ([`PendingConnections`]), and cannot hold up anything else. When no
-//! descriptors are left, a connection in the handshake is closed in favour of the next one.
+//! One driver task owns the state. Each connection has one task that reads and one that writes. Each connection in the
+//! handshake has one task, limited in time (from its first byte to its last) and in number ([`PendingConnections`]),
+//! and it cannot hold up anything else. When no descriptors are left, a connection in the handshake is closed to make
+//! room for the next one.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,14 +37,14 @@ use crate::job::limits::{
     MAX_HANDSHAKES, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
 
-/// Buffer of an in-memory pipe, each way: the usual message in one go.
+/// Buffer of an in-memory pipe, in each direction. A usual message fits.
 const PIPE_BYTES: usize = 16 << 10;
 
-/// Messages that wait for the driver, all connections together; a full queue makes the senders wait.
+/// Most messages that wait for the driver, over all connections. If the queue is full, senders wait.
 const QUEUED_EVENTS: usize = 1024;
 
 enum Event {
-    /// A connection with nothing to prove: a rank of this process, or a survivor that came through the door.
+    /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the door.
     Proven {
         stream: BoxedStream,
         judged: bool,
@@ -73,12 +74,13 @@ enum Event {
     },
 }
 
-/// Counters of a coordinator.
+/// Counters of a coordinator, which other threads may read.
 #[derive(Debug, Default)]
 pub(crate) struct CoordinatorCounters {
-    /// Connections that were no rank of this job: garbage, silence, other versions or secrets.
+    /// Connections that were rejected because they were not ranks of this job: garbage, silence, other versions or
+    /// secrets.
     pub(crate) rejected: AtomicU64,
-    /// Bytes of frames to ranks, and from them, as far as they came whole.
+    /// Bytes of frames sent to ranks, and of complete frames received from them.
     pub(crate) sent_bytes: AtomicU64,
     pub(crate) received_bytes: AtomicU64,
 }
@@ -93,7 +95,7 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts a coordinator on the current tokio runtime. `published` is dropped when all ranks are here.
+    /// Starts a coordinator on the current tokio runtime. It drops `published` when all ranks have joined.
     pub(crate) fn start(
         settings: CoordinatorSettings,
         credentials: Credentials,
@@ -129,7 +131,7 @@ impl Coordinator {
         Self { events, counters, at }
     }
 
-    /// Connects from within the process.
+    /// Connects a rank of this process.
     pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
@@ -137,18 +139,18 @@ impl Coordinator {
         Ok(Box::new(near))
     }
 
-    /// `published` is dropped when all ranks are here.
+    /// Hands `published` to the coordinator, which drops it when all ranks have joined.
     pub(crate) async fn publish(&self, published: Box<dyn Send>) {
         let _ = self.events.send(Event::Publish { published }).await;
     }
 
-    /// Takes a rank that has proven its keys elsewhere. `judged`: its silence means something.
+    /// Takes a rank that has already proven its keys. `judged`: its silence counts as a failure.
     pub(crate) async fn seat(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the coordinator has closed");
         self.events.send(Event::Proven { stream, judged }).await.map_err(gone)
     }
 
-    /// Rank 0 leaves. `done` is dropped when the coordinator has ended.
+    /// Lets rank 0 leave. `done` is dropped when the coordinator has ended.
     pub(crate) async fn linger(self, patience: Duration, done: Box<dyn Send>) {
         let _ = self.events.send(Event::Linger { patience, done }).await;
     }
@@ -166,13 +168,14 @@ struct Driver {
     state: CoordinatorState,
     credentials: Credentials,
     entry: Option<Entry>,
-    /// No connection is taken before: there were no descriptors.
+    /// Time before which no connection is accepted, set when descriptors ran out.
     accept_after: Option<tokio::time::Instant>,
-    /// Closed for a moment when no descriptors are left, so that the next caller in the backlog is accepted, told so and dropped.
+    /// Spare descriptor. It is closed for a moment when no others are left, so that the next caller in the backlog can
+    /// be accepted, told and dropped.
     spare: Option<std::fs::File>,
     published: Option<Box<dyn Send>>,
     inbox: mpsc::Receiver<Event>,
-    /// Weak: once rank 0's handle and all connections are gone, no sender is left.
+    /// Weak, so that no sender is left once rank 0's handle and all connections are gone.
     events: mpsc::WeakSender<Event>,
     connections: HashMap<ConnectionId, Connection>,
     next_connection: ConnectionId,
@@ -183,7 +186,7 @@ struct Driver {
     writers: JoinSet<()>,
     relay: Arc<Relay>,
     vigils: Vigils,
-    /// Dropped when the driver ends, which notifies their waiters.
+    /// Dropped when the driver ends, which notifies the threads that wait for it.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
 }
@@ -201,7 +204,7 @@ impl Driver {
                 event = self.inbox.recv() => match event {
                     Some(event) => {
                         self.handle(event);
-                        // Many at once are answered together.
+                        // Events that have arrived together are answered together.
                         for _ in 0..QUEUED_EVENTS {
                             let Ok(event) = self.inbox.try_recv() else { break };
                             self.handle(event);
@@ -211,7 +214,7 @@ impl Driver {
                 },
                 accepted = accept(self.entry.as_mut(), self.accept_after) => {
                     self.take_all(accepted).await;
-                    // Those just taken, and those given up for them, have their turn before the next ones.
+                    // Connections just accepted, and those closed in their favour, get their turn before the next ones.
                     tokio::task::yield_now().await;
                     while let Some(ended) = self.handshakes.try_join_next_with_id() {
                         self.leave_crowd(ended);
@@ -227,7 +230,7 @@ impl Driver {
         }
         self.act();
         drop(self.entry.take());
-        // Queued messages are still sent; a rank that does not read cannot hold this up.
+        // Queued messages are still sent. The time limit keeps a rank that does not read from holding this up.
         self.connections.clear();
         let flush = async { while self.writers.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(CLOSING_TIMEOUT, flush).await;
@@ -282,12 +285,13 @@ impl Driver {
             self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
         } else {
             self.counters.sent_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
-            // A writer that has ended is reported by the reader.
+            // If the writer has ended, the reader reports it.
             let _ = to.queue.send(frame);
         }
     }
 
-    /// Lets the writer finish; the reader goes on until the other side closes, for a bounded time.
+    /// Closes a connection once its writer has finished. The reader goes on until the other side closes, for a limited
+    /// time.
     fn close(&mut self, connection: ConnectionId) {
         self.vigils.forget(connection);
         let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
@@ -354,7 +358,7 @@ impl Driver {
         self.pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
     }
 
-    /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
+    /// Accepts a connection and others that wait at the port, at most so many that other connections do not suffer.
     async fn take_all(&mut self, first: io::Result<Caller>) {
         let mut accepted = first;
         for _ in 0..ACCEPTS_AT_ONCE {
@@ -370,21 +374,23 @@ impl Driver {
         }
     }
 
-    /// Out of descriptors, most likely. That passes; it must neither stop the coordinator nor become a busy loop.
+    /// Handles a failure to accept, most likely for lack of descriptors. That passes, so it must neither stop the
+    /// coordinator nor become a busy loop.
     async fn cannot_accept(&mut self, error: &io::Error) {
         tracing::debug!(%error, "accepting a connection failed");
         self.accept_after = Some(tokio::time::Instant::now() + ACCEPT_PAUSE);
         if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
             return;
         }
-        // Said also where one in the handshake goes: it may be a rank, which comes again and is given up again.
+        // The note is made even if a connection in the handshake is closed below: that one may be a rank, which tries
+        // again and is closed again.
         self.state.note_misfit_once(format!(
             "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
         ));
         if self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed)) {
-            return; // its descriptor is free within the pause
+            return; // its descriptor becomes free within the pause
         }
-        // Callers that wait at the port are dropped rather than left waiting; a rank calls again.
+        // Callers that wait at the port are dropped, not left waiting. A rank connects again.
         if self.spare.take().is_some() {
             drop(look(self.entry.as_mut()).await);
         }
@@ -450,14 +456,14 @@ fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
 }
 
-/// Caller that has introduced itself.
+/// A caller that has introduced itself.
 enum Introduced {
     Rank(BoxedStream, Hello),
-    /// An end of a pair that is to meet another, with its first bytes.
+    /// One end of a pair of ranks that meet at the relay, with its first bytes.
     ToRelay(TcpStream, [u8; RELAY_MAGIC_BYTES]),
 }
 
-/// Handshake and first frame.
+/// Performs the handshake and reads the first frame.
 async fn introduce(
     Caller { mut stream, start, .. }: Caller,
     credentials: &Credentials,
@@ -502,10 +508,10 @@ async fn introduce(
     hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
 }
 
-/// Tells a connection that makes room for another why. A rank comes again.
+/// Tells a connection why it is closed in favour of another. A rank tries again.
 pub(super) fn turn_away(stream: &mut TcpStream, turned_away: u64) {
     if let Some(answer) = too_many(turned_away) {
-        // Unread bytes would turn the answer into a reset.
+        // Bytes left unread would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);
         let _ = stream.try_write(&answer);
     }
@@ -548,7 +554,7 @@ async fn read_messages(
     let _ = events.send(Event::Closed { connection, loss }).await;
 }
 
-/// Writes frames until the queue is closed, then shuts the direction down. `written` is told each frame's length.
+/// Writes frames until the queue is closed, then shuts this direction down. Calls `written` with each frame's length.
 pub(crate) async fn write_frames(
     write: WriteHalf<BoxedStream>,
     mut frames: mpsc::UnboundedReceiver<Bytes>,

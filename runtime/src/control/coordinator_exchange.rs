@@ -1,6 +1,6 @@
-//! The coordinator's exchanges: it collects the blobs of all members, and then sends all of them to every member.
+//! The coordinator's exchanges: it collects the blobs of all members, then sends all blobs to every member.
 //!
-//! An exchange ends in one of two ways, the same for all members: complete, or failed with a reason. A failed exchange is remembered
+//! An exchange ends in the same way for all members: complete, or failed with a reason. A failed exchange is remembered
 //! for a while, so that a latecomer learns the reason instead of waiting alone.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +25,7 @@ pub(crate) enum Standing {
 pub(crate) enum Delivery {
     /// To one rank.
     To(u32, Bytes),
-    /// All blobs of an exchange to its members, in the order of their positions.
+    /// All blobs of an exchange, for its members in the order of their positions.
     Completed { key: ExchangeKey, members: Vec<u32>, frame: Bytes },
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Exchanges {
 }
 
 impl Exchanges {
-    /// A rank brings its blob. Messages to send as a consequence.
+    /// Takes the blob of a rank. Returns the messages to send in consequence.
     pub(crate) fn contribute(
         &mut self,
         rank: u32,
@@ -115,14 +115,15 @@ impl Exchanges {
         self.settle(key, standing)
     }
 
-    /// A rank's deadline has passed: the exchange fails for all who came, naming who did not.
+    /// Withdraws a rank whose deadline has passed. The exchange fails for all who came, and the failure names those who
+    /// did not.
     pub(crate) fn withdraw(&mut self, by: u32, key: ExchangeKey) -> Vec<Delivery> {
         let Some(collecting) = self.open.get(&key) else { return Vec::new() };
         let missing = collecting.missing().collect();
         self.fail(key, ExchangeFailure::Timeout { by, missing })
     }
 
-    /// A communicator was aborted: that message itself releases those who wait in its exchanges.
+    /// Forgets the exchanges of an aborted communicator. The abort message itself releases the ranks that wait in them.
     pub(crate) fn forget(&mut self, communicator: u64) {
         let keys: Vec<_> = self.open.keys().filter(|key| key.communicator == communicator).copied().collect();
         for key in keys {
@@ -132,13 +133,13 @@ impl Exchanges {
         }
     }
 
-    /// Fails the exchanges that wait for a rank that left or was lost.
+    /// Fails the exchanges that wait for a rank that has left or is lost.
     pub(crate) fn settle_all(&mut self, standing: &dyn Fn(u32) -> Standing) -> Vec<Delivery> {
         let keys: Vec<_> = self.open.keys().copied().collect();
         keys.into_iter().flat_map(|key| self.settle(key, standing)).collect()
     }
 
-    /// Completes an exchange if all blobs are there, fails it if one can no longer come.
+    /// Completes an exchange if all blobs are there, or fails it if one can no longer come.
     fn settle(&mut self, key: ExchangeKey, standing: &dyn Fn(u32) -> Standing) -> Vec<Delivery> {
         let Some(collecting) = self.open.get(&key) else { return Vec::new() };
         let doomed = collecting.missing().find_map(|rank| match standing(rank) {

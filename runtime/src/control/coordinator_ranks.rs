@@ -1,4 +1,4 @@
-//! The ranks of a job as the coordinator sees them, and the rules by which a newcomer becomes one of them.
+//! The ranks of a job as the coordinator sees them, and the rules for admitting a process as a rank.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) passes: bool,
 }
 
-/// Stage of a rank's life.
+/// Stage in the life of a rank.
 #[derive(Debug)]
 pub(crate) enum RankState {
     Absent { last: Option<String> },
@@ -39,7 +39,7 @@ pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
     pub(crate) door: Option<DoorAddress>,
-    /// Heartbeats are judged; an in-process connection has none.
+    /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
     pub(crate) judged: bool,
     pub(crate) heard: Instant,
     pub(crate) suspected: bool,
@@ -55,12 +55,12 @@ impl RankState {
     }
 }
 
-/// "rank 3 (process 4711 on node7)".
+/// Describes a rank: "rank 3 (process 4711 on node7)".
 pub(crate) fn describe(peer: &PeerInfo) -> String {
     format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
 }
 
-/// State of a rank with respect to an exchange.
+/// Returns the state of a rank with respect to an exchange.
 pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     match states.get(rank as usize) {
         Some(RankState::Lost { loss }) => Standing::Lost(loss.clone()),
@@ -69,7 +69,7 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Reason for refusing a newcomer, if any. `ending`: rank 0 has left or the job was given up.
+/// Returns the reason for refusing a process, if there is one. `ending`: rank 0 has left, or the job was given up.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &[RankState],

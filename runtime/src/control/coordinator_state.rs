@@ -1,11 +1,12 @@
-//! The coordinator's state machine: the ranks that are present, the exchanges under way, the messages to be sent. No sockets, no clock.
+//! The coordinator's state machine: the ranks that are present, the open exchanges, and the messages to send. It has neither sockets nor
+//! a clock.
 //!
-//! Facts come in through the methods, with the time where it matters. Frames to be sent and connections to be closed come out of
-//! [`CoordinatorState::take_actions`]. Frames to one connection keep their order.
+//! Facts come in through the methods, with the time where it matters. [`CoordinatorState::take_actions`] returns the frames to send and
+//! the connections to close. Frames to one connection keep their order.
 //!
-//! A rank goes Absent -> Present -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While the job still
-//! gathers, a closed connection only makes the rank absent again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
-//! done; or Gathering -> Closing when time runs out.
+//! A rank goes from Absent to Present, and then to Departed (after a goodbye) or Lost (closed without a goodbye, or silent for too long).
+//! While the job is gathering, a closed connection only makes the rank absent again. The phases are Gathering -> Running -> Lingering
+//! (rank 0 has left) -> Closing -> done, or Gathering -> Closing when time runs out.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use crate::error::{JOIN_REMEDY, JoinFailure, LossCause};
 use crate::job::Cookie;
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
-/// A connection, numbered by the coordinator's driver.
+/// Number of a connection, given by the coordinator's driver.
 pub(crate) type ConnectionId = u64;
 
 /// Work for the driver.
@@ -36,17 +37,17 @@ pub(crate) enum Action {
         connection: ConnectionId,
         frame: Bytes,
     },
-    /// Send what is queued, then end the connection.
+    /// Send the queued frames, then end the connection.
     Close {
         connection: ConnectionId,
     },
-    /// Watch whether its host is there. With the port of its door.
+    /// Watch whether the connection's host is alive. `door` is the port of its door.
     Watch {
         connection: ConnectionId,
         limit: Duration,
         door: Option<u16>,
     },
-    /// All ranks are here: whatever was published for them to find the coordinator can go.
+    /// All ranks have joined. Drop the publication by which they find the coordinator.
     Gathered,
 }
 
@@ -58,7 +59,7 @@ enum Phase {
     Closing { until: Instant },
 }
 
-/// The coordinator, without its sockets.
+/// State of the coordinator, without its sockets.
 #[derive(Debug)]
 pub(crate) struct CoordinatorState {
     settings: CoordinatorSettings,
@@ -66,17 +67,18 @@ pub(crate) struct CoordinatorState {
     states: Vec<RankState>,
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
-    /// Messages that ranks pass on to each other.
+    /// Messages that ranks are passing on to each other.
     underway: Vec<Underway>,
-    /// Ranks that got none from others.
+    /// Ranks that did not get a message from other ranks.
     unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
-    /// Connections turned away that were no rank's, as the driver counts them.
+    /// Connections of strangers that were rejected, as counted by the driver.
     rejected: u64,
     next_tick: Instant,
-    /// No rank has been silent for too long before this time. Beats arrive between ticks, and each silence must be noticed at once.
+    /// Time before which no rank's silence can reach the limit. Heartbeats arrive between ticks, and each rank's silence must be noticed
+    /// in time.
     next_judgement: Instant,
     actions: Vec<Action>,
     beat: Bytes,
@@ -104,7 +106,7 @@ impl CoordinatorState {
         }
     }
 
-    /// Actions due now, in order. Departures are told here, so that many at once make one message.
+    /// Returns the actions that are due, in order. Departures are announced here, so that many at once make one message.
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         if !self.newly_departed.is_empty() {
             let ranks = std::mem::take(&mut self.newly_departed);
@@ -118,7 +120,7 @@ impl CoordinatorState {
         matches!(self.phase, Phase::Closing { .. }) && self.ranks.is_empty()
     }
 
-    /// When [`CoordinatorState::tick`] must be called.
+    /// Returns the time at which [`CoordinatorState::tick`] must be called.
     pub(crate) fn next_wakeup(&self) -> Instant {
         let tick = self.next_tick.min(self.next_judgement);
         match self.phase {
@@ -128,22 +130,22 @@ impl CoordinatorState {
         }
     }
 
-    /// A connection passed the handshake but does not fit, or an address was turned away: a note for the error
-    /// message if the job does not gather.
+    /// Notes a connection that passed the handshake but does not fit, or an address that was turned away, for the error message if the
+    /// job does not gather.
     pub(crate) fn note_misfit(&mut self, note: String) {
         if self.turned_away.len() < 8 {
             self.turned_away.push(note);
         }
     }
 
-    /// The same, unless already noted.
+    /// Notes it unless it is already noted.
     pub(crate) fn note_misfit_once(&mut self, note: String) {
         if !self.turned_away.contains(&note) {
             self.note_misfit(note);
         }
     }
 
-    /// Of the job.
+    /// Returns the job's cookie.
     pub(crate) fn cookie(&self) -> Cookie {
         self.settings.cookie
     }
@@ -152,17 +154,17 @@ impl CoordinatorState {
         self.settings.world_size
     }
 
-    /// The message that ranks get so that they hear something.
+    /// Returns the heartbeat frame for ranks.
     pub(crate) fn beat(&self) -> Bytes {
         self.beat.clone()
     }
 
-    /// Number of connections turned away so far.
+    /// Sets the number of connections rejected so far.
     pub(crate) fn count_rejected(&mut self, rejected: u64) {
         self.rejected = rejected;
     }
 
-    /// A rank introduces itself.
+    /// Handles a rank's introduction.
     pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
         let who = describe(&hello.peer);
         let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
@@ -200,7 +202,7 @@ impl CoordinatorState {
         }
     }
 
-    /// A message from a rank. An error means that the connection is to be ended as broken.
+    /// Handles a message from a rank. An error means that the connection must be ended as broken.
     pub(crate) fn message(
         &mut self,
         connection: ConnectionId,
@@ -208,7 +210,7 @@ impl CoordinatorState {
         now: Instant,
     ) -> Result<(), String> {
         let Some(&rank) = self.ranks.get(&connection) else {
-            return Ok(()); // refused or gone; what it still sends does not matter
+            return Ok(()); // refused or gone; further messages from it do not matter
         };
         let RankState::Present(present) = &mut self.states[rank as usize] else { return Ok(()) };
         present.heard = now;
@@ -271,7 +273,7 @@ impl CoordinatorState {
         }
     }
 
-    /// `door`: of a rank whose silence means something.
+    /// Watches the host of a rank. `door` is `Some` only if the rank's silence counts as a failure.
     fn watch(&mut self, connection: ConnectionId, limit_ms: u32, door: Option<Option<u16>>) {
         if let Some(door) = door.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0) {
             let limit = Duration::from_millis(limit_ms.into());
@@ -279,7 +281,7 @@ impl CoordinatorState {
         }
     }
 
-    /// A connection ended.
+    /// Handles the end of a connection.
     pub(crate) fn closed(&mut self, connection: ConnectionId, loss: Loss) {
         let Some(rank) = self.ranks.remove(&connection) else { return };
         if let RankState::Present(_) = &self.states[rank as usize] {
@@ -287,7 +289,7 @@ impl CoordinatorState {
         }
     }
 
-    /// Rank 0 leaves: the coordinator stays until everybody has left, at most this long.
+    /// Starts the departure of rank 0: the coordinator stays until everybody has left, at most for `patience`.
     pub(crate) fn linger(&mut self, patience: Duration, now: Instant) {
         match self.phase {
             Phase::Running if patience > Duration::ZERO && self.anybody_here() => {
@@ -299,7 +301,7 @@ impl CoordinatorState {
         }
     }
 
-    /// Time passes.
+    /// Handles the passing of time.
     pub(crate) fn tick(&mut self, now: Instant) {
         match self.phase {
             Phase::Gathering { deadline } if now >= deadline => {
@@ -315,7 +317,7 @@ impl CoordinatorState {
         }
         let late = now - due;
         if late > self.settings.liveness.heartbeat {
-            // This process was itself stopped; what the others sent meanwhile is still unread.
+            // This process was itself stopped, so messages that the others sent meanwhile are still unread.
             for state in &mut self.states {
                 if let RankState::Present(present) = state {
                     present.heard = now;
@@ -408,7 +410,7 @@ impl CoordinatorState {
         self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
     }
 
-    /// Sends a message from here to ranks that still lack it after a while.
+    /// Sends messages directly to ranks that still lack them after a while.
     fn look_after_underway(&mut self) {
         let mut all = std::mem::take(&mut self.underway);
         all.retain_mut(|underway| {
@@ -439,7 +441,7 @@ impl CoordinatorState {
     fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {
         let word = (communicator, cause.kind == AbortKind::Revoked);
         if self.aborted.contains(&word) {
-            return; // the first of its kind is on its way to everybody
+            return; // the first abort of this kind is on its way to everybody
         }
         remember(&mut self.aborted, word);
         self.exchanges.forget(communicator);
@@ -583,7 +585,7 @@ impl CoordinatorState {
     }
 }
 
-/// For errors of joining.
+/// Describes rejected connections in errors of joining.
 pub(crate) fn rejected_text(count: u64) -> String {
     let s = if count == 1 { "" } else { "s" };
     format!("{count} connection{s} rejected at rank 0's port (silent, garbage, or without the job's keys)")

@@ -1,4 +1,4 @@
-//! Tests of the coordinator without sockets: facts in, actions out, time as an argument.
+//! Tests of the coordinator without sockets: facts go in, actions come out, and time is an argument.
 
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ fn running(world_size: u32, now: Instant) -> CoordinatorState {
     coordinator
 }
 
-/// Messages sent to each connection now, and connections closed.
+/// Returns the messages sent to each connection since the last call, and the connections closed.
 fn told(coordinator: &mut CoordinatorState) -> (Vec<(ConnectionId, FromCoordinator)>, Vec<ConnectionId>) {
     let (mut sent, mut closed) = (Vec::new(), Vec::new());
     for action in coordinator.take_actions() {
@@ -79,7 +79,7 @@ fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
             && matches!(loss.cause, LossCause::Silent(silent) if silent >= Liveness::default().dead_after)
     };
     assert!(sent.iter().any(lost), "{sent:?}");
-    // This process stops for ten minutes: the silence was its own.
+    // This process itself stops for ten minutes, so the ranks were not silent.
     let mut coordinator = running(2, begin);
     coordinator.tick(begin + Duration::from_secs(600));
     assert!(told(&mut coordinator).1.is_empty());
@@ -152,7 +152,7 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     assert_eq!(closed, [9]);
 }
 
-/// Brings a blob of 1 KiB for each of so many ranks, and gives what the coordinator sends then, by connection.
+/// Brings a blob of 1 KiB for each of `ranks` ranks, and returns the messages that the coordinator then sends, by connection.
 fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Vec<(u64, FromCoordinator)> {
     let key = ExchangeKey { communicator: 1, round: 0 };
     for rank in 0..ranks {
@@ -186,7 +186,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
         let is_blobs = |message: &FromCoordinator| matches!(message, FromCoordinator::Exchanged { .. });
         told(coordinator).0.into_iter().filter(|(_, message)| is_blobs(message)).collect::<Vec<_>>()
     };
-    // As long as there is news, ranks pass it on.
+    // As long as reports arrive, the coordinator leaves it to the ranks to pass the message on.
     for ranks in (0..60).collect::<Vec<u64>>().chunks(10) {
         for &rank in ranks {
             coordinator.message(rank, ToCoordinator::Received { key: Some(key) }, Instant::now()).unwrap();
@@ -195,7 +195,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     }
     let late: Vec<_> = (0..5).flat_map(|_| beat(&mut coordinator)).collect();
     assert_eq!(late.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [60, 61, 62, 63]);
-    // From then on they get them at once.
+    // From then on these ranks get messages directly.
     let next = ToCoordinator::Exchange {
         key: ExchangeKey { round: 1, ..key },
         members: (0..64).collect(),
@@ -249,8 +249,8 @@ fn facts() -> impl Strategy<Value = Fact> {
 }
 
 proptest! {
-    /// Any messages in any order: no panic, nothing is sent to a connection after its end, nobody sits twice, and rank 0's leaving ends
-    /// the coordinator in bounded time.
+    /// With any messages in any order there is no panic, nothing is sent to a connection after its end, no two connections are the same
+    /// rank, and the coordinator ends in bounded time after rank 0 has left.
     #[test]
     fn any_order_of_facts_is_survived(facts in prop::collection::vec(facts(), 0..80)) {
         let mut now = Instant::now();
@@ -269,7 +269,7 @@ proptest! {
         };
         for fact in facts {
             match fact {
-                // The driver numbers connections: each introduces itself once.
+                // The driver numbers connections, and each introduces itself only once.
                 Fact::Hello { connection, rank, world_size } => {
                     if known.insert(connection) {
                         coordinator.hello(connection, hello(rank, world_size), true, now);

@@ -1,4 +1,5 @@
-//! Entrance for joining ranks: a listener of the coordinator's own, or the port at which rank 0 is reached anyway.
+//! Source of connections from joining ranks: the coordinator's own listener, or the port that rank 0 already has for
+//! other purposes.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,27 +12,28 @@ use tokio::sync::mpsc;
 use super::coordinator::CoordinatorCounters;
 use super::handshake::Start;
 
-/// Callers that wait until the coordinator takes them; those beyond come again.
+/// Most callers that wait for the coordinator. Further callers are dropped, and ranks among them try again.
 pub(super) const CALLERS_MAX: usize = 1024;
 
-/// A connection not yet answered.
+/// A connection that has not been answered yet.
 pub(crate) struct Caller {
     pub(super) stream: TcpStream,
     pub(super) origin: SocketAddr,
-    /// Its first bytes, if they have been read.
+    /// Its first bytes, if they have already been read.
     pub(super) start: Option<Start>,
 }
 
 /// Source of incoming connections.
 pub(crate) enum Entry {
-    /// A socket of its own.
+    /// A listener of the coordinator's own.
     Own(TcpListener),
-    /// A port that others of this process share, with those who are no rank and are turned away there.
+    /// A port that the coordinator shares with other services of this process. The port's owner also counts the
+    /// connections that it rejects.
     Shared { at: SocketAddr, callers: mpsc::Receiver<Caller>, counters: Arc<CoordinatorCounters> },
 }
 
 impl Entry {
-    /// As this host reaches it.
+    /// Returns the address at which this host reaches the entry.
     pub(super) fn at(&self) -> Option<SocketAddr> {
         let at = match self {
             Self::Own(listener) => listener.local_addr().ok()?,
@@ -43,7 +45,7 @@ impl Entry {
         })
     }
 
-    /// The coordinator's counters.
+    /// Returns the coordinator's counters.
     pub(super) fn counters(&self) -> Arc<CoordinatorCounters> {
         match self {
             Self::Own(_) => Arc::default(),
@@ -57,7 +59,7 @@ impl Entry {
                 let accepted = listener.poll_accept(context);
                 accepted.map_ok(|(stream, origin)| Caller { stream, origin, start: None })
             }
-            // A closed queue means that the door has closed: no more callers.
+            // A closed queue means that the door has closed, so no more callers will come.
             Self::Shared { callers, .. } => match callers.poll_recv(context) {
                 Poll::Ready(Some(caller)) => Poll::Ready(Ok(caller)),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,
@@ -66,7 +68,7 @@ impl Entry {
     }
 }
 
-/// The next one; never without an entry.
+/// Waits for the next caller, and not before `after`. Never returns if there is no entry.
 pub(super) async fn accept(
     entry: Option<&mut Entry>,
     after: Option<tokio::time::Instant>,
@@ -78,7 +80,7 @@ pub(super) async fn accept(
     std::future::poll_fn(|context| entry.poll(context)).await
 }
 
-/// Callers that wait there now.
+/// Returns a caller that is already waiting, without blocking.
 pub(super) async fn look(entry: Option<&mut Entry>) -> Option<Poll<io::Result<Caller>>> {
     let entry = entry?;
     Some(std::future::poll_fn(|context| Poll::Ready(entry.poll(context))).await)

@@ -88,7 +88,7 @@ pub(crate) fn exchange(
     outcome
 }
 
-/// Meaning of the coordinator's verdict on an exchange for this rank.
+/// Translates the coordinator's verdict on an exchange into an error for this rank.
 fn verdict(
     failure: ExchangeFailure,
     context: &ErrorContext,
@@ -105,7 +105,7 @@ fn verdict(
     }
 }
 
-/// Reason why no answer will come, if the coordinator is gone.
+/// Returns the error if no answer will come because the coordinator is gone.
 fn ended(standing: &CoordinatorStanding, context: &ErrorContext, members: &[u32]) -> Option<Error> {
     match standing {
         CoordinatorStanding::Open => None,
@@ -121,7 +121,8 @@ fn ended(standing: &CoordinatorStanding, context: &ErrorContext, members: &[u32]
     }
 }
 
-/// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.
+/// Makes the error for the absence of world rank 0: a lost peer if it is a member, and otherwise an abort, because the
+/// control plane is missing.
 fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> Error {
     let context = context.clone();
     match members.iter().position(|&member| member == 0) {

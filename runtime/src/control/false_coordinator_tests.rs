@@ -20,7 +20,7 @@ fn peer(rank: u32) -> PeerInfo {
     PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5 }
 }
 
-/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with so many blobs.
+/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with `blobs` blobs.
 fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

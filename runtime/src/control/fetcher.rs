@@ -1,4 +1,4 @@
-//! A newcomer's end of copies of the members' state: one connection to each door of an invitation.
+//! Newcomer's side of copying the members' state, with one connection to each door of an invitation.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -21,13 +21,13 @@ use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, RETRY_MOST};
 use crate::join::{JoinSpec, host_key};
 
-/// A member that takes longer for one chunk is given up for now: it is stopped, or cut off.
+/// Longest wait for one chunk. A member that takes longer is stopped or cut off, and is given up for now.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Request to a member.
+/// A request to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
-    /// A chunk of so many bytes.
+    /// A chunk of this many bytes.
     Chunk {
         index: usize,
         bytes: usize,
@@ -37,7 +37,7 @@ pub(crate) enum Job {
     },
 }
 
-/// A member's answer, by its place in the invitation.
+/// A message from a member. `source` is its place in the invitation.
 #[derive(Debug)]
 pub(crate) enum News {
     Offered {
@@ -55,23 +55,24 @@ pub(crate) enum News {
         index: usize,
         hash: Hash,
     },
-    /// Its outstanding requests get no answer any more. It is called again.
+    /// The connection has ended, and outstanding requests get no answer. The fetcher connects again.
     Gone {
         source: usize,
         why: String,
     },
 }
 
-/// See the module.
+/// Connections to all members of an invitation, from which a newcomer fetches their state.
 pub(crate) struct Fetcher {
-    /// By place in the invitation: whether it is on this host, and what it is asked.
+    /// For each place in the invitation: whether the member is on this host, and the queue of requests to it.
     sources: Vec<(bool, queue::UnboundedSender<Job>)>,
     news: Receiver<News>,
     _runtime: ControlRuntime,
 }
 
 impl Fetcher {
-    /// Calls all members of an invitation, again and again while this lives. `spec` has the job's secret, if there is one.
+    /// Connects to all members of an invitation, and connects again whenever a connection ends, as long as the fetcher
+    /// exists. `spec` has the job's secret, if there is one.
     pub(crate) fn new(invitation: &Invitation, spec: &JoinSpec) -> Result<Self> {
         let runtime = ControlRuntime::new()?;
         let mut spec = spec.clone();
@@ -89,7 +90,7 @@ impl Fetcher {
             runtime.spawn(async move {
                 while !jobs.is_closed() {
                     let why = attend(&way, &mut jobs, &report).await;
-                    // Later requests go to the next connection.
+                    // Requests that are still queued were for the connection that has ended.
                     while jobs.try_recv().is_ok() {}
                     if report.send(News::Gone { source: way.source, why }).is_err() {
                         return;
@@ -102,23 +103,23 @@ impl Fetcher {
         Ok(Self { sources: sources.collect(), news, _runtime: runtime })
     }
 
-    /// Whether each member is on this host, by place in the invitation.
+    /// Returns whether each member is on this host, by place in the invitation.
     pub(crate) fn near(&self) -> Vec<bool> {
         self.sources.iter().map(|(near, _)| *near).collect()
     }
 
     pub(crate) fn ask(&self, source: usize, job: Job) {
-        // One that is gone says so.
+        // If the member is gone, `News::Gone` reports it.
         let _ = self.sources[source].1.send(job);
     }
 
-    /// Blocks until there are news, at most until then.
+    /// Blocks until there is news, at most until the given time.
     pub(crate) fn hear(&self, until: Instant) -> Option<News> {
         self.news.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 }
 
-/// To one member.
+/// The way to one member.
 struct Way {
     source: usize,
     at: Entrance,
@@ -127,7 +128,7 @@ struct Way {
     group: GroupId,
 }
 
-/// One connection to a member, until its end; why it has ended.
+/// Serves one connection to a member until it ends. Returns why it has ended.
 async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
     let door = &way.at.door;
     let opening = Opening::State { group: way.group };
@@ -149,7 +150,7 @@ async fn fetch(
     report: &Sender<News>,
 ) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    // No request precedes the offer; the requester may give up meanwhile.
+    // No request is sent before the offer, so `recv` ends here only if the requester has given up.
     let offered = tokio::select! {
         offered = hear(&mut read, 0) => offered?.0,
         _ = jobs.recv() => return Ok(()),

@@ -1,4 +1,4 @@
-//! The control plane's parsers and its coordinator as functions of bytes; see [`crate::fuzzing`].
+//! The control plane's parsers and its coordinator as functions of bytes, for [`crate::fuzzing`].
 
 use std::future::Future;
 use std::pin::pin;
@@ -23,7 +23,7 @@ use crate::error::LossCause;
 use crate::job::JobSecret;
 use crate::job::limits::{Liveness, MAX_FRAME_FROM_COORDINATOR, MAX_FRAME_TO_COORDINATOR};
 
-/// Bytes in memory are always ready; a sink takes everything.
+/// Runs a future to its end. Bytes in memory are always ready, and a sink takes everything.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -31,7 +31,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// Frames in both directions; what is decoded survives encoding.
+/// Decodes frames in both directions. A decoded message must survive encoding.
 pub(crate) fn frames(bytes: &[u8]) {
     let _ = at_once(async {
         let mut rest = bytes;
@@ -71,7 +71,7 @@ fn both_ways(payload: &[u8]) {
     }
 }
 
-/// Either side of the handshake, with and without keys: no peer gets through without them.
+/// Runs either side of the handshake, with and without keys. If there are keys, no peer may get through without them.
 pub(crate) fn handshake(bytes: &[u8]) {
     let private = Credentials { secret: JobSecret::new("secret"), rendezvous: Some([7; 16]) };
     for credentials in [&private, &Credentials::default()] {
@@ -87,7 +87,7 @@ pub(crate) fn handshake(bytes: &[u8]) {
     }
 }
 
-/// Records sealed without the key: none is accepted.
+/// Reads records that were sealed without the key. None may be accepted.
 pub(crate) fn sealed(bytes: &[u8]) {
     let keys = SessionKeys { outward: [1; 32], inward: [2; 32] };
     let mut stream = Sealed::new(tokio::io::join(bytes, tokio::io::sink()), &keys);
@@ -96,7 +96,8 @@ pub(crate) fn sealed(bytes: &[u8]) {
     assert!(plain.is_empty(), "a record without the key");
 }
 
-/// The coordinator, fed with events and times: bytes are a script. Its messages can be read, and its memory stays in bounds.
+/// Feeds the coordinator with events and times from a script of bytes. Its messages must be readable, and its memory
+/// must stay bounded.
 pub(crate) fn coordinator_state(script: &[u8]) {
     const WORLD: u32 = 4;
     let settings = CoordinatorSettings {
@@ -126,7 +127,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                 };
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
                 let hello = Hello { peer, world_size, job: String::new(), source: String::new(), door: None };
-                // The driver numbers connections once.
+                // The driver never reuses the number of a connection.
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
                 coordinator.hello(connection, hello, step % 2 == 0, now);
             }
@@ -159,7 +160,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
     }
 }
 
-/// One of five members that agree: bytes are a script of the messages it hears, and of times. A decision stays, and its messages name
+/// Runs one of five members that agree, on a script of messages and times. A decision must stay, and messages may name
 /// members only.
 pub(crate) fn members(script: &[u8]) {
     const MEMBERS: u32 = 5;

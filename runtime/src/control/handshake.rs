@@ -1,21 +1,22 @@
-//! The first bytes of a connection: the versions of both ends, and proof that both know the job's keys.
+//! The first bytes of a connection: both ends tell their versions and prove that they know the job's keys.
 //!
-//! Both sides send a preamble of 64 bytes whose layout never changes, so that any two versions can identify each other. Two keys may
-//! be shared beforehand: the job's secret (KOLO_JOB_SECRET, or the one in a unique id), and the rendezvous key, which rank 0 draws
-//! and publishes beside its address where only the job's ranks can read it (file, store, board). If there is a key, three things
-//! happen before anything else is said or parsed:
+//! Both sides send a preamble of 64 bytes whose layout never changes, so that any two versions can identify each other.
+//! Two keys may be shared beforehand: the job's secret (KOLO_JOB_SECRET, or the one in a unique id), and the rendezvous
+//! key, which rank 0 draws and publishes beside its address where only the job's ranks can read it (file, store,
+//! board). If there is a key, three things happen before anything else is sent or parsed:
 //!
-//! 1. The rank proves each key by an HMAC-SHA256 over both preambles, and so over both nonces, the version, and the set of keys. A
-//!    coordinator that does not know the keys learns nothing from the proof, and receives nothing else.
-//! 2. The coordinator answers with a verdict and with a proof, made with a key that only a holder of both keys has: it is derived
-//!    (HKDF-SHA256) from secret, rendezvous key and preambles.
-//! 3. The same derivation yields one key for each direction, which seals everything that follows ([`Sealed`]). A relay between the
-//!    two can only pass bytes on, or not.
+//! 1. The rank proves each key by an HMAC-SHA256 over both preambles, and so over both nonces, the version, and the set
+//!    of keys. A coordinator that does not know the keys learns nothing from the proof, and receives nothing else.
+//! 2. The coordinator answers with a verdict and a proof of its own. The proof's key is derived (HKDF-SHA256) from
+//!    secret, rendezvous key and preambles, so only a holder of both keys has it.
+//! 3. The same derivation yields one key per direction, which seals everything that follows ([`Sealed`]). A relay
+//!    between the two can pass bytes on or withhold them, and nothing else.
 //!
-//! The set of keys is in the preambles, each side compares it, and the proofs cover it: no third party can talk two ranks out of
-//! using their keys. Without any key (`tcp://` and no secret) nothing is sealed, and every process that connects is believed.
+//! The set of keys is in the preambles, each side compares it, and the proofs cover it, so no third party can talk two
+//! ranks out of using their keys. Without any key (`tcp://` and no secret) nothing is sealed, and every process that
+//! connects is believed.
 //!
-//! Secrets should be hard to guess: an attacker who records a handshake can try words on it.
+//! Secrets should be hard to guess, because an attacker who records a handshake can test guesses against it.
 
 use std::io;
 
@@ -36,30 +37,31 @@ const PREAMBLE_BYTES: usize = 64;
 const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
 const FLAG_RENDEZVOUS: u32 = 2;
-/// Says that the coordinator closes this connection since there are too many; the nonce begins with how many it has turned away.
+/// Flag of a coordinator that closes this connection because there are too many. The nonce then begins with the number
+/// of connections that it has turned away.
 const FLAG_FULL: u32 = 4;
 
-/// Says that the caller wants a member at its own port, and not the coordinator that may be reached there too.
+/// Flag of a caller that wants to reach the member at its own port, not the coordinator that may share that port.
 const FLAG_KNOCK: u32 = 8;
 
 /// The first bytes of a preamble, which tell what the caller wants.
 pub(crate) type Start = [u8; START_BYTES];
 const START_BYTES: usize = 16;
 
-/// The rank's proof of its keys: one MAC for each.
+/// Length of the rank's proof: one MAC for each key.
 const PROOF_BYTES: usize = 2 * MAC_BYTES;
 
 const VERDICT_GOOD: u8 = 0;
 const VERDICT_SECRET: u8 = 1;
 const VERDICT_RENDEZVOUS: u8 = 2;
 
-/// Most bytes shown of what a stranger sent.
+/// Most bytes of a stranger's message that are shown.
 const SHOWN_BYTES: usize = 64;
 
-/// This crate's version; ranks must agree on it, because equal plans on all ranks depend on it.
+/// This crate's version. Ranks must agree on it, because all ranks must make equal plans.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The keys that ranks and coordinator share before they talk.
+/// The keys that ranks and coordinator share before they connect.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     pub(crate) secret: Option<JobSecret>,
@@ -77,7 +79,7 @@ impl Credentials {
         secret | if self.rendezvous.is_some() { FLAG_RENDEZVOUS } else { 0 }
     }
 
-    /// Both keys; an absent one is empty, and the preambles, which everything covers, say that it is absent.
+    /// Returns both keys. An absent key is empty. The preambles, which every proof covers, say that it is absent.
     fn keys(&self) -> [&[u8]; 2] {
         [
             self.secret.as_ref().map_or(&[][..], |secret| secret.bytes()),
@@ -85,7 +87,7 @@ impl Credentials {
         ]
     }
 
-    /// The rank's proof of one key.
+    /// Computes the rank's proof of one key.
     fn proof(&self, which: usize, transcript: &Transcript) -> Hmac<Sha256> {
         let label: &[u8] = [&b"kolo rank, secret"[..], b"kolo rank, rendezvous"][which];
         mac(self.keys()[which], label, &[transcript])
@@ -108,7 +110,7 @@ impl Credentials {
     }
 }
 
-/// The rank's preamble and the coordinator's.
+/// The rank's preamble, followed by the coordinator's.
 type Transcript = [u8; 2 * PREAMBLE_BYTES];
 
 /// Keys derived from the job's keys and the transcript.
@@ -125,24 +127,25 @@ fn transcript(rank: &Preamble, coordinator: &Preamble) -> Transcript {
     both
 }
 
-/// Progress of a connection, for the coordinator when it must choose one to give up.
+/// Progress of a connection, by which the coordinator chooses one to close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Progress {
-    /// Nothing that makes sense has come yet.
+    /// Nothing meaningful has arrived yet.
     Silent = 0,
-    /// A fitting preamble has come, which any process can send.
+    /// A fitting preamble has arrived. Any process can send one.
     Greeted = 1,
-    /// The keys are proven.
+    /// The other side has proven the keys.
     Proven = 2,
 }
 
 /// Reason for a failed handshake.
 #[derive(Debug)]
 pub(crate) enum Rejection {
-    /// The other side is not Kolo, or the connection broke: a retry may help, and no report is needed.
+    /// The other side is not Kolo, or the connection broke. Another attempt may succeed, and there is nothing to
+    /// report.
     Foreign(String),
-    /// The other side is Kolo but does not fit.
+    /// The other side is Kolo, but its version, secret or settings do not fit.
     Misfit { problem: String, remedy: String },
 }
 
@@ -203,7 +206,7 @@ impl Preamble {
         format!("{text} (protocol {})", self.protocol)
     }
 
-    /// Whether the two fit together, in the words of the side that owns `self`.
+    /// Checks that the two preambles fit together. Errors are worded for the side that owns `self`.
     fn check(&self, theirs: &Self, them: &str) -> Result<(), Rejection> {
         if (self.protocol, self.version) != (theirs.protocol, theirs.version) {
             return Err(Rejection::misfit(
@@ -240,7 +243,7 @@ impl Preamble {
     }
 }
 
-/// The coordinator's message to a connection that it gives up for lack of room.
+/// Makes the coordinator's message to a connection that it closes for lack of room.
 pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
     preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
@@ -258,7 +261,8 @@ fn different_secrets(them: &str) -> Rejection {
     )
 }
 
-/// The rank's side. The caller bounds the time. The rest is to be sealed with the keys, if there are any.
+/// Performs the rank's side of the handshake. The caller limits the time. The rest of the stream must be sealed with
+/// the keys, if any.
 pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
@@ -266,7 +270,7 @@ pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     greet_for(0, stream, credentials).await
 }
 
-/// The same at a member's own port.
+/// Does the same at a member's own port.
 pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
@@ -329,12 +333,13 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
             Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
-        // A process in between does not get the bytes meant for rank 0; the real one may answer the next time.
+        // A process in between must not get the bytes meant for rank 0. The real rank 0 may answer the next attempt.
         _ => Err(Rejection::Foreign(format!("what answers does not know the keys of this job ({them}?)"))),
     }
 }
 
-/// The coordinator's side, from the first byte on. The caller bounds the time. The rest is to be sealed with the keys, if there are any.
+/// Performs the coordinator's side from the first byte on. The caller limits the time. The rest of the stream must be
+/// sealed with the keys, if any.
 #[cfg(any(test, fuzzing))]
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
@@ -346,14 +351,15 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     greet_after(start, stream, credentials, progress).await
 }
 
-/// The first bytes of a connection. A stranger that sends eight others and then waits is dropped at once.
+/// Reads the first bytes of a connection. These are few, so that a stranger that sends eight other bytes and then waits
+/// is dropped at once.
 pub(crate) async fn read_magic<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; MAGIC.len()], Rejection> {
     let mut magic = [0; MAGIC.len()];
     stream.read_exact(&mut magic).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
     Ok(magic)
 }
 
-/// The bytes after [`read_magic`], of a caller that is Kolo.
+/// Reads the bytes after those of [`read_magic`], from a caller that is Kolo.
 pub(crate) async fn read_start<S: AsyncRead + Unpin>(
     magic: [u8; MAGIC.len()],
     stream: &mut S,
@@ -368,13 +374,13 @@ pub(crate) async fn read_start<S: AsyncRead + Unpin>(
     Ok(start)
 }
 
-/// Whether a caller of this version wants the member, and not its coordinator.
+/// Whether a caller of this version wants to reach the member, not its coordinator.
 pub(crate) fn is_knock(start: &Start) -> bool {
     let flags = u32::from_le_bytes([start[12], start[13], start[14], start[15]]);
     start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_KNOCK != 0
 }
 
-/// As [`greet_rank`], after the first bytes.
+/// Performs the coordinator's side as [`greet_rank`] does, after the first bytes.
 pub(crate) async fn greet_after<S: AsyncRead + AsyncWrite + Unpin>(
     start: Start,
     stream: &mut S,
@@ -403,7 +409,8 @@ pub(crate) async fn greet_after<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let rejection = match (proven(0), proven(1)) {
         (true, true) => None,
-        // Of another job it does not matter which secret it has, and a rank of it may find its own coordinator the next time.
+        // If the rank belongs to another job, its secret does not matter. Its next attempt may find its own
+        // coordinator.
         (_, false) if credentials.rendezvous.is_some() => Some((VERDICT_RENDEZVOUS, other_job(them))),
         _ => Some((VERDICT_SECRET, different_secrets(them))),
     };

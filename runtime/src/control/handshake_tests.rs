@@ -5,7 +5,7 @@ fn keys(secret: Option<&str>, rendezvous: Option<u8>) -> Credentials {
     Credentials { secret: secret.and_then(JobSecret::new), rendezvous: rendezvous.map(|byte| [byte; 16]) }
 }
 
-/// Only a failing test waits for it.
+/// Time limit that is only reached if a test fails.
 const LONG: std::time::Duration = std::time::Duration::from_secs(20);
 
 type Greeting = Result<Option<SessionKeys>, Rejection>;
@@ -61,7 +61,7 @@ async fn all_keys_must_agree() {
     let (rank, coordinator) = both(&keys(None, None), &two).await;
     assert!(problem(rank).contains("rank 0 has a job secret, this process has none"));
     assert!(problem(coordinator).contains("this process has a job secret"));
-    // A rendezvous may be an earlier job's: the rank looks again.
+    // The rendezvous may be an earlier job's, so the rank looks again.
     for (rank, coordinator) in [(Some(1), Some(2)), (Some(1), None), (None, Some(2))] {
         let (rank, coordinator) = both(&keys(Some("same"), rank), &keys(Some("same"), coordinator)).await;
         for told in [problem(rank), problem(coordinator)] {
@@ -70,7 +70,7 @@ async fn all_keys_must_agree() {
     }
 }
 
-/// Two connections with the same keys share no session key: what one recorded opens nothing of another.
+/// Two connections with the same keys share no session key, so bytes recorded from one cannot be opened in the other.
 #[tokio::test(flavor = "current_thread")]
 async fn every_connection_has_keys_of_its_own() {
     let own = keys(Some("sesame"), None);
@@ -79,7 +79,7 @@ async fn every_connection_has_keys_of_its_own() {
     assert_ne!((first.outward, first.inward), (again.outward, again.inward));
 }
 
-/// A stranger plays back what a rank said: the coordinator's nonce is another one.
+/// A stranger plays back the bytes of a rank, and fails because the coordinator's nonce differs.
 #[tokio::test(flavor = "current_thread")]
 async fn a_replay_is_refused() {
     let own = keys(None, Some(7));
@@ -108,7 +108,7 @@ async fn a_replay_is_refused() {
     assert!(problem(greet_rank(&mut coordinator, &own, |_| ()).await).contains("another job"));
 }
 
-/// A man in the middle changes one bit of the handshake, or takes the flags out on both ways.
+/// A man in the middle changes one bit of the handshake, or removes the flags in both directions.
 #[tokio::test(flavor = "current_thread")]
 async fn a_changed_handshake_is_refused() {
     async fn through(at: usize, change: u8, up: bool, down: bool) -> (Greeting, Greeting) {
@@ -117,7 +117,7 @@ async fn a_changed_handshake_is_refused() {
         let (c, mut d) = tokio::io::duplex(4096);
         let (from_rank, to_rank) = tokio::io::split(b);
         let (from_coordinator, to_coordinator) = tokio::io::split(c);
-        // A side that gives up closes its end, and so does the relay.
+        // A side that gives up closes its end, and the relay does the same.
         async fn pass<const N: usize>(
             mut from: impl AsyncRead + Unpin,
             mut to: impl AsyncWrite + Unpin,
@@ -156,17 +156,17 @@ async fn a_changed_handshake_is_refused() {
         let (rank, _) = through(at, 0x10, true, false).await;
         assert!(rank.is_err(), "byte {at} towards the coordinator");
     }
-    // Only the coordinator's answer is changed: the rank must notice, the coordinator has nothing to notice.
+    // Only the coordinator's answer is changed, so only the rank can notice.
     for at in 0..PREAMBLE_BYTES + 1 + MAC_BYTES {
         let (rank, _) = through(at, 0x10, false, true).await;
         assert!(rank.is_err(), "byte {at} towards the rank");
     }
-    // Both are made believe that the other has no keys.
+    // Each side is made to believe that the other has no keys.
     let (rank, coordinator) = through(12, (FLAG_SECRET | FLAG_RENDEZVOUS) as u8, true, true).await;
     assert!(rank.is_err() && coordinator.is_err(), "no downgrade");
 }
 
-/// A false coordinator gets a proof that is good for nothing else, and no word of what follows.
+/// A false coordinator gets a proof that is useless elsewhere, and nothing that follows the handshake.
 #[tokio::test(flavor = "current_thread")]
 async fn a_false_coordinator_is_recognised() {
     let own = keys(None, Some(7));
@@ -192,7 +192,7 @@ async fn a_false_coordinator_is_recognised() {
     assert!(!seen.windows(16).any(|window| window == [7; 16]), "the key itself is not among it");
 }
 
-/// Nobody else can read the bytes after the handshake.
+/// No third party can read the bytes after the handshake.
 #[tokio::test(flavor = "current_thread")]
 async fn what_follows_is_sealed() {
     let own = keys(Some("sesame"), None);
@@ -236,7 +236,7 @@ async fn strangers_are_told_apart() {
     assert!(told.contains("HTTP/1.1 \\u{1b}[2J"), "{told}");
 }
 
-/// A rank that is given up for lack of room learns why.
+/// A rank whose connection is closed for lack of room learns why.
 #[tokio::test(flavor = "current_thread")]
 async fn a_full_coordinator_says_so() {
     let (mut a, mut b) = tokio::io::duplex(1024);

@@ -1,4 +1,4 @@
-//! A newcomer's way to a group, as text.
+//! Invitation: the information by which a newcomer reaches a group, as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,15 +16,16 @@ const PREFIX: &str = "kolo-invitation-1:";
 
 const CHECK_BYTES: usize = 4;
 
-/// The way into a group of ranks that is at work: see [`Communicator::accept`](crate::Communicator::accept). Text
-/// ([`Display`](fmt::Display), [`FromStr`]) of some hundred to some thousand characters without blanks, which a program passes on by any
-/// way. Its holder can become a member, so it is to be kept as secret as the job itself.
+/// The information by which a newcomer reaches a running group of ranks: see
+/// [`Communicator::accept`](crate::Communicator::accept). As text ([`Display`](fmt::Display), [`FromStr`]), it has some
+/// hundred to some thousand characters without blanks, and a program may pass it on in any way. Anyone who holds it can
+/// become a member, so it must be kept as secret as the job itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
     pub(super) group: GroupId,
-    /// The doors of some members, the inviting one's first.
+    /// The doors of some members. The door of the inviting member comes first.
     pub(super) entrances: Vec<Entrance>,
-    /// Derived from the job's secret: see [`JobSecret::for_newcomers`].
+    /// The part of the job's secret that newcomers must be told: see [`JobSecret::for_newcomers`].
     pub(super) secret: Option<Vec<u8>>,
 }
 
@@ -68,7 +69,7 @@ impl FromStr for Invitation {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Configuration`] if it is no invitation, or not all of one.
+    /// [`Error::Configuration`] if the text is not an invitation, or not a complete one.
     fn from_str(text: &str) -> Result<Self> {
         let broken = |problem: &str| {
             Error::configuration(
@@ -94,7 +95,8 @@ impl FromStr for Invitation {
     }
 }
 
-/// Against slips, not against forgers: who forges one gets nowhere without the keys in it.
+/// Computes a checksum against slips. It does not protect from forgery, which is useless without the keys in the
+/// invitation.
 fn check(bytes: &[u8]) -> [u8; CHECK_BYTES] {
     use hmac::Mac;
     let sum = mac(&[], b"kolo invitation", &[bytes]).finalize().into_bytes();

@@ -1,4 +1,4 @@
-//! A connection whose kernel can be asked what the other end's kernel has answered, while tasks read and write it.
+//! A connection that reports when the other end's kernel last acknowledged data, while tasks read and write it.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -14,13 +14,13 @@ use tokio::net::TcpStream;
 
 use super::sealed::{Sealed, SessionKeys};
 
-/// A byte stream in both directions: TCP between processes, a pipe in memory within one.
+/// A byte stream in both directions: TCP between processes, or an in-memory pipe within a process.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The connection to another host beneath it, if there is one.
+    /// Returns a handle to the underlying TCP connection, if there is one to another host.
     fn line(&self) -> Option<Line>;
 }
 
-/// Any stream.
+/// A stream of any kind.
 pub(crate) type BoxedStream = Box<dyn Stream>;
 
 impl Stream for DuplexStream {
@@ -35,9 +35,10 @@ impl<S: Stream> Stream for Sealed<S> {
     }
 }
 
-/// The stream of a connection after its handshake.
+/// Makes the stream of a connection after its handshake.
 pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
-    // Segments lost in a short cut are sent again soon after, and not after twice the length of the cut.
+    // With this option, segments lost in a short network cut are resent soon after the cut, not after up to twice its
+    // length.
     let _ = SockRef::from(&connection).set_tcp_thin_linear_timeouts(true);
     let connection = Connection(Arc::new(connection));
     match keys {
@@ -46,27 +47,27 @@ pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> Boxed
     }
 }
 
-/// Does not keep the connection open.
+/// A handle to a TCP connection. It does not keep the connection open.
 #[derive(Clone, Debug)]
 pub(crate) struct Line(Weak<TcpStream>);
 
-/// The other end's kernel's answers.
+/// The state of acknowledgements from the other end's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answered {
-    /// All sent data is acknowledged.
+    /// Whether all sent data is acknowledged.
     pub(crate) all: bool,
-    /// Since its last acknowledgement.
+    /// Time since the last acknowledgement.
     pub(crate) ago: Duration,
 }
 
 impl Line {
-    /// None if the connection has ended, or the kernel does not tell.
+    /// Returns the state of acknowledgements, or `None` if the connection has ended or the kernel does not tell.
     pub(crate) fn answered(&self) -> Option<Answered> {
         let info = TcpInfo::of(&*self.0.upgrade()?)?;
         Some(Answered { all: info.unacknowledged == 0, ago: info.acknowledged_ago })
     }
 
-    /// The other end.
+    /// Returns the address of the other end.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.0.upgrade()?.peer_addr().ok()
     }
@@ -77,7 +78,7 @@ struct Connection(Arc<TcpStream>);
 impl Stream for Connection {
     fn line(&self) -> Option<Line> {
         let [here, there] = [self.0.local_addr(), self.0.peer_addr()].map(|at| at.ok().map(|at| at.ip()));
-        // Of one host there is one kernel, which answers while anything of it does.
+        // Both ends on one host share a kernel, which answers as long as the host runs at all.
         (here != there).then(|| Line(Arc::downgrade(&self.0)))
     }
 }

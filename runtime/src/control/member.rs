@@ -1,4 +1,4 @@
-//! A rank's end of the control plane: its knowledge, shared between its threads and its control task.
+//! A rank's side of the control plane: the state shared between its threads and its control task.
 //!
 //! Only the control task reads and writes the connection. The rank's threads change [`Shared`] under its lock, send messages through a
 //! queue, and wait on a condition variable with a deadline. Abort flags are raised after the lock is released, because their hooks are
@@ -26,7 +26,7 @@ use crate::error::LossCause;
 use crate::job::Cookie;
 use crate::job::limits::Liveness;
 
-/// Shared by the rank's threads and its control task.
+/// State shared by the rank's threads and its control task.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rank: u32,
@@ -37,20 +37,20 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
-    /// Passes messages on to other ranks, where enabled.
+    /// Passes messages on to other ranks, if enabled.
     passing: Option<Passing>,
-    /// Longest silence allowed to the coordinator's host, once it is watched.
+    /// Longest silence allowed to the coordinator's host, once that host is watched.
     watched: watch::Sender<Option<Duration>>,
 }
 
-/// Connection state of the coordinator.
+/// State of the connection to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CoordinatorStanding {
     Open,
-    /// Rank 0 has left; nothing is wrong.
+    /// Rank 0 has left. This is not an error.
     Closed,
     Lost(Loss),
-    /// This rank has said goodbye; true once the coordinator has answered.
+    /// This rank has said goodbye. `answered` is true once the coordinator has answered.
     Left {
         answered: bool,
     },
@@ -62,14 +62,14 @@ pub(crate) struct State {
     pub(crate) lost: BTreeMap<u32, Loss>,
     pub(crate) departed: BTreeSet<u32>,
     pub(crate) exchanges: HashMap<ExchangeKey, OpenExchange>,
-    /// Whether a communicator that is no longer registered was aborted.
+    /// Whether a communicator was aborted that is no longer registered.
     aborted_before: bool,
     pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
     pub(crate) next_ticket: u64,
     communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
-    /// Communicators that others have gone on without this rank, and one of these.
+    /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
 }
 
@@ -80,11 +80,11 @@ struct Registered {
     board: Weak<StatusBoard>,
 }
 
-/// The reason given to a rank that is out.
+/// The reason given to a rank that the others have gone on without.
 pub(crate) const FENCED: &str =
     "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
 
-/// An exchange that a thread of this rank waits for.
+/// An exchange that a thread of this rank is waiting for.
 #[derive(Debug)]
 pub(crate) struct OpenExchange {
     pub(crate) members: Arc<[u32]>,
@@ -101,18 +101,18 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change, at most until then.
+    /// Waits for a change of the state, until the given time at most.
     pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let left = until.saturating_duration_since(Instant::now());
         self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Queues a message; lost if the connection is gone, which the state says.
+    /// Queues a message. If the connection is gone, the message is lost, and the state says so.
     pub(crate) fn send(&self, message: &ToCoordinator) {
         let _ = self.queue.send(encode(message));
     }
 
-    /// Both ends watch each other's host from now on.
+    /// Makes both ends watch each other's host from now on.
     pub(crate) fn watch_hosts(&self, limit: Duration) {
         let is_news = self.watched.send_if_modified(|watched| watched.replace(limit).is_none());
         if is_news {
@@ -154,7 +154,7 @@ impl Shared {
         }
     }
 
-    /// Cause of a communicator's abort, known to this rank or heard early.
+    /// Returns the cause of a communicator's abort, whether it is registered or the abort came early.
     pub(crate) fn abort_cause(state: &State, communicator: u64) -> Option<AbortCause> {
         let flag = state.communicators.get(&communicator).and_then(|r| r.flag.cause());
         flag.or_else(|| {
@@ -170,7 +170,7 @@ impl Shared {
             || state.communicators.values().any(|r| r.flag.is_raised())
     }
 
-    /// Wakes the waiting threads of this rank after one of them aborted.
+    /// Wakes the waiting threads of this rank after one of them has aborted.
     pub(crate) fn wake(&self) {
         let _state = self.lock();
         self.changed.notify_all();
@@ -184,7 +184,7 @@ impl Shared {
         self.wake();
     }
 
-    /// The connection ended without a goodbye.
+    /// Handles the end of the connection without a goodbye.
     fn coordinator_gone(&self, loss: &Loss) {
         self.change(|state| match state.coordinator {
             CoordinatorStanding::Open => {
@@ -201,7 +201,7 @@ impl Shared {
         });
     }
 
-    /// Hears a message; how the connection ends, if it is the last one.
+    /// Handles a message. If it is the last one, returns how the connection ends.
     fn heard_last(&self, message: FromCoordinator) -> Option<Loss> {
         let is_last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
         self.heard(message);
@@ -266,15 +266,15 @@ impl Shared {
         }
     }
 
-    /// The blobs of an exchange, which others are to have from this rank.
+    /// Handles the blobs of an exchange that this rank passes on to others.
     fn heard_and_passes_on(&self, key: Option<ExchangeKey>, message: Vec<u8>) {
-        // A welcome that comes once more is not passed on again.
+        // A welcome that arrives again is not passed on again.
         let Some(awaited) = key else { return };
         let Ok(inner @ FromCoordinator::Exchanged { key, .. }) = decode(&message) else { return };
         if key != awaited {
             return;
         }
-        // It may come from the coordinator too.
+        // The same blobs may also arrive directly from the coordinator.
         let open = |state: &State| {
             state.exchanges.get(&key).filter(|open| open.outcome.is_none()).map(|open| open.members.clone())
         };
@@ -292,19 +292,20 @@ impl Shared {
         }
     }
 
-    /// Bytes that this rank has passed on to others.
+    /// Returns how many bytes this rank has passed on to others.
     pub(crate) fn passed_bytes(&self) -> u64 {
         self.passing.as_ref().map_or(0, Passing::passed_bytes)
     }
 
-    /// Waits until what is to be passed on has been, at most so long.
+    /// Waits until all messages to be passed on have been sent, at most for `patience`.
     pub(crate) fn wait_until_passed(&self, patience: Duration) {
         if let Some(passing) = &self.passing {
             passing.wait(patience);
         }
     }
 
-    /// A member has aborted a communicator. Its members, if this rank is one of them and that is news to it.
+    /// Handles a member's abort of a communicator. Returns the communicator's members if this rank is one of them and the abort is news
+    /// to it.
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
         let mut told = None;
         self.change(|state| {
@@ -320,16 +321,16 @@ impl Shared {
         told
     }
 
-    /// World ranks of the members of a communicator, if it is there and this rank has not left the job.
+    /// Returns the world ranks of a communicator's members, if it is registered and this rank has not left the job.
     pub(crate) fn members_of(&self, communicator: u64) -> Option<Arc<[u32]>> {
         let state = self.lock();
         if matches!(state.coordinator, CoordinatorStanding::Left { .. }) {
-            return None; // Rank 0 may be here for some time yet, for the others to leave in good order.
+            return None; // Rank 0 may remain for some time so that the others can leave in good order.
         }
         state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
-    /// The communicators that this rank is in with another, and the other's place.
+    /// Returns the communicators that this rank shares with another rank, each with the other's rank in it.
     pub(crate) fn communicators_with(&self, rank: u32) -> Vec<(u64, u32)> {
         let state = self.lock();
         state
@@ -339,7 +340,7 @@ impl Shared {
             .collect()
     }
 
-    /// Ranks that count as lost because nothing has come from them for long: they are not known to have ended.
+    /// Returns the ranks that count as lost because of their silence. They are not known to have ended.
     pub(crate) fn silent(&self) -> Vec<u32> {
         let state = self.lock();
         let is_silent = |loss: &Loss| matches!(loss.cause, LossCause::Silent(_));
@@ -351,7 +352,7 @@ impl Shared {
         first.into_iter().chain(others).collect()
     }
 
-    /// The others have gone on without this rank; `by` is one of them.
+    /// Records that the others have gone on without this rank. `by` is one of them.
     pub(crate) fn fence(&self, communicator: u64, by: u32) {
         tracing::warn!(rank = self.rank, "the other members have gone on without this rank");
         self.change(|state| {
@@ -362,7 +363,7 @@ impl Shared {
         });
     }
 
-    /// Whether they have, and one of them.
+    /// Returns one of the members that have gone on without this rank, if they have.
     pub(crate) fn fenced_by(&self, communicator: u64) -> Option<u32> {
         self.lock().fenced.get(&communicator).copied()
     }
@@ -435,7 +436,7 @@ pub(crate) fn serve(
     shared
 }
 
-/// Hears what the coordinator says, and notes when, until it is lost.
+/// Handles messages from the coordinator and notes the time of each, until the coordinator is lost.
 async fn listen(
     shared: &Shared,
     inbox: &mut Inbox,
@@ -459,7 +460,7 @@ async fn listen(
                     Some(Loss::new(LossCause::Protocol, text))
                 }
             },
-            // Other members' reports of the coordinator count for nothing else.
+            // Messages that other members pass on do not prove that the coordinator is alive.
             Heard::PassedOn(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
                 _ => None,
@@ -488,7 +489,7 @@ async fn run(
         let mut due = Instant::now() + liveness.heartbeat;
         let mut suspected = false;
         loop {
-            // Silence is to be noticed when it is one, and not with the next beat.
+            // Silence must be noticed when it reaches the limit, not at the next heartbeat.
             let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
             let wakeup = if judged { due.min(silent_at) } else { due };
             tokio::time::sleep_until(wakeup.into()).await;
@@ -506,7 +507,7 @@ async fn run(
             }
             let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
             if late > liveness.heartbeat {
-                *last = now; // this process was itself stopped; what rank 0 sent meanwhile is still unread
+                *last = now; // this process was itself stopped, so rank 0's messages are still unread
             }
             let silent = now.saturating_duration_since(*last);
             if silent >= liveness.dead_after {
@@ -532,7 +533,7 @@ async fn run(
     shared.coordinator_gone(&loss);
 }
 
-/// Until the coordinator's host is silent for too long, once it is watched.
+/// Returns when the coordinator's host has been silent for too long. Starts once the host is watched.
 async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
     let mut watched = shared.watched.subscribe();
     let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
@@ -552,7 +553,7 @@ fn closed(text: &str) -> Loss {
     Loss::new(LossCause::Closed, text)
 }
 
-/// Waits until the coordinator has answered the goodbye, at most this long.
+/// Waits until the coordinator has answered the goodbye, at most for `patience`.
 pub(crate) fn wait_for_goodbye(shared: &Shared, patience: Duration) {
     let until = Instant::now() + patience;
     let mut state = shared.lock();

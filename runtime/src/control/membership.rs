@@ -12,15 +12,15 @@ use super::member::CoordinatorStanding;
 use super::peers::rounds::RoundKey;
 use super::wire::ToCoordinator;
 
-/// Registration of a communicator with the control plane; dropping it unregisters. All ranks taken and given here
-/// are ranks within the communicator.
+/// Registration of a communicator with the control plane. Dropping it unregisters the communicator. All ranks in its
+/// methods are ranks within the communicator.
 pub struct Membership {
     control: Control,
     communicator: u64,
     members: Arc<[u32]>,
     flag: Arc<AbortFlag>,
     board: Arc<StatusBoard>,
-    /// Agreements so far.
+    /// Number of agreements so far.
     rounds: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl Membership {
         Self { control, communicator, members, flag, board, rounds: AtomicU64::new(0) }
     }
 
-    /// The control plane that this belongs to.
+    /// Returns the control plane of this registration.
     #[must_use]
     pub const fn control(&self) -> &Control {
         &self.control
@@ -40,30 +40,30 @@ impl Membership {
         self.communicator
     }
 
-    /// The number of another agreement: all members count them alike.
+    /// Returns the number of the next agreement and counts it. All members count alike.
     pub(super) fn next_round(&self) -> u64 {
         self.rounds.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The agreement to which this member goes next.
+    /// Returns the key of this member's next agreement, without counting it.
     pub(crate) fn later(&self) -> RoundKey {
         RoundKey { communicator: self.communicator, number: self.rounds.load(Ordering::Relaxed) }
     }
 
-    /// World ranks of the members, by rank in the communicator.
+    /// Returns the world ranks of the members, by rank in the communicator.
     #[must_use]
     pub const fn members(&self) -> &Arc<[u32]> {
         &self.members
     }
 
-    /// Raised when a member is lost or aborts.
+    /// Returns the flag that is raised when a member is lost or aborts.
     #[must_use]
     pub const fn abort_flag(&self) -> &Arc<AbortFlag> {
         &self.flag
     }
 
-    /// Aborts the communicator: here at once, on the other members within milliseconds. If it was aborted before,
-    /// the earlier cause stays; the others learn that a member has given up.
+    /// Aborts the communicator: here at once, and on the other members within milliseconds. If it was already aborted,
+    /// the earlier cause stays, and the others learn that a member has given up.
     pub fn abort(&self, cause: AbortCause) {
         let cause = clip(cause);
         let is_first = self.flag.raise(cause.clone());
@@ -72,8 +72,8 @@ impl Membership {
         }
     }
 
-    /// Ends all calls of all members at once, also where a loss has ended the communicator and its calls still wait for what was
-    /// sent before.
+    /// Ends all calls of all members at once. This includes calls that still wait for data sent before a loss that has
+    /// already ended the communicator.
     pub(crate) fn revoke(&self, cause: AbortCause) {
         let cause = clip(cause);
         self.flag.raise(cause.clone());
@@ -82,7 +82,7 @@ impl Membership {
         self.tell(cause);
     }
 
-    /// Tells the other members: through the coordinator, or by their doors if it has left.
+    /// Tells the other members, through the coordinator or, if it is gone, through their doors.
     fn tell(&self, cause: AbortCause) {
         let (shared, communicator) = (self.control.shared(), self.communicator);
         let standing = shared.lock().coordinator.clone();
@@ -90,7 +90,7 @@ impl Membership {
             CoordinatorStanding::Open => {
                 shared.send(&ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause });
             }
-            // The loss of rank 0 itself all notice by themselves.
+            // All ranks notice the loss of rank 0 by themselves.
             CoordinatorStanding::Lost(_) if cause.kind != AbortKind::Revoked => {}
             CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => {
                 self.control.tell_members(&self.members, communicator, cause);
@@ -100,14 +100,15 @@ impl Membership {
         shared.wake();
     }
 
-    /// Asks a member what it is doing. Its control thread answers, so an answer comes even if its main thread hangs.
-    /// `None` if none comes in time, the member is gone, or it has not registered this communicator.
+    /// Asks a member what it is doing. The member's control thread answers, so an answer comes even if its main thread
+    /// hangs. Blocks for `timeout` at most. Returns `None` if no answer comes in time, the member is gone, or it has
+    /// not registered this communicator.
     #[must_use]
     pub fn ask(&self, member: u32, timeout: Duration) -> Option<Status> {
         self.ask_all(&[member], timeout).pop().flatten()
     }
 
-    /// As [`Membership::ask`], of several members at once: none waits for another's answer.
+    /// Asks several members at once, as [`Membership::ask`] does. All wait in parallel, for `timeout` at most.
     #[must_use]
     pub fn ask_all(&self, members: &[u32], timeout: Duration) -> Vec<Option<Status>> {
         let until = Instant::now() + timeout;
@@ -124,7 +125,7 @@ impl Membership {
                     Some(target) => {
                         shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
-                    // A rank that is no member has no answer, and is not waited for.
+                    // A rank that is not a member has no answer and is not waited for.
                     None => drop(shared.lock().answers.insert(ticket, Some(None))),
                 }
             }
@@ -141,7 +142,7 @@ impl Membership {
         tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
     }
 
-    /// This rank's own status, to be kept by the thread that runs its operations.
+    /// Returns this rank's own status board, which the thread that runs its operations keeps up to date.
     #[must_use]
     pub const fn board(&self) -> &Arc<StatusBoard> {
         &self.board
@@ -154,7 +155,7 @@ impl Membership {
         rank.is_some_and(|rank| self.control.shared().lock().departed.contains(rank))
     }
 
-    /// Cause of a member's loss, if it counts as lost.
+    /// Returns the cause of a member's loss, if it counts as lost.
     #[must_use]
     pub fn lost(&self, member: u32) -> Option<Loss> {
         let rank = self.members.get(member as usize)?;

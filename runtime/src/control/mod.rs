@@ -1,31 +1,33 @@
 //! The control plane: a star around rank 0.
 //!
-//! Rank 0's process runs the coordinator, called **coordinator** in the code. Every rank, rank 0 included, keeps one connection to it: a pipe in
-//! memory within a process, else TCP. Over this connection ranks join, exchange small blobs, learn at once of lost and departed peers,
-//! spread aborts, and ask each other for their state. It never carries a collective's data.
+//! Rank 0's process runs the coordinator. Every rank, including rank 0, keeps one connection to it: an in-memory pipe
+//! within a process, otherwise TCP. Over this connection ranks join, exchange small blobs, learn at once of lost and
+//! departed peers, spread aborts, and ask each other for their state. It never carries a collective's data.
 //!
-//! One background thread per process ([`ControlRuntime`]) serves everything; it wakes once a second when nothing happens. Calling
-//! threads block on a condition variable with a deadline.
+//! One background thread per process ([`ControlRuntime`]) serves everything. It wakes once a second if nothing happens.
+//! Calling threads block on a condition variable with a deadline.
 //!
-//! **Failure.** A connection that ends without a goodbye is a lost rank. The coordinator tells all ranks within milliseconds, and each rank
-//! raises the [`AbortFlag`] of every communicator that contains the lost one. If rank 0 is lost, each rank notices by itself and raises
-//! all its flags. A silent peer is suspected first, and given up later ([`Liveness`]).
+//! **Failure.** A connection that ends without a goodbye means a lost rank. The coordinator tells all ranks within
+//! milliseconds, and each rank raises the [`AbortFlag`] of every communicator that contains the lost one. If rank 0 is
+//! lost, each rank notices by itself and raises all its flags. A silent peer is first suspected, and later given up
+//! ([`Liveness`]).
 //!
-//! **Leaving.** A goodbye is not a failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for those of the others
-//! (bounded by [`Liveness::linger`], skipped after an abort); then the coordinator closes with a notice. Ranks that are still running go on
-//! without a control plane, and only their transports notice failures from then on. The first cause that reaches a rank stays there:
-//! ranks that abort at the same moment may name different causes.
+//! **Leaving.** A goodbye is not a failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for the
+//! others' goodbyes (for at most [`Liveness::linger`], and not at all after an abort). The coordinator then sends a
+//! closing notice and ends. Ranks that are still running go on without a control plane, and only their transports
+//! notice failures from then on. The first cause that reaches a rank stays there, so ranks that abort at the same
+//! moment may name different causes.
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `job::limits` | every bound |
+//! | `job::limits` | all limits and time constants |
 //! | `wire` | messages |
 //! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
 //! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
 //! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `member` | how a rank joins, and its end of the connection |
-//! | `relay` | for pairs of ranks of which neither can dial the other |
-//! | `passing` | long messages of the coordinator, passed on from rank to rank |
+//! | `relay` | passes bytes between two ranks if neither can dial the other |
+//! | `passing` | long messages of the coordinator that ranks pass on to each other |
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
@@ -107,14 +109,14 @@ use reunion::Reunion;
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
-/// Rank 0's own wait for the verdict of its coordinator, which falls at the deadline itself.
+/// Time beyond the deadline that rank 0 waits for its coordinator's verdict, which falls at the deadline itself.
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
 
-/// Longest wait of a leaving rank until it has passed messages on; otherwise rank 0 does so later.
+/// Longest time that a leaving rank waits until its messages have been passed on. After that, rank 0 sends them itself.
 const PASSING_GRACE: Duration = Duration::from_secs(1);
 
-/// A rank's place in a job. Cheap to clone; the last clone says goodbye when dropped (see [`Control::leave`]), or, in
-/// a panicking thread, tells the others that this rank is lost.
+/// A rank's place in a job. Cloning is cheap. When the last clone is dropped, it says goodbye (see [`Control::leave`])
+/// or, in a panicking thread, tells the others that this rank is lost.
 #[derive(Clone)]
 pub struct Control {
     inner: Arc<Inner>,
@@ -125,37 +127,37 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
-    /// Door for the other members, and for newcomers.
+    /// Door for the other members and for newcomers.
     door: OnceLock<Arc<Door>>,
-    /// The lines to them, once their doors are known.
+    /// Connections to the other members' doors, once these are known.
     peers: Option<Peers>,
     process: Process,
 }
 
 impl Control {
-    /// Longest silence of a rank before it counts as lost.
+    /// Returns how long a rank may be silent before it counts as lost.
     pub(crate) fn dead_after(&self) -> Duration {
         self.inner.spec.liveness.dead_after
     }
 
-    /// The group goes on after a loss: from now on a host that has not answered for so long is lost, unless KOLO_DEAD_AFTER is set. Local, and
-    /// soon over.
+    /// Makes hosts count as lost once they have not answered for `limit`, because the group goes on after a loss. Does
+    /// nothing if KOLO_DEAD_AFTER is set. Acts on this rank only and does not block.
     pub(crate) fn watch_hosts(&self, limit: Duration) {
         if self.inner.spec.liveness.watches_hosts {
             self.inner.shared.watch_hosts(limit);
         }
     }
 
-    /// Finds the other ranks. Blocks until all are there, at most `spec.timeout`.
+    /// Finds the other ranks. Blocks until all have joined, at most for `spec.timeout`.
     ///
     /// # Errors
-    /// [`Error::Configuration`] for numbers that make no sense; [`Error::Join`] if rank 0 cannot be reached or
-    /// cannot listen, ranks are missing at the deadline, or the processes do not fit together.
+    /// [`Error::Configuration`] for invalid numbers; [`Error::Join`] if rank 0 cannot be reached or cannot listen, if
+    /// ranks are missing at the deadline, or if the processes do not fit together.
     pub fn join(spec: &JoinSpec, runtime: &ControlRuntime) -> Result<Self> {
         Self::join_watching(spec, runtime, Vec::new())
     }
 
-    /// The same, until an alarm reports that a rank will not come.
+    /// Joins as [`Control::join`] does, but fails once an alarm reports that a rank will not come.
     fn join_watching(spec: &JoinSpec, runtime: &ControlRuntime, alarms: Vec<Alarm>) -> Result<Self> {
         spec.check()?;
         let (report, outcome) = mpsc::sync_channel(1);
@@ -189,42 +191,43 @@ impl Control {
         })
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.inner.spec.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> u32 {
         self.inner.spec.world_size
     }
 
-    /// Random number that names this job; equal on all ranks.
+    /// Returns a random number that identifies this job and is equal on all ranks.
     #[must_use]
     pub fn job_cookie(&self) -> Cookie {
         self.inner.shared.cookie
     }
 
-    /// Port at which the endpoints of this process may listen.
+    /// Returns the port at which this process's endpoints may listen.
     pub(crate) fn port(&self) -> Option<Arc<Port>> {
         self.inner.door.get()?.port().cloned()
     }
 
-    /// Facts about all ranks, by rank.
+    /// Returns facts about all ranks, by rank.
     #[must_use]
     pub fn peer_info(&self) -> &[PeerInfo] {
         &self.inner.shared.peers
     }
 
-    /// Settings with which this rank joined.
+    /// Returns the settings with which this rank joined.
     #[must_use]
     pub fn spec(&self) -> &JoinSpec {
         &self.inner.spec
     }
 
-    /// Connections that rank 0's coordinator turned away because they were no rank of this job; `None` on other ranks.
+    /// Returns how many connections rank 0's coordinator has rejected because they were not ranks of this job; `None`
+    /// on other ranks.
     #[must_use]
     pub fn rejected_connections(&self) -> Option<u64> {
         let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -233,12 +236,13 @@ impl Control {
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Address of rank 0's coordinator, as reached by this rank; none in a cluster of threads, nor after the group has changed.
+    /// Returns the address at which this rank has reached rank 0's coordinator. `None` in a cluster of threads.
     pub(crate) fn coordinator_at(&self) -> Option<std::net::SocketAddr> {
         self.inner.shared.coordinator_at
     }
 
-    /// Bytes of the control plane that rank 0 has sent to ranks and received from them, handshakes left out; `None` on other ranks.
+    /// Returns how many bytes of the control plane rank 0 has sent to ranks and received from them, without handshakes;
+    /// `None` on other ranks.
     #[must_use]
     pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
         let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -249,19 +253,20 @@ impl Control {
         })
     }
 
-    /// Whether this rank has left, or rank 0 has closed the coordinator or is lost.
+    /// Whether this rank has left the job, rank 0 has closed the coordinator, or rank 0 is lost.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.inner.shared.lock().coordinator != CoordinatorStanding::Open
     }
 
-    /// All-gather of one bounded blob among `members` (world ranks, all naming them in the same order), identified
-    /// by a key that is used once. Returns the blobs in the order of the members. Blocks until the deadline.
+    /// Gathers one bounded blob from each of `members` (world ranks, which all members name in the same order),
+    /// identified by a key that is used once. Returns the blobs in the order of the members. Blocks until the deadline
+    /// at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the missing members (then it fails for all who came); [`Error::PeerLost`] or
-    /// [`Error::Aborted`] if a member is lost, has left, or aborts the communicator of the key;
-    /// [`Error::Usage`] if the members disagree or the blobs are too long. Ranks in errors are positions in `members`.
+    /// [`Error::Timeout`] with the missing members, which then fails the exchange for all who came; [`Error::PeerLost`]
+    /// or [`Error::Aborted`] if a member is lost, has left, or aborts the communicator of the key; [`Error::Usage`] if
+    /// the members disagree or the blobs are too long. Ranks in errors are positions in `members`.
     pub fn exchange(
         &self,
         key: ExchangeKey,
@@ -272,26 +277,26 @@ impl Control {
         exchange::exchange(&self.inner.shared, key, members, blob, deadline)
     }
 
-    /// Enters a communicator: from now on its losses and aborts are seen. `members` are world ranks in the order of
-    /// their ranks in the communicator; this rank must be among them. Ids are unique within the job.
+    /// Registers a communicator, so that its losses and aborts are noticed from now on. `members` are world ranks in
+    /// the order of their ranks in the communicator; this rank must be among them. Ids are unique within the job.
     #[must_use]
     pub fn register(&self, communicator: u64, members: Arc<[u32]>) -> Membership {
         Membership::new(self.clone(), communicator, members)
     }
 
-    /// Says goodbye: the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
-    /// [`Liveness::linger`]). Calling it again does nothing.
+    /// Says goodbye, so that the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
+    /// [`Liveness::linger`]). A second call does nothing.
     pub fn leave(&self) {
         self.inner.leave(true);
     }
 
-    /// Says goodbye, or in a panicking thread that this rank is lost, and why. Rank 0 waits for the others' goodbyes only if
-    /// `in_order`.
+    /// Says goodbye or, in a panicking thread, reports that this rank is lost and why. Rank 0 waits for the others'
+    /// goodbyes only if `in_order`.
     pub(crate) fn leave_or_die(&self, in_order: bool) {
         self.inner.leave_or_die(in_order);
     }
 
-    /// The name of the group that begins with a communicator: see [`GroupId`].
+    /// Returns the name of the group that begins with a communicator: see [`GroupId`].
     pub(crate) fn name_group(&self, communicator: u64) -> GroupId {
         let name = mac(&self.inner.shared.cookie, b"kolo group", &[&communicator.to_le_bytes()]);
         let name = name.finalize().into_bytes();
@@ -318,7 +323,7 @@ impl Inner {
     fn leave_or_die(&self, in_order: bool) {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
-            // Wait until the coordinator has it: otherwise the end of the process overtakes the reason.
+            // This waits until the coordinator has the reason. Otherwise the end of the process would overtake it.
             let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
             self.part(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
             self.wait_for_goodbye();
@@ -340,7 +345,8 @@ impl Inner {
         }
     }
 
-    /// Ranks that wait for this one must hear that it has given up before its connections end: they would blame it.
+    /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
+    /// that wait for it would report it as lost when its connections end.
     fn pass_on_last_words(&self) {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
@@ -363,7 +369,7 @@ impl Inner {
             if self.runtime.is_current() {
                 return;
             }
-            // Nothing is ever sent: the other end is dropped when the coordinator has ended.
+            // Nothing is ever sent here. The coordinator drops the other end when it has ended.
             let _ = ended.recv_timeout(patience + 3 * CLOSING_TIMEOUT);
         }
     }
@@ -381,12 +387,12 @@ impl fmt::Debug for Control {
     }
 }
 
-/// A number that only those know who know the seed.
+/// Derives a number that only processes with the seed can know.
 pub(crate) fn derive(seed: &[u8; 32], label: &[u8]) -> [u8; 32] {
     mac(seed, label, &[]).finalize().into_bytes().into()
 }
 
-/// Says who will not come, and why.
+/// Reports that a rank will not come, and why.
 type Alarm = oneshot::Receiver<(u32, String)>;
 
 struct Joined {
@@ -397,10 +403,10 @@ struct Joined {
     doors: Arc<[DoorAddress]>,
 }
 
-/// On the control thread: rank 0 starts the coordinator, all ranks open their doors and become members.
+/// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their doors and become members.
 async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let started = Instant::now();
-    // An alarm whose other end is dropped is silent for ever.
+    // An alarm whose sender was dropped never sounds.
     let alarmed = std::future::poll_fn(|context| {
         let sounds = |alarm: &mut Alarm| match Pin::new(alarm).poll(context) {
             Poll::Ready(Ok(told)) => Some(told),
@@ -417,7 +423,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         match first_of(spec, welcome, alarmed).await {
             Ok(connected) => (connected, Some(coordinator)),
             Err(error) => {
-                // The others must hear the verdict before this process ends.
+                // The other ranks must hear the verdict before this process ends.
                 let (done, ended) = oneshot::channel::<()>();
                 coordinator.linger(Duration::ZERO, Box::new(done)).await;
                 let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
@@ -442,7 +448,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     })
 }
 
-/// The welcome, or the news that a rank will not come.
+/// Waits for the welcome, or for the news that a rank will not come.
 async fn first_of<T>(
     spec: &JoinSpec,
     welcome: impl Future<Output = Result<T>>,
@@ -460,12 +466,13 @@ async fn first_of<T>(
     }
 }
 
-/// Whether messages of the coordinator are passed on from rank to rank. Survivors keep their doors, and may have others lives there.
+/// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their doors, through which ranks of
+/// an earlier control plane may still connect.
 fn passes(spec: &JoinSpec) -> bool {
     !matches!(spec.locator, Locator::Survivors(_))
 }
 
-/// Ranks join at the door's port, unless the launcher has named another.
+/// Starts the coordinator. Ranks join at the door's port, unless the launcher has named another one.
 async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
@@ -503,8 +510,9 @@ async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coord
     Ok(coordinator)
 }
 
-/// Survivors keep the doors that they have. A rank without one goes on: it is missed only by
-/// [`Communicator::shrink`](crate::Communicator::shrink) and the like, which say so.
+/// Opens this rank's door, or keeps the one that a survivor already has. A rank that cannot open a door still joins:
+/// only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the door, and they report that it
+/// is missing.
 async fn open_door(spec: &JoinSpec) -> Option<Arc<Door>> {
     if let Locator::Survivors(reunion) = &spec.locator {
         return Reunion::of(reunion).map(|reunion| reunion.door.clone());

@@ -1,4 +1,4 @@
-//! A process that would become a member of a group that is at work: it waits at a member's door until it is called.
+//! A process that wants to become a member of a running group. It waits at a member's door until the members call it.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -23,10 +23,11 @@ use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
 use crate::join::{self, JoinSpec, Locator, host_key, hostname};
 
-/// No door of an invitation opens, and none is merely silent: after so long this is final. A door may be full for a moment.
+/// Time after which a refusal is final if every door of an invitation refuses and none is merely silent. A door may be
+/// full for a moment.
 const CLOSED_AFTER: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// A process that wants to become a member, with its own door.
 pub(crate) struct Applicant {
     door: Arc<Door>,
     runtime: ControlRuntime,
@@ -35,7 +36,7 @@ pub(crate) struct Applicant {
     silent_after: Duration,
 }
 
-/// A newcomer that was called, with its connection to the member that has called it.
+/// A place in the group that a newcomer has been offered, with its connection to the member that offered it.
 pub(crate) struct Offer {
     pub(crate) seat: Seat,
     alarm: Option<oneshot::Receiver<(u32, String)>>,
@@ -48,20 +49,20 @@ impl Drop for Offer {
     }
 }
 
-/// Outcome of an attempt at one door.
+/// Reason why an attempt at one door failed.
 enum Setback {
     Closed(String),
     Silent(String),
-    /// It has waited there, and the member is gone.
+    /// The newcomer has waited there, and the member is gone.
     Lost(String),
     Fatal(Error),
 }
 
 impl Applicant {
-    /// Opens its own door. `spec` says what is known of it apart from rank and world size.
+    /// Opens the newcomer's own door. `spec` holds all that is known apart from rank and world size.
     ///
     /// # Errors
-    /// As [`Door::open`].
+    /// The errors of [`Door::open`].
     pub(crate) fn new(
         invitation: &Invitation,
         mut spec: JoinSpec,
@@ -98,8 +99,9 @@ impl Applicant {
         Ok(Self { door, runtime, spec, newcomer, silent_after })
     }
 
-    /// Waits at a door until it is called. Blocks for as long as one of the members lives, at most `reach` while none answers,
-    /// and at most until then. `invite` says where, and is asked again when no door opens.
+    /// Waits at a door until the newcomer is called. Blocks as long as one of the members lives, at most for `reach`
+    /// while none answers, and until `until` at most. `invite` returns the invitation, and is called again whenever no
+    /// door lets the newcomer in.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
@@ -145,7 +147,7 @@ impl Applicant {
         }
     }
 
-    /// Goes to one door and waits there.
+    /// Connects to one door and waits there.
     fn try_door(
         &self,
         invitation: &Invitation,
@@ -177,7 +179,7 @@ impl Applicant {
         Ok(outcome)
     }
 
-    /// Comes together with the members. Blocks until all have come, or the attempt is given up.
+    /// Joins the members. Blocks until all have come or the attempt is given up.
     pub(crate) fn take(&self, offer: &mut Offer) -> Result<Control> {
         let near = offer.seat.at.host_key == self.newcomer.host_key;
         let reunion =
@@ -194,7 +196,7 @@ impl Applicant {
     }
 }
 
-/// The invitation, which a file may not have yet.
+/// Reads the invitation, and waits for it if its file does not exist yet.
 pub(crate) fn first_invitation(
     invite: &dyn Fn() -> Result<Invitation>,
     patience: Duration,
@@ -212,7 +214,7 @@ pub(crate) fn first_invitation(
     }
 }
 
-/// Says who it is, and waits until it is called.
+/// Introduces the newcomer and waits until it is called.
 async fn wait_inside(
     stream: BoxedStream,
     newcomer: Newcomer,
@@ -254,7 +256,7 @@ async fn wait_inside(
     Ok(Offer { seat, alarm: Some(alarm), reader })
 }
 
-/// Sounds the alarm when the member that has called gives the attempt up, or is gone.
+/// Raises the alarm when the member that called gives up the attempt or is gone.
 async fn listen(
     mut reader: BufReader<ReadHalf<BoxedStream>>,
     queue: queue::UnboundedSender<bytes::Bytes>,

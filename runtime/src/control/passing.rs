@@ -1,13 +1,14 @@
-//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a few of them,
-//! and each passes them on to a few others, through their doors.
+//! Passing long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a
+//! few ranks, and each passes them on to a few others through their doors.
 //!
-//! All this does for the coordinator is to spare it bytes: each rank says that it has the message, and if nobody has said so for a
-//! while, the coordinator sends it to those that have not, whatever the reason: a door that cannot be reached, or a rank that has died or left.
-//! Duplicates do no harm, since an exchange ends once. Members whose door others could not reach get the messages after that from the
-//! coordinator at once.
+//! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
+//! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable
+//! door, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose door
+//! others could not reach get later messages from the coordinator directly.
 //!
-//! The tree is that of a heap: the message's receivers have *places* from 0 on, in the order of their ranks (or of the members of
-//! an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p to those from `FAN_OUT * (p + 1)` on.
+//! The tree is that of a heap. A message's receivers have *places* from 0 on, in the order of their ranks (or of the
+//! members of an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
+//! places from `FAN_OUT * (p + 1)` on.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -26,44 +27,46 @@ use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
 
-/// Receivers to which a rank passes a message on. It sends to one after the other over one cable, so few are best for long messages.
+/// Number of receivers to which a rank passes a message on. All of them share the rank's network link, so few are best
+/// for long messages.
 pub(super) const FAN_OUT: usize = 4;
 
-/// To so few the coordinator sends all messages itself.
+/// Most receivers to which the coordinator sends all messages itself.
 const DIRECT_RANKS: usize = 32;
 
-/// Messages up to so long too: what they take is nothing beside a connection to a door.
+/// Longest message that the coordinator always sends itself. Sending it costs little compared with a connection to a
+/// door.
 const DIRECT_BYTES: usize = 4 << 10;
 
-/// Heartbeats without any news after which the coordinator sends a message itself. A connection to a door takes milliseconds, and
-/// seconds where a thousand processes start on two processors.
+/// Heartbeats without news after which the coordinator sends a message itself. A connection to a door takes
+/// milliseconds, or seconds where a thousand processes start on two CPUs.
 const PATIENCE: u32 = 4;
 
-/// Bytes per second with which a rank is expected to pass on at least, before the coordinator sends the message itself.
+/// Lowest rate, in bytes per second, at which a rank is expected to pass a message on.
 const SLOW_BYTES_PER_SECOND: usize = 10 << 20;
 
-/// Whether a message of so many bytes for so many ranks is passed on.
+/// Whether a message of this length for this many ranks is passed on.
 pub(super) const fn is_worth_it(bytes: usize, ranks: usize) -> bool {
     ranks > DIRECT_RANKS && bytes > DIRECT_BYTES
 }
 
-/// The places that a place passes a message on to, among so many; `None` is the coordinator.
+/// Returns the places to which a place passes a message on, among `count` places. `None` stands for the coordinator.
 pub(super) fn next(place: Option<usize>, count: usize) -> Range<usize> {
     let first = place.map_or(0, |place| FAN_OUT * (place + 1));
     first.min(count)..(first + FAN_OUT).min(count)
 }
 
-/// Heartbeats that may pass until one more rank has a message of so many bytes.
+/// Returns how many heartbeats may pass until one more rank reports a message of this length.
 pub(super) fn patience(bytes: usize) -> u32 {
     let busy = u32::try_from(bytes * FAN_OUT / SLOW_BYTES_PER_SECOND).unwrap_or(u32::MAX);
     PATIENCE.saturating_add(busy)
 }
 
-/// Passes a rank's messages on.
+/// Passes messages on for a rank.
 #[derive(Debug)]
 pub(super) struct Passing {
     spec: JoinSpec,
-    /// By rank; empty where a rank has none.
+    /// The ranks' doors, by rank. The entry is empty for a rank without a door.
     doors: Arc<[DoorAddress]>,
     progress: Arc<Progress>,
 }
@@ -75,7 +78,7 @@ struct Progress {
     changed: Condvar,
 }
 
-/// Counts a message that is being passed on to another rank.
+/// Counts a message as being passed on, until it is dropped.
 struct Counted(Arc<Progress>);
 
 impl Counted {
@@ -97,20 +100,20 @@ impl Passing {
         Self { spec: spec.clone(), doors, progress: Arc::default() }
     }
 
-    /// Bytes that this rank has passed on.
+    /// Returns how many bytes this rank has passed on.
     pub(super) fn passed_bytes(&self) -> u64 {
         self.progress.passed_bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing is under way, at most so long.
+    /// Waits until no message is being passed on, at most for `patience`.
     pub(super) fn wait(&self, patience: Duration) {
         let Progress { underway, changed, .. } = &*self.progress;
         let underway = underway.lock().unwrap_or_else(PoisonError::into_inner);
         drop(changed.wait_timeout_while(underway, patience, |underway| *underway > 0));
     }
 
-    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at once.
-    /// A member that cannot be reached gets it from the coordinator.
+    /// Passes a message on to those of its receivers (ranks, in the order of their places) that follow this rank in the
+    /// tree. Returns at once. The coordinator sends the message to members that cannot be reached.
     pub(super) fn pass_on(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
         let own = self.spec.rank;
         let place = receivers.iter().position(|rank| *rank == own);
@@ -141,13 +144,13 @@ impl Passing {
     }
 }
 
-/// To another rank.
+/// The way to another rank.
 struct Way {
     door: DoorAddress,
     credentials: Credentials,
-    /// Whether the door is that of a thread of this process.
+    /// Whether the door belongs to a thread of this process.
     is_local: bool,
-    /// Whether it is on this host.
+    /// Whether the door is on this host.
     near: bool,
 }
 
@@ -159,28 +162,28 @@ async fn pass(way: &Way, frame: &Bytes, passed_bytes: &AtomicU64) -> Result<(), 
     stream.write_all(frame).await.map_err(said)?;
     stream.flush().await.map_err(said)?;
     passed_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
-    // The other end closes once it has everything.
+    // The other end closes once it has received everything.
     stream.read(&mut [0]).await.map_err(said)?;
     Ok(())
 }
 
-/// A message that is passed on, as far as the coordinator knows who has it.
+/// A message that ranks are passing on, with the coordinator's knowledge of who has it.
 #[derive(Debug)]
 pub(super) struct Underway {
     pub(super) key: Option<super::ExchangeKey>,
-    /// The message itself, for those who do not get it from others.
+    /// The message itself, for ranks that do not get it from others.
     pub(super) frame: Bytes,
-    /// All that are to have it, by their places.
+    /// All receivers, by their places.
     pub(super) receivers: Vec<u32>,
     /// Receivers that have not reported the message.
     pub(super) waiting: BTreeSet<u32>,
-    /// Heartbeats without any news of it until they get it from the coordinator, and those that are left of them.
+    /// Heartbeats without news after which the coordinator sends the message itself, and how many of them are left.
     pub(super) patience: u32,
     pub(super) left: u32,
 }
 
 impl Underway {
-    /// Receivers without the message, although the rank that passes it on to them has it.
+    /// Returns receivers that lack the message although the rank that should pass it on to them has it.
     pub(super) fn unreached(&self) -> impl Iterator<Item = u32> {
         let has_it = |place: usize| !self.waiting.contains(&self.receivers[place]);
         let is_unreached =

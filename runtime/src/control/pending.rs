@@ -1,9 +1,10 @@
-//! Connections that have not yet identified themselves, and which of them is closed when there are too many.
+//! Connections that have not identified themselves yet, and the choice of the one to close when there are too many.
 //!
-//! Every process that reaches the port can connect and stay silent, so the number of such connections is bounded. The newest is
-//! always let in. The one that is closed is among those that have proven least, from the address with the most of them, the
-//! oldest. A flood from one address therefore closes its own connections, not those of ranks on other hosts; ranks that share its
-//! address are through within milliseconds, or try again. There is no limit per address, because all ranks of a job may share one.
+//! Every process that reaches the port can connect and stay silent, so the number of such connections is bounded. The
+//! newest is always let in. The connection to close is chosen among those that have proven least: the oldest one from
+//! the address with the most of them. A flood from one address therefore closes its own connections, not those of ranks
+//! on other hosts. Ranks that share its address get through within milliseconds, or try again. There is no limit per
+//! address, because all ranks of a job may share one.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,7 +16,7 @@ use tokio::task::Id;
 
 use super::handshake::Progress;
 
-/// Progress of one connection; written by its task.
+/// Progress of one connection, which the connection's task writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Footing(Arc<AtomicU8>);
 
@@ -63,12 +64,12 @@ impl PendingConnections {
         self.newcomers.push(Pending { task, source: network(source), footing, give_up });
     }
 
-    /// The task of a connection has ended.
+    /// Removes a connection whose task has ended.
     pub(crate) fn leave(&mut self, task: Id) {
         self.newcomers.retain(|newcomer| newcomer.task != task);
     }
 
-    /// Gives one up, and tells it how many were turned away so far. False if there is none.
+    /// Closes one connection, and tells it how many were turned away so far. Returns false if there is none.
     pub(crate) fn make_room(&mut self, turned_away: u64) -> bool {
         let least = self.newcomers.iter().map(|n| n.footing.0.load(Ordering::Relaxed)).min();
         let Some(least) = least else { return false };
@@ -82,7 +83,7 @@ impl PendingConnections {
         }
         let most = from.values().copied().max().unwrap_or_default();
         let goes = candidates().find(|(_, newcomer)| from.get(&newcomer.source) == Some(&most));
-        // Another connection may have advanced between the looks; then the oldest goes.
+        // Another connection may have advanced between the two passes. In that case the oldest is closed.
         let goes = goes.map_or(0, |(at, _)| at);
         let newcomer = self.newcomers.remove(goes);
         let _ = newcomer.give_up.send(turned_away);
@@ -90,7 +91,8 @@ impl PendingConnections {
     }
 }
 
-/// The unit that counts as one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
+/// Returns the unit that counts as one source: an IPv4 address, or the /64 network of an IPv6 address, in which one
+/// host can choose any address.
 fn network(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
         IpAddr::V6(ip) if !ip.is_loopback() => {
@@ -136,7 +138,7 @@ mod tests {
         assert_eq!(order(&[("10.0.0.9", Silent), flood, flood, flood]).await, [1, 2, 0, 3]);
         assert_eq!(order(&[flood, flood, ("10.0.0.9", Greeted), flood]).await, [0, 1, 3, 2]);
         assert_eq!(order(&[("10.0.0.1", Proven), ("10.0.0.1", Greeted), flood]).await, [2, 1, 0]);
-        // One host has a whole /64; IPv4 is the same in both clothes.
+        // One host has a whole /64. An IPv4 address is the same source in either notation.
         assert_eq!(
             order(&[("10.0.0.9", Silent), ("2001:db8::1", Silent), ("2001:db8::2", Silent)]).await,
             [1, 0, 2]

@@ -1,7 +1,8 @@
-//! Asks another host's kernel whether it is there, beside the connections to it.
+//! Probes that ask whether another host is alive, outside the existing connections to it.
 //!
-//! After a cut, the kernel sends again what was lost when a timer says so: some tenths of a second after the cable is mended. A request
-//! for a new connection goes at once. Any answer, be it a refusal, shows that the host is there.
+//! After a network cut, the kernel resends lost data when a timer fires, some tenths of a second after the network
+//! works again. A request for a new connection is sent at once. Any answer, even a refusal, shows that the host is
+//! alive.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Requests to one host. Each is sent once: the kernel would repeat it after a second.
+/// Connection requests to one host. The kernel sends each once; it would repeat it only after a second.
 #[derive(Debug)]
 pub(super) struct Probes {
     most: usize,
@@ -19,12 +20,12 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// So many on their way at a time.
+    /// Makes a set of probes, of which at most `most` are under way at a time.
     pub(super) const fn at_most(most: usize) -> Self {
         Self { most, under_way: VecDeque::new(), are_answered: false }
     }
 
-    /// Sends one more, in the place of the oldest where there are too many. Returns at once.
+    /// Sends one more probe, in place of the oldest if there are too many. Returns at once.
     pub(super) fn send(&mut self, to: SocketAddr) {
         if self.under_way.len() >= self.most {
             self.under_way.pop_front();
@@ -36,7 +37,7 @@ impl Probes {
         }
     }
 
-    /// Whether one was answered. Never blocks.
+    /// Whether a probe was answered. Never blocks.
     pub(super) fn are_answered(&mut self) -> bool {
         self.are_answered |= self.under_way.iter().any(|socket| match socket.take_error() {
             Ok(None) => socket.peer_addr().is_ok(),
@@ -46,14 +47,15 @@ impl Probes {
         self.are_answered
     }
 
-    /// Takes back those that are on their way.
+    /// Drops all probes that are under way.
     pub(super) fn forget(&mut self) {
         self.under_way.clear();
         self.are_answered = false;
     }
 }
 
-/// Routers say that a host is not to be reached; that it refuses or resets only it says itself.
+/// Whether an error shows that the host is alive. Routers report that a host cannot be reached, but only the host
+/// itself refuses or resets a connection.
 fn is_answer(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
@@ -61,7 +63,7 @@ fn is_answer(error: &io::Error) -> bool {
 fn request(to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // A connection that was made is of no use, and ends without a trace.
+    // A connection that was made has no use. With this option, closing it leaves nothing behind.
     socket.set_linger(Some(Duration::ZERO))?;
     match socket.connect(&to.into()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),

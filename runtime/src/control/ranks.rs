@@ -1,6 +1,7 @@
-//! Lists of ranks in messages.
+//! Texts for lists of ranks in messages.
 
-/// "3, 5-7" for [3, 5, 6, 7]; long lists are cut with the number of those left out.
+/// Formats ranks in short: "3, 5-7" for [3, 5, 6, 7]. Long lists are cut, and the text says how many ranks are left
+/// out.
 pub(crate) fn compact(ranks: &[u32]) -> String {
     const MOST_RANGES: usize = 32;
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -26,7 +27,7 @@ pub(crate) fn compact(ranks: &[u32]) -> String {
     parts.join(", ")
 }
 
-/// "rank 3" or "ranks 3, 5-7".
+/// Formats ranks with their noun: "rank 3" or "ranks 3, 5-7".
 pub(crate) fn named(ranks: &[u32]) -> String {
     let s = if ranks.len() == 1 { "" } else { "s" };
     format!("rank{s} {}", compact(ranks))

@@ -1,7 +1,8 @@
-//! The operations started last: a ring that one thread writes and others read without a lock.
+//! Ring of the operations started last, which one thread writes and others read without a lock.
 //!
-//! Every call writes here, and a lock would cost two atomic exchanges in each. Operation `n` (from 0) lies in slot `n mod SLOTS`, and
-//! `begun` counts the operations written. A reader keeps only entries that cannot have been overwritten:
+//! Every call writes here, and a lock would cost two atomic exchanges in each. Operation `n` (from 0) is stored in slot
+//! `n mod SLOTS`, and `begun` counts the operations written. A reader keeps only entries that cannot have been
+//! overwritten:
 //! 1. The writer stores `begun = n` before it touches the slot of operation `n`; a release fence lies between them.
 //! 2. The reader loads `begun` once more after the slots; an acquire fence lies between them.
 //! 3. A reader that saw any part of operation `n` therefore sees `begun >= n`, and drops entries that are `SLOTS` or more behind it.
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::call::CallLabel;
 
-/// One more than are remembered, since one may be under way. As many as a rank is usually ahead of another; in words they are
-/// well under 2 KiB. A power of two, as every call divides by it.
+/// Number of slots: one more than are remembered, since one may be in the middle of a write. A rank is rarely further
+/// ahead of another, and as text the entries stay well under 2 KiB. A power of two, because every call divides by it.
 const SLOTS: u64 = 16;
 
 /// An operation that was started.
@@ -29,7 +30,7 @@ struct Slot {
     count: AtomicU64,
 }
 
-/// The ring.
+/// The ring of operations.
 #[derive(Debug)]
 pub(super) struct Recent {
     slots: [Slot; SLOTS as usize],
@@ -43,7 +44,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Adds one. By one thread at a time.
+    /// Adds an operation. Only one thread at a time may call this.
     #[inline]
     pub(super) fn push(&self, start: Start) {
         let begun = self.begun.load(Ordering::Relaxed);
@@ -55,7 +56,7 @@ impl Recent {
         self.begun.store(begun + 1, Ordering::Release);
     }
 
-    /// All that are remembered, oldest first; at least the last one, if there is one.
+    /// Returns all remembered operations, oldest first. The last one is always among them.
     pub(super) fn all(&self) -> Vec<Start> {
         loop {
             let upto = self.begun.load(Ordering::Acquire);
@@ -74,7 +75,7 @@ impl Recent {
         }
     }
 
-    /// The last one.
+    /// Returns the last operation.
     pub(super) fn last(&self) -> Option<Start> {
         self.all().pop()
     }
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    /// A reader gets whole texts without gaps while a writer goes round and round.
+    /// A reader gets whole entries without gaps while a writer keeps overwriting the ring.
     #[test]
     fn nobody_reads_what_is_being_written() {
         const PUSHED: u64 = 200_000;

@@ -1,5 +1,6 @@
-//! The relay: pairs of ranks of which neither can dial the other meet at rank 0's port, which all ranks have reached, and it passes their
-//! bytes on. See [`RelayCall`]; what the two say to each other proves itself, and means nothing here.
+//! The relay: if neither of two ranks can dial the other, they meet at rank 0's port, which all ranks have reached, and
+//! the relay passes their bytes on. See [`RelayCall`]. The two ranks authenticate each other; the relay does not
+//! interpret their bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,23 +11,25 @@ use tokio::net::TcpStream;
 
 use crate::job::Cookie;
 
-/// Most ends that wait for the other one. Each is a descriptor; who comes beyond that comes again.
+/// Most ends that wait for their partner. Each takes a descriptor. Further ends are dropped and try again.
 const WAITING_MAX: usize = 512;
 
-/// Bytes that the relay takes at a time, each way of a pair: few calls for long messages, and little memory.
+/// Bytes that the relay copies at a time, in each direction of a pair: few system calls for long messages, and little
+/// memory.
 const COPY_BYTES: usize = 128 << 10;
 
-/// The dialer's endpoint, the acceptor's, and the channel.
+/// Endpoint of the dialer, endpoint of the acceptor, and the channel.
 type Pair = (u64, u64, u16);
 
-/// Ends that wait for the other one, with whether they are the dialer.
+/// The relay's state: ends that wait for their partner, each with whether it is the dialer.
 #[derive(Debug, Default)]
 pub(super) struct Relay {
     waiting: Mutex<HashMap<Pair, (bool, TcpStream)>>,
 }
 
 impl Relay {
-    /// Serves a connection that began with `magic`, until both its ends have closed. Strangers to the jobs with these cookies are dropped.
+    /// Serves a connection that began with `magic`, until both ends have closed. Drops connections that belong to none
+    /// of the jobs with these cookies.
     pub(super) async fn serve(
         self: Arc<Self>,
         mut stream: TcpStream,
@@ -47,7 +50,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Both ends, if the other one waits already. An end that comes again takes the place of its former connection.
+    /// Returns both ends if the partner is already waiting. If an end connects again, its new connection replaces the
+    /// earlier one.
     fn pair(&self, call: RelayCall, stream: TcpStream) -> Option<(TcpStream, TcpStream)> {
         let pair = (call.dialer, call.acceptor, call.channel);
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +76,7 @@ mod tests {
     const COOKIE: Cookie = [5; 16];
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Calls as one end of a pair, and waits until the relay serves the call.
+    /// Connects as one end of a pair, and waits until the relay has handled the connection.
     async fn call(relay: &Arc<Relay>, channel: u16, is_dialer: bool, cookie: Cookie) -> TcpStream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -86,7 +90,7 @@ mod tests {
         let partner = relay.waiting.lock().unwrap().get(&pair).map(|(is_dialer, _)| *is_dialer);
         let served = tokio::spawn(relay.clone().serve(far, magic, vec![COOKIE]));
         if partner != Some(!is_dialer) {
-            // The first of a pair is put aside, and a stranger dropped.
+            // The relay keeps the first end of a pair waiting, and drops a stranger.
             let _ = tokio::time::timeout(LONG, served).await.expect("in time");
         }
         near

@@ -1,4 +1,4 @@
-//! The survivors of a communicator meet anew: agreements among its members, and a control plane of their own.
+//! Reunion of a communicator's survivors: agreements among its members, and a new control plane for them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,31 +20,32 @@ use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
 
-/// Longest time for a decision, beside silences, on a busy host.
+/// Longest time for a decision on a busy host, in addition to silences.
 const DECIDING: Duration = Duration::from_secs(2);
 
-/// The call for which members agree.
+/// The call that an agreement is for. The values are flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
-    /// The user's own flags.
+    /// Agreement on the user's own flags.
     Agree = 1,
-    /// The survivors.
+    /// Agreement on the survivors.
     Shrink = 2,
-    /// Whether the survivors have met.
+    /// Agreement on whether the survivors have met.
     Confirm = 4,
-    /// The survivors, before newcomers join them.
+    /// Agreement on the survivors, before newcomers join them.
     Grow = 8,
-    /// Whether all members, old and new, are there.
+    /// Agreement on whether all members, old and new, are there.
     Enter = 16,
 }
 
-/// Until when members that live and have not called are waited for, and what then.
+/// How long to wait for living members that have not called, and what to do then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
-    /// This member gives up.
+    /// This member gives up at this time.
     GivingUp(Instant),
-    /// All decide, as if those had called with no flag set; they get that decision when they call.
+    /// All members decide at this time, as if the late ones had called with no flag set. Late members get that decision
+    /// when they call.
     Deciding(Instant),
 }
 
@@ -56,28 +57,29 @@ impl Until {
     }
 }
 
-/// Reason why a member has not decided with the others.
+/// Reason why a member did not take part in a decision.
 #[derive(Clone, Debug)]
 pub(crate) enum Disagreement {
-    /// The others have gone on without it; one of them.
+    /// The others have gone on without this member. `by` is one of them.
     Fenced { by: u32 },
-    /// No quorum answers.
+    /// Not enough members answer for a quorum.
     Minority { silent: Vec<u32> },
-    /// Too late.
+    /// The deadline passed.
     Timeout { late: Vec<u32>, silent: Vec<u32> },
-    /// The members called different things.
+    /// The members made calls that do not match.
     Mismatch,
-    /// This rank has no way to the others.
+    /// This rank has no door through which to reach the others.
     NoDoor,
 }
 
 impl Control {
-    /// Address of this rank's door, for calls without the coordinator; none for a job of one rank, or without a port.
+    /// Returns the address of this rank's door, for calls without the coordinator. `None` for a job of one rank, or
+    /// without a port.
     fn door(&self) -> Option<DoorAddress> {
         self.inner.door.get().map(|door| door.address().clone())
     }
 
-    /// Opens a door, if there is none: for a job of one rank that would have others join it.
+    /// Opens a door if there is none, for a job of one rank that lets others join.
     pub(crate) fn open_door(&self) -> Result<()> {
         if self.inner.door.get().is_some() {
             return Ok(());
@@ -97,55 +99,56 @@ impl Control {
         Ok(())
     }
 
-    /// The lobby in which newcomers wait for this group, or a new one. None without a door.
+    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. `None` without a door.
     pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
         self.inner.door.get().map(|door| door.lobby(group, make))
     }
 
-    /// The desk from which newcomers fetch the state of this group, or a new one. None without a door.
+    /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none. `None`
+    /// without a door.
     pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
         self.inner.door.get().map(|door| door.open_desk(group))
     }
 
-    /// The same, if it was opened.
+    /// Returns the desk of this group, if it was opened.
     pub(crate) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
         self.inner.door.get()?.desk(group)
     }
 
-    /// Whether this process had no descriptors for lines to other members at some time since then.
+    /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
     pub(crate) fn lacked_descriptors(&self, since: Instant) -> bool {
         self.inner.door.get().is_some_and(|door| door.lacked_descriptors(since))
     }
 
-    /// The doors of some ranks, as far as they are known, and what newcomers must know beside them.
+    /// Returns the known doors of some ranks, with the other facts that newcomers need.
     pub(crate) fn entrances(&self, ranks: &[u32]) -> Vec<Entrance> {
         ranks.iter().filter_map(|rank| self.entrance(*rank)).collect()
     }
 
-    /// The door of a rank.
+    /// Returns the door of a rank.
     pub(crate) fn entrance(&self, rank: u32) -> Option<Entrance> {
         let peers = || self.inner.peers.as_ref()?.door(rank).filter(|door| *door != DoorAddress::default());
         let door = if rank == self.rank() { self.door() } else { peers() }?;
         Some(Entrance { door, host_key: self.peer_info()[rank as usize].host_key })
     }
 
-    /// For newcomers: the way to the members who live.
+    /// Makes an invitation, which leads newcomers to the living members.
     pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
         let secret =
             self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
         Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances(), secret))
     }
 
-    /// Tells members that a communicator is aborted, where there is no coordinator to do it.
+    /// Tells members that a communicator is aborted, if there is no coordinator to do it.
     pub(super) fn tell_members(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         if let Some(peers) = &self.inner.peers {
             peers.abort(members, communicator, cause);
         }
     }
 
-    /// Makes a control plane of some ranks, and of newcomers perhaps, all of which come. The one that is rank 0 from now on runs its
-    /// coordinator.
-    /// Blocks until all have come, one of them is gone or silent, an alarm sounds, or the deadline.
+    /// Makes a control plane for some ranks, and possibly newcomers, all of which call this. The rank that becomes rank
+    /// 0 runs the coordinator. Blocks until all have come, one of them is gone or silent, an alarm sounds, or the
+    /// deadline passes.
     pub(crate) fn reunite(&self, meeting: Meeting<'_>) -> Result<Self> {
         let Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm } = meeting;
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
@@ -178,7 +181,7 @@ impl Control {
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
         };
-        // The rank that runs the coordinator looks after all; the others look after it. The alarm looks after newcomers.
+        // The rank that runs the coordinator watches all other ranks, and they watch it. The alarm watches newcomers.
         let others = || ranks.iter().copied().filter(|rank| *rank != spec.rank).collect();
         let watched: Vec<u32> = if place == 0 { others() } else { center.into_iter().copied().collect() };
         let watch = self.inner.peers.as_ref().filter(|_| !watched.is_empty());
@@ -187,18 +190,18 @@ impl Control {
     }
 }
 
-/// Members that come together anew.
+/// The facts about a reunion.
 pub(crate) struct Meeting<'a> {
-    /// Newcomers, by their ranks until now.
+    /// Ranks of the existing members until now.
     pub(crate) ranks: &'a [u32],
-    /// This one's rank from now on.
+    /// This rank's new rank.
     pub(crate) place: u32,
-    /// World size from then on, newcomers included.
+    /// The new world size, newcomers included.
     pub(crate) world_size: u32,
-    /// The door of rank 0 from now on.
+    /// The door of the new rank 0.
     pub(crate) at: Option<Entrance>,
     pub(crate) tag: Tag,
-    /// The agreement to which a member goes that has given this meeting up.
+    /// The next agreement of a member that has given up this meeting.
     pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
@@ -207,8 +210,8 @@ pub(crate) struct Meeting<'a> {
 }
 
 impl Membership {
-    /// Agrees with the members that live. Blocks until all of these have called it, or for so long; and for some silences longer where the
-    /// others decide and some do not answer.
+    /// Agrees with the living members. Blocks until all of them have called it, or for as long as `until` says. If the
+    /// others decide then and some do not answer, it blocks for a few more silences.
     pub(crate) fn agree(
         &self,
         purpose: Purpose,
@@ -219,7 +222,8 @@ impl Membership {
         let shared = self.control().shared();
         let number = self.next_round();
         let mut part = Part { kinds: purpose as u8, flags, seed: [0; 32] };
-        // Without randomness a meeting has a name that others might guess, and still none without the key of its door.
+        // Without randomness, others might guess the name of a meeting, but they still could not enter without the key
+        // of its door.
         let _ = getrandom::fill(&mut part.seed);
         let own = self.members().iter().position(|rank| *rank == shared.rank).unwrap_or_default() as u32;
         if self.members().len() == 1 {
@@ -249,10 +253,10 @@ impl Membership {
     }
 }
 
-/// Meeting of survivors.
+/// A meeting of survivors, as one of them sees it.
 pub(super) struct Reunion {
     pub(super) door: Arc<Door>,
-    /// The door of the one that runs the coordinator.
+    /// The door of the rank that runs the coordinator.
     pub(super) at: DoorAddress,
     pub(super) near: bool,
     pub(super) tag: Tag,
@@ -263,13 +267,13 @@ impl Reunion {
         opaque.0.clone().downcast().ok()
     }
 
-    /// Whether silence on connections means anything: not between threads of one process.
+    /// Whether silence on connections counts as a failure. Between threads of one process it does not.
     pub(super) fn is_judged(&self) -> bool {
         !self.door.is_local()
     }
 
-    /// Goes to the one that runs the coordinator. If it is gone, or has given this meeting up, there will be no other answer.
-    /// Also at which port that is.
+    /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
+    /// has given up this meeting, a retry is useless.
     pub(super) async fn knock(
         &self,
         spec: &JoinSpec,
@@ -278,7 +282,7 @@ impl Reunion {
         self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
     }
 
-    /// Survivors are for this coordinator, until the result is dropped.
+    /// Hands survivors that come to this door to the coordinator, until the result is dropped.
     pub(super) fn receive(&self, coordinator: &Coordinator) -> Box<dyn Send> {
         self.door.receive(self.tag, coordinator)
     }

@@ -12,10 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 
-/// One background thread, `kolo-control`, for any number of ranks in this process. A process with one rank makes
-/// one and drops it with its last communicator; the ranks of an in-process cluster share one.
+/// One background thread, `kolo-control`, for any number of ranks in this process. A process with one rank makes one
+/// and drops it with its last communicator. The ranks of an in-process cluster share one.
 ///
-/// The thread ends, and its sockets close, when the last handle is dropped.
+/// The thread ends and its sockets close when the last handle is dropped.
 #[derive(Clone)]
 pub struct ControlRuntime {
     inner: Arc<Inner>,
@@ -25,7 +25,7 @@ struct Inner {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Process in which the thread runs: a child made by `fork` has none to wait for.
+    /// Process in which the thread runs. A child made by `fork` has no such thread to wait for.
     process: Process,
 }
 
@@ -45,7 +45,7 @@ impl ControlRuntime {
             .name("kolo-control".into())
             .spawn(move || {
                 let _ = runtime.block_on(stopped);
-                // A name look-up may still block a helper thread; it ends by itself.
+                // A name look-up may still block a helper thread, which ends by itself.
                 runtime.shutdown_timeout(Duration::from_millis(100));
             })
             .map_err(|e| Error::system("starting the thread of the control plane", e))?;
@@ -53,7 +53,7 @@ impl ControlRuntime {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Whether the caller runs on this very thread, where waiting for it would never end.
+    /// Whether the caller runs on this very thread. Waiting for the thread would then never end.
     pub(crate) fn is_current(&self) -> bool {
         self.inner.thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
     }

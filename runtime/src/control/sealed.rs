@@ -1,9 +1,10 @@
 //! A stream that no third party can read, change, shorten or replay.
 //!
-//! The stream is cut into records: the length (2 bytes, little-endian), that many bytes of ChaCha20-Poly1305, and the tag (16 bytes).
-//! Each direction has a key of its own, derived from the handshake (`handshake.rs`) and therefore never used before, and counts its
-//! records. The count is the nonce, so a record is valid in one place of one connection only. The tag covers the length. A stream may
-//! end between records, as TCP does; the messages inside (goodbye, closing) say whether more was to come.
+//! The stream is cut into records: the length (2 bytes, little-endian), that many bytes of ChaCha20-Poly1305, and the
+//! tag (16 bytes). Each direction counts its records and has its own key, which is derived from the handshake
+//! (`handshake.rs`) and was therefore never used before. The count is the nonce, so a record is valid at one place of
+//! one connection only. The tag covers the length. A stream may end between records, as TCP streams do; the messages
+//! inside (goodbye, closing) say whether more was to come.
 
 use std::io;
 use std::pin::Pin;
@@ -15,12 +16,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::wire::invalid;
 
-/// Most plain bytes of a record: what TLS takes too; the reader holds one record at a time.
+/// Longest plain text of a record, as in TLS. The reader holds one record at a time.
 pub(crate) const RECORD_BYTES: usize = 16 << 10;
 const LENGTH_BYTES: usize = 2;
 const TAG_BYTES: usize = 16;
 
-/// Memory that a stream keeps between records; what a longer one needed is given back.
+/// Memory that a stream keeps between records. What a longer record needed beyond this is freed.
 const KEPT_BYTES: usize = 2 << 10;
 
 const _: () = assert!(RECORD_BYTES <= u16::MAX as usize);
@@ -35,7 +36,7 @@ pub(crate) struct SessionKeys {
     pub(crate) inward: DirectionKey,
 }
 
-/// One direction: its key, and how many records have gone by.
+/// One direction: its key, and the number of records so far.
 struct Direction {
     cipher: ChaCha20Poly1305,
     records: u64,
@@ -49,7 +50,7 @@ impl Direction {
     fn next_nonce(&mut self) -> Nonce {
         let mut nonce = [0; 12];
         nonce[..8].copy_from_slice(&self.records.to_le_bytes());
-        // 2^64 records are more than any connection lives to see.
+        // No connection lives long enough for 2^64 records.
         self.records += 1;
         Nonce::from(nonce)
     }
@@ -73,15 +74,15 @@ pub(crate) struct Sealed<S> {
     stream: S,
     sealing: Direction,
     opening: Direction,
-    /// A record on its way out, and how much of it has gone.
+    /// An outgoing record, and how much of it has been sent.
     out: Vec<u8>,
     sent: usize,
-    /// A record on its way in, tag and all, and how much of it has come.
+    /// An incoming record with its tag, and how much of it has arrived.
     length: [u8; LENGTH_BYTES],
     length_read: usize,
     body: Vec<u8>,
     body_read: usize,
-    /// Plain bytes at the beginning of `body`, from `taken` on; none while a record is read.
+    /// Plain bytes at the beginning of `body`, which are taken from `taken` on. Zero while a record is being read.
     plain: usize,
     taken: usize,
 }
@@ -105,7 +106,7 @@ impl<S> Sealed<S> {
 }
 
 impl<S> Sealed<S> {
-    /// The plain one.
+    /// Returns the underlying stream.
     pub(crate) const fn beneath(&self) -> &S {
         &self.stream
     }
@@ -128,7 +129,7 @@ impl<S: AsyncWrite + Unpin> Sealed<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Sealed<S> {
-    /// Takes one record; what the stream does not take of it at once goes with the next write, or with a flush.
+    /// Takes one record. Bytes that the stream does not accept at once are sent by the next write or flush.
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         ready!(this.poll_drain(cx))?;
@@ -220,7 +221,7 @@ mod tests {
         (SessionKeys { outward: a, inward: b }, SessionKeys { outward: b, inward: a })
     }
 
-    /// The bytes of `messages` as they cross the wire, a record each.
+    /// Returns the bytes of `messages` as they cross the network, one record each.
     async fn records(messages: &[&[u8]]) -> Vec<Vec<u8>> {
         let (near, mut far) = tokio::io::duplex(1 << 20);
         let mut sealed = Sealed::new(near, &pair().0);
@@ -286,13 +287,13 @@ mod tests {
         for bit in 0..8 * sent[0].len() {
             let mut bytes = sent[0].clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // A longer length makes it wait for more, which does not come.
+            // A longer length makes the reader wait for more bytes, which do not come.
             opened(&bytes).await.expect_err("one bit");
         }
         assert!(opened(&sent[0][..4]).await.is_err(), "cut off");
     }
 
-    /// Records of one direction cannot be played back to their sender.
+    /// A record cannot be played back to its sender.
     #[tokio::test(flavor = "current_thread")]
     async fn a_record_is_not_taken_in_the_other_direction() {
         let sent = records(&[b"mine"]).await.concat();

@@ -1,10 +1,11 @@
-//! Whether another host is there: its kernel acknowledges what is sent to it, whatever its processes do.
+//! Watching whether another host is alive: its kernel acknowledges data whatever its processes do.
 //!
-//! A stopped or busy process does not read, and its kernel still answers. A host without power, or behind a cut cable, does not. So silence
-//! of a kernel means more than that of a process, and is judged sooner. Both ends of a connection watch each other in this way once
-//! a group can go on after a loss ([`Control::watch_hosts`](super::Control::watch_hosts)); until then a lost host ends the job, which is worth
-//! more patience. After half of the limit the host is also asked beside the connection ([`Probes`]), since that is slow to notice that a
-//! cable is mended.
+//! A stopped or busy process does not read, but its kernel still answers. A host without power or behind a cut cable
+//! does not answer at all. A silent kernel is therefore a stronger sign than a silent process, and is given up sooner.
+//! Both ends of a connection watch each other in this way once a group can go on after a loss
+//! ([`Control::watch_hosts`](super::Control::watch_hosts)). Until then a lost host ends the job, which justifies more
+//! patience. After half of the limit, the host is also probed outside the connection ([`Probes`]), because a connection
+//! is slow to notice that the network works again.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,28 +15,28 @@ use super::coordinator_state::ConnectionId;
 use super::line::{Answered, Line};
 use super::probe::Probes;
 
-/// Something is sent so many times within the limit: a cut is noticed later by one part of them at most.
+/// Number of messages sent within the limit. A cut is therefore noticed at most one such part of the limit late.
 const BEATS: u32 = 16;
 
-/// After such a part of the limit, silence is worth other questions, ...
+/// Divisor of the limit that gives the silence after which the host is also probed.
 const DOUBT: u32 = 2;
 
-/// ... so many within the limit.
+/// Number of probes within the limit.
 const QUESTIONS: u32 = 32;
 
-/// Questions on their way at a time: to one host, and to all.
+/// Most probes under way at a time, to one host and to all hosts.
 const QUESTIONS_TO_ONE: usize = 8;
 const QUESTIONS_TO_ALL: usize = 2048;
 
-/// Work of the coordinator for one connection, in time between beats: 4096 ranks are looked at once a second.
+/// Coordinator's time between beats per connection. With 4096 ranks, each is checked once a second.
 const PER_RANK: Duration = Duration::from_micros(250);
 
-/// Between two beats on a watched connection.
+/// Returns the time between two beats on a watched connection.
 pub(crate) fn period(limit: Duration, world_size: u32) -> Duration {
     (limit / BEATS).max(PER_RANK * world_size)
 }
 
-/// Silence of that length is in doubt, and is looked into after each such time.
+/// Returns the silence after which a host is in doubt, and the time between two probes from then on.
 pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
     (limit / DOUBT, limit / QUESTIONS)
 }
@@ -44,33 +45,34 @@ pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
 #[derive(Debug)]
 pub(crate) struct Vigil {
     line: Line,
-    /// Address at which its host is probed.
+    /// Address at which the host is probed.
     at: Option<SocketAddr>,
     probes: Probes,
     limit: Duration,
     silence: Silence,
 }
 
-/// Result of a look.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Something is to be sent.
+    /// Send something.
     Ask,
-    /// Something is under way. More of it would be in the way: a kernel sends little that is lost again soon, and much ever later.
+    /// Wait for the answer to earlier data. More data would not help: a kernel resends a little lost data soon, and
+    /// takes ever longer for a lot of it.
     Wait,
-    /// Silent for too long.
+    /// The host has been silent for too long.
     Silent(Duration),
 }
 
-/// For how long a kernel has left something unanswered.
+/// How long a kernel has left data unanswered.
 #[derive(Debug)]
 struct Silence {
-    /// All that was sent before was answered, or something was since.
+    /// Time when all earlier data was answered, or when the last answer came.
     since: Instant,
-    /// When it is looked at next.
+    /// Time of the next check.
     due: Instant,
     period: Duration,
-    /// Length of the silence when it was last in doubt: the host was probed beside the connection then.
+    /// Length of the silence when the host was last in doubt, and was probed outside the connection.
     doubted: Option<Duration>,
 }
 
@@ -79,12 +81,12 @@ impl Silence {
         Self { since: now, due: now + period, period, doubted: None }
     }
 
-    /// `probed`: its host has answered beside the connection.
+    /// Checks the host. `probed`: the host has answered a probe.
     fn look(&mut self, answered: Answered, probed: bool, limit: Duration, now: Instant) -> Look {
         let was_stopped = now.saturating_duration_since(self.due) > self.period;
         self.due = now + self.period;
         let silence = now.saturating_duration_since(self.since);
-        // A beat of a process that was itself stopped has perhaps only gone now.
+        // If this process was itself stopped, its last message may only have been sent now.
         if was_stopped || answered.all || probed || answered.ago < silence {
             (self.since, self.doubted) = (now, None);
             return if answered.all { Look::Ask } else { Look::Wait };
@@ -95,14 +97,16 @@ impl Silence {
         }
         self.due = now + beat;
         let before = self.doubted.replace(silence);
-        // With many ranks each is checked so rarely that no probe went out before; and this process may have been late to probe.
+        // With many ranks, each is checked so rarely that no probe may have been sent before. This process may also
+        // have been late to send one.
         let was_asked = before.is_some_and(|before| before + 2 * beat >= limit);
         if silence >= limit && was_asked { Look::Silent(silence) } else { Look::Wait }
     }
 }
 
 impl Vigil {
-    /// `port`: of the other end's door, which takes connections, and firewalls let them pass.
+    /// Starts watching. `port` is the port of the other end's door, which accepts connections and which firewalls let
+    /// through.
     pub(crate) fn new(line: Line, port: Option<u16>, limit: Duration, world_size: u32, now: Instant) -> Self {
         let at = line.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
         let most = QUESTIONS_TO_ONE.min(QUESTIONS_TO_ALL / world_size.max(1) as usize).max(1);
@@ -110,14 +114,14 @@ impl Vigil {
         Self { line, at, probes: Probes::at_most(most), limit, silence }
     }
 
-    /// When to look.
+    /// Returns the time of the next check.
     pub(crate) const fn due(&self) -> Instant {
         self.silence.due
     }
 
     pub(crate) fn look(&mut self, now: Instant) -> Look {
         let Some(answered) = self.line.answered() else {
-            // Its reader tells how it has ended.
+            // The task that reads the connection reports how it has ended.
             self.silence = Silence::new(self.silence.period, now);
             return Look::Wait;
         };
@@ -130,11 +134,11 @@ impl Vigil {
     }
 }
 
-/// Those of a coordinator.
+/// The watched connections of a coordinator.
 #[derive(Debug, Default)]
 pub(crate) struct Vigils(HashMap<ConnectionId, Vigil>);
 
-/// Result of a look at all of them.
+/// Result of checking all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
     pub(crate) silent: Vec<(ConnectionId, Duration)>,
@@ -150,7 +154,7 @@ impl Vigils {
         self.0.remove(&connection);
     }
 
-    /// Time of the next look, if any rank is watched.
+    /// Returns the time of the next check, if any rank is watched.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.values().map(Vigil::due).min()
     }
@@ -171,7 +175,7 @@ impl Vigils {
     }
 }
 
-/// Error text for a host that was silent for so long.
+/// Formats the error text for a host that was silent for so long.
 pub(crate) fn text(silence: Duration) -> String {
     format!("its host has not answered for {:.1} s", silence.as_secs_f64())
 }
@@ -182,9 +186,10 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// When a kernel is found silent that answers at once, except while it is away. The one that looks is stopped for a time.
+    /// Returns the time at which a kernel is found silent. It answers at once, except while it is `away`. The watching
+    /// process is `stopped` for a time.
     fn noticed(away: std::ops::Range<u64>, stopped: std::ops::Range<u64>) -> Option<u64> {
-        /// As a kernel sends again what is lost.
+        /// Milliseconds until a kernel resends lost data.
         const AGAIN: u64 = 200;
         let began = Instant::now();
         let at = |ms: u64| began + Duration::from_millis(ms);

@@ -1,7 +1,8 @@
-//! Frames and messages between ranks and the coordinator.
+//! Frames and messages between the ranks and the coordinator.
 //!
-//! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the limit of its
-//! direction before anything is allocated. Texts from other processes are made printable where they are decoded.
+//! A frame is a length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the limit
+//! of its direction before any memory is allocated. Texts from other processes are made printable when they are
+//! decoded.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +19,7 @@ use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
-/// Facts about a rank, known to all after joining.
+/// Facts about a rank, which all ranks know after joining.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PeerInfo {
@@ -27,23 +28,24 @@ pub struct PeerInfo {
     /// Host name, for messages.
     #[serde(deserialize_with = "foreign")]
     pub hostname: String,
-    /// Process, in its own PID namespace.
+    /// Process number in the rank's own PID namespace.
     pub pid: u32,
-    /// Rank among those on its host, where the launcher told.
+    /// Rank among the ranks of its host, if the launcher told it.
     pub local_rank: Option<u32>,
     /// Version of this crate.
     #[serde(deserialize_with = "foreign")]
     pub version: String,
-    /// Equal for ranks on one running kernel within the same network and PID namespaces: those can share memory.
+    /// Number that is equal for ranks on one running kernel within the same network and PID namespaces. Such ranks can
+    /// share memory.
     pub host_key: u64,
 }
 
-/// Names one exchange.
+/// Identifies one exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ExchangeKey {
-    /// Communicator, or whatever the members agree on.
+    /// Id of the communicator, or any number that the members agree on.
     pub communicator: u64,
-    /// Round within it. A pair is used once.
+    /// Round within the communicator. Each pair of communicator and round is used once.
     pub round: u64,
 }
 
@@ -52,17 +54,17 @@ pub struct ExchangeKey {
 pub(crate) struct Hello {
     pub(crate) peer: PeerInfo,
     pub(crate) world_size: u32,
-    /// Name of the job where the launcher told; empty matches any.
+    /// Name of the job, if the launcher told it. An empty name matches any.
     #[serde(deserialize_with = "foreign")]
     pub(crate) job: String,
-    /// Source of the rank's place, for messages.
+    /// Description of where the rank's number came from, for messages.
     #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
-    /// Address at which others reach the rank without the coordinator, if it has one.
+    /// Address at which others reach the rank without the coordinator, if it has a door.
     pub(crate) door: Option<DoorAddress>,
 }
 
-/// From a rank to the coordinator.
+/// A message from a rank to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToCoordinator {
     Hello(Hello),
@@ -73,7 +75,7 @@ pub(crate) enum ToCoordinator {
         members: Vec<u32>,
         blob: Vec<u8>,
     },
-    /// This rank's deadline has passed; the coordinator fails the exchange for all and says who was missing.
+    /// This rank's deadline has passed. The coordinator fails the exchange for all members and says who was missing.
     Withdraw {
         key: ExchangeKey,
     },
@@ -93,36 +95,36 @@ pub(crate) enum ToCoordinator {
         asker: u32,
         status: Option<Status>,
     },
-    /// A message that is passed on from rank to rank has come: the blobs of this exchange, or the welcome.
+    /// A message that ranks pass on to each other has arrived: the blobs of this exchange, or the welcome.
     Received {
         key: Option<ExchangeKey>,
     },
-    /// The group goes on after a loss: a host is lost when it has not answered for so long.
+    /// The group goes on after a loss. From now on a host is lost if it has not answered for this long.
     Watch {
         limit_ms: u32,
     },
     Goodbye,
-    /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
+    /// The rank cannot go on because its thread panics. This counts as a closed connection, and gives the reason.
     Dying {
         loss: Loss,
     },
 }
 
-/// From the coordinator to a rank.
+/// A message from the coordinator to a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FromCoordinator {
     Welcome {
         cookie: Cookie,
         peers: Vec<PeerInfo>,
-        /// By rank.
+        /// The doors, by rank.
         doors: Vec<Option<DoorAddress>>,
     },
-    /// A welcome, or the blobs of an exchange, that the receiver passes on to some of the others: see `passing`.
+    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see `passing`.
     PassOn {
         key: Option<ExchangeKey>,
         message: Vec<u8>,
     },
-    /// Some ranks are still missing: their names as text, and the number of rejected connections.
+    /// Some ranks are still missing. Carries their names as text, and the number of rejected connections.
     Waiting {
         #[serde(deserialize_with = "foreign")]
         missing: String,
@@ -159,11 +161,11 @@ pub(crate) enum FromCoordinator {
         status: Option<Status>,
     },
     Goodbye,
-    /// Rank 0 has left and closes the coordinator; nothing is wrong.
+    /// Rank 0 has left and closes the coordinator. This is not an error.
     Closing,
 }
 
-/// Reason why the coordinator refuses a rank, or gives up.
+/// Reason why the coordinator refuses a rank or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) kind: JoinFailure,
@@ -195,7 +197,7 @@ pub(crate) enum ExchangeFailure {
     },
 }
 
-/// Lists of ranks, which mostly are in a row: as the first of each run and its length.
+/// Encoding of a list of ranks as runs of consecutive ranks: the first rank of each run and its length.
 mod runs {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -224,25 +226,25 @@ mod runs {
     }
 }
 
-/// A text from another process, made fit for errors, logs and terminals.
+/// Decodes a text from another process and makes it fit for errors, logs and terminals.
 pub(crate) fn foreign<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(|text| printable(&text, MAX_TEXT_BYTES))
 }
 
-/// The same where there may be none.
+/// Decodes an optional text in the same way.
 pub(crate) fn foreign_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     Ok(text.map(|text| printable(&text, MAX_TEXT_BYTES)))
 }
 
-/// Bytes of a frame's length.
+/// Bytes of a frame's length prefix.
 pub(crate) const PREFIX_BYTES: usize = 4;
 
 /// Encodes a message as a frame.
 pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
     let mut frame = BytesMut::with_capacity(64);
     frame.put_u32_le(0);
-    // Our own types into memory: postcard has no way to fail on them.
+    // These are Kolo's own types, encoded into memory, so postcard cannot fail.
     let mut frame = postcard::to_extend(message, Extend(frame)).expect("messages can be encoded").0;
     let length = frame.len() - 4;
     assert!(length <= MAX_FRAME_FROM_COORDINATOR, "a frame of {length} bytes is over every limit");
@@ -258,7 +260,7 @@ impl std::iter::Extend<u8> for Extend {
     }
 }
 
-/// Decodes what a frame holds; trailing bytes are an error.
+/// Decodes a frame's payload. Trailing bytes are an error.
 pub(crate) fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(payload) {
         Ok((message, [])) => Ok(message),
@@ -267,7 +269,7 @@ pub(crate) fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
     }
 }
 
-/// Reads one frame. `None` at a clean end between frames.
+/// Reads one frame. Returns `None` if the stream ends between frames.
 pub(crate) async fn read_frame<R: AsyncRead + Unpin>(
     reader: &mut R,
     limit: usize,
@@ -290,7 +292,7 @@ pub(crate) async fn read_frame<R: AsyncRead + Unpin>(
     Ok(Some(payload))
 }
 
-/// Cuts a text to what a message may carry.
+/// Cuts a text to the length that a message may carry.
 pub(crate) fn clip(mut text: String, most: usize) -> String {
     let most = most.min(MAX_TEXT_BYTES);
     if text.len() > most {
@@ -304,7 +306,7 @@ pub(crate) fn clip(mut text: String, most: usize) -> String {
     text
 }
 
-/// Adds to a list that forgets its oldest entries.
+/// Appends to a list that drops its oldest entry when it is full.
 pub(crate) fn remember<T>(list: &mut VecDeque<T>, item: T) {
     if list.len() == MAX_REMEMBERED {
         list.pop_front();
@@ -366,7 +368,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Bytes from the network decode or fail; they do not panic and do not make us allocate beyond their own size.
+        /// Bytes from the network decode or fail. They cause neither a panic nor an allocation beyond their own size.
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let _ = decode::<ToCoordinator>(&bytes);

@@ -1,22 +1,22 @@
-//! The stable code of each error, and what it stands for.
+//! The stable code of each error, and its explanation.
 //!
-//! A code means the same in all versions: rows are added, and never used for something else. Their first two digits are those of
-//! the kind of error. `kolo explain-error` prints a row, and `docs/troubleshooting.md` has a table of them, which the test `codes`
-//! compares with this one.
+//! A code has the same meaning in all versions: codes may be added, but never reused. Its first two digits denote the
+//! kind of error. `kolo explain-error` prints one explanation. `docs/troubleshooting.md` has a table of all codes,
+//! which the test `codes` compares with the table here.
 
 use super::{AbortReason, Error, JoinFailure, LossCause, PeerState};
 
-/// Meaning of a code.
+/// Explanation of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The code, such as `K0401`.
     pub code: &'static str,
-    /// The event, in a few words.
+    /// What happened, in a few words.
     pub title: &'static str,
-    /// Why this happens, in sentences.
+    /// Why it happens, in sentences.
     pub cause: &'static str,
-    /// Remedies, the likeliest to help first.
+    /// Remedies, the most promising one first.
     pub remedies: &'static [&'static str],
     /// The section of `docs/troubleshooting.md` that says more.
     pub section: &'static str,
@@ -26,7 +26,7 @@ macro_rules! codes {
     ($($name:ident = $code:literal, $title:literal, $section:literal, $cause:literal, [$($remedy:literal),+];)+) => {
         $(const $name: &str = $code;)+
 
-        /// All of them, in order.
+        /// All explanations, in the order of their codes.
         pub const ALL: &[Explanation] = &[$(Explanation {
             code: $code,
             title: $title,
@@ -157,21 +157,22 @@ codes! {
         ["Please report it, with the text and the output of `kolo info`."];
 }
 
-/// The code of a call that makes no sense, for doors that find it before the runtime does.
+/// The code of [`Error::Usage`], for bindings that detect an invalid call before the runtime does.
 pub const OF_USAGE: &str = USAGE;
 
-/// The code of a defect of Kolo itself, such as a panic that a door has caught.
+/// The code of a defect of Kolo itself, such as a panic that a binding has caught.
 pub const OF_DEFECT: &str = INTERNAL;
 
-/// Meaning of a code; upper and lower case are the same. None if it is no code.
+/// Returns the explanation of a code, or `None` for an unknown one. Case does not matter.
 #[must_use]
 pub fn explanation(code: &str) -> Option<&'static Explanation> {
     ALL.iter().find(|known| known.code.eq_ignore_ascii_case(code))
 }
 
 impl Error {
-    /// The stable code of this kind of error, such as `K0401`. It stands at the end of the text, in brackets; `kolo
-    /// explain-error` and [`codes::explanation`](explanation) say what it stands for. Programs rather match on the variant.
+    /// Returns the stable code of this kind of error, such as `K0401`, which also ends the error's text, in brackets.
+    /// `kolo explain-error` and [`codes::explanation`](explanation) explain it. Programs should match on the variant
+    /// instead.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,18 +1,19 @@
-//! An error's knowledge of other ranks.
+//! The facts about other ranks that an error carries.
 
 use std::fmt;
 
 use crate::types::DataType;
 
-/// A rank that a call waited for when its deadline passed. The text gives rank and detail: "rank 2 (finished #1 barrier())".
+/// A rank that a call was still waiting for when its deadline passed. Its text has rank and detail: "rank 2 (finished
+/// #1 barrier())".
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AwaitedRank {
-    /// The rank, in the communicator concerned.
+    /// Its number in the communicator concerned.
     pub rank: u32,
-    /// Its activity.
+    /// What it was doing.
     pub state: PeerState,
-    /// The same in words, with the operation's name and how the rank is reached.
+    /// The state in words, with the operation's name and the transport to the rank.
     pub detail: String,
 }
 
@@ -28,11 +29,11 @@ impl fmt::Display for AwaitedRank {
     }
 }
 
-/// A rank's activity when another rank's deadline passed.
+/// What a rank was doing when another rank's deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// It was in no call: it computes, or hangs elsewhere.
+    /// It was in no call: it is computing, or hangs elsewhere.
     Outside {
         /// Number of the operation that it finished last; 0 before the first.
         finished: u64,
@@ -42,24 +43,24 @@ pub enum PeerState {
         /// Number of the operation that it started last; 0 in a send or receive before the first operation.
         started: u64,
     },
-    /// Data between it and another rank is not acknowledged: look at the network between the two.
+    /// Data between it and another rank is not acknowledged. The network between the two needs attention.
     CutOff {
         /// The other rank.
         other: u32,
     },
-    /// It had not come to an exchange of the control plane, with which communicators and symmetric buffers are made.
+    /// It had not arrived at an exchange of the control plane, by which communicators and symmetric buffers are made.
     Late,
     /// It had left in good order.
     Left,
     /// It was asked and did not answer.
     Silent,
-    /// It is the rank that waited: a message to oneself takes a send and a receive.
+    /// It is the waiting rank itself: a message to oneself needs both a send and a receive.
     Itself,
-    /// The rank was not asked, or the question could not be carried.
+    /// It was not asked, or the question could not be delivered.
     Unknown,
 }
 
-/// A peer's call where this rank's was different.
+/// A peer's call that differs from this rank's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCall {
@@ -79,16 +80,16 @@ pub enum PeerCall {
         /// Its tag.
         tag: u32,
     },
-    /// The same call, with a message of another length.
+    /// The same call, but with a message of another length.
     Length {
         /// The call.
         description: String,
-        /// Bytes of the message that came.
+        /// Length of the message that arrived, in bytes.
         bytes: u64,
-        /// Bytes that were expected.
+        /// Length that was expected, in bytes.
         expected: u64,
     },
-    /// Its call is not known.
+    /// A call that is not known.
     Unknown {
         /// The known facts, in words.
         detail: String,

@@ -2,123 +2,133 @@
 
 use std::time::Duration;
 
-/// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
+/// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
 pub(crate) const PROTOCOL: u32 = 7;
 
-/// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
-/// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
+/// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
+/// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
+/// milliseconds.
 pub const MAX_WORLD_SIZE: u32 = 4096;
 
 /// Longest blob of one rank in [`Control::exchange`](crate::control::Control::exchange). A rank's addresses on all
 /// transports take less than 2 KiB; the rest is room for growth.
 pub const MAX_BLOB_BYTES: usize = 64 << 10;
 
-/// All blobs of one exchange together: 4 KiB for each of the most ranks, 64 KiB each up to 256 ranks. The coordinator sends
-/// this much to every member, so it bounds the coordinator's work as well as a member's memory.
+/// Longest total of all blobs in one exchange: 4 KiB per rank at the largest world size, 64 KiB per rank up to 256
+/// ranks. The coordinator sends this much to every member, so this limit bounds both the coordinator's work and a
+/// member's memory.
 pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
 
-/// Communicators that a door names to one who was left behind: 10 bytes each, of a first frame.
+/// Largest number of communicators that a door names to a rank that was left behind: 10 bytes each in the first frame.
 pub(crate) const MAX_LEFT_BEHIND: usize = 256;
 
-/// Longest text (reason, host name, operation) in a message; longer ones are cut by the sender.
+/// Longest text (reason, host name, operation) in a message. The sender cuts longer texts.
 pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
 
 /// A varint of 32 bits takes at most 5 bytes.
 const VARINT_BYTES: usize = 5;
 
-/// First frame of a rank: a few numbers, a host name and a job name. Strangers can make the coordinator set this much aside each.
+/// Longest first frame of a rank: a few numbers, a host name and a job name. Each unauthenticated connection can make
+/// the coordinator set this much memory aside.
 pub(crate) const MAX_HELLO_FRAME: usize = 4 << 10;
 
-/// A frame to the coordinator: one blob and one list of members, a few texts.
+/// Longest frame to the coordinator: one blob, one list of members and a few texts.
 pub(crate) const MAX_FRAME_TO_COORDINATOR: usize =
     MAX_BLOB_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
-/// A frame from the coordinator: the blobs of an exchange with their lengths, or the welcome with all ranks' facts.
+/// Longest frame from the coordinator: the blobs of an exchange with their lengths, or the welcome with all ranks'
+/// facts.
 pub(crate) const MAX_FRAME_FROM_COORDINATOR: usize =
     MAX_EXCHANGE_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
-/// Names (of hosts, versions, jobs) are cut to this much.
+/// Longest name of a host, version or job. Longer ones are cut.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
-/// Source of a rank's place, as told to the coordinator; lists of hosts may be long.
+/// Longest description of where a rank's number came from, as told to the coordinator. Lists of hosts may be long.
 pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 10;
 
-/// Bytes queued for one rank that does not read, before the coordinator gives it up: four of the largest frames.
+/// Most bytes queued for one rank that does not read before the coordinator gives it up: four of the longest frames.
 pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_COORDINATOR;
 
-/// Exchanges that one rank may have open at a time: one per thread that creates a communicator.
+/// Most exchanges that one rank may have open at a time: one for each thread that creates a communicator.
 pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
 
-/// Failed exchanges and aborted communicators that are remembered for latecomers. Ids are not used twice, so
-/// forgetting one costs a latecomer its own deadline, nothing more.
+/// Failed exchanges and aborted communicators that are remembered for latecomers. Ids are not reused, so when one is
+/// forgotten, a latecomer merely waits for its own deadline.
 pub(crate) const MAX_REMEMBERED: usize = 1024;
 
-/// Connections in the handshake at a time, beyond one per rank. When more come some are given up (`pending`): 128 let a
-/// rank that needs 2 ms for its two round trips pass a flood of 60 000 connections a second.
+/// Most connections in the handshake at a time, beyond one per rank. If more arrive, some are dropped (`pending`). With
+/// 128, a rank that needs 2 ms for its two round trips still gets through a flood of 60 000 connections a second.
 pub(crate) const SPARE_HANDSHAKES: usize = 128;
 
-/// Connections in the handshake at a time at most, however large the job is: what 1152 of them hold is 5 MiB at the very
-/// worst, and the ranks of larger jobs wait their turn in the kernel's queue.
+/// Most connections in the handshake at a time, however large the job is. 1152 of them hold 5 MiB at worst, and the
+/// ranks of larger jobs wait in the kernel's queue.
 pub(crate) const MAX_HANDSHAKES: usize = 1024 + SPARE_HANDSHAKES;
 
-/// Connections taken in one go, so that a flood does not hold up ranks that are members.
+/// Most connections accepted in one go, so that a flood does not hold up ranks that are members.
 pub(crate) const ACCEPTS_AT_ONCE: usize = 16;
 
-/// Before the next look at the port when there were no descriptors for what waits there.
+/// Pause before the next accept after descriptors ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// From a connection's first byte to its last byte of the handshake. Two round trips; a busy host with hundreds of
-/// starting ranks needs up to about a second.
+/// Longest handshake, from a connection's first byte to the last byte of the handshake. It takes two round trips; a
+/// busy host with hundreds of starting ranks needs up to about a second.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One attempt to connect to one address: three SYNs are sent within it (at 0, 1 and 3 s).
+/// Longest attempt to connect to one address. The kernel sends three SYNs within it (at 0, 1 and 3 s).
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(3500);
 
-/// Longest time for which rank 0 tries to bind a port that is taken, as it is for a moment between two jobs.
+/// Longest time that rank 0 keeps trying to bind a port that is in use, as a port is for a moment between two jobs.
 pub(crate) const BIND_PATIENCE: Duration = Duration::from_millis(1500);
 
-/// Between two attempts to reach the coordinator, at first; grows by half each time.
+/// Pause between two attempts to reach the coordinator, at first. It grows by half each time.
 pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(4);
 
-/// Between two attempts, at most: 4096 ranks make 40 000 connection attempts a second, refused by the kernel.
+/// Longest pause between two attempts. With 4096 ranks, it means 40 000 connection attempts a second, which the kernel
+/// refuses.
 pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 
-/// Addresses of a member's door that are kept: more than any host has of use to others.
+/// Most addresses of a member's door that are kept: more than a host has that are useful to others.
 pub(crate) const MAX_DOOR_ADDRESSES: usize = 8;
 
-/// A door's number, key and addresses, of which the longest (IPv6 with flow and scope) takes 33 bytes.
+/// Longest description of a door: its number, its key and its addresses. The longest address (IPv6 with flow and scope)
+/// takes 33 bytes.
 pub(crate) const MAX_DOOR_BYTES: usize = 32 + MAX_DOOR_ADDRESSES * 33;
 
-/// Newcomers that wait at one door: their facts, of some 300 bytes each, fit into one blob when members tell each other who waits.
+/// Most newcomers that wait at one door. Their facts, of some 300 bytes each, fit into one blob when members tell each
+/// other who is waiting.
 pub(crate) const MAX_LOBBY: usize = 64;
 
-/// Doors that an invitation names: its text, of some 150 characters for each, stays short enough for a variable.
+/// Most doors that an invitation names. Its text, of some 150 characters per door, stays short enough for a variable.
 pub(crate) const MAX_ENTRANCES: usize = 16;
 
-/// A frame between members: two sets of members as bits, and a value with a third.
+/// Longest frame between members: two sets of members as bits, and a value with a third set.
 pub(crate) const MAX_FRAME_BETWEEN_MEMBERS: usize =
     4 * (MAX_WORLD_SIZE as usize / 8) * 2 + 2 * MAX_TEXT_BYTES;
 
-/// Between repetitions while members agree: a message over TCP is rarely lost, so this is for what connections lose that break.
+/// Interval of repetitions while members agree. TCP rarely loses a message, so repetitions only replace messages lost
+/// with a broken connection.
 pub(crate) const AGREEMENT_BEAT: Duration = Duration::from_millis(100);
 
-/// Silences that a member without a quorum tolerates before it stops. A cut that is mended within them does no harm.
+/// Number of `silent_after` periods that a member without a quorum waits before it stops. A network cut that is
+/// repaired within them does no harm.
 pub(crate) const STRANDED_SILENCES: u32 = 4;
 
-/// Longest wait of a goodbye for the coordinator's answer.
+/// Longest wait for the coordinator's answer to a goodbye.
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest wait of a leaving rank until members have heard that it has given up, where no coordinator tells them. They hear it within
-/// milliseconds unless they are stopped, and wait for it as long before they blame a rank.
+/// Longest time that a leaving rank waits until members have heard that it has given up, if no coordinator tells them.
+/// They hear it within milliseconds unless they are stopped, and they wait as long for it before they blame a rank.
 pub(crate) const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Longest wait of the closing coordinator for the last messages to be read.
+/// Longest time that the closing coordinator waits for its last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Longest time for a member to pass a message of the coordinator on to another: the longest of 16 MiB at 0.3 MB/s.
+/// Longest time for a member to pass a message of the coordinator on to another member: 16 MiB, the longest message, at
+/// 0.3 MB/s.
 pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest wait of a rank that gave up an exchange for the coordinator to say who was missing.
+/// Longest time that a rank which gave up an exchange waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_DOOR_BYTES + 256 < MAX_HELLO_FRAME);
@@ -131,20 +141,21 @@ const _: () = assert!(
 );
 const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 
-/// Time limits by which silence is judged.
+/// Time limits for deciding that a silent peer is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liveness {
-    /// Each side sends something at least this often. One frame of five bytes per second and rank costs nothing.
+    /// Each side sends something at least this often. A frame of five bytes per second and rank costs next to nothing.
     pub heartbeat: Duration,
-    /// After this much silence a warning is logged. Ten missed heartbeats: more than a swapping host or a busy
-    /// switch explains, less than a user's patience.
+    /// After this much silence a warning is logged. Ten missed heartbeats are more than a swapping host or a busy
+    /// switch explains, and less than a user's patience.
     pub suspect_after: Duration,
-    /// After this much silence the peer is given up. A process stopped by a debugger or SIGSTOP is silent too, so
-    /// this is long; a process that died is noticed at once by its closed connection, without this limit.
+    /// After this much silence the peer is given up. The limit is long because a process stopped by a debugger or
+    /// SIGSTOP is silent too. A process that died is noticed at once by its closed connection, without this limit.
     pub dead_after: Duration,
-    /// Whether a group that goes on after a loss gives up hosts whose kernels do not answer sooner than `dead_after` says.
+    /// Whether a group that goes on after a loss gives up a host whose kernel does not answer earlier than
+    /// `dead_after`.
     pub watches_hosts: bool,
-    /// Longest wait of rank 0's goodbye for the others' goodbyes before it closes the coordinator.
+    /// Longest time that rank 0's goodbye waits for the others' goodbyes before it closes the coordinator.
     pub linger: Duration,
 }
 

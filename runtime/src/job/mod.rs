@@ -1,4 +1,4 @@
-//! Facts about a job that both `join` and `control` need: limits, and the secrets of the job's processes.
+//! Facts about a job that both `join` and `control` need: limits, and the job's secrets.
 
 pub(crate) mod limits;
 mod secret;
@@ -9,11 +9,11 @@ pub use limits::{Liveness, MAX_WORLD_SIZE};
 pub use secret::JobSecret;
 pub(crate) use secret::{RendezvousKey, mac};
 
-/// Random number that names a job: chosen by rank 0's coordinator, given to all ranks in the welcome.
+/// Random number that identifies a job. Rank 0's coordinator chooses it and tells it to all ranks in the welcome.
 pub type Cookie = [u8; 16];
 
-/// Default time for which ranks wait for each other, whichever way they join: containers of one job may start minutes apart.
+/// Default time that ranks wait for each other, whichever way they join. Containers of one job may start minutes apart.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Ten years: no wait is longer, and clocks do not overflow.
+/// Ten years. No wait may be longer, so that clock arithmetic does not overflow.
 pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(315_360_000);

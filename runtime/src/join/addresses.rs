@@ -10,8 +10,9 @@ pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Equal for processes on one running kernel in the same network and PID namespaces. Containers of one host differ
-/// in these, and then cannot reach each other's abstract sockets or process descriptors.
+/// Returns a number that is equal for processes on one running kernel in the same network and PID namespaces.
+/// Containers of one host may differ in these namespaces, and then cannot reach each other's abstract sockets or
+/// process descriptors.
 pub(crate) fn host_key() -> u64 {
     let mut hash = Sha256::new();
     for path in ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"] {
@@ -27,15 +28,17 @@ pub(crate) fn host_key() -> u64 {
     digest.iter().take(8).fold(0, |key, &byte| key << 8 | u64::from(byte))
 }
 
-/// Start time of a process in clock ticks since boot: with the PID it names a process for good.
+/// Returns the start time of a process in clock ticks since boot. Together with the PID, it identifies a process
+/// uniquely.
 pub(crate) fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the start time is the 20th field after it.
+    // The name in parentheses may contain anything, including blanks and parentheses. The start time is the 20th field
+    // after it.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Addresses under which others may reach this host, the likeliest first, loopback last. No link-local ones: they
-/// mean nothing without an interface.
+/// Returns the addresses at which others may reach this host, the most promising first and loopback last. Link-local
+/// addresses are left out, since they mean nothing without an interface.
 #[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
     let mut found = parse_fib_trie(&fs::read_to_string("/proc/net/fib_trie").unwrap_or_default());
@@ -52,7 +55,8 @@ pub fn own_addresses() -> Vec<IpAddr> {
     found
 }
 
-/// The address that packets to `far` leave from. "Connecting" a datagram socket asks the routing table and sends nothing.
+/// Returns the source address of packets to `far`. "Connecting" a datagram socket consults the routing table and sends
+/// nothing.
 pub(crate) fn address_towards(far: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = match far {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -63,7 +67,7 @@ pub(crate) fn address_towards(far: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
 }
 
-/// Local IPv4 addresses: leaves of the routing trie of type "host LOCAL".
+/// Parses local IPv4 addresses: leaves of the routing trie of type "host LOCAL".
 fn parse_fib_trie(text: &str) -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut leaf = None;
@@ -81,7 +85,7 @@ fn parse_fib_trie(text: &str) -> Vec<IpAddr> {
     found
 }
 
-/// IPv6 addresses: 32 hexadecimal digits at the start of each line.
+/// Parses IPv6 addresses: 32 hexadecimal digits at the start of each line.
 fn parse_if_inet6(text: &str) -> Vec<IpAddr> {
     let digits = text.lines().filter_map(|line| line.split_ascii_whitespace().next());
     digits

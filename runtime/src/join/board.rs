@@ -5,27 +5,28 @@ use std::sync::Arc;
 
 use crate::error::{Error, JoinFailure, Result};
 
-/// A place where rank 0 leaves a notice of some hundred bytes, which the other ranks read.
+/// A place where rank 0 leaves a notice of some hundred bytes for the other ranks to read.
 ///
-/// The calls come from a thread of Kolo's and may block, reading for as short a time as the place allows: the deadline
-/// for joining is looked at between two readings.
+/// A thread of Kolo's makes the calls, which may block. A read should return as soon as the place allows, because the
+/// deadline for joining is only checked between two reads.
 pub trait Board: fmt::Debug + Send + Sync {
-    /// Leaves the notice where the other ranks read it.
+    /// Publishes the notice for the other ranks.
     ///
     /// # Errors
-    /// The problem, in words; joining fails.
+    /// The problem in words. Joining then fails.
     fn publish(&self, notice: &[u8]) -> Result<(), String>;
 
     /// Reads the notice.
     ///
     /// # Errors
-    /// Why there is no notice yet, in words; it is read again later.
+    /// The reason why there is no notice yet, in words. Kolo reads again later.
     fn read(&self) -> Result<Vec<u8>, String>;
 
-    /// Name of this place in messages.
+    /// Returns the name of this place for messages.
     fn name(&self) -> String;
 
-    /// The host that serves this place, if one does: rank 0 puts the address by which it reaches that host first.
+    /// Returns the host that serves this place, if there is one. Rank 0 then lists first the address from which it
+    /// reaches that host.
     fn served_by(&self) -> Option<String> {
         None
     }
@@ -33,7 +34,7 @@ pub trait Board: fmt::Debug + Send + Sync {
 
 pub(super) async fn publish(board: &Arc<dyn Board>, notice: Vec<u8>) -> Result<()> {
     let place = Arc::clone(board);
-    // On a thread for blocking, since the one that joins also answers the other ranks.
+    // The call runs on a thread for blocking work, since the joining thread also answers the other ranks.
     let published = tokio::task::spawn_blocking(move || place.publish(&notice)).await;
     let problem = match published {
         Ok(Ok(())) => return Ok(()),

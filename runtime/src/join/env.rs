@@ -1,8 +1,8 @@
-//! Rank, world size and rendezvous from the environment that a launcher sets.
+//! Rank, world size and rendezvous from a launcher's environment variables.
 //!
-//! The order is KOLO_* (set by `kolo run` or by hand), RANK and its companions (torchrun and scripts), then the launchers of
-//! `launcher`. The first source that names a rank wins. Values that it lacks are not taken from the next source, because a job step
-//! within a job inherits the outer variables.
+//! The order is KOLO_* (set by `kolo run` or by hand), RANK and its companions (torchrun and scripts), then the
+//! launchers of `launcher`. The first source that names a rank wins. Values that it lacks are not taken from the next
+//! source, because a job step within a job inherits the outer variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::{JoinSpec, Locator};
 use crate::error::{Error, Result};
 use crate::job::{JobSecret, MOST_PATIENCE};
 
-/// An environment look-up.
+/// A function that looks up an environment variable.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Rank and world size, without a meeting point.
+/// Rank and world size, without a meeting place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -26,13 +26,14 @@ pub(crate) struct Place {
 }
 
 impl JoinSpec {
-    /// A rank from the variables that a launcher set, seen through a look-up function.
+    /// Makes a rank from the variables that a launcher set, read through a look-up function.
     ///
-    /// KOLO_RENDEZVOUS (a URL) with KOLO_RANK and KOLO_WORLD_SIZE; else RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    /// (torchrun's agent store is joined as a client); else Open MPI, Cray PALS, MPICH Hydra, Slurm.
+    /// The sources, in this order: KOLO_RENDEZVOUS (a URL) with KOLO_RANK and KOLO_WORLD_SIZE; RANK, WORLD_SIZE,
+    /// MASTER_ADDR and MASTER_PORT (if torchrun's agent serves a store, the rank is its client); Open MPI, Cray PALS,
+    /// MPICH Hydra, Slurm.
     ///
     /// # Errors
-    /// [`Error::Configuration`] naming what was looked for, what was found and what to set.
+    /// [`Error::Configuration`], which names the variables that were looked for, the values found, and what to set.
     pub fn from_env(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let mut spec = match kolo(environment)? {
             Some(spec) => spec,
@@ -46,10 +47,10 @@ impl JoinSpec {
         Ok(spec)
     }
 
-    /// A newcomer's variables, whose rank and world size nobody knows yet: job, secret, time limits.
+    /// Reads the variables of a newcomer, whose rank and world size are not known yet: job secret and time limits.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if a variable is not understood.
+    /// [`Error::Configuration`] if the value of a variable is invalid.
     pub(crate) fn newcomer(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let locator = Locator::Local(super::LocalMeeting::default());
         let mut spec = Self::new(0, 1, locator, "an invitation");
@@ -57,17 +58,17 @@ impl JoinSpec {
         Ok(spec)
     }
 
-    /// A rank from this process's own environment.
+    /// Makes a rank from this process's own environment.
     ///
     /// # Errors
-    /// As [`JoinSpec::from_env`].
+    /// The errors of [`JoinSpec::from_env`].
     pub fn from_process_env() -> Result<Self> {
         Self::from_env(&process_environment)
     }
 }
 
-/// This process's environment. Variables that are not Unicode count as unset. Beside variables, it knows who started
-/// this process, by which jobs are told apart whose launcher gives them no name.
+/// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset. One further name
+/// yields the parent process, which distinguishes jobs whose launcher gives them no name.
 #[must_use]
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
@@ -92,7 +93,7 @@ fn nothing_found(environment: Environment<'_>) -> Error {
     )
 }
 
-/// Rank and world size wherever they are, for a URL that lacks them.
+/// Finds rank and world size from any source, for a URL that lacks them.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
     for (rank, size, local) in
         [("KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK"), ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
@@ -155,7 +156,7 @@ fn torch(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let (host, port) = master(environment, &place)?;
     let restart = set(environment, "TORCHELASTIC_RESTART_COUNT").unwrap_or_else(|| "0".into());
     let run = run.unwrap_or_else(|| "torchelastic".into());
-    // A restarted worker group must not meet what its predecessor left in the agent's store.
+    // A restarted worker group must not read the notice that its predecessor left in the agent's store.
     let prefix = format!("kolo/{run}/{restart}");
     let source = format!("{}, MASTER_ADDR={host}, MASTER_PORT={port}, torchrun's store", place.source);
     let mut spec = place.at(Locator::Store { host, port, prefix }, source);
@@ -163,8 +164,8 @@ fn torch(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     Ok(Some(spec))
 }
 
-/// Programs copy a launcher's rank and size to RANK and WORLD_SIZE. Where that is all that they did, its ranks meet as they
-/// would without.
+/// Some programs copy a launcher's rank and size to RANK and WORLD_SIZE. If they copied nothing else, their ranks meet
+/// as they would without the copies.
 fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<JoinSpec>> {
     if set(environment, "MASTER_ADDR").is_some() || set(environment, "MASTER_PORT").is_some() {
         return Ok(None);
@@ -173,12 +174,12 @@ fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<Joi
         Ok(Some(launched)) if (launched.rank, launched.world_size) == (place.rank, place.world_size) => {
             launcher::find(environment)
         }
-        // Of no use here, so its contradictions do not matter.
+        // The launcher's variables are not used here, so contradictions among them do not matter.
         _ => Ok(None),
     }
 }
 
-/// A single rank has no peers; a private port keeps one code path.
+/// Makes the spec of a single rank. It has no peers; an in-process meeting place keeps one code path.
 pub(crate) fn alone(place: Place) -> JoinSpec {
     let meeting = super::LocalMeeting::default();
     let source = place.source.clone();
@@ -228,12 +229,12 @@ impl Place {
     }
 }
 
-/// A variable that is set to something.
+/// Returns a variable's value, unless it is unset or blank.
 pub(crate) fn set(environment: Environment<'_>, name: &str) -> Option<String> {
     environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// A number from a variable, if it is set.
+/// Parses a number from a variable, if it is set.
 pub(crate) fn number(environment: Environment<'_>, name: &str) -> Result<Option<u32>> {
     let Some(value) = set(environment, name) else { return Ok(None) };
     value.parse().map(Some).map_err(|_| {
@@ -241,7 +242,7 @@ pub(crate) fn number(environment: Environment<'_>, name: &str) -> Result<Option<
     })
 }
 
-/// Rank and size that belong together: both or neither.
+/// Reads a rank and a world size that belong together. Both must be set, or neither.
 pub(crate) fn numbered(
     environment: Environment<'_>,
     rank_name: &str,
@@ -280,8 +281,8 @@ pub(crate) fn numbered(
     }
 }
 
-/// Settings that apply wherever the rank comes from: KOLO_JOIN_TIMEOUT, KOLO_DEAD_AFTER (seconds), KOLO_JOB_SECRET;
-/// and whether all ranks are on one host.
+/// Applies the settings that do not depend on where the rank comes from: KOLO_JOIN_TIMEOUT, KOLO_DEAD_AFTER (seconds),
+/// KOLO_JOB_SECRET, and whether all ranks are on one host.
 pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) -> Result<()> {
     if let Some(timeout) = seconds(environment, "KOLO_JOIN_TIMEOUT")? {
         spec.timeout = timeout;
@@ -290,7 +291,7 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
         spec.liveness.dead_after = dead_after;
         spec.liveness.watches_hosts = false; // The user asked for this limit, for processes and hosts.
         spec.liveness.suspect_after = spec.liveness.suspect_after.min(dead_after);
-        // Four missed in a row are silence; also one lost to a busy moment is not.
+        // Only four missed heartbeats in a row count as silence, so that one lost to a busy moment does not.
         spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);
     }
     if let Some(secret) = set(environment, "KOLO_JOB_SECRET").and_then(JobSecret::new) {
@@ -300,7 +301,8 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
     Ok(())
 }
 
-/// Whether the launcher says that all ranks of this job are on this host. A world of another size is not this job's.
+/// Whether the launcher says that all ranks of this job are on this host. If WORLD_SIZE differs from the job's size, it
+/// belongs to another job.
 fn is_on_one_host(world_size: u32, environment: Environment<'_>) -> bool {
     let is_all = |name| set(environment, name).and_then(|value| value.parse().ok()) == Some(world_size);
     is_all("WORLD_SIZE") && is_all("LOCAL_WORLD_SIZE")
@@ -320,8 +322,8 @@ fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>>
     }
 }
 
-/// Folder for this user's rendezvous files. XDG_RUNTIME_DIR is often carried over from a login host where it exists to
-/// a compute host where it does not.
+/// Returns the folder for this user's rendezvous files. XDG_RUNTIME_DIR is often passed on from a login host, where the
+/// folder exists, to a compute host, where it does not.
 pub(crate) fn runtime_folder(environment: Environment<'_>) -> PathBuf {
     let session = set(environment, "XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
     match session {

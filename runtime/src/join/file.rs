@@ -1,9 +1,9 @@
 //! Rendezvous through a file that all ranks see.
 //!
-//! Rank 0 writes its addresses and a fresh key to a temporary name and renames it, so that no rank reads half a file. Readers trust
-//! nothing: they connect, and both sides prove that they know the key. A file left by an earlier job names a dead address or another
-//! key; the reader notes that and looks again until rank 0 has replaced it. Rank 0 removes the file once all ranks have joined, before
-//! any of them is told so.
+//! Rank 0 writes its addresses and a fresh key to a temporary file and renames it, so that no rank reads half a file.
+//! Readers do not trust the file: they connect, and both sides prove that they know the key. A file left by an earlier
+//! job names a dead address or another key; the reader remembers that and looks again until rank 0 has replaced the
+//! file. Once all ranks have joined, rank 0 removes the file, and only then tells them so.
 
 use std::fmt;
 use std::fs;
@@ -19,16 +19,16 @@ use super::addresses::{hostname, process_start};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::RendezvousKey;
 
-/// A line of text naming rank 0; some 20 addresses are less than this.
+/// Longest file: one line of text naming rank 0. Some 20 addresses take less.
 const MAX_FILE_BYTES: u64 = 16 << 10;
 
-/// Most bytes shown of the name of the writer's host.
+/// Most bytes of the writer's host name that are shown.
 const HOST_BYTES: usize = 256;
 
-/// More addresses than any host has that we would try; more are no notice of ours.
+/// Most addresses in a notice. Rank 0 never writes so many, so a longer list is not a notice of Kolo's.
 const MAX_ADDRESSES: usize = 256;
 
-/// Rank 0's publication. Not printed: it holds a key.
+/// Rank 0's publication. It is not printed, since it holds a key.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Notice {
     kolo: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Notice {
     process_start: u64,
 }
 
-/// Format of the file.
+/// Version of the file's format.
 const FORMAT: u32 = 2;
 
 impl Notice {
@@ -82,7 +82,7 @@ impl Notice {
         format!("process {} on {}", self.pid, printable(&self.host, HOST_BYTES))
     }
 
-    /// Whether the writer is another process of this host that still runs.
+    /// Whether the writer is another process of this host that is still running.
     fn writer_lives_here(&self) -> bool {
         self.host == hostname()
             && self.pid != std::process::id()
@@ -97,7 +97,7 @@ impl fmt::Debug for Notice {
     }
 }
 
-/// Removes the file when dropped, if it is still ours.
+/// Removes the file when dropped, if it is still the one that this process wrote.
 pub(crate) struct Posted {
     path: PathBuf,
     text: Vec<u8>,
@@ -111,7 +111,7 @@ impl Drop for Posted {
     }
 }
 
-/// Rank 0 posts its addresses.
+/// Posts the addresses of rank 0.
 pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey) -> Result<Posted> {
     if let Ok(earlier) = read(path)
         && earlier.writer_lives_here()
@@ -125,7 +125,7 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey)
     }
     let text = Notice::new(addresses, key).to_json();
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Names can be listed where the file cannot be read, so nothing of the key is in it.
+    // A folder's names can be listed even if its files cannot be read, so the name contains nothing of the key.
     name.push(format!(".{:08x}", getrandom::u32().unwrap_or_else(|_| std::process::id())));
     let draft = path.with_file_name(name);
     let written = fs::OpenOptions::new()
@@ -145,7 +145,7 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey)
     Ok(Posted { path: path.to_owned(), text })
 }
 
-/// A rank reads what rank 0 has posted. An error is a reason to look again later.
+/// Reads the file that rank 0 has posted. An error is a reason to look again later.
 pub(crate) fn read(path: &Path) -> Result<Notice, String> {
     let at = path.display();
     let facts = fs::metadata(path).map_err(|e| format!("{at}: {e}; rank 0 has not written it yet"))?;

@@ -1,4 +1,4 @@
-//! The parsers of texts from launchers, files, stores and users, as functions of bytes; see [`crate::fuzzing`].
+//! The parsers of texts from launchers, files, stores and users, as functions of bytes for [`crate::fuzzing`].
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::file::Notice;
 use super::{JoinSpec, UNIQUE_ID_BYTES, UniqueId, nodelist, pmi};
 use crate::config::Config;
 
-/// Rank 0's publications in files, stores, boards and answers to multicast.
+/// Parses rank 0's publications in files, stores, boards and multicast answers.
 pub(crate) fn notice(bytes: &[u8]) {
     if let Ok(notice) = Notice::parse(bytes) {
         let _ = (notice.key(), notice.writer());
@@ -14,12 +14,12 @@ pub(crate) fn notice(bytes: &[u8]) {
     }
 }
 
-/// A launcher's answers over PMI-1, to rank 0 and to the others.
+/// Parses a launcher's answers over PMI-1, on rank 0 and on the others.
 pub(crate) fn pmi(bytes: &[u8]) {
     pmi::fuzz(bytes);
 }
 
-/// Rendezvous URLs.
+/// Parses rendezvous URLs.
 pub(crate) fn url(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Ok(parsed) = super::url::parse(text, "a script")
@@ -28,14 +28,14 @@ pub(crate) fn url(bytes: &[u8]) {
     }
 }
 
-/// Lists of hosts as Slurm writes them.
+/// Parses lists of hosts as Slurm writes them.
 pub(crate) fn node_list(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = nodelist::first(text);
     }
 }
 
-/// Variables: lines of NAME=value. Those that name files are left out.
+/// Parses environment variables: lines of NAME=value. Variables that name files are left out.
 pub(crate) fn environment(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let variables: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
@@ -49,7 +49,7 @@ pub(crate) fn environment(bytes: &[u8]) {
     }
 }
 
-/// Unique ids.
+/// Parses unique ids.
 pub(crate) fn unique_id(bytes: &[u8]) {
     let mut id = [0; UNIQUE_ID_BYTES];
     let most = bytes.len().min(id.len());

@@ -1,9 +1,12 @@
-//! Ranks from MPI launchers and Slurm.
+//! Ranks from the variables of MPI launchers and Slurm.
 //!
-//! These launchers say which rank a process is, but rarely where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
-//! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
-//! its first host and a port derived from the job's number serve. Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
-//! Open MPI 5 names mpirun's host in the job's name, and rank 0 knows whether it is there.
+//! These launchers tell a process its rank, but rarely where rank 0 listens. The place of rank 0 is found as follows:
+//! - If MASTER_ADDR and MASTER_PORT are set, they decide.
+//! - If all ranks are on one host, they meet through a file in this user's private folder, named after the job.
+//! - Slurm names the hosts: rank 0 listens on the first one, at a port derived from the job's number.
+//! - Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
+//! - Open MPI 5 names mpirun's host in the job's name, and rank 0 knows whether it runs there.
+//!
 //! Otherwise the error says which variables to export.
 
 use std::fs;
@@ -17,10 +20,10 @@ use super::pmi::Pmi;
 use super::{JoinSpec, Locator, nodelist};
 use crate::error::{Error, Result};
 
-/// Asked instead of a variable: this process's parent, which on one host is the launcher of all ranks of a job.
+/// Pseudo-variable that names this process's parent. On one host, the parent is the launcher of all ranks of a job.
 pub(crate) const PARENT: &str = "kolo.parent-process";
 
-/// Ports derived from a job's number: below the usual range of ephemeral ports (from 32768), above the ports of
+/// Ports derived from a job's number: below the usual range of ephemeral ports (from 32768), and above the ports of
 /// common services.
 const PORT_FIRST: u64 = 12_000;
 const PORT_COUNT: u64 = 20_000;
@@ -33,7 +36,8 @@ struct Launcher {
     local_sizes: &'static [&'static str],
     /// Variables whose values together name the job.
     job: &'static [&'static str],
-    /// Set for ranks only, by launchers that leave the other variables in places where they start nothing.
+    /// Variable that is set for ranks only, for launchers whose other variables also appear in processes that are no
+    /// ranks.
     besides: Option<&'static str>,
     /// Option that passes a variable to all ranks.
     export: &'static str,
@@ -42,7 +46,8 @@ struct Launcher {
 const HYDRA: &str = "MPICH Hydra";
 const OPEN_MPI: &str = "Open MPI";
 
-/// In this order: PALS and Slurm set PMI variables too, and an mpirun within a Slurm allocation has both.
+/// The launchers in the order in which they are tried: PALS and Slurm set PMI variables too, and an mpirun within a
+/// Slurm allocation has both.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: OPEN_MPI,
@@ -86,7 +91,7 @@ const LAUNCHERS: [Launcher; 4] = [
     },
 ];
 
-/// A process's place, by the variables of an MPI launcher or of Slurm.
+/// A process's place in its job, as the variables of an MPI launcher or of Slurm give it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launched {
@@ -96,14 +101,14 @@ pub struct Launched {
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,
-    /// Rank among those on this host, where the launcher tells.
+    /// Rank among the ranks of this host, if the launcher tells.
     pub local_rank: Option<u32>,
-    /// Ranks on this host, where the launcher tells.
+    /// Number of ranks on this host, if the launcher tells.
     pub local_world_size: Option<u32>,
 }
 
-/// As which rank an MPI launcher or Slurm started the process that has these variables. `None` if none did; a batch
-/// script of Slurm is no rank.
+/// Returns the place at which an MPI launcher or Slurm started the process that has these variables. `None` if no
+/// launcher did; a batch script of Slurm is not a rank.
 ///
 /// # Errors
 /// [`Error::Configuration`] if the variables contradict one another.
@@ -121,12 +126,12 @@ pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<L
     }))
 }
 
-/// This process's place, for whichever launcher started it.
+/// Returns this process's place, whichever launcher started it.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
     Ok(identify(environment)?.map(|(_, place)| place))
 }
 
-/// This process's place, and the way to rank 0.
+/// Returns this process's place, and the way to rank 0.
 pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
     if place.world_size == 1 {
@@ -225,7 +230,8 @@ impl<'a> PmixJob<'a> {
     }
 }
 
-/// The ranks meet at mpirun's host. Rank 0 mostly is there; where it is not, it says so, and mpirun ends the others.
+/// Lets the ranks meet at mpirun's host. Rank 0 usually runs there. If it runs elsewhere, rank 0 fails with an error,
+/// and mpirun ends the others.
 fn at_mpirun(
     environment: Environment<'_>,
     place: Place,
@@ -233,7 +239,7 @@ fn at_mpirun(
     name: &str,
     job: &PmixJob<'_>,
 ) -> Result<JoinSpec> {
-    // Each rank knows the URI of the daemon that started it, and daemon 0 is mpirun itself.
+    // Each rank knows the URI of the daemon that started it. Daemon 0 is mpirun itself.
     let daemon = ["PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI2"]
         .iter()
         .find_map(|variable| set(environment, variable));
@@ -299,10 +305,10 @@ fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
     Ok(spec)
 }
 
-/// 12000 + (7 * job + step) mod 20000: neighbouring jobs and steps get different ports.
+/// Returns 12000 + (7 * job + step) mod 20000, so that neighbouring jobs and steps get different ports.
 fn derived_port(job: &str, step: &str) -> u16 {
     let number = |text: &str| {
-        // Job arrays have names such as 12_3.
+        // The names of job arrays, such as 12_3, are not plain numbers.
         text.bytes().fold(0u64, |n, b| match b {
             b'0'..=b'9' => n.wrapping_mul(10).wrapping_add(u64::from(b - b'0')),
             _ => n.wrapping_mul(31).wrapping_add(u64::from(b)),
@@ -312,7 +318,7 @@ fn derived_port(job: &str, step: &str) -> u16 {
     u16::try_from(PORT_FIRST + mixed % PORT_COUNT).unwrap_or(u16::MAX)
 }
 
-/// All ranks on one host meet through a file in a folder that only this user can write.
+/// Lets ranks on one host meet through a file in a folder that only this user can write.
 fn on_one_host(
     environment: Environment<'_>,
     launcher: &str,
@@ -330,7 +336,7 @@ fn on_one_host(
     Ok(spec)
 }
 
-/// Safe as a file name, and short; what is cut off is kept as a hash.
+/// Makes a short text that is safe as a file name. A hash replaces the part that is cut off.
 fn slug(name: &str) -> String {
     let safe: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
@@ -362,7 +368,7 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// "PID-start" of the parent.
+/// Returns "PID-start" of the parent process.
 pub(crate) fn parent_process() -> Option<String> {
     let parent = std::os::unix::process::parent_id();
     process_start(parent).map(|start| format!("{parent}-{start}"))

@@ -1,4 +1,4 @@
-//! From a locator to addresses: rank 0 binds and publishes, and the other ranks look up.
+//! From a locator to addresses: rank 0 binds and publishes its address, and the other ranks look it up.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,10 +18,11 @@ use crate::error::{Error, JoinFailure, Result};
 use crate::job::RendezvousKey;
 use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 
-/// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
+/// Length of the accept queue: more than the ranks that may connect at one instant. The kernel caps it at
+/// net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// Listener of rank 0's coordinator, and the guards that keep it findable until dropped.
+/// Listener of rank 0's coordinator, with the guards that keep it findable until they are dropped.
 pub(crate) struct Anchor {
     pub(crate) listener: Option<TcpListener>,
     pub(crate) published: Option<Box<dyn Send>>,
@@ -30,18 +31,18 @@ pub(crate) struct Anchor {
 /// A rank's knowledge of the coordinator's address.
 #[derive(Debug)]
 pub(crate) struct Advert {
-    /// To be tried in order.
+    /// Addresses to try, in this order.
     pub(crate) candidates: Vec<SocketAddr>,
-    /// The key that rank 0 has drawn and published beside its address, where the locator has room for it.
+    /// The key that rank 0 has drawn and published beside its address, if the locator has room for one.
     pub(crate) key: Option<RendezvousKey>,
     /// Origin of this information, for messages: "node7:29500", "process 12 on node7".
     pub(crate) origin: String,
 }
 
-/// Said once per process, however many communicators it joins.
+/// Limits the warning to one per process, however many communicators it joins.
 static WARNED: Once = Once::new();
 
-/// Rank 0: warns if any process that reaches its port may become a rank of this job.
+/// Warns, on rank 0, if any process that reaches its port may become a rank of this job.
 fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
     let reach = at.map(|address| address.ip());
     if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {
@@ -58,15 +59,16 @@ fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
             spec.locator
         );
         tracing::warn!("{text}");
-        // Other users of a host are rarely foes, other hosts of a network may be: that is worth a line on the terminal of
-        // programs that log nothing.
+        // Other users of a host are rarely hostile, but other hosts of a network may be. That justifies a line on the
+        // terminal of programs that log nothing.
         if !reach.is_some_and(|ip| ip.is_loopback()) {
             eprintln!("kolo: warning: {text}");
         }
     });
 }
 
-/// Rank 0: listens and publishes. `shared`: where it is reached already, which is published if the locator lets rank 0 choose.
+/// Listens and publishes, on rank 0. `shared` has the addresses at which rank 0 is reachable already; they are
+/// published if the locator lets rank 0 choose.
 pub(crate) async fn bind(
     spec: &JoinSpec,
     key: &RendezvousKey,
@@ -109,7 +111,7 @@ pub(crate) async fn bind(
         Locator::Board(place) => {
             let mut addresses = addresses;
             let server = match place.served_by() {
-                // Which port does not matter for the route.
+                // The port does not matter for the route.
                 Some(host) => resolve(&host, 9).await.unwrap_or_default().first().map(SocketAddr::ip),
                 None => None,
             };
@@ -123,7 +125,7 @@ pub(crate) async fn bind(
     }
 }
 
-/// Other ranks: where the coordinator may be. An error is a reason to look again, in words.
+/// Finds the addresses where the coordinator may be, on the other ranks. An error is a reason, in words, to look again.
 pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
     match &spec.locator {
         Locator::Tcp { host, port } => {
@@ -161,7 +163,7 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
     }
 }
 
-/// PyTorch puts "/" before the keys of a plain store, so that its own keys and ours stay apart.
+/// PyTorch puts "/" before the keys of a plain store, so its own keys and Kolo's do not collide.
 fn store_key(prefix: &str) -> String {
     format!("/{prefix}/hub")
 }
@@ -177,7 +179,7 @@ async fn open_store(host: &str, port: u16) -> Result<Store, String> {
     Err(last)
 }
 
-/// The agent may start its store after its workers; rank 0 looks for it until its deadline.
+/// Publishes in the TCPStore. The agent may start its store after its workers, so rank 0 retries until its deadline.
 async fn publish_in_store(
     spec: &JoinSpec,
     mut addresses: Vec<SocketAddr>,
@@ -191,7 +193,7 @@ async fn publish_in_store(
         let attempt = async {
             let mut store = open_store(host, port).await?;
             let near = store.local_ip().map_err(|e| e.to_string())?;
-            // The address by which this host reaches the store first: the others reach the store too.
+            // The address by which this host reaches the store comes first, because the others reach the store too.
             addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
             let value = Notice::new(addresses.clone(), key).to_json();
             store.set(name, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
@@ -199,7 +201,7 @@ async fn publish_in_store(
         match tokio::time::timeout_at(deadline.into(), attempt).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(cause)) => problem = cause,
-            Err(_) => {} // what the attempt before said tells more
+            Err(_) => {} // the previous attempt's problem says more
         }
         if Instant::now() + RETRY_MOST >= deadline {
             return Err(Error::Join {
@@ -217,14 +219,15 @@ async fn publish_in_store(
     }
 }
 
-/// A port for the other members of a job, and the addresses under which they may reach it.
+/// Opens a port for the other members of a job. Returns it with the addresses at which they may reach it.
 pub(crate) async fn open_port(spec: &JoinSpec) -> Result<(TcpListener, Vec<SocketAddr>)> {
     let listener = listen_for(spec).await?;
     let addresses = reachable_at(&listener)?;
     Ok((listener, addresses))
 }
 
-/// A listener at a port of the range if there is one, else at any; on loopback if the job is known to be on this host alone.
+/// Listens at a port of the configured range, or at any port if there is none. Listens on loopback if the job is known
+/// to run on this host only.
 async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     let Some(ports) = &spec.ports else { return listen_anywhere(spec).await };
     let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
@@ -260,8 +263,8 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     if candidates.is_empty() { Err(format!("'{host}' has no address")) } else { Ok(candidates) }
 }
 
-/// "localhost" and loopback addresses are served on loopback only. Any other name is served on all interfaces:
-/// what it means on rank 0's own host (often 127.0.1.1) is not what it means on the others.
+/// Returns the address for "localhost" and loopback addresses, which are served on loopback only. Any other name is
+/// served on all interfaces, because rank 0's own host may resolve it differently (often to 127.0.1.1).
 fn only_loopback(host: &str) -> Option<IpAddr> {
     if host.eq_ignore_ascii_case("localhost") {
         return Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -313,7 +316,8 @@ fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<T
         socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.set_nonblocking(true)?;
         socket.bind(&SocketAddr::new(address, port).into())?;
-        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        // Accepted connections inherit this option, so that connections that have ended do not keep the port from the
+        // next job.
         socket.set_reuse_address(true)?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
@@ -322,7 +326,7 @@ fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<T
         Some(address) => open(address),
         None => open(IpAddr::V6(Ipv6Addr::UNSPECIFIED)).or_else(|error| match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Err(error),
-            _ => open(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), // a host without IPv6
+            _ => open(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), // this host has no IPv6
         }),
     }
 }

@@ -1,14 +1,14 @@
-//! Rendezvous: how ranks find each other.
+//! Rendezvous: how the ranks of a job find each other.
 //!
-//! A [`JoinSpec`] holds the rank, the world size, and the place where rank 0 can be found (a [`Locator`]). It comes from the environment
-//! that a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
-//! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's coordinator.
+//! A [`JoinSpec`] holds the rank, the world size, and the place where rank 0 can be found (a [`Locator`]). It comes
+//! from the environment that a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from
+//! code.
 //!
-//! A locator yields only a hint: the address is tried, and both ends must prove that they know the key that rank 0 drew and published
-//! beside its address. A file left behind by an earlier job therefore costs one failed attempt. Where only the job's ranks can read
-//! rank 0's publication (a file, a store, a board, a unique id), no other process can take a rank. A plain address (`tcp://`) has no such
-//! key, and a multicast group tells the key to every process that asks. There, only a job secret keeps others out, and rank 0 warns once
-//! if there is none.
+//! A locator yields only a hint: a rank tries the address, and both ends must prove that they know the key that rank 0
+//! drew and published beside it. A file left behind by an earlier job therefore costs one failed attempt. If only the
+//! job's ranks can read rank 0's publication (a file, a store, a board, a unique id), no other process can take a rank.
+//! A plain address (`tcp://`) has no such key, and a multicast group tells the key to every process that asks. For
+//! these two, only a job secret keeps other processes out, and rank 0 warns once if there is none.
 
 mod addresses;
 mod board;
@@ -44,34 +44,33 @@ pub use launcher::{Launched, launched};
 pub(crate) use locate::{Advert, bind, find, open_port};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
-/// The rank of this process, and the way to the others.
+/// The rank of this process, and the way to reach the others.
 #[derive(Clone, Debug)]
 pub struct JoinSpec {
     /// This rank, from 0.
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,
-    /// Rank among those on this host, where known.
+    /// Rank among the ranks of this host, where known.
     pub local_rank: Option<u32>,
     /// Place where rank 0 is found.
     pub locator: Locator,
     /// Longest wait for all ranks. [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts
     /// [`Config::join_timeout`](crate::Config::join_timeout) here.
     pub timeout: Duration,
-    /// Which variables or arguments said so, for messages.
+    /// Description of the variables or arguments that these values came from, for messages.
     pub source: String,
-    /// Name of the job, where known: keeps jobs apart that meet at one port. Empty matches any.
+    /// Name of the job, where known. It separates jobs that meet at one port. An empty name matches any.
     pub job: String,
-    /// Whether all ranks are known to be on this host: rank 0 then listens on loopback only, unless the locator names
-    /// the address itself.
+    /// Whether all ranks are known to be on this host. If so, rank 0 listens on loopback only, unless the locator names
+    /// an address itself.
     pub one_host: bool,
-    /// Secret that all processes of the job know. Without one, any process that reaches the port can take a free rank where the locator is
-    /// an address ([`Locator::Tcp`], [`Locator::Multicast`]).
+    /// Secret that all processes of the job know. Without one, if the locator is an address ([`Locator::Tcp`],
+    /// [`Locator::Multicast`]), any process that reaches the port can take a free rank.
     pub secret: Option<JobSecret>,
-    /// Ports at which rank 0 may listen where the locator names none; the system's choice if not set.
-    /// [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::port_range`](crate::Config::port_range) here.
+    /// Ports at which rank 0 may listen if the locator names none; the system chooses if not set.
     pub ports: Option<RangeInclusive<u16>>,
-    /// Time limits by which silence is judged.
+    /// Time limits for deciding that a silent peer is lost.
     pub liveness: Liveness,
 }
 
@@ -88,7 +87,7 @@ pub enum Locator {
     },
     /// Rank 0 writes its address into a file that all ranks see.
     File {
-        /// The file; its folder must exist.
+        /// The file. Its folder must exist.
         path: PathBuf,
     },
     /// Ranks ask a multicast group for rank 0.
@@ -97,12 +96,12 @@ pub enum Locator {
         group: Ipv4Addr,
         /// UDP port of the group.
         port: u16,
-        /// Name of the job, which tells it from others of the group.
+        /// Name of the job, which distinguishes it from other jobs in the group.
         job: String,
-        /// Address of the interface to use; all of them if none.
+        /// Address of the interface to use; all interfaces if `None`.
         interface: Option<Ipv4Addr>,
     },
-    /// Rank 0 writes its address into a PyTorch TCPStore that another process (torchrun's agent) serves.
+    /// Rank 0 writes its address into a PyTorch TCPStore that another process, such as torchrun's agent, serves.
     Store {
         /// Host of the store.
         host: String,
@@ -111,17 +110,17 @@ pub enum Locator {
         /// Prefix of the keys, unique for this start of the job.
         prefix: String,
     },
-    /// Rank 0 publishes its address through something that the program brings along.
+    /// Rank 0 publishes its address through a key-value store that the program provides.
     Board(Arc<dyn Board>),
     /// The ranks are threads of one process.
     Local(LocalMeeting),
-    /// The ranks are what is left of another communicator; made by
-    /// [`Communicator::shrink`](crate::Communicator::shrink).
+    /// The ranks are the survivors of another communicator. [`Communicator::shrink`](crate::Communicator::shrink) makes
+    /// this locator.
     Survivors(Reunion),
 }
 
 impl JoinSpec {
-    /// A rank with default settings.
+    /// Makes a spec with default settings.
     #[must_use]
     pub fn new(rank: u32, world_size: u32, locator: Locator, source: impl Into<String>) -> Self {
         Self {
@@ -139,7 +138,7 @@ impl JoinSpec {
         }
     }
 
-    /// One for each rank of an in-process cluster.
+    /// Makes one spec for each rank of an in-process cluster.
     #[must_use]
     pub fn local(world_size: u32) -> Vec<Self> {
         let meeting = LocalMeeting::default();
@@ -151,10 +150,10 @@ impl JoinSpec {
             .collect()
     }
 
-    /// Checks the numbers.
+    /// Checks rank, world size and time limits.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if they make no sense together.
+    /// [`Error::Configuration`] if they do not fit together.
     pub fn check(&self) -> Result<()> {
         let most = MAX_WORLD_SIZE;
         let wrong = |problem: String, remedy: &str| {
@@ -191,12 +190,12 @@ impl JoinSpec {
 }
 
 impl Locator {
-    /// Whether rank 0 listens at a port of its own choice, and publishes its address and a key.
+    /// Whether rank 0 listens at a port of its own choice and publishes its address with a key.
     pub(crate) fn publishes_key(&self) -> bool {
         !matches!(self, Self::Tcp { .. } | Self::Local(_) | Self::Survivors(_))
     }
 
-    /// Whether others than the job's ranks learn all that is needed to join without a secret.
+    /// Whether processes outside the job can learn all that is needed to join without a secret.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Tcp { .. } | Self::Multicast { .. })
     }
@@ -220,7 +219,7 @@ impl fmt::Display for Locator {
 /// Meeting place for the threads of an in-process cluster.
 #[derive(Clone)]
 pub struct LocalMeeting {
-    /// Rank 0's coordinator, once it runs, which the control plane knows what to do with.
+    /// Rank 0's coordinator, once it runs. Its type is known to the control plane only.
     pub(crate) coordinator: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 

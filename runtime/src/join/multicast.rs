@@ -1,7 +1,8 @@
 //! Rendezvous by UDP multicast: ranks ask a group "where is job X?", and rank 0 answers with its addresses and key.
 //!
-//! An answer is a hint like any other: it is tried, and both ends prove that they know the key. Every process that asks is told the key,
-//! so the key keeps jobs apart but does not keep strangers out; the job's secret does. Datagrams stay on the local network (TTL 1).
+//! An answer is a hint like any other: a rank tries it, and both ends prove that they know the key. Every process that
+//! asks is told the key, so the key separates jobs, but only the job's secret keeps strangers out. Datagrams stay on
+//! the local network (TTL 1).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -14,16 +15,16 @@ use tokio::task::AbortHandle;
 use super::addresses::own_addresses;
 use super::file::Notice;
 
-/// Longest datagram: a notice with some twenty addresses, within one Ethernet frame.
+/// Longest datagram: a notice with some twenty addresses, which fits into one Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 1400;
 
-/// Addresses put into an answer.
+/// Most addresses in an answer.
 const MAX_ADDRESSES: usize = 12;
 
-/// Between two questions.
+/// Interval between two questions.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// Before the caller looks at its deadline and asks again.
+/// Time after which a caller checks its deadline and asks again.
 const ASK_FOR: Duration = Duration::from_millis(200);
 
 const QUESTION: &str = "kolo? 1 ";
@@ -38,7 +39,7 @@ pub(crate) struct Group {
     pub(crate) job: String,
 }
 
-/// Ends the answering when dropped.
+/// Stops answering when dropped.
 pub(crate) struct Answering(AbortHandle);
 
 impl Drop for Answering {
@@ -47,7 +48,7 @@ impl Drop for Answering {
     }
 }
 
-/// Rank 0: answers questions until the result is dropped.
+/// Answers questions, on rank 0, until the result is dropped.
 pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering> {
     notice.addresses.truncate(MAX_ADDRESSES);
     let socket = socket()?;
@@ -76,7 +77,7 @@ pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering>
                     }
                 }
                 Ok(_) => {}
-                // An earlier answer may have met a closed port; the pause bounds what an odd error costs.
+                // An earlier answer may have met a closed port. The pause bounds the cost of any other error.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -84,7 +85,7 @@ pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering>
     Ok(Answering(task.abort_handle()))
 }
 
-/// Other ranks: asks for a while; the answer of a rank 0.
+/// Asks for a while, on the other ranks. Returns the answer of a rank 0.
 pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
     let doing =
         |error: io::Error| format!("asking the multicast group {}:{}: {error}", group.address, group.port);
@@ -117,7 +118,7 @@ pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
         if let Some(text) = buffer[..length].strip_prefix(head.as_bytes())
             && let Ok(mut notice) = Notice::parse(text)
         {
-            // The address that the answer came from is the likeliest to reach.
+            // The address that the answer came from is the most likely to be reachable.
             if let Some(port) = notice.addresses.first().map(SocketAddr::port) {
                 notice.addresses.insert(0, SocketAddr::new(from.ip(), port));
                 notice.addresses.dedup();
@@ -140,8 +141,8 @@ fn socket() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The interface that was named, or all: the system's own choice needs a route that private networks often lack, and
-/// is wrong on hosts with several.
+/// Returns the interface that was named, or all. The system's own choice needs a route that private networks often
+/// lack, and is wrong on hosts with several interfaces.
 fn interfaces(group: &Group) -> Vec<Ipv4Addr> {
     let all = || {
         own_addresses().into_iter().filter_map(|address| match address {

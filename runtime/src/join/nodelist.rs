@@ -1,24 +1,25 @@
-//! Slurm's compact lists of host names: "node[01-03,7],gpu5", also "rack[0-1]n[0-3]".
+//! Parser of Slurm's compact lists of host names: "node[01-03,7],gpu5", also "rack[0-1]n[0-3]".
 
-/// Slurm's own limit for a cluster (MaxNodeCount); brackets multiply, so a short list could name any number.
+/// Most hosts in a list: Slurm's own limit for a cluster (MaxNodeCount). Brackets multiply, so even a short list could
+/// name any number of hosts.
 const MAX_HOSTS: u64 = 1 << 16;
 
-/// The longest name of a host (RFC 1035).
+/// Longest host name (RFC 1035).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Digits of a number, zeros in front among them.
+/// Most digits of a number, including leading zeros.
 const MAX_DIGITS: usize = 18;
 
-/// The longest list that is read: Slurm's own limit for a node's name is 1 KiB, and its lists are compact.
+/// Longest list that is read. Slurm's own limit for a node's name is 1 KiB, and its lists are compact.
 const MAX_LIST_BYTES: usize = 1 << 20;
 
-/// All hosts, in the order of the list. An error says what cannot be read.
+/// Returns all hosts, in the order of the list. An error says which part cannot be read.
 #[cfg(test)]
 fn expand(list: &str) -> Result<Vec<String>, String> {
     expand_up_to(list, usize::MAX)
 }
 
-/// The first `most` hosts; the names of the others are never built.
+/// Returns the first `most` hosts. The names of the others are never built.
 fn expand_up_to(list: &str, most: usize) -> Result<Vec<String>, String> {
     if list.len() > MAX_LIST_BYTES {
         return Err(format!("it has {} bytes", list.len()));
@@ -34,7 +35,7 @@ fn expand_up_to(list: &str, most: usize) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// The first host of a list.
+/// Returns the first host of a list.
 pub(crate) fn first(list: &str) -> Result<String, String> {
     expand_up_to(list, 1)?.into_iter().next().ok_or_else(|| "the list is empty".to_owned())
 }
@@ -79,7 +80,7 @@ fn expand_part(done: &str, rest: &str, most: usize, hosts: &mut Vec<String>) -> 
         after.split_once(']').ok_or_else(|| format!("'{rest}' does not close its bracket"))?;
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        // Zeros in front count: a number of many digits would make as many names that long.
+        // Leading zeros count, because a number with many digits would make every name that long.
         let digits =
             |text: &str| (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(first) || !digits(last) {
@@ -140,7 +141,7 @@ mod tests {
         ] {
             assert!(expand(list).is_err(), "{list}");
         }
-        // Found by fuzzing: brackets multiply the names, and each makes them longer.
+        // Fuzzing found these lists: brackets multiply the names, and each bracket makes them longer.
         for brackets in [17, 1000] {
             assert!(expand(&"n[0-1]".repeat(brackets)).is_err(), "{brackets} brackets");
         }

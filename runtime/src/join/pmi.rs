@@ -1,9 +1,10 @@
-//! Rendezvous through PMI-1, by which Hydra (MPICH's process manager, Intel MPI's and others') lets its processes exchange short texts.
+//! Rendezvous through PMI-1, the protocol by which Hydra (the process manager of MPICH, Intel MPI and others) lets its
+//! processes exchange short texts.
 //!
-//! The launcher leaves a socket in `PMI_FD`. Each side writes a line of words `key=value`; every query has one answer. Rank 0
-//! puts its notice into the job's key-value space, all ranks enter the launcher's barrier, and the others then get the notice.
-//! The conversation ends with `finalize` as soon as this rank has no more to say, since the launcher takes the end of a process
-//! that has not said so for a crash. A process can therefore meet others in this way once.
+//! The launcher passes a socket in `PMI_FD`. Each side writes lines of `key=value` words, and every query has one
+//! answer. Rank 0 puts its notice into the job's key-value space, all ranks enter the launcher's barrier, and the
+//! others then get the notice. A rank sends `finalize` as soon as it has no more to say, because the launcher treats a
+//! process that ends without it as crashed. A process can therefore join in this way only once.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -13,11 +14,11 @@ use std::time::Duration;
 
 use super::board::Board;
 
-/// For an answer that the launcher gives by itself.
+/// Longest wait for an answer that the launcher gives by itself.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// For the barrier, which waits for other ranks: between two looks at the deadline for joining.
+/// Longest wait for the barrier between two checks of the deadline for joining. The barrier waits for other ranks.
 const BARRIER_PATIENCE: Duration = Duration::from_millis(200);
-/// The protocol's longest line is shorter.
+/// Longest line that is read. The protocol's longest line is shorter.
 const LINE_BYTES: u64 = 8192;
 /// Most parts of a notice, which has some hundred bytes.
 const MOST_PARTS: usize = 256;
@@ -32,15 +33,15 @@ pub(super) struct Pmi {
 #[derive(Debug)]
 enum State {
     Fresh,
-    /// In the barrier.
+    /// The rank is in the barrier.
     Waiting(Box<Talk>),
-    /// This is the notice.
+    /// The notice has been read.
     Read(Vec<u8>),
     Over,
 }
 
 impl Pmi {
-    /// That of the launcher whose socket this is.
+    /// Makes the key-value space behind the launcher's socket.
     pub(super) const fn new(descriptor: RawFd) -> Self {
         Self { descriptor, state: Mutex::new(State::Fresh) }
     }
@@ -58,7 +59,7 @@ impl Board for Pmi {
         let mut talk = self.talk().map_err(words)?;
         talk.put(notice).and_then(|()| talk.enter()).map_err(words)?;
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Over;
-        // Joining goes on while the others come to the barrier, and says which of them do not.
+        // Joining continues while the others reach the barrier, and it reports any that do not.
         let leaving = move || {
             let _ = talk.await_barrier(None).and_then(|_| talk.end());
         };
@@ -108,9 +109,9 @@ fn wrong(text: String) -> io::Error {
 struct Talk {
     socket: BufReader<UnixStream>,
     space: String,
-    /// Longest value that the launcher keeps.
+    /// Longest value that the launcher stores.
     value_bytes: usize,
-    /// The part of a line that has come.
+    /// The part of a line that has arrived.
     partial: Vec<u8>,
 }
 
@@ -124,14 +125,14 @@ impl Talk {
         };
         talk.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
         let most = talk.ask("cmd=get_maxes", "maxes")?;
-        // One for the zero that C puts behind a string.
+        // The launcher's limit includes the zero at the end of a C string.
         let most = most.value("vallen_max").and_then(|most| most.parse::<usize>().ok()).unwrap_or(1024);
         talk.value_bytes = most.saturating_sub(1).max(2);
         talk.space = talk.ask("cmd=get_my_kvsname", "my_kvsname")?.required("kvsname")?.to_owned();
         Ok(talk)
     }
 
-    /// Puts the notice in parts, as hexadecimal digits, since values know neither blanks nor ends of lines.
+    /// Puts the notice in parts, as hexadecimal digits, since values may contain neither blanks nor line ends.
     fn put(&mut self, notice: &[u8]) -> io::Result<()> {
         let parts: Vec<&[u8]> = notice.chunks(self.value_bytes / 2).collect();
         self.put_one("kolo-parts", &parts.len().to_string())?;
@@ -172,7 +173,7 @@ impl Talk {
         self.say("cmd=barrier_in")
     }
 
-    /// Whether all ranks have entered the barrier; `patience` is for how long to wait, or none for ever.
+    /// Returns whether all ranks have entered the barrier. `patience` limits the wait; `None` waits for ever.
     fn await_barrier(&mut self, patience: Option<Duration>) -> io::Result<bool> {
         match self.hear(patience)? {
             Some(answer) => answer.expect("barrier_out").map(|()| true),
@@ -201,7 +202,7 @@ impl Talk {
         self.socket.get_mut().write_all(format!("{query}\n").as_bytes())
     }
 
-    /// The next line, if it comes in time.
+    /// Returns the next line, or `None` if it does not arrive in time.
     fn hear(&mut self, patience: Option<Duration>) -> io::Result<Option<Line>> {
         self.socket.get_ref().set_read_timeout(patience)?;
         let room = LINE_BYTES - self.partial.len() as u64;
@@ -236,7 +237,7 @@ impl Line {
         self.value(key).ok_or_else(|| wrong(format!("the launcher said '{}', without {key}", self.0)))
     }
 
-    /// Fails unless this is the answer, and says that all went well.
+    /// Fails unless this is the expected answer and reports success.
     fn expect(&self, command: &str) -> io::Result<()> {
         if self.value("cmd") == Some(command) && self.value("rc").is_none_or(|code| code == "0") {
             return Ok(());
@@ -245,10 +246,10 @@ impl Line {
     }
 }
 
-/// See [`crate::fuzzing`]: all that a launcher says, before it hangs up.
+/// Runs the protocol on bytes from the fuzzer: all that a launcher says before it hangs up. See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) {
-    /// A socket takes this much at once, and more is more of the same.
+    /// A socket buffer takes this much at once, and longer input tests nothing new.
     const MOST: usize = 64 << 10;
     let bytes = &bytes[..bytes.len().min(MOST)];
     for is_first in [true, false] {
@@ -275,7 +276,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// The launcher, as all processes of a job see it.
+    /// The launcher that all processes of a job talk to.
     #[derive(Default)]
     struct Launcher {
         state: Mutex<(HashMap<String, String>, usize)>,
@@ -284,7 +285,7 @@ mod tests {
     }
 
     impl Launcher {
-        /// Serves a rank as Hydra does: what has been put is seen after the barrier. Returns what the rank said.
+        /// Serves a rank as Hydra does: a value becomes visible after the barrier. Returns the rank's queries.
         fn serve(&self, socket: UnixStream, ranks: usize) -> Vec<String> {
             let (mut said, mut own) = (Vec::new(), HashMap::new());
             let mut lines = BufReader::new(socket.try_clone().unwrap());
@@ -384,7 +385,7 @@ mod tests {
         drop(theirs);
         let why = Pmi::new(own.as_raw_fd()).publish(b"here").unwrap_err();
         assert!(!why.is_empty());
-        // Far beyond the descriptors that a process may have.
+        // The number is far beyond the descriptors that a process may have.
         assert!(Pmi::new(i32::MAX).read().is_err());
     }
 }

@@ -1,8 +1,9 @@
-//! A client of PyTorch's TCPStore, for jobs that torchrun starts: its agent owns MASTER_PORT and serves a store there.
+//! Client of PyTorch's TCPStore, for jobs that torchrun starts: its agent owns MASTER_PORT and serves a store there.
 //!
-//! The protocol: a client opens with a validation number, then sends queries of one byte with arguments; strings are a
-//! 64-bit length in native order and bytes. Used here: VALIDATE, PING, SET, WAIT, GET. Stores from before PING (query
-//! 13) was added drop the connection, which is reported. Keys of the store object itself begin with "/".
+//! In its protocol, a client opens with a validation number, then sends queries: one byte with arguments. A string is a
+//! 64-bit length in native byte order, followed by the bytes. Kolo uses VALIDATE, PING, SET, WAIT and GET. Stores from
+//! before PING (query 13) was added drop the connection, which is reported. Keys of the store object itself begin with
+//! "/".
 
 use std::io;
 use std::time::Duration;
@@ -20,10 +21,10 @@ const PING: u8 = 13;
 
 const STOP_WAITING: u8 = 0;
 
-/// Our own values are short; a longer one is not ours.
+/// Longest value that is read. Kolo's own values are shorter, so a longer one comes from somebody else.
 const MAX_VALUE_BYTES: u64 = 16 << 10;
 
-/// A validation and a ping take one round trip.
+/// Longest wait for validation and ping, which take one round trip.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a TCPStore.
@@ -33,7 +34,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Connects and makes sure that a TCPStore answers.
+    /// Connects, and verifies that a TCPStore answers.
     pub(crate) async fn connect(address: std::net::SocketAddr) -> io::Result<Self> {
         let deadline = tokio::time::Instant::now() + GREETING_TIMEOUT;
         let late = |problem| move |_| io::Error::new(io::ErrorKind::TimedOut, problem);
@@ -61,12 +62,12 @@ impl Store {
             .map_err(late("what accepts connections there is no TCPStore"))?
     }
 
-    /// This end of the connection: an address of this host that the store's host can reach.
+    /// Returns this end's address: an address of this host that the store's host can reach.
     pub(crate) fn local_ip(&self) -> io::Result<std::net::IpAddr> {
         Ok(self.stream.local_addr()?.ip().to_canonical())
     }
 
-    /// Sets a key. The store does not answer; a ping behind it makes sure that it was read.
+    /// Sets a key. The store does not answer, so a ping sent after it confirms that the store has read it.
     pub(crate) async fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
         let mut query = vec![SET];
         put(&mut query, key.as_bytes());
@@ -78,7 +79,7 @@ impl Store {
         self.stream.read_exact(&mut answer).await.map(|_| ())
     }
 
-    /// Waits for a key and reads it. The caller bounds the time; after a time-out the connection must be dropped.
+    /// Waits for a key and reads it. The caller bounds the time. After a time-out, the caller must drop the connection.
     pub(crate) async fn wait_and_get(&mut self, key: &str) -> io::Result<Vec<u8>> {
         let mut query = vec![WAIT];
         query.extend(1u64.to_ne_bytes());

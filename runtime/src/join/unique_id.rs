@@ -1,9 +1,10 @@
-//! Ids that a program passes on by its own means.
+//! Ids that a program passes to its ranks by its own means.
 //!
-//! An id holds the place where rank 0 will listen, and a secret. A socket that is bound but never listens keeps the port free from the
-//! making of the id until rank 0 has joined: the kernel gives a bound port neither to a bind to port 0 nor to an outgoing connection. Rank
-//! 0's own listener may still bind it, because both sockets set `SO_REUSEADDR` and only one listens. Rank 0 may even be a different
-//! process of this host than the one that made the id. Ranks that try before rank 0 listens are refused by the kernel, and try again.
+//! An id holds the address at which rank 0 will listen, and a secret. A socket that is bound but never listens reserves
+//! the port from the making of the id until rank 0 has joined: the kernel gives a bound port neither to a bind to port
+//! 0 nor to an outgoing connection. Rank 0's own listener may still bind it, because both sockets set `SO_REUSEADDR`
+//! and only one listens. Rank 0 may even be another process of this host than the one that made the id. Before rank 0
+//! listens, the kernel refuses connections, and ranks try again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -30,27 +31,27 @@ const LENGTH_AT: usize = SECRET_AT + SECRET_BYTES;
 const HOST_AT: usize = LENGTH_AT + 1;
 const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
 
-/// An id by which the ranks of one job find each other; a program makes one and passes its bytes on.
+/// An id by which the ranks of one job find each other. A program makes one and passes its bytes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId {
     /// The bytes to pass on, unchanged.
     pub bytes: [u8; UNIQUE_ID_BYTES],
 }
 
-/// Keeps the port of an id free until it is dropped.
+/// Keeps the port of an id reserved until it is dropped.
 #[derive(Debug)]
 #[must_use = "the port is free for others once this is dropped"]
 pub struct Reservation {
     _socket: Socket,
 }
 
-/// The ports kept for ids whose rank 0 has not joined yet. An id is plain bytes in the hands of the program, so the
-/// socket can only be found by them.
+/// The ports reserved for ids whose rank 0 has not joined yet. The program holds an id as plain bytes, so a socket can
+/// only be found by comparing ids.
 static RESERVED: Mutex<Vec<(UniqueId, Socket)>> = Mutex::new(Vec::new());
 
 impl UniqueId {
-    /// Makes an id; rank 0 must join on this host. `host` is the name or address by which the others reach it, if the
-    /// one that packets to far hosts leave from is not right.
+    /// Makes an id. Rank 0 must join on this host. `host` is the name or address by which the others reach it; by
+    /// default, the source address of packets to distant hosts.
     ///
     /// # Errors
     /// [`Error::Configuration`] if the name of the host is too long, [`Error::System`] if there is no free port.
@@ -60,7 +61,7 @@ impl UniqueId {
             .map(|text| parse_port_range(text.trim()))
             .transpose()?;
         let reserved = match ports {
-            // Rank 0 will bind it again.
+            // The second bind sets SO_REUSEADDR, so that rank 0 can bind the port too.
             Some(ports) => {
                 let free = in_port_range(&ports, bind_at).map(|(port, _)| port);
                 free.and_then(|port| bind_at(port, Reuse::Yes))
@@ -77,10 +78,10 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// Settings by which a rank joins with this id; the environment supplies the rest.
+    /// Returns the settings with which a rank joins by this id. The environment supplies the rest.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if this is no id, or rank and world size make no sense.
+    /// [`Error::Configuration`] if the bytes are not an id, or if rank and world size are invalid.
     pub fn join_spec(&self, world_size: u32, rank: u32) -> Result<JoinSpec> {
         let broken = || {
             Error::configuration(
@@ -108,8 +109,8 @@ impl UniqueId {
         Ok(spec)
     }
 
-    /// The port kept for this id, if this process made it. Rank 0 takes it, once, and drops it when it has joined or
-    /// failed to.
+    /// Takes the port reserved for this id, if this process made it. Rank 0 takes it once, and drops it when it has
+    /// joined or failed to.
     pub fn take_reservation(&self) -> Option<Reservation> {
         let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
         let at = reserved.iter().position(|(made, _)| made == self)?;
@@ -134,7 +135,7 @@ fn encode(host: &str, port: u16, secret: &[u8; SECRET_BYTES]) -> Result<UniqueId
     Ok(UniqueId { bytes })
 }
 
-/// Binds a port on all interfaces, as rank 0 will, without listening; any that is free if it is 0.
+/// Binds a port on all interfaces without listening, as rank 0 will. Port 0 means any free port.
 fn bind_at(port: u16, reuse: Reuse) -> std::io::Result<(u16, Socket)> {
     let bind = |address: IpAddr| -> std::io::Result<Socket> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
@@ -156,7 +157,7 @@ fn bind_at(port: u16, reuse: Reuse) -> std::io::Result<(u16, Socket)> {
     Ok((port, socket))
 }
 
-/// The address that packets to far hosts leave from; the addresses are those reserved for documentation.
+/// Returns the source address of packets to distant hosts. Addresses reserved for documentation stand for those hosts.
 fn own_address() -> IpAddr {
     let far: [IpAddr; 2] =
         [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{JoinSpec, Locator};
 use crate::error::{Error, Result};
 
-/// Content of a URL; rank and world size may come from elsewhere.
+/// Content of a URL. Rank and world size may come from elsewhere.
 #[derive(Debug)]
 pub(crate) struct ParsedUrl {
     pub(crate) locator: Locator,
@@ -16,20 +16,20 @@ pub(crate) struct ParsedUrl {
 const FORMS: &str = "Use env://, tcp://host:port, file:///path or multicast://239.x.y.z:port/job";
 
 impl JoinSpec {
-    /// A rank from a URL: `env://` (what the launcher set), `tcp://host:port?rank=0&world_size=4`,
-    /// `file:///path?rank=0&world_size=4`, `multicast://239.1.2.3:port/job?rank=0&world_size=4`. Without `rank` and
-    /// `world_size` in the URL, the environment of this process must tell them.
+    /// Makes a rank from a URL: `env://` (the launcher's variables), `tcp://host:port?rank=0&world_size=4`,
+    /// `file:///path?rank=0&world_size=4`, or `multicast://239.1.2.3:port/job?rank=0&world_size=4`. If the URL lacks
+    /// `rank` or `world_size`, the environment of this process must supply them.
     ///
     /// # Errors
-    /// [`Error::Configuration`] naming what is wrong with the URL or missing.
+    /// [`Error::Configuration`], which names the invalid or missing part of the URL.
     pub fn parse_url(url: &str) -> Result<Self> {
         Self::parse_url_with(url, &super::process_environment)
     }
 
-    /// The same with another environment.
+    /// Makes a rank from a URL, with another environment than the process's own.
     ///
     /// # Errors
-    /// As [`JoinSpec::parse_url`].
+    /// The errors of [`JoinSpec::parse_url`].
     pub fn parse_url_with(url: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         if url.trim_end_matches('/') == "env:" {
             return Self::from_env(environment);

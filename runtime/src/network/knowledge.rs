@@ -1,4 +1,4 @@
-//! A communicator's knowledge of the network between its hosts, with its source: one value.
+//! A communicator's knowledge of the network between its hosts, and the source of that knowledge.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,34 +8,34 @@ use kolo_collectives::model::Model;
 use super::Between;
 use crate::profile::Loaded;
 
-/// The selection's basis between hosts. The same on all ranks.
+/// The knowledge on which the selection between hosts is based. It is the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Knowledge {
-    /// All ranks are on one host: there is nothing to know.
+    /// All ranks are on one host, so there is no network between hosts.
     OneHost,
-    /// The constants of the transport are all there is.
+    /// Only the transport's built-in constants are known.
     BuiltIn {
         /// Number of hosts.
         hosts: u32,
-        /// Reason why the profile's network does not count, if there is one.
+        /// Reason why the network part of a profile is not used, if there is one.
         unused_profile: Option<String>,
     },
-    /// A profile that names no hosts: its constants are in the model. Its path and digest, in words.
+    /// A profile that names no hosts, whose constants are already in the model. Holds its path and digest as text.
     AnyHosts(String),
-    /// A profile that knows these hosts; its path and digest, in words.
+    /// A profile that knows these hosts. Holds its path and digest as text.
     Profile(Between, String),
-    /// The ranks' measurements from when they joined.
+    /// Measurements that the ranks made when they joined.
     Measured {
         between: Between,
         took: Duration,
-        /// Reason why the profile's network does not count, if there is one.
+        /// Reason why the network part of a profile is not used, if there is one.
         unused_profile: Option<String>,
     },
 }
 
 impl Knowledge {
-    /// The profile's entries for the network between hosts of these names, in the order of their numbers; else the measurements; else
-    /// nothing.
+    /// Returns the profile's entries for the network between hosts of these names, in the order of their numbers. If
+    /// there are none, returns the measurements or, failing these, the built-in constants.
     pub(crate) fn of(
         profile: Option<&Loaded>,
         names: &[&str],
@@ -68,18 +68,18 @@ impl Knowledge {
         }
     }
 
-    /// The same with what has been measured since.
+    /// Replaces the network's description by later measurements.
     pub(crate) fn measured(self, between: Between, took: Duration) -> Self {
         let unused_profile = self.unused_profile().map(str::to_owned);
         Self::Measured { between, took, unused_profile }
     }
 
-    /// Whether a measurement would tell more.
+    /// Whether a measurement would improve this knowledge.
     pub(crate) const fn wants_measurement(&self) -> bool {
         matches!(self, Self::BuiltIn { .. })
     }
 
-    /// Reason why the profile's network does not count, if there is one and it does not.
+    /// Returns the reason why the network part of a profile is not used, if there is such a profile.
     pub(crate) fn unused_profile(&self) -> Option<&str> {
         match self {
             Self::BuiltIn { unused_profile, .. } | Self::Measured { unused_profile, .. } => {
@@ -89,7 +89,7 @@ impl Knowledge {
         }
     }
 
-    /// The hosts one by one, where they are known.
+    /// Returns the facts about each host, where they are known.
     pub(crate) const fn between(&self) -> Option<&Between> {
         match self {
             Self::Profile(between, _) | Self::Measured { between, .. } => Some(between),
@@ -97,12 +97,12 @@ impl Knowledge {
         }
     }
 
-    /// The model with what is known in place of constants.
+    /// Replaces constants of the model by the known facts.
     pub(crate) fn apply(&self, model: Model) -> Model {
         self.between().map_or(model, |between| between.apply(model))
     }
 
-    /// The network in words, and where this comes from. Nothing on one host.
+    /// Describes the network and the source of this knowledge. `None` on one host.
     pub(crate) fn describe(&self, model: &Model) -> Option<String> {
         let constants = |from: &dyn fmt::Display| {
             let round_trip = 2.0 * (model.inter.latency_seconds + 2.0 * model.inter.overhead_seconds);

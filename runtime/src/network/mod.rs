@@ -1,7 +1,9 @@
-//! The network between hosts, as measured when the first communicator is made: the basis of the selection on several hosts.
+//! Measurements of the network between hosts, made with the first communicator. The selection on several hosts is based
+//! on them.
 //!
-//! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as many
-//! rounds as the number of hosts has bits. All ranks learn the measurements, and so have the same [`Table`].
+//! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe
+//! takes as many rounds as the number of hosts has binary digits. All ranks learn the measurements, and so have the same
+//! [`Table`].
 
 mod knowledge;
 mod probe;

@@ -1,4 +1,4 @@
-//! Measuring between leaders: the code that the probe, `kolo tune` and `kolo doctor` share.
+//! Measurements between leaders: the code that the probe, `kolo tune` and `kolo doctor` share.
 
 use std::time::Duration;
 
@@ -11,78 +11,81 @@ pub trait Wire {
     /// Sends bytes to the leader of a host.
     ///
     /// # Errors
-    /// Errors of the wire, here as below.
+    /// Errors of the wire, for this method and those below.
     fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
-    /// Receives as many bytes from it.
+    /// Receives exactly as many bytes as `bytes` holds from the leader of a host.
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
-    /// Sends bytes to it, and receives as many, at the same time.
+    /// Sends bytes to the leader of a host and receives as many, at the same time.
     fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), Self::Error>;
-    /// The time since some beginning.
+    /// Returns the time since an arbitrary start.
     fn now(&self) -> Duration;
-    /// Whether long messages to it go over several of the host's interfaces at the same time.
+    /// Whether long messages to the host use several of the local network interfaces at once.
     fn has_rails(&self, host: u32) -> bool {
         let _ = host;
         false
     }
 }
 
-/// Empty messages there and back, at most. The least time counts: others may have waited for a processor.
+/// Most round trips of empty messages. The shortest counts, since others may have waited for a CPU.
 const ROUND_TRIPS: u32 = 8;
 
-/// No further round trips once these have taken so long: on a long way, each is like the other.
+/// Time after which no further round trips are made. On a long path, each is like the other.
 const ROUND_TRIPS_TIME: Duration = Duration::from_millis(5);
 
-/// First message whose rate is measured.
+/// Length of the first message whose rate is measured.
 const FIRST_BYTES: usize = 64 << 10;
 
-/// The same where long messages go over several interfaces: shorter ones would take only one, and these are few.
+/// The same where long messages use several interfaces. Shorter messages would use only one, and so would tell nothing
+/// about the rest.
 const FIRST_BYTES_ON_RAILS: usize = 512 << 10;
 
-/// So many of a long length: the best counts, since others may have waited for a processor.
+/// Number of long messages. The best rate counts, since other messages may have waited for a CPU.
 const LONG_ONES: u32 = 3;
 
-/// On a long way a connection's window grows by the round trip: so many of them are spent at most.
+/// Most round trips spent on measuring a rate. On a long path, a connection's window grows only with the round trips.
 const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 
-/// From this round trip on, short messages tell how a connection's window grows, and nothing about the rate of the way. There,
-/// messages go in halves, the second of which finds the window that the first has made.
+/// Round trip from which a pair of hosts counts as far. There, the rate of a short message shows only how the
+/// connection's window grows. Messages to a far host are sent in halves, of which the second finds the window that the
+/// first has opened.
 const FAR: Duration = Duration::from_millis(2);
 
-/// Factor by which the next message of a far pair is longer.
+/// Factor by which each message of a far pair is longer than the one before.
 const FAR_STEP: usize = 4;
 
-/// A message that is as much faster than the one before found a window that had grown; the window may grow further.
+/// Factor of speed over the previous message that shows that the window has grown. It may then grow further.
 const FAR_GROWS: f64 = 1.25;
 
-/// So many messages are sent there unless they take too long: a window does not grow with each.
+/// Least number of messages to a far host, unless they take too long. The window does not grow with each message.
 const FAR_MESSAGES: u32 = 4;
 
-/// Round trips that a message may take there, as far as the rate is known.
+/// Most round trips that a message to a far host should take, by the rate known so far.
 const FAR_LENGTH: u32 = 8;
 
-/// Round trips spent there before the last message.
+/// Round trips spent on a far host before the last message.
 const FAR_PATIENCE: u32 = 12;
 
-/// Messages in halves of which a partner remembers the second half's time. A pair exchanges fewer: each takes a round trip.
+/// Number of messages in halves for which a partner remembers the time of the second half. A pair exchanges fewer,
+/// since each takes a round trip.
 const FAR_REMEMBERED: usize = 32;
 
-/// Limits on the time spent on the rate of one way.
+/// Limits on the effort of measuring the rate of one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// The longest message.
+    /// Length of the longest message.
     pub last_bytes: usize,
-    /// A message that takes so many round trips fills the way, and a longer one would tell nothing new.
+    /// Round trips that a message must take to fill the path. Longer messages would tell nothing new.
     pub long_in_round_trips: u32,
-    /// Neither is a longer one sent if this one took so long, and some round trips.
+    /// Time of a message, if it is also some round trips, after which no longer message is sent.
     pub long: Duration,
-    /// A message that takes so long is the last one.
+    /// Time of a message after which no further message is sent.
     pub longest: Duration,
-    /// No further one is sent once they have taken so long together.
+    /// Total time after which no further message is sent.
     pub total: Duration,
 }
 
 impl Effort {
-    /// While a communicator is made: a local network is measured within 50 ms.
+    /// Effort while a communicator is made: a local network is measured within 50 ms.
     pub const QUICK: Self = Self {
         last_bytes: 4 << 20,
         long_in_round_trips: 8,
@@ -91,7 +94,8 @@ impl Effort {
         total: Duration::from_millis(12),
     };
 
-    /// For an explicit request: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
+    /// Effort for an explicit request: some 0.2 s per path, which is more than queues and token buckets hold at most
+    /// rates.
     pub const THOROUGH: Self = Self {
         last_bytes: 32 << 20,
         long_in_round_trips: 1000,
@@ -101,25 +105,25 @@ impl Effort {
     };
 }
 
-/// Which way long messages go.
+/// Direction of long messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// To the partner.
     Out,
-    /// To the partner, and at the same time as many bytes back.
+    /// To the partner, while as many bytes come back.
     Both,
 }
 
-/// Result of empty messages.
+/// Result of measuring with empty messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoundTrip {
-    /// There and back, processors' time included.
+    /// Time there and back, including the CPUs' time.
     pub time: Duration,
-    /// Lead of the partner's [`Wire::now`] over this one's, in seconds, to half of the time.
+    /// How far the partner's [`Wire::now`] is ahead of this one's, in seconds, with an error of at most half of `time`.
     pub ahead_seconds: f64,
 }
 
-/// The first word of a message: what its receiver is to do.
+/// Values of the first word of a message, which tell its receiver what to do.
 const ECHO: u64 = 0;
 const EXCHANGE: u64 = 1;
 const END: u64 = 2;
@@ -129,9 +133,9 @@ const TELL: u64 = 5;
 
 const HEADER: usize = 16;
 
-/// Measures between this leader, of host number `host` among `hosts`, and those at distances 1, 2, 4 ... from it: of two leaders
-/// whose numbers differ in that bit, the lower measures. Returns what this one has measured. Blocks until all its partners are
-/// done; all leaders call it.
+/// Measures between this leader, on host `host` of `hosts`, and the leaders at distances 1, 2, 4 ... from it. Two
+/// leaders meet if their host numbers differ in exactly one bit, and the lower one measures. Returns this leader's
+/// measurements. All leaders must call it; it blocks until all partners are done.
 ///
 /// # Errors
 /// Errors of the wire.
@@ -163,7 +167,7 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
     Ok(samples)
 }
 
-/// Memory that long messages are sent from, and received into.
+/// Memory that long messages are sent from and received into.
 #[derive(Debug)]
 pub struct Buffers {
     out: Vec<u8>,
@@ -171,7 +175,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// For messages of such an effort.
+    /// Makes buffers for messages of this effort.
     #[must_use]
     pub fn new(effort: &Effort) -> Self {
         Self { out: vec![0; effort.last_bytes], inward: vec![0; effort.last_bytes] }
@@ -189,7 +193,7 @@ fn word(header: &[u8; HEADER], at: usize) -> u64 {
     u64::from_le_bytes(header[8 * at..8 * (at + 1)].try_into().unwrap_or_default())
 }
 
-/// Measures the time of an empty message to a partner, which [serves](serve), and back.
+/// Measures the round trip of an empty message to a partner, which must [serve](serve).
 ///
 /// # Errors
 /// Errors of the wire.
@@ -203,7 +207,7 @@ pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::E
         let theirs = Duration::from_nanos(word(&answer, 1)).as_secs_f64();
         Ok(RoundTrip { time: back - sent, ahead_seconds: theirs - (sent + back).as_secs_f64() / 2.0 })
     };
-    // Makes the connection, and waits for the partner.
+    // The first echo makes the connection and waits for the partner.
     echo(wire)?;
     let begun = wire.now();
     let mut least = echo(wire)?;
@@ -219,7 +223,8 @@ pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::E
     Ok(least)
 }
 
-/// Measures the bytes per second, in each direction used, of long messages to a partner, which [serves](serve).
+/// Measures the rate of long messages to a partner, which must [serve](serve). Returns bytes per second, in each
+/// direction used.
 ///
 /// # Errors
 /// Errors of the wire.
@@ -234,7 +239,7 @@ pub fn rate<W: Wire>(
     measure(wire, partner, way, round_trip, effort, buffers).map(|rate| rate.best)
 }
 
-/// Bytes per second of long messages.
+/// The two best rates of long messages, in bytes per second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     best: f64,
@@ -247,7 +252,8 @@ impl Rate {
             if rate > self.best { (rate, self.best) } else { (self.best, self.second.max(rate)) };
     }
 
-    /// Whether two messages had about the same: if not, the connection's window may still have been growing, or something was in the way.
+    /// Whether two messages had about the same rate. If not, the connection's window may still have been growing, or a
+    /// message was delayed.
     fn is_settled(&self) -> bool {
         const SAME: f64 = 0.75;
         self.second >= SAME * self.best
@@ -277,14 +283,14 @@ fn measure<W: Wire>(
         }
         let here = wire.now();
         let (took, spent) = (here - sent, here - begun);
-        // With a short message the way takes most of the time, and the difference means nothing.
+        // A short message spends most of its time on the path, so the difference would mean nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
         rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
         if took > effort.longest.max(4 * round_trip)
             || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(effort.total)
         {
-            // One more tells a slow link from a message that was held up.
+            // One more message distinguishes a slow link from a message that was delayed.
             if is_over || rate.is_settled() {
                 break;
             }
@@ -299,20 +305,21 @@ fn measure<W: Wire>(
     Ok(rate)
 }
 
-/// A message in halves.
+/// Times of a message that was sent in halves.
 #[derive(Clone, Copy, Debug)]
 struct Halves {
     len: usize,
-    /// Less the way there and back.
+    /// Time of the whole message, without the round trip.
     whole: Duration,
     /// Time of the second half at this end.
     moving: Duration,
 }
 
 impl Halves {
-    /// Bytes per second. The partner begins later by the way, so its second half follows its first without a pause. An end that
-    /// comes late to the first half finds the second in its kernel, and sees a rate that no link has: so the slower of both ends counts, and
-    /// a time that is short beside the way does not.
+    /// Returns the rate in bytes per second. The partner starts later by the time of one way, so the second half
+    /// follows the first without a pause. An end that reads the first half late finds the second half already in its
+    /// kernel, and sees a rate that no link has. Therefore the slower of the two ends counts, and a time that is short
+    /// compared with the round trip is ignored.
     fn rate(&self, round_trip: Duration, theirs: Duration) -> f64 {
         let whole = self.len as f64 / self.whole.as_secs_f64();
         let moving = self.moving.max(theirs);
@@ -323,7 +330,7 @@ impl Halves {
     }
 }
 
-/// As [`measure`], both ways at once, between hosts that are far from each other.
+/// Measures as [`measure`] does, in both directions at once, between hosts that are far from each other.
 fn measure_far<W: Wire>(
     wire: &mut W,
     partner: u32,
@@ -340,14 +347,14 @@ fn measure_far<W: Wire>(
         let here = wire.now();
         let whole = (here - sent).saturating_sub(round_trip).max(round_trip / 4);
         let message = Halves { len, whole, moving: here - middle };
-        // Only for the choice of the next length: the partner's times come at the end, since they take a round trip.
+        // This only decides the next length. The partner's times come at the end, since they take a round trip.
         let this = message.rate(round_trip, Duration::ZERO);
         messages.push(message);
         if is_last || messages.len() as u32 >= FAR_MESSAGES && this < FAR_GROWS * last {
             break;
         }
         last = this;
-        // One more tells a slow link from a message that was held up.
+        // One more message distinguishes a slow link from a message that was delayed.
         let is_late = here - begun > FAR_PATIENCE * round_trip || here - sent > FAR_LENGTH * round_trip;
         is_last = is_late || len == most;
         if !is_late {
@@ -366,7 +373,7 @@ fn measure_far<W: Wire>(
     Ok(rate)
 }
 
-/// Exchanges a message in halves; returns when the first was there.
+/// Exchanges a message in halves. Returns the time at which the first half had arrived.
 fn halves<W: Wire>(
     wire: &mut W,
     partner: u32,
@@ -380,7 +387,8 @@ fn halves<W: Wire>(
     Ok(middle)
 }
 
-/// Sends so many bytes to a partner, which [serves](serve), and waits until it has them. No more than the buffers have are sent.
+/// Sends `len` bytes (at most the length of the buffers) to a partner, which must [serve](serve), and waits until the
+/// partner has them.
 ///
 /// # Errors
 /// Errors of the wire.
@@ -391,7 +399,7 @@ pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffe
     wire.recv(partner, &mut [0; HEADER])
 }
 
-/// Tells the partner that this was all.
+/// Tells the partner that there are no more requests.
 ///
 /// # Errors
 /// Errors of the wire.
@@ -399,7 +407,7 @@ pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
     wire.send(partner, &order(END, 0))
 }
 
-/// Does what the partner asks for, until it is done.
+/// Serves a partner's requests until it is done.
 ///
 /// # Errors
 /// Errors of the wire.

@@ -1,9 +1,9 @@
-//! Several interfaces to other hosts, in words.
+//! Description of several network interfaces to other hosts.
 
 use kolo_transport::Rail;
 
-/// The load of the rails to some peers: for each interface its share, and the rate of a connection there. Nothing where there is one way
-/// only.
+/// Describes the load of the rails to some peers: for each interface its share of the traffic, and the rate of a
+/// connection there. `None` if there is only one path.
 pub(crate) fn in_words(peers: &[Vec<Rail>]) -> Option<String> {
     let used = |rails: &&Vec<Rail>| rails.iter().any(|rail| rail.sent_bytes > 0);
     let with_traffic: Vec<&Vec<Rail>> = peers.iter().filter(used).collect();

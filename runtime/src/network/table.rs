@@ -1,4 +1,4 @@
-//! The table of measurements, and the constants that follow.
+//! Table of the measurements between hosts, and the model constants that follow from them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::{NetworkProfile, Rates, SLOW};
 
-/// The way between two hosts, as measured.
+/// Measurement of the path between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Their numbers.
+    /// Numbers of the two hosts.
     pub(crate) hosts: (u32, u32),
-    /// An empty message there and back, processors' time included.
+    /// Seconds for an empty message there and back, including the CPUs' time.
     pub(crate) round_trip_seconds: f64,
-    /// Of long messages both ways at once, on one connection: in each direction.
+    /// Bytes per second in each direction, for long messages in both directions at once on one connection.
     pub(crate) bytes_per_second: f64,
-    /// Whether more than one message had that rate; if not, the link may be faster.
+    /// Whether more than one message had that rate. If not, the link may be faster.
     pub(crate) is_settled: bool,
 }
 
@@ -28,7 +28,7 @@ impl Sample {
         self.hosts.0 == host || self.hosts.1 == host
     }
 
-    /// Whether it can be a measurement: other ranks' numbers are not to be believed blindly.
+    /// Whether the values are plausible. Numbers from other ranks are checked before use.
     fn is_sound(&self, hosts: u32) -> bool {
         let is_sound = |value: f64, least: f64, most: f64| (least..=most).contains(&value);
         let (one, other) = self.hosts;
@@ -39,27 +39,27 @@ impl Sample {
     }
 }
 
-/// Knowledge of the network between the hosts of a job; the same on all ranks.
+/// Measurements of the network between the hosts of a job. They are the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Table {
     /// Number of the host of each rank of the job.
     host_of: Arc<[u32]>,
     hosts: u32,
     samples: Vec<Sample>,
-    /// Duration of the measurement, on the slowest rank.
+    /// Duration of the measurements, on the slowest rank.
     pub(crate) took: Duration,
 }
 
-/// Steps to a factor of 2 in which what was measured is taken. The choice of an algorithm decides how a sum is rounded, and two
-/// runs on one network should choose alike.
+/// Steps per factor of 2 to which measurements are rounded. The choice of an algorithm decides how a sum is rounded,
+/// and two runs on one network should choose alike.
 const ROUND_TRIP_STEPS: f64 = 2.0;
 const RATE_STEPS: f64 = 4.0;
 
 impl Table {
-    /// From what all leaders have measured, in an order that is the same on all ranks.
+    /// Makes the table from all leaders' measurements, in an order that is the same on all ranks.
     ///
     /// # Errors
-    /// A sample that makes no sense, in words.
+    /// A sample that is implausible, in words.
     pub(crate) fn new(host_of: Arc<[u32]>, samples: Vec<Sample>, took: Duration) -> Result<Self, String> {
         let hosts = host_of.iter().max().map_or(0, |most| most + 1);
         if let Some(odd) = samples.iter().find(|sample| !sample.is_sound(hosts)) {
@@ -68,7 +68,7 @@ impl Table {
         Ok(Self { host_of, hosts, samples, took })
     }
 
-    /// The table of a job of some of the ranks, with its hosts numbered in the order of their first ranks.
+    /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks.
     pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
         let mut numbers: Vec<u32> = Vec::new();
         let mut host_of = Vec::with_capacity(ranks.len());
@@ -92,7 +92,7 @@ impl Table {
         })
     }
 
-    /// Its entries for the hosts of some ranks of the job; nothing if they are on one host.
+    /// Returns the entries for the hosts of some ranks of the job. `None` if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
         for rank in ranks {
@@ -107,13 +107,14 @@ impl Table {
         let mut round_trips: Vec<f64> =
             self.samples.iter().filter(is_inside).map(|sample| sample.round_trip_seconds).collect();
         if round_trips.is_empty() {
-            // The hosts of a part of the job need not have met.
+            // The hosts of a part of the job need not have been measured with each other.
             round_trips = self.samples.iter().map(|sample| sample.round_trip_seconds).collect();
         }
         round_trips.sort_by(f64::total_cmp);
         let round_trip = *round_trips.get(round_trips.len() / 2)?;
-        // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links. One of which no more is known
-        // than what it has at least is taken to be as fast as the others: it must not be blamed for a message that was held up.
+        // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links. If only a
+        // lower bound is known for a host, it is taken to be as fast as the others: a message that was delayed must not
+        // count against it.
         let fastest = |best: f64, sample: &Sample| best.max(sample.bytes_per_second);
         let fastest_of_all = self.samples.iter().filter(is_inside).fold(0.0, fastest);
         let rate = |host: u32| {
@@ -126,7 +127,7 @@ impl Table {
         let rates: Vec<(u32, f64)> = rates.collect();
         let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
         let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-        // In the order in which these ranks meet them, as their communicator numbers them.
+        // The order is that in which these ranks meet their hosts, since their communicator numbers hosts in this way.
         let (mut order, mut is_new) = (Vec::new(), is_used.clone());
         for host in ranks.iter().map(|rank| self.host_of[*rank as usize]) {
             if std::mem::take(&mut is_new[host as usize]) {
@@ -137,7 +138,7 @@ impl Table {
             let rate = stepped(rate(host)?.1, RATE_STEPS);
             Some(HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate })
         };
-        // All or none.
+        // Either all hosts have a rate or none has.
         let of_hosts: Option<Vec<HostRate>> = order.into_iter().map(of_host).collect();
         Some(Between {
             hosts: hosts as u32,
@@ -150,29 +151,29 @@ impl Table {
     }
 }
 
-/// The nearest of so many steps to a factor of 2.
+/// Rounds to the nearest of `steps` steps per factor of 2.
 fn stepped(value: f64, steps: f64) -> f64 {
     ((value.log2() * steps).round() / steps).exp2()
 }
 
-/// The network between some hosts.
+/// Facts about the network between some hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Between {
     hosts: u32,
     round_trip_seconds: f64,
     slowest_host: u32,
-    /// Of the slowest host, which all wait for.
+    /// Rate of the slowest host, which all others wait for.
     bytes_per_second: f64,
     fastest_bytes_per_second: f64,
-    /// Of each host, in the order in which the communicator numbers them.
+    /// Rate of each host, in the order in which the communicator numbers them.
     rates: Rates,
 }
 
 impl Between {
-    /// From a profile that names its hosts, for those of these names, in the order of their numbers.
+    /// Makes the facts from a profile that names its hosts, for hosts of these names in the order of their numbers.
     ///
     /// # Errors
-    /// It is of other hosts: in words.
+    /// The problem in words, if the profile is of other hosts.
     pub(crate) fn known(network: &NetworkProfile, names: &[&str]) -> Result<Self, String> {
         let rates = network.rates(names)?;
         let least = |host: &HostRate| host.out_bytes_per_second.min(host.in_bytes_per_second);
@@ -188,13 +189,13 @@ impl Between {
         })
     }
 
-    /// Bytes per second from one host to the ranks of others; `hosts` has the host of each rank.
+    /// Returns bytes per second from one host to the ranks on other hosts. `hosts` has the host of each rank.
     pub(crate) fn rates(&self, here: u32, hosts: &[u32]) -> impl Iterator<Item = (u32, f64)> {
         let ranks = (0..).zip(hosts).filter(move |(_, there)| **there != here);
         ranks.map(move |(rank, there)| (rank, self.rate(here, *there)))
     }
 
-    /// Bytes per second from one host to another.
+    /// Returns bytes per second from one host to another.
     fn rate(&self, from: u32, to: u32) -> f64 {
         let pair = self.rates.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
         let (out, inward) = (self.rates.hosts.get(from as usize), self.rates.hosts.get(to as usize));
@@ -205,12 +206,12 @@ impl Between {
         }
     }
 
-    /// See [`Rates::speeds`].
+    /// Returns the hosts' relative speeds: see [`Rates::speeds`].
     pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
         self.rates.speeds()
     }
 
-    /// The model with what was measured in place of constants.
+    /// Replaces constants of the model by measurements.
     pub(crate) fn apply(&self, model: Model) -> Model {
         let processors = 2.0 * model.inter.overhead_seconds + model.nic_message_seconds;
         let latency_seconds = (self.round_trip_seconds / 2.0 - processors).max(0.2e-6);
@@ -221,7 +222,7 @@ impl Between {
         }
     }
 
-    /// In words, with where this comes from.
+    /// Describes the network, with the source of the figures.
     pub(crate) fn describe(&self, source: &dyn fmt::Display) -> String {
         let (round_trip, rate) = (self.round_trip_seconds * 1e3, self.bytes_per_second / 1e6);
         let words = format!("{} hosts, round trip {round_trip:.3} ms, {rate:.1} MB/s ({source})", self.hosts);
@@ -233,10 +234,10 @@ impl Between {
     }
 }
 
-/// The rate assumed where none is known.
+/// Rate that is assumed where none is known.
 const RATE_UNKNOWN: f64 = Model::TCP.nic_bytes_per_second;
 
-/// The round trip that [`Between::apply`] takes apart again.
+/// Returns the round trip of a profile, from which [`Between::apply`] subtracts the same terms again.
 fn round_trip(network: &NetworkProfile) -> f64 {
     2.0 * (network.latency_seconds + 2.0 * network.overhead_seconds + Model::TCP.nic_message_seconds)
 }
@@ -266,7 +267,7 @@ mod tests {
             words.starts_with("3 hosts, round trip 0.06") && words.contains("host 2 is the slowest"),
             "{words}"
         );
-        // Without it the others are faster.
+        // Without the slow host, the others are faster.
         let some = table.between(&[0, 2, 3]).unwrap();
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
         assert!(!some.describe(&"a test").contains("slowest"), "{some:?}");
@@ -274,7 +275,7 @@ mod tests {
         for (from, to, rate) in [(0, 1, 128e6), (1, 2, 16e6), (2, 0, 16e6)] {
             assert!((all.rate(from, to) / rate - 1.0).abs() < 0.1, "from {from} to {to}");
         }
-        // In the order of the communicator's ranks.
+        // The order is that of the communicator's ranks.
         assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
         assert_eq!(some.speeds(), None);
     }
@@ -286,7 +287,7 @@ mod tests {
         let all = table(samples).unwrap().between(&[0, 1, 2, 3, 4]).unwrap();
         assert_eq!(all.speeds(), None, "{all:?}");
         assert!((all.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
-        // Without better knowledge, the best rate counts.
+        // If nothing better is known, the best rate counts.
         let table = table(vec![held_up]).unwrap();
         assert!(
             (table.between(&[0, 4]).unwrap().apply(Model::TCP).nic_bytes_per_second / 16e6 - 1.0).abs() < 0.1

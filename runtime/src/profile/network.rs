@@ -1,4 +1,4 @@
-//! The part of a profile that speaks of the network between hosts.
+//! The part of a profile that describes the network between hosts.
 
 use std::fmt::Write as _;
 
@@ -12,27 +12,29 @@ use super::{Number, RATES};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkProfile {
-    /// Seconds from the posting of an empty message to its arrival, without the processor time at either end.
+    /// Seconds from posting an empty message to its arrival, without the CPU time at either end.
     pub latency_seconds: f64,
-    /// Seconds of processor time per message, at each end.
+    /// Seconds of CPU time per message, at each end.
     pub overhead_seconds: f64,
-    /// Bytes per second of one rank's link, each direction.
+    /// Bytes per second of one rank's link, in each direction.
     pub bytes_per_second: f64,
-    /// Bytes per second of a host's interfaces, each direction, shared by its ranks: of the slowest, where hosts differ.
+    /// Bytes per second of a host's interfaces, in each direction, shared by its ranks. If hosts differ, this is the
+    /// slowest one's rate.
     pub host_bytes_per_second: f64,
-    /// The hosts that were measured. A job on others does not use this part of the profile. If there are none, it is of any hosts.
+    /// The hosts that were measured. A job on other hosts does not use this part of the profile. An empty list means
+    /// that it applies to any hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostProfile>,
-    /// Pairs that have much less than both their hosts.
+    /// Pairs whose rate is far below that of both their hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pairs: Vec<PairProfile>,
 }
 
-/// A host, as it was measured.
+/// Measured rates of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostProfile {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
     /// Bytes per second that it sends.
     pub out_bytes_per_second: f64,
@@ -46,27 +48,28 @@ pub struct HostProfile {
 pub struct PairProfile {
     /// Name of the sending host.
     pub from: String,
-    /// Name of the receiving one.
+    /// Name of the receiving host.
     pub to: String,
     /// Bytes per second.
     pub bytes_per_second: f64,
 }
 
-/// The rates of the hosts of a job.
+/// Rates of the hosts of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Of each host, by its number in the job.
+    /// Rate of each host, by its number in the job.
     pub hosts: Vec<HostRate>,
-    /// Slow pairs of them.
+    /// Pairs of hosts that are slow.
     pub pairs: Vec<PairRate>,
 }
 
-/// A host whose rate is less than this share of the fastest one's is named, and has a smaller share of the work.
+/// A host whose rate is below this share of the fastest host's rate is reported as slow, and gets a smaller share of
+/// the work.
 pub(crate) const SLOW: f64 = 0.6;
 
 impl Rates {
-    /// Relative speeds of the hosts, in the order of their numbers; where they differ much. Small numbers, so that small differences
-    /// between measurements vanish.
+    /// Returns the relative speeds of the hosts in the order of their numbers, or `None` if they hardly differ. Speeds
+    /// are small integers, so that small differences between measurements vanish.
     #[must_use]
     pub fn speeds(&self) -> Option<Vec<u32>> {
         const SLOWEST: f64 = 16.0;
@@ -81,10 +84,10 @@ impl Rates {
 }
 
 impl NetworkProfile {
-    /// Its entries for these hosts.
+    /// Returns the entries for these hosts.
     ///
     /// # Errors
-    /// In words: a host that was not measured, or two of one name.
+    /// The problem in words: a host that was not measured, or two hosts with one name.
     pub fn rates(&self, names: &[&str]) -> Result<Rates, String> {
         let mut rates = Rates::default();
         for (at, name) in names.iter().enumerate() {
@@ -110,7 +113,7 @@ impl NetworkProfile {
         Ok(rates)
     }
 
-    /// The numbers of all hosts together.
+    /// Returns the numbers that hold for all hosts together.
     pub(super) fn numbers(&self) -> [Number; 4] {
         let number = |name, value| Number { table: Some("network"), name, value };
         [
@@ -121,7 +124,7 @@ impl NetworkProfile {
         ]
     }
 
-    /// The problem with hosts and pairs, if there is one.
+    /// Returns a problem with hosts or pairs, if there is one.
     pub(super) fn complaint(&self) -> Option<String> {
         let names: Vec<&str> = self.hosts.iter().map(|host| host.name.as_str()).collect();
         let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
@@ -141,7 +144,7 @@ impl NetworkProfile {
         })
     }
 
-    /// All rates with what they are of.
+    /// Returns all rates, each with a description.
     fn rated(&self) -> impl Iterator<Item = (String, f64)> + '_ {
         let hosts =
             self.hosts.iter().flat_map(|HostProfile { name, out_bytes_per_second, in_bytes_per_second }| {

@@ -1,7 +1,7 @@
-//! Loops over `f16` with the conversions of F16C and AVX-512F, which the compiler does not find by itself.
+//! Loops over `f16` that use the conversions of F16C and AVX-512F, which the compiler does not generate by itself.
 //!
-//! Whole blocks of a register go through the intrinsics, the rest through the portable conversions; both give the
-//! same bits (test `half_types_exhaustively`).
+//! The intrinsics convert whole blocks of a register, and the portable conversions convert the rest. Both give the same
+//! bits (test `half_types_exhaustively`).
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! f16_blocks {
@@ -26,8 +26,8 @@ macro_rules! f16_blocks {
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn load(from: *const u8) -> [f32; LANES] {
-                // SAFETY: the caller vouches for the block; the load asks for no alignment; a register of floats and
-                // an array of as many have the same size and no invalid bits.
+                // SAFETY: the caller vouches for the block. The load needs no alignment. A register of floats and an
+                // array of as many floats have the same size, and every bit pattern is valid for both.
                 unsafe { transmute::<$floats, [f32; LANES]>($widen($load(from.cast::<$halves>()))) }
             }
 
@@ -57,7 +57,7 @@ macro_rules! f16_blocks {
                 count: usize,
             ) {
                 let blocks = count / LANES;
-                // SAFETY: `blocks` whole blocks and the rest are the caller's elements. A block is read in full
+                // SAFETY: the whole blocks and the rest together are the caller's elements. A block is read in full
                 // before it is written, so `dst` may be an operand.
                 unsafe {
                     for at in (0..blocks).map(|block| block * BLOCK_BYTES) {

@@ -1,31 +1,31 @@
-//! Many operands to one result, block by block.
+//! Reduction of many operands to one result, block by block.
 
 use std::cell::RefCell;
 
 use super::tree::tree_blocks;
 use super::{Combine, tree};
 
-/// Bytes of each operand that are reduced at a time: what is computed stays in the first-level cache while the operands pass
-/// through it.
+/// Bytes of each operand that are reduced at a time. The partial result stays in the first-level cache while the
+/// operands pass through it.
 const BLOCK_BYTES: usize = 4 << 10;
 
-/// Parameters of a reduction of operands.
+/// How to reduce several operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Folding<'a> {
     pub(crate) combine: Combine,
     pub(crate) element_bytes: usize,
-    /// Along the canonical tree instead of in their order.
+    /// Whether to reduce along the canonical tree instead of in the order of the operands.
     pub(crate) canonical: bool,
-    /// For the tree's partial results.
+    /// Memory for the tree's partial results.
     pub(crate) scratch: &'a RefCell<Vec<u8>>,
 }
 
 impl Folding<'_> {
-    /// Reduces `operands` operands of `bytes` bytes, of which `operand` gives the addresses, into `output`, which may be one of
-    /// the first two.
+    /// Reduces `operands` operands of `bytes` bytes each into `output`, which may be one of the first two. `operand`
+    /// returns an operand's address.
     ///
     /// # Safety
-    /// All are valid for as much, and hold whole elements; there is at least one.
+    /// All operands and `output` are valid for `bytes` bytes, which are whole elements. There is at least one operand.
     #[inline]
     pub(crate) unsafe fn fold(
         self,
@@ -36,7 +36,7 @@ impl Folding<'_> {
     ) {
         // Sizes are powers of two.
         let shift = self.element_bytes.trailing_zeros();
-        // SAFETY: for the whole block: the caller's promise.
+        // SAFETY: the blocks are parts of the caller's buffers, which are valid by the caller's promise.
         unsafe {
             if operands == 2 {
                 return (self.combine)(output, operand(0), operand(1), bytes >> shift);
@@ -49,10 +49,10 @@ impl Folding<'_> {
         }
     }
 
-    /// The same of one or more than two operands, for so many bytes and elements as stay in the first-level cache.
+    /// Reduces one operand, or more than two, for a number of bytes and elements that stays in the first-level cache.
     ///
     /// # Safety
-    /// As [`Self::fold`].
+    /// As for [`Self::fold`].
     unsafe fn block(
         self,
         output: *mut u8,
@@ -60,7 +60,7 @@ impl Folding<'_> {
         operands: usize,
         operand: impl Fn(usize) -> *const u8,
     ) {
-        // SAFETY: for the whole block: the caller's promise, and scratch of the size that the tree asks for.
+        // SAFETY: the caller promises valid buffers for the whole block, and scratch has the size that the tree needs.
         unsafe {
             if operands == 1 {
                 let from = operand(0);

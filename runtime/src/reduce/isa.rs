@@ -1,4 +1,4 @@
-//! Which instruction sets there are kernels for, and which of them this processor has.
+//! The instruction sets for which there are kernels, and which of them this processor has.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -15,10 +15,11 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the slowest first.
+    /// All instruction sets, the slowest first.
     pub const ALL: [Self; 3] = [Self::Baseline, Self::Avx2, Self::Avx512];
 
-    /// Whether this processor has it. The standard library asks the processor once and remembers.
+    /// Whether this processor has the instruction set. The standard library asks the processor once and remembers the
+    /// answer.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -38,7 +39,8 @@ impl Isa {
         }
     }
 
-    /// The fastest that this processor has: found out once, since every call asks.
+    /// Returns the fastest instruction set that this processor has. The result is computed once, since every call needs
+    /// it.
     #[must_use]
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
@@ -47,7 +49,7 @@ impl Isa {
         })
     }
 
-    /// Name in logs and tables.
+    /// Returns the name for logs and tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

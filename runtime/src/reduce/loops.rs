@@ -1,23 +1,23 @@
 //! The one loop over elements, compiled once per instruction set.
 //!
-//! The compiler vectorises a loop only where it can tell that a store does not change a later load. So there is one
-//! loop for a destination apart from both operands and one for a destination that is an operand; the operators being
-//! commutative, it does not matter which.
+//! The compiler vectorises a loop only if it can tell that a store does not change a later load. So there is one loop
+//! for a destination apart from both operands, and one for a destination that is an operand. Operators are commutative,
+//! so it does not matter which operand.
 
 use super::operators::{Bf16, Bf16Pair, Operator};
 
-/// An element at any address.
+/// An element without alignment.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Loose<T>(T);
 
 /// A function of one element.
 pub(super) trait Unary<T>: Copy {
-    /// The function's value.
+    /// Returns the function's value.
     fn apply(self, x: T) -> T;
 }
 
-/// `dst = a op b`.
+/// Computes `dst = a op b`.
 ///
 /// # Safety
 /// As for [`Combine`](super::Combine); `T` is valid for any bits.
@@ -29,9 +29,9 @@ pub(super) unsafe fn combine<T: Copy, O: Operator<T>>(
     count: usize,
 ) {
     let (to, a, b) = (dst.cast::<Loose<T>>(), a.cast::<Loose<T>>(), b.cast::<Loose<T>>());
-    // SAFETY: the caller vouches for `count` elements behind each pointer; `Loose` has no alignment. In the last case
-    // the slices do not overlap; in the others no slice is made of memory that is also reached otherwise.
-    // Test: `any_alignment_and_length`, under all three relations of `dst` to the operands.
+    // SAFETY: the caller vouches for `count` elements behind each pointer, and `Loose` needs no alignment. The mutable
+    // slice overlaps no other: an operand that is `dst` itself gets no slice of its own. Test:
+    // `any_alignment_and_length`, under all three relations of `dst` to the operands.
     unsafe {
         if to.cast_const() == a && to.cast_const() == b {
             for x in std::slice::from_raw_parts_mut(to, count) {
@@ -67,7 +67,7 @@ fn apart<T: Copy, O: Operator<T>>(dst: &mut [Loose<T>], a: &[Loose<T>], b: &[Loo
     }
 }
 
-/// `dst = a op b` for `bf16`, two elements at a time.
+/// Computes `dst = a op b` for `bf16`, two elements at a time.
 ///
 /// # Safety
 /// As for [`Combine`](super::Combine).
@@ -86,7 +86,7 @@ pub(super) unsafe fn combine_pairs<O: Operator<Bf16Pair> + Operator<Bf16>>(
     }
 }
 
-/// `dst = f(src)`.
+/// Computes `dst = f(src)`.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `count` elements; they are equal or do not overlap. `T` is valid for any
@@ -94,8 +94,8 @@ pub(super) unsafe fn combine_pairs<O: Operator<Bf16Pair> + Operator<Bf16>>(
 #[inline(always)]
 pub(super) unsafe fn map<T: Copy, F: Unary<T>>(dst: *mut u8, src: *const u8, count: usize, f: F) {
     let (to, from) = (dst.cast::<Loose<T>>(), src.cast::<Loose<T>>());
-    // SAFETY: the caller vouches for `count` elements behind each pointer; `Loose` has no alignment. Two slices are
-    // made only of memory that does not overlap. Test: `scales_and_divides`.
+    // SAFETY: the caller vouches for `count` elements behind each pointer, and `Loose` needs no alignment. Two slices
+    // are made only if their memory does not overlap. Test: `scales_and_divides`.
     unsafe {
         let dst = std::slice::from_raw_parts_mut(to, count);
         if to.cast_const() == from {
@@ -110,7 +110,7 @@ pub(super) unsafe fn map<T: Copy, F: Unary<T>>(dst: *mut u8, src: *const u8, cou
     }
 }
 
-/// `dst = f(src)` for `bf16`, two elements at a time.
+/// Computes `dst = f(src)` for `bf16`, two elements at a time.
 ///
 /// # Safety
 /// As for [`map`].

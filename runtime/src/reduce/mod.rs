@@ -1,26 +1,26 @@
 //! Reduction kernels: `dst = a op b`, element by element, at the speed of memory.
 //!
 //! # Shape
-//! * `operators` says what each operator means for one pair of elements, in safe code, once.
+//! * `operators` defines each operator once, for one pair of elements, in safe code.
 //! * `half_bits` converts the 16-bit floating-point types to and from `f32`, in safe integer code.
-//! * `loops` is the one loop over elements; the compiler vectorises it once per instruction set.
-//! * `f16_blocks` is the one exception: conversions of `f16` that only intrinsics reach.
-//! * `table` pairs types and operators with functions; `isa` says which of them this processor runs.
+//! * `loops` has the one loop over elements, which the compiler vectorises once per instruction set.
+//! * `f16_blocks` is the one exception: its conversions of `f16` need intrinsics.
+//! * `table` maps types and operators to functions; `isa` says which of them this processor can run.
 //! * `fold` reduces many operands to one, in their order or along the canonical `tree`.
-//! * `scale` is what PreMulSum needs before a reduction and Avg after it.
+//! * `scale` multiplies before a reduction, for PreMulSum, and divides after it, for Avg.
 //!
 //! # Rules
-//! 1. **One result.** For given operands every instruction set writes the same bits, so a cluster of unequal
-//!    processors does not depend on who reduces. There is no fused multiply-add and no reassociation, and the
-//!    16-bit types round in the same way everywhere, subnormals included. Tests: `half_types_exhaustively` and
+//! 1. **One result.** For given operands every instruction set writes the same bits, so in a cluster of unequal
+//!    processors the result does not depend on which rank reduces. There is no fused multiply-add and no reassociation,
+//!    and the 16-bit types round in the same way everywhere, subnormals included. Tests: `half_types_exhaustively` and
 //!    `instruction_sets_agree_and_commute_in_bits`.
 //! 2. **Commutative in bits.** `a op b` and `b op a` are the same bits, so two ranks that exchange their values and
-//!    reduce agree. Therefore every floating-point operator writes one NaN, the positive quiet one with an empty
-//!    payload, whatever the operands' payloads were; and -0 is less than +0 for `Min` and `Max`.
-//!    Test: `instruction_sets_agree_and_commute_in_bits`.
+//!    reduce get the same result. Therefore every floating-point operator writes one NaN, the positive quiet one with
+//!    an empty payload, whatever payloads the operands have; and -0 is less than +0 for `Min` and `Max`. Test:
+//!    `instruction_sets_agree_and_commute_in_bits`.
 //! 3. **No alignment.** Pointers may have any alignment. Aligned ones are faster.
-//! 4. The floating-point environment is the default one: rounding to nearest even, subnormals kept. A program that
-//!    makes its threads flush subnormals to zero gets sums with subnormals flushed.
+//! 4. The floating-point environment is the default one: rounding to nearest even, subnormals kept. If a program makes
+//!    its threads flush subnormals to zero, its sums have subnormals flushed.
 
 mod f16_blocks;
 mod fold;
@@ -45,20 +45,20 @@ pub(crate) use tree::tree;
 
 use crate::types::{DataType, ReduceOp};
 
-/// `dst = a op b` over `count` elements.
+/// Function that computes `dst = a op b` over `count` elements.
 ///
 /// # Safety
 /// `a` and `b` are readable and `dst` is writable for `count` elements; `dst` equals `a`, or equals `b`, or overlaps
 /// neither. Alignment does not matter. The processor has the instructions that the function was compiled for.
 pub type Combine = unsafe fn(dst: *mut u8, a: *const u8, b: *const u8, count: usize);
 
-/// Stands in where nothing is reduced.
+/// Does nothing. Used where a function is needed but nothing is reduced.
 ///
 /// # Safety
-/// None is asked for: it does nothing.
+/// No requirements, since it does nothing.
 pub(crate) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
-/// The function that reduces one type with one operator on this processor.
+/// The function that reduces elements of one type with one operator on this processor.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     combine: Combine,
@@ -67,19 +67,19 @@ pub struct Kernel {
     isa: Isa,
 }
 
-/// Reason for a missing kernel.
+/// Reason why there is no kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unsupported {
-    /// The operator has no meaning for the type.
+    /// The operator is not defined for the type.
     Operator {
-        /// The operator asked for.
+        /// The requested operator.
         op: ReduceOp,
-        /// The type asked for.
+        /// The requested type.
         data_type: DataType,
     },
     /// The processor lacks the instruction set.
     Processor {
-        /// The instruction set asked for.
+        /// The requested instruction set.
         isa: Isa,
     },
 }
@@ -104,24 +104,25 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// The best kernel for a type and an operator on this processor.
+/// Returns the best kernel for a type and an operator on this processor.
 ///
 /// # Errors
-/// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no.
+/// [`Unsupported::Operator`] if [`ReduceOp::supports`] returns false.
 pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
     look_up(Isa::best(), data_type, op)
 }
 
-/// The function of the best kernel; none where there is no kernel. For each call, so it does no more than it must.
+/// Returns the function of the best kernel, or `None` if there is no kernel. It runs for each call, so it does as
+/// little as possible.
 pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Option<Combine> {
     if op.supports(data_type) { table::combine(Isa::best(), data_type, op) } else { None }
 }
 
-/// The kernel compiled for one instruction set; for tests and benchmarks.
+/// Returns the kernel compiled for one instruction set, for tests and benchmarks.
 ///
 /// # Errors
-/// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no, [`Unsupported::Processor`] where the processor
-/// could not run it.
+/// [`Unsupported::Operator`] if [`ReduceOp::supports`] returns false, [`Unsupported::Processor`] if the processor
+/// cannot run it.
 pub fn kernel_for(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
     if !isa.is_available() {
         return Err(Unsupported::Processor { isa });
@@ -129,7 +130,7 @@ pub fn kernel_for(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel,
     look_up(isa, data_type, op)
 }
 
-/// The kernel for an instruction set that this processor has.
+/// Returns the kernel for an instruction set that this processor has.
 fn look_up(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
     if !op.supports(data_type) {
         return Err(Unsupported::Operator { op, data_type });
@@ -139,18 +140,18 @@ fn look_up(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupp
 }
 
 impl Kernel {
-    /// `dst = a op b` over `count` elements.
+    /// Computes `dst = a op b` over `count` elements.
     ///
     /// # Safety
-    /// As for [`Combine`], without the last sentence: a `Kernel` exists only where the processor can run it.
+    /// As for [`Combine`], without the last sentence: a `Kernel` exists only if the processor can run it.
     #[inline]
     pub unsafe fn combine(&self, dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
-        // SAFETY: the caller vouches for the pointers, and `kernel_for` has asked the processor.
+        // SAFETY: the caller vouches for the pointers, and `kernel_for` has checked the processor.
         unsafe { (self.combine)(dst, a, b, count) }
     }
 
-    /// `dst = sources[0] op sources[1] op ...`, from the left, reading `dst` and writing it once for all sources
-    /// together instead of once for each.
+    /// Computes `dst = sources[0] op sources[1] op ...` from the left. All sources are reduced in one pass over `dst`,
+    /// instead of one pass each.
     ///
     /// # Safety
     /// `dst` is writable and each source readable for `count` elements. `dst` equals one of the first two sources, or
@@ -159,7 +160,7 @@ impl Kernel {
     /// # Panics
     /// If there are no sources.
     pub unsafe fn combine_many(&self, dst: *mut u8, sources: &[*const u8], count: usize) {
-        /// Stays in the first-level cache while the sources pass through it.
+        /// Bytes that stay in the first-level cache while the sources pass through it.
         const PIECE_BYTES: usize = 4096;
         let piece = PIECE_BYTES / self.element_bytes();
         let (first, rest) = sources.split_first().expect("a reduction of nothing");
@@ -180,17 +181,18 @@ impl Kernel {
         }
     }
 
-    /// `dst = a op b` with stores that go around the caches: for a `dst` that is not `a` or `b`, is larger than the
-    /// last cache, and is not read soon. Slower than [`combine`](Self::combine) for anything else.
+    /// Computes `dst = a op b` with stores that bypass the caches. This suits a `dst` that is neither `a` nor `b`, is
+    /// larger than the last-level cache, and is not read soon. For anything else it is slower than
+    /// [`combine`](Self::combine).
     ///
     /// # Safety
     /// As for [`combine`](Self::combine).
     pub unsafe fn combine_streaming(&self, dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
-        // SAFETY: the caller vouches for the pointers, and `kernel_for` has asked the processor.
+        // SAFETY: the caller vouches for the pointers, and `kernel_for` has checked the processor.
         unsafe { stream::combine(self.combine, self.data_type.size(), dst, a, b, count) }
     }
 
-    /// `acc = acc op other`, for bytes in slices.
+    /// Computes `acc = acc op other` for bytes in slices.
     ///
     /// # Panics
     /// If the lengths differ, or are not whole elements.
@@ -202,37 +204,37 @@ impl Kernel {
         unsafe { self.combine(acc.as_mut_ptr(), acc.as_ptr(), other.as_ptr(), count) }
     }
 
-    /// The function itself, for who keeps a table of its own.
+    /// Returns the function itself, for a caller that keeps its own table.
     #[must_use]
     pub fn as_fn(&self) -> Combine {
         self.combine
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     #[must_use]
     pub fn data_type(&self) -> DataType {
         self.data_type
     }
 
-    /// The operator asked for. `Avg` and `PremulSum` combine like `Sum`.
+    /// Returns the requested operator. `Avg` and `PremulSum` combine like `Sum`.
     #[must_use]
     pub fn op(&self) -> ReduceOp {
         self.op
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub fn element_bytes(&self) -> usize {
         self.data_type.size()
     }
 
-    /// The instruction set that the function was compiled for.
+    /// Returns the instruction set that the function was compiled for.
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// Factor for the caller's own values (see [`scale()`]) before the first `combine`.
+    /// Returns the factor for the caller's own values (see [`scale()`]), to be applied before the first `combine`.
     #[must_use]
     pub fn factor_before(&self) -> Option<f64> {
         match self.op {
@@ -241,7 +243,7 @@ impl Kernel {
         }
     }
 
-    /// Whether the finished sum is to be divided (see [`divide`]) by the number of ranks.
+    /// Whether the finished sum must be divided by the number of ranks (see [`divide`]).
     #[must_use]
     pub fn divides_after(&self) -> bool {
         self.op == ReduceOp::Avg

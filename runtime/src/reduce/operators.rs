@@ -1,7 +1,7 @@
-//! Each operator's meaning for one pair of elements.
+//! Definition of each operator, for one pair of elements.
 //!
-//! Everything here is small, safe and inlined into the loop of [`super::loops`], without branches where it is to be
-//! vectorised.
+//! Everything here is small, safe and inlined into the loop of [`super::loops`], and has no branches where the loop
+//! should vectorise.
 
 use super::half_bits::{
     BF16_INFINITY, BF16_NAN, F16_INFINITY, F16_NAN, MAGNITUDE, bf16_to_f32, f16_to_f32, f32_to_bf16,
@@ -11,7 +11,7 @@ use crate::types::data_types;
 
 /// An operator on elements of type `T`, commutative in bits.
 pub(super) trait Operator<T> {
-    /// `a op b`.
+    /// Computes `a op b`.
     fn apply(a: T, b: T) -> T;
 }
 
@@ -25,8 +25,8 @@ pub(super) struct F16(pub(super) u16);
 #[repr(transparent)]
 pub(super) struct Bf16(pub(super) u16);
 
-/// Two neighbours of type `bf16` in one word. Each is reached by a shift or a mask, so that a vector of pairs needs
-/// no unpacking: twice as fast as one element at a time.
+/// Two neighbouring `bf16` in one word. Each is extracted by a shift or a mask, so a vector of pairs needs no
+/// unpacking: twice as fast as one element at a time.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Bf16Pair(pub(super) u32);
@@ -42,9 +42,9 @@ pub(super) struct LogicalAnd;
 pub(super) struct LogicalOr;
 pub(super) struct LogicalXor;
 
-/// A floating-point type whose results can be made to carry no NaN but one.
+/// A floating-point type whose NaN results can be replaced by a single NaN.
 pub(super) trait Quiet {
-    /// The number itself, or the one NaN that kernels write.
+    /// Returns the number itself, or the one NaN that kernels write.
     fn quiet(self) -> Self;
 }
 
@@ -53,7 +53,7 @@ macro_rules! quiet {
         impl Quiet for $float {
             #[inline(always)]
             fn quiet(self) -> Self {
-                // Bits instead of `Self::NAN`, whose sign and payload the language does not promise.
+                // This uses bits because the language does not guarantee the sign and payload of `Self::NAN`.
                 if self.is_nan() { Self::from_bits($nan) } else { self }
             }
         }
@@ -62,7 +62,7 @@ macro_rules! quiet {
 quiet!(f32, 0x7fc0_0000);
 quiet!(f64, 0x7ff8_0000_0000_0000);
 
-/// [`Quiet::quiet`] as a function.
+/// Calls [`Quiet::quiet`], as a function.
 #[inline(always)]
 pub(super) fn quiet<T: Quiet>(x: T) -> T {
     x.quiet()
@@ -81,7 +81,7 @@ macro_rules! operator {
 
 macro_rules! unsigned_operators {
     ($($type:ty),*) => {$(
-        // Wrapping arithmetic does not tell signed from unsigned: the signed types use these too.
+        // Wrapping arithmetic is the same for signed and unsigned numbers, so signed types use these operators too.
         operator!(Sum, $type, |a, b| a.wrapping_add(b));
         operator!(Prod, $type, |a, b| a.wrapping_mul(b));
         operator!(BitAnd, $type, |a, b| a & b);
@@ -121,7 +121,7 @@ macro_rules! float_operators {
         operator!(Prod, $type, |a, b| quiet(a * b));
         operator!(Min, $type, |a, b| {
             let less = if a < b { a } else { b };
-            // Equal numbers differ at most in the sign of zero: either sign makes the least.
+            // Equal numbers differ at most in the sign of zero. The sign bit of either makes the result the lesser one.
             let less = if a == b { <$type>::from_bits(a.to_bits() | b.to_bits()) } else { less };
             if a.is_nan() | b.is_nan() { quiet(<$type>::NAN) } else { less }
         });
@@ -137,13 +137,14 @@ macro_rules! float_operators {
 }
 float_operators!(f32, f64);
 
-/// 1 or 0.
+/// Converts a truth value to 1 or 0.
 #[inline(always)]
 fn truth<T: From<bool>>(x: bool) -> T {
     T::from(x)
 }
 
-/// A number that orders 16-bit floating-point numbers as integers, -0 before +0. Its own inverse.
+/// Maps the bits of a 16-bit floating-point number to an integer of the same order, with -0 before +0. The map is its
+/// own inverse.
 #[inline(always)]
 fn order(bits: u16) -> i16 {
     let signed = bits as i16;
@@ -160,7 +161,7 @@ macro_rules! half_operators {
             $widen(a.0),
             $widen(b.0)
         ))));
-        // No conversion: the order of the numbers is that of integers.
+        // No conversion is needed, because the numbers are ordered like their integers.
         operator!(Min, $type, |a, b| {
             let (x, y) = (order(a.0), order(b.0));
             let less = order((if x < y { x } else { y }) as u16) as u16;
@@ -188,7 +189,7 @@ half_operators!(Bf16, bf16_to_f32, f32_to_bf16, BF16_INFINITY, BF16_NAN, 0x3f80)
 const UPPER: u32 = 0xffff_0000;
 
 impl Bf16Pair {
-    /// Applies a function to both.
+    /// Applies a function to both elements.
     #[inline(always)]
     pub(super) fn map(self, f: impl Fn(f32) -> f32) -> Self {
         let upper = f(f32::from_bits(self.0 & UPPER));

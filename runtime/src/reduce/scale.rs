@@ -45,7 +45,7 @@ macro_rules! float_functions {
 }
 float_functions!(f32, f64);
 
-/// The 16-bit types by way of `f32`.
+/// Implements the functions for the 16-bit types by way of `f32`.
 macro_rules! half_functions {
     ($($function:ident),*) => {$(
         impl Unary<F16> for $function<f32> {
@@ -70,10 +70,11 @@ macro_rules! half_functions {
 }
 half_functions!(Times, Over);
 
-/// Integers of up to 32 bits are divided in floating point, which vectorises where integer division does not. It is
-/// exact. Let x/d not be whole: it lies at least 1/d from a whole number. With a significand of s bits, rounding x/d
-/// moves it by at most 2^-s x/d, less than 1/d if |x| < 2^s; so rounding never reaches the whole number that truncation
-/// must not see. A divisor that is itself rounded exceeds 2^s > |x|, and the quotient is 0 either way.
+/// Divides integers of up to 32 bits in floating point, which vectorises where integer division does not. The result is
+/// exact. Suppose that x/d is not whole: then it differs from every whole number by at least 1/d. With a significand of
+/// s bits, rounding changes x/d by at most 2^-s x/d, which is less than 1/d if |x| < 2^s. So rounding never reaches the
+/// next whole number, and truncation is right. A divisor that is itself rounded exceeds 2^s > |x|, and the quotient is
+/// 0 either way.
 macro_rules! divide_as_float {
     ($($type:ty as $float:ty, $whole:ty);*) => {$(
         impl Unary<$type> for Over<$float> {
@@ -103,7 +104,7 @@ macro_rules! make_functions {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {$(
         make_functions!(@ $kernels);
     )+};
-    // Processors convert vectors to 32-bit integers, not to bytes: hence the last type.
+    // Processors convert vectors of floats to 32-bit integers, not to bytes. Hence the last type.
     (@ [integer $type:ty as $bits:ty, over $float:ty as $whole:ty]) => {
         integer_functions!($type);
         divide_as_float!($type as $float, $whole);
@@ -139,10 +140,10 @@ macro_rules! call {
     };
 }
 
-/// `dst = src * factor`, over `count` elements.
+/// Computes `dst = src * factor` over `count` elements.
 ///
-/// Floating-point types multiply in their own precision, the 16-bit types in `f32`. For integers the factor is rounded
-/// towards zero and limited to the range of the type; the product wraps.
+/// Floating-point types multiply in their own precision, and the 16-bit types in `f32`. For integers, the factor is
+/// rounded towards zero and limited to the range of the type, and the product wraps.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `count` elements; they are equal or do not overlap. Alignment does not
@@ -155,8 +156,8 @@ pub unsafe fn scale(data_type: DataType, dst: *mut u8, src: *const u8, count: us
     unsafe { scale_for(Isa::best(), data_type, dst, src, count, factor) }
 }
 
-/// `buf = buf / by`, over `count` elements: integers truncate towards zero, floating-point types divide in their own
-/// precision, the 16-bit types in `f32`.
+/// Computes `buf = buf / by` over `count` elements. Integers truncate towards zero, floating-point types divide in
+/// their own precision, and the 16-bit types divide in `f32`.
 ///
 /// # Safety
 /// `buf` is readable and writable for `count` elements. Alignment does not matter.
@@ -168,7 +169,7 @@ pub unsafe fn divide(data_type: DataType, buf: *mut u8, count: usize, by: u32) {
     unsafe { divide_for(Isa::best(), data_type, buf, count, by) }
 }
 
-/// The call for a type, by the kernels that the table names.
+/// Makes the call for a type, by the kernels that the table of types names.
 macro_rules! times {
     ([boolean], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
         panic!("bool cannot be multiplied")
@@ -208,7 +209,7 @@ macro_rules! over {
 
 macro_rules! make_scale {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
-        /// [`scale()`] for one instruction set.
+        /// Does the work of [`scale()`] for one instruction set.
         ///
         /// # Safety
         /// As for [`scale()`], and the instruction set is available.
@@ -228,7 +229,7 @@ macro_rules! make_scale {
             }
         }
 
-        /// [`divide`] for one instruction set.
+        /// Does the work of [`divide`] for one instruction set.
         ///
         /// # Safety
         /// As for [`divide`], and the instruction set is available.

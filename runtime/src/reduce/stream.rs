@@ -1,8 +1,8 @@
-//! Reduction into memory that is written but not read again soon.
+//! Reduction into memory that is written now but not read soon.
 //!
-//! An ordinary store first reads the line that it is about to overwrite. A streaming store does not, which saves a
-//! third of the traffic of `dst = a op b`. The operands are combined piece by piece into a buffer that stays in the
-//! first-level cache, and streamed out from there; so one loop serves every type and operator.
+//! An ordinary store first reads the cache line that it is about to overwrite. A streaming store does not, which saves
+//! a third of the traffic of `dst = a op b`. The operands are combined piece by piece into a buffer that stays in the
+//! first-level cache, and streamed out from there, so one loop serves every type and operator.
 
 use super::Combine;
 
@@ -18,13 +18,13 @@ mod x86_64 {
 
     use super::{Combine, PIECE_BYTES};
 
-    /// Size of a cache line: streaming stores are fast only if they fill whole lines.
+    /// Size of a cache line. Streaming stores are fast only if they fill whole lines.
     const LINE_BYTES: usize = 64;
 
     #[repr(align(64))]
     struct Piece(MaybeUninit<[u8; PIECE_BYTES]>);
 
-    /// As [`Combine`], with `dst` apart from the operands and a multiple of a line away from alignment.
+    /// Computes what `kernel` computes, with streaming stores for the whole cache lines of `dst`.
     ///
     /// # Safety
     /// As for [`Combine`], but `dst` overlaps neither operand; `PIECE_BYTES` is a multiple of `element_bytes`.
@@ -39,15 +39,15 @@ mod x86_64 {
         let bytes = count * element_bytes;
         let head = dst.align_offset(LINE_BYTES).min(bytes);
         if !head.is_multiple_of(element_bytes) {
-            // No element starts at a line.
+            // No element starts at the beginning of a line.
             // SAFETY: same contract.
             return unsafe { kernel(dst, a, b, count) };
         }
         let mut piece = Piece(MaybeUninit::uninit());
         let scratch = piece.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: head, pieces and tail are the caller's elements. `dst + at` is aligned to a line: `head` makes it so
-        // and pieces are whole lines. The fence orders the streaming stores before whatever publishes the result, as
-        // ordinary stores would be. Test: `streaming_is_the_same`.
+        // SAFETY: head, pieces and tail together are the caller's elements. `dst + at` is aligned to a line, because
+        // `head` makes it so and pieces are whole lines. The fence orders the streaming stores before any store that
+        // publishes the result, as ordinary stores would be. Test: `streaming_is_the_same`.
         unsafe {
             kernel(dst, a, b, head / element_bytes);
             let mut at = head;
@@ -65,7 +65,7 @@ mod x86_64 {
     }
 }
 
-/// As [`Combine`], with streaming stores where there are any and `dst` is not an operand.
+/// Computes what `kernel` computes, with streaming stores if the processor has them and `dst` is not an operand.
 ///
 /// # Safety
 /// As for [`Combine`]; `element_bytes` is the size of the kernel's elements, a power of two.

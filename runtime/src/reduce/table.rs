@@ -1,4 +1,4 @@
-//! Which function reduces which type with which operator.
+//! Table of the functions that reduce each type with each operator.
 
 #[cfg(target_arch = "x86_64")]
 use super::f16_blocks;
@@ -8,7 +8,7 @@ use super::operators::{
 use super::{Combine, Isa, loops};
 use crate::types::{DataType, ReduceOp, data_types};
 
-/// The instance of a loop for an instruction set.
+/// Selects the instance of a loop for an instruction set.
 macro_rules! instance {
     ($isa:ident, $function:ident::<$($generic:ty),+>) => {
         match $isa {
@@ -21,7 +21,7 @@ macro_rules! instance {
     };
 }
 
-/// The same for sums and products of `f16`.
+/// Does the same for sums and products of `f16`.
 macro_rules! f16_instance {
     ($isa:ident, $op:ty) => {
         match $isa {
@@ -34,7 +34,7 @@ macro_rules! f16_instance {
     };
 }
 
-/// By the kernels that the table of types names.
+/// Selects a function by the kernels that the table of types names.
 macro_rules! kernels {
     ([boolean], $isa:ident, $op:ident) => {
         boolean($isa, $op)
@@ -55,7 +55,8 @@ macro_rules! kernels {
 
 macro_rules! make_combine {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
-        /// The function for an instruction set, a type and an operator, if the operator is defined for the type.
+        /// Returns the function for an instruction set, a type and an operator, if the operator is defined for the
+        /// type.
         pub(super) fn combine(isa: Isa, data_type: DataType, op: ReduceOp) -> Option<Combine> {
             match data_type {
                 $(DataType::$kolo => kernels!($kernels, isa, op),)+
@@ -81,7 +82,8 @@ fn brain_half(isa: Isa, op: ReduceOp) -> Option<Combine> {
     }
 }
 
-/// For `bool` the operators are few, and logical, so that whatever bytes come in, 0 or 1 goes out.
+/// Selects the function for `bool`. All its operators are logical, so the output is 0 or 1, whatever bytes are the
+/// input.
 fn boolean(isa: Isa, op: ReduceOp) -> Option<Combine> {
     use ReduceOp as Op;
     match op {

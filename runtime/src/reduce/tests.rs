@@ -1,6 +1,6 @@
-//! Every instruction set against independent definitions, and against each other.
+//! Tests of every instruction set against independent definitions and against the other sets.
 //!
-//! `cargo test` builds without vectorisation; `cargo test --release` is what tests the vectorised loops.
+//! `cargo test` builds without vectorisation, so only `cargo test --release` tests the vectorised loops.
 
 use half::{bf16, f16};
 
@@ -17,7 +17,7 @@ fn supported() -> impl Iterator<Item = (DataType, ReduceOp)> {
     all.filter(|(data_type, op)| op.supports(*data_type))
 }
 
-/// A fixed stream of bits (splitmix64).
+/// A fixed stream of random bits (splitmix64).
 struct Bits(u64);
 
 impl Bits {
@@ -38,7 +38,7 @@ impl Bits {
     }
 }
 
-/// `a op b` into a new buffer.
+/// Computes `a op b` into a new buffer.
 fn combined(kernel: Kernel, a: &[u8], b: &[u8]) -> Vec<u8> {
     assert_eq!(a.len(), b.len());
     let mut out = vec![0x55; a.len()];
@@ -47,11 +47,11 @@ fn combined(kernel: Kernel, a: &[u8], b: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A Rust type for each of the runtime's, to state the operators plainly.
+/// A Rust type for each of the runtime's types, which states the operators plainly.
 trait Value: Copy + PartialEq + std::fmt::Debug + 'static {
     const TYPE: DataType;
     fn to_bits(self) -> u64;
-    /// The operator's result for two values, from its definition and the type's own arithmetic.
+    /// Returns the operator's result for two values, from its definition and the type's own arithmetic.
     fn expect(op: ReduceOp, a: Self, b: Self) -> Self;
 }
 
@@ -117,7 +117,7 @@ macro_rules! float_value {
                     ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => $sum(a, b),
                     ReduceOp::Prod => $prod(a, b),
                     ReduceOp::Min | ReduceOp::Max if either => nan,
-                    // By value, and by sign where the values are equal.
+                    // Values are compared by value, and by sign if they are equal.
                     ReduceOp::Min if a < b || (a == b && a.is_sign_negative()) => a,
                     ReduceOp::Min => b,
                     ReduceOp::Max if a > b || (a == b && a.is_sign_positive()) => a,
@@ -170,8 +170,9 @@ fn check_pairs<T: Value>(left: &[T], right: &[T]) {
     }
 }
 
-/// Left operands: all. Right operands: every exponent with the least, the greatest and a middling significand, both
-/// signs; hence all zeros, infinities, the edges of the subnormals, quiet and signalling NaN; and some at random.
+/// Returns right operands for the exhaustive tests; all values are left operands. They have every exponent with the
+/// least, the greatest and a middling significand, in both signs, hence all zeros, infinities, the edges of the
+/// subnormals, quiet and signalling NaN. Some random ones are added.
 fn right_operands(significand_bits: u32) -> Vec<u16> {
     let ones = (1_u16 << significand_bits) - 1;
     let mut operands = Vec::new();
@@ -184,7 +185,7 @@ fn right_operands(significand_bits: u32) -> Vec<u16> {
     }
     let mut bits = Bits(16);
     operands.resize_with(700.max(operands.len()), || bits.next() as u16);
-    // The vectorised loops need every operand; without optimisation the same arithmetic is merely slow.
+    // The vectorised loops need every operand. Without optimisation the same arithmetic is only slower.
     if cfg!(debug_assertions) { operands.into_iter().step_by(7).collect() } else { operands }
 }
 
@@ -206,7 +207,7 @@ fn conversions_exhaustively() {
         let (ours, theirs) = (half_bits::bf16_to_f32(bits), bf16::from_bits(bits).to_f32_const());
         assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "bf16 {bits:#06x}");
     }
-    // All upper halves of an f32 with lower halves about the places where rounding turns.
+    // These are all upper halves of an `f32`, with lower halves near the places where the rounding changes.
     for upper in 0..=u16::MAX {
         for lower in [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xffff] {
             let x = f32::from_bits(u32::from(upper) << 16 | lower);
@@ -233,7 +234,7 @@ fn all_pairs_of_bytes() {
 fn special_values() {
     let floats = [0.0, 1.0, 1.5, 3.0, f32::MAX, f32::MIN_POSITIVE, f32::INFINITY, f32::EPSILON];
     let mut bits: Vec<u32> = floats.map(f32::to_bits).to_vec();
-    // The least and greatest subnormal; quiet and signalling NaN with payloads.
+    // These are the least and the greatest subnormal, and quiet and signalling NaN with payloads.
     bits.extend([1, 2, 0x007f_ffff, 0x7fc0_0000, 0x7fc1_2345, 0x7f80_0001, 0x7fbf_ffff, 0x7fff_ffff]);
     let mut random = Bits(32);
     bits.extend((0..100).map(|_| random.next() as u32));
@@ -300,7 +301,7 @@ fn any_alignment_and_length() {
             let plain = combined(kernel, &a, &b);
             let doubled = combined(kernel, &a, &a);
             for count in 0..=130 {
-                // Every offset of the destination, with others for the operands.
+                // The destination has every offset, and the operands have others.
                 let offset = count % 17;
                 for to in [Destination::Apart, Destination::First, Destination::Second, Destination::Both] {
                     check_placement(kernel, (&a, &b), (&plain, &doubled), count * size, offset, to);
@@ -330,7 +331,7 @@ fn check_placement(
     let mut third = vec![GUARD; offset + bytes + 70];
     let (a, b) = (first.as_mut_ptr().wrapping_add(at_a), second.as_mut_ptr().wrapping_add(at_b));
     let count = bytes / kernel.element_bytes();
-    // SAFETY: the pointers lie `bytes` before the ends of their buffers, or earlier.
+    // SAFETY: the pointers lie at least `bytes` before the ends of their buffers.
     unsafe {
         match to {
             Destination::Apart => kernel.combine(third.as_mut_ptr().add(offset), a, b, count),
@@ -432,7 +433,7 @@ fn unsupported_is_said() {
     assert_eq!(error.to_string(), "bit_xor is not defined for f32; use an integer type of the same size");
 }
 
-/// Applies a function to all elements, apart and in place, at an odd address; checks it against another.
+/// Applies a function to all elements, apart and in place, at an odd address, and checks it against another function.
 fn check_unary<T: Value>(
     values: &[T],
     apply: impl Fn(Isa, *mut u8, *const u8, usize),

@@ -1,15 +1,15 @@
-//! The order in which partial results are combined so that it depends on the number of ranks only.
+//! The canonical tree: an order of combining partial results that depends only on the number of ranks.
 
 use super::Combine;
 
-/// Blocks of scratch that [`tree`] needs for `len` payloads: a partial result for each level.
+/// Returns the blocks of scratch that [`tree`] needs for `len` payloads: a partial result for each level.
 pub(crate) fn tree_blocks(len: usize) -> usize {
     len.ilog2() as usize + 1
 }
 
-/// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks the first 2e
-/// are added in pairs, and the 2^k values that there are then in a balanced tree. `output` may be one of the payloads: it is
-/// written last. Payloads are read where they are; `scratch` has room for [`tree_blocks`].
+/// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks, the first
+/// 2e are added in pairs, and the resulting 2^k values in a balanced tree. `output` may be one of the payloads, because
+/// it is written last. Payloads are read where they are. `scratch` has room for [`tree_blocks`] blocks.
 ///
 /// # Safety
 /// Payloads and `output` hold `count` elements in `bytes` bytes; `len` is at least 2.
@@ -25,7 +25,7 @@ pub(crate) unsafe fn tree(
     assert!(scratch.len() >= tree_blocks(len) * bytes, "{} bytes of scratch", scratch.len());
     let tree = Tree { combine, count, bytes, payload, pairs: len - leaves };
     let blocks = scratch.as_mut_ptr();
-    // SAFETY: the caller's promise; scratch was checked.
+    // SAFETY: the caller promises valid payloads and output, and the size of scratch was checked.
     unsafe {
         let left = tree.value(blocks, 0, leaves / 2);
         let right = tree.value(blocks.add(bytes), leaves / 2, leaves / 2);
@@ -38,21 +38,23 @@ struct Tree<P> {
     count: usize,
     bytes: usize,
     payload: P,
-    /// Leaves that are sums of two payloads: the first ones.
+    /// Number of leaves that are sums of two payloads. These are the first leaves.
     pairs: usize,
 }
 
 impl<P: Fn(usize) -> *const u8> Tree<P> {
-    /// Address of the value of so many leaves from `first` on: in the first block of `blocks`, or a payload.
+    /// Returns the address of the value of `leaves` leaves from `first` on. The value is in the first block of
+    /// `blocks`, or is a payload.
     ///
     /// # Safety
-    /// As [`tree`]; there is a block for each level of what is below.
+    /// As for [`tree`]. There is a block for each level of the subtree.
     unsafe fn value(&self, blocks: *mut u8, first: usize, leaves: usize) -> *const u8 {
         let payload = &self.payload;
         if leaves == 1 && first >= self.pairs {
             return payload(first + self.pairs);
         }
-        // SAFETY: the caller's promise: what is below needs a level less, and the right half begins a block further on.
+        // SAFETY: the caller's promise covers both halves: each needs one level less, and the right half begins one
+        // block further on.
         unsafe {
             let (left, right) = if leaves == 1 {
                 (payload(2 * first), payload(2 * first + 1))

@@ -1,4 +1,4 @@
-//! The loop that turns patterns into values, a period at a time, compiled once per instruction set.
+//! The loop that turns patterns into values, one period at a time, compiled once per instruction set.
 
 use std::ops::Range;
 
@@ -22,17 +22,17 @@ struct Tile<S>([S; PERIOD]);
 
 impl<S: Copy> Tile<S> {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `Lane::Stored` is an unsigned integer: no padding, all bytes initialised.
+        // SAFETY: `Lane::Stored` is an unsigned integer, so it has no padding and all bytes are initialised.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(&self.0)) }
     }
 }
 
-/// Writes `len` bytes' worth of values from byte `start` on.
+/// Writes the values that fill `out`, from byte `start` on.
 pub(super) fn fill(problem: Problem, ranks: Ranks, start: u64, out: &mut [u8]) {
     visit(problem, ranks, start, out.len(), |range, values| out[range].copy_from_slice(values));
 }
 
-/// The values of a type, by its class and the lane that the table names.
+/// Makes the values of a type, by its class and the lane that the table of types names.
 macro_rules! values {
     (Boolean, $lane:ident, $span:ident, $piece:ident) => {
         $span.logical::<formula::$lane>($piece)
@@ -47,8 +47,8 @@ macro_rules! values {
 
 macro_rules! make_visit {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
-        /// Passes `len` bytes' worth of values from byte `start` on to a function, piece by piece, with the range that each
-        /// piece has among the `len` bytes.
+        /// Passes `len` bytes of values from byte `start` on to a function, piece by piece. Each piece comes with its
+        /// range within the `len` bytes.
         pub(super) fn visit(
             problem: Problem,
             ranks: Ranks,
@@ -65,7 +65,7 @@ macro_rules! make_visit {
 }
 data_types!(make_visit);
 
-/// As [`visit`], for the bytes of [`fill_bytes`](super::fill_bytes).
+/// Does the same as [`visit`] for the bytes of [`fill_bytes`](super::fill_bytes).
 pub(super) fn visit_bytes(
     seed: u64,
     rank: u32,
@@ -77,7 +77,7 @@ pub(super) fn visit_bytes(
     tiles::<LaneU64, Raw>(mix([seed, u64::from(rank), 1]), &table, start, len, |_| (), piece);
 }
 
-/// Part of what a rank holds, or of a result.
+/// A part of a rank's contribution, or of a result.
 #[derive(Clone, Copy)]
 struct Span {
     problem: Problem,
@@ -140,7 +140,7 @@ impl Span {
 
     fn run<L: Lane, F: Formula<L>>(self, piece: impl FnMut(Range<usize>, &[u8])) {
         let Problem { data_type, op, seed, .. } = self.problem;
-        // The index alone makes the hash: it is the same for all ranks.
+        // The hash depends on the index alone, so it is the same for all ranks.
         let key = mix([seed, u64::MAX, 0]);
         let table = self.table::<L>();
         let finish = |tile: &mut Tile<L::Stored>| {
@@ -152,7 +152,7 @@ impl Span {
         tiles::<L, F>(key, &table, self.start, self.len, finish, piece);
     }
 
-    /// The patterns of the positions that the span touches.
+    /// Returns the patterns of the positions that the span touches.
     fn table<L: Lane>(&self) -> Table<L> {
         let Problem { data_type, op, world_size, seed } = self.problem;
         let patterns = Patterns { data_type, op, world_size, seed };
@@ -168,7 +168,8 @@ impl Span {
     }
 }
 
-/// Makes the tiles that `len` bytes from `start` on touch, and passes on the part of each that they do touch.
+/// Makes the tiles that the `len` bytes from `start` on touch, and passes on the part of each that lies within these
+/// bytes.
 fn tiles<L: Lane, F: Formula<L>>(
     key: u64,
     table: &Table<L>,

@@ -1,6 +1,6 @@
 //! The functions f of a hash and a pattern, one for each group of operators and each kind of number.
 //!
-//! All are a few instructions without branches, so that loops of them vectorise.
+//! Each is a few instructions without branches, so that loops over it vectorise.
 
 use crate::reduce::f32_to_f16;
 use crate::types::data_types;
@@ -14,35 +14,36 @@ pub(super) trait Lane: 'static {
     /// The element in memory: an unsigned integer of its size.
     type Stored: Copy + Default;
 
-    /// Random bits of element `j` of a tile.
+    /// Returns random bits for element `j` of a tile.
     fn hash(key: u64, j: u32) -> Self::Hash;
-    /// A value as it lies in memory.
+    /// Converts a value to its form in memory.
     fn store(value: Self::Word) -> Self::Stored;
-    /// A pattern of integers, or of floating-point numbers, as a word.
+    /// Converts a pattern of integers, or of floating-point numbers, to a word.
     fn word(integer: u64, float: f64) -> Self::Word;
 }
 
 /// A function f.
 pub(super) trait Formula<L: Lane> {
-    /// f(hash, pattern); what p and m are is up to the formula.
+    /// Returns f(hash, pattern). The meaning of p and m depends on the formula.
     fn value(hash: L::Hash, p: L::Word, m: L::Word) -> L::Word;
 }
 
-/// h·p: sums, since h·p + h·q = h·(p + q).
+/// h·p, for sums, since h·p + h·q = h·(p + q).
 pub(super) struct Scaled;
-/// p, times a random number where m is set; m is set for one rank only, so a product holds that number once.
+/// p, times a random number where m is set, for products. m is set for one rank only, so a product contains that number
+/// once.
 pub(super) struct Factor;
-/// h + p, without overflow: min and max, since min(h + p, h + q) = h + min(p, q).
+/// h + p, without overflow, for min and max, since min(h + p, h + q) = h + min(p, q).
 pub(super) struct Shifted;
-/// h and p: or, exclusive or.
+/// The bits of both h and p, for bitwise or and exclusive or.
 pub(super) struct Masked;
-/// h or p: and.
+/// The bits of h or p, for bitwise and.
 pub(super) struct Covered;
-/// p where h and m are set, else 0: logical or, logical exclusive or. p is any number but 0.
+/// p where h and m are set, else 0, for logical or and exclusive or. p is any number but 0.
 pub(super) struct TrueIf;
-/// 0 where h and m are set, else p: logical and. p is any number but 0.
+/// 0 where h and m are set, else p, for logical and. p is any number but 0.
 pub(super) struct TrueUnless;
-/// h: data that is only moved.
+/// h alone, for data that is only moved.
 pub(super) struct Raw;
 
 pub(super) struct LaneF16;
@@ -50,11 +51,11 @@ pub(super) struct LaneBf16;
 pub(super) struct LaneF32;
 pub(super) struct LaneF64;
 
-/// 2^64 and 2^32 over the golden ratio, odd: steps that spread consecutive numbers.
+/// 2^64 and 2^32 divided by the golden ratio, made odd. As steps, they spread consecutive numbers.
 const STEP_64: u64 = 0x9e37_79b9_7f4a_7c15;
 const STEP_32: u32 = 0x9e37_79b9;
 
-/// Mixes all bits of a number into all (the finaliser of splitmix64).
+/// Mixes all bits of a number into all others (the finaliser of splitmix64).
 #[inline(always)]
 pub(super) fn mix_64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -68,7 +69,7 @@ pub(super) fn mix(numbers: [u64; 3]) -> u64 {
     numbers.into_iter().fold(0, |state, x| mix_64(state.wrapping_add(STEP_64) ^ x))
 }
 
-/// Mixes all bits of a number into all (Wellons' lowbias32: vectors have 32-bit multiplication everywhere).
+/// Mixes all bits of a number into all others (Wellons' lowbias32; vectors have 32-bit multiplication everywhere).
 #[inline(always)]
 fn mix_32(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
@@ -138,9 +139,10 @@ macro_rules! formula {
 macro_rules! integer_formulas {
     ($($lane:ident),*) => {$(
         formula!(Scaled, $lane, |h, p, _m| h.wrapping_mul(p));
-        // The pattern p is odd, and so is the number: no product loses bits at the top for being even.
+        // Both the pattern p and the number are odd, so no product loses bits at the top for being even.
         formula!(Factor, $lane, |h, p, m| p.wrapping_mul(1 | (h & m)));
-        // Both terms are less than half of the range. m is the sign bit for signed types, which shifts 0 to the least.
+        // Both terms are less than half of the range. For signed types, m is the sign bit, which maps 0 to the least
+        // value.
         formula!(Shifted, $lane, |h, p, m| ((h >> 1) + p) ^ m);
         formula!(Masked, $lane, |h, p, _m| h & p);
         formula!(Covered, $lane, |h, p, _m| h | p);
@@ -149,7 +151,7 @@ macro_rules! integer_formulas {
     )*};
 }
 
-/// The lanes of integers are those of the unsigned ones in the table.
+/// Makes the lanes of integers, which are those of the table's unsigned types.
 macro_rules! make_lanes {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {$(
         make_lanes!(@ $class $rust, $lane);
@@ -178,24 +180,25 @@ formula!(Raw, LaneU64, |h, p, _m| h.wrapping_add(p));
 macro_rules! float_formulas {
     ($lane:ident, $float:ident, $bits:ident, exponent $least:literal, fraction $sum_bits:literal $type_bits:expr,
         range $range_bits:expr) => {
-        // ±1.xxx·2^e: a random sign, one of 16 exponents, and as many bits behind the point as the pattern leaves room
-        // for.
+        // This is ±1.xxx·2^e: a random sign, one of 16 exponents, and as many bits after the point as the pattern
+        // leaves room for.
         formula!(Scaled, $lane, |h, p, _m| {
             let sign = h & (1 << ($bits::BITS - 1));
             let exponent =
                 (((h >> ($bits::BITS - 8)) & 15) + ($float::MAX_EXP - 1 + $least) as $bits) << FRACTION;
             let fraction = (h & ((1 << $sum_bits) - 1)) << (FRACTION - $sum_bits);
-            // + 0.0 leaves +0 where p is 0, as sums do whose terms cancel.
+            // Adding 0.0 gives +0 where p is 0, as sums do whose terms cancel.
             $float::from_bits(sign | exponent | fraction) * p + 0.0
         });
-        // ±1.xxx with all the bits that the type has.
+        // This is ±1.xxx with as many bits as the type has.
         formula!(Factor, $lane, |h, p, m| {
             let sign = h & (1 << ($bits::BITS - 1));
             let fraction = (h & ((1 << $type_bits) - 1)) << (FRACTION - $type_bits);
             let number = $float::from_bits(sign | $float::to_bits(1.0) | fraction);
             p * if m != 0.0 { number } else { 1.0 }
         });
-        // A whole number of `range` bits, made by filling the end of a power of two; p is from -2^range to -1.
+        // This is a whole number of `range` bits, made by filling the low bits of a power of two. p is from -2^range to
+        // -1.
         formula!(Shifted, $lane, |h, p, _m| {
             const POWER: $float = (1_u64 << FRACTION) as $float;
             ($float::from_bits(POWER.to_bits() | (h >> ($bits::BITS - $range_bits))) - POWER) + p

@@ -1,26 +1,28 @@
-//! Data that checks a collective exactly, for any algorithm, order and number of ranks.
+//! Test data that checks a collective exactly, for any algorithm, order and number of ranks.
 //!
-//! The value that rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the result of the
-//! reduction: nobody has to communicate to know it, and results are compared bit by bit, floating point included.
+//! The value that rank r holds at index i is a pure function of (seed, r, i, operator, type, world size), and so is the
+//! result of the reduction. No rank has to communicate to know the result, and results are compared bit by bit,
+//! including floating point.
 //!
 //! # Method
-//! Rank r's value at index i is `f(h(i), p(r, j))`, with h a hash of the index, p a pattern of the rank that repeats
-//! every [`PERIOD`] indices, and j = i mod `PERIOD`. For each operator, f is chosen so that combining values combines
-//! patterns:
+//! Rank r's value at index i is `f(h(i), p(r, j))`. Here h is a hash of the index, p is a pattern of the rank that
+//! repeats every [`PERIOD`] indices, and j = i mod `PERIOD`. For each operator, f is chosen so that combining values
+//! combines patterns:
 //!
 //! > f(h, p(0, j)) op f(h, p(1, j)) op ... = f(h, p(0, j) ∘ p(1, j) ∘ ...)
 //!
-//! (the bracket of a sum: h·p + h·q = h·(p + q)). So the expected result costs as much as one rank's input, however
-//! many ranks there are: combine the patterns once, then run the same loop. `pattern` has the patterns and the
-//! argument why floating-point results are exact in every order; `formula` has the functions f.
+//! (for a sum: h·p + h·q = h·(p + q)). The expected result therefore costs as much as one rank's input, however many
+//! ranks there are: combine the patterns once, then run the same loop. `pattern` has the patterns, and explains why
+//! floating-point results are exact in every order; `formula` has the functions f.
 //!
-//! The idea of exactly checkable data, with floating-point sums of small integers that share an exponent, is that of
+//! The idea of exactly checkable data, with floating-point sums of small integers that share an exponent, comes from
 //! nccl-tests.
 //!
 //! # Detection
 //! A value that was lost, counted twice, or taken from another index or rank changes the result at most indices; a
-//! rank's value may be neutral at a few. With thousands of ranks and an operator that remembers little (`LogicalAnd`,
-//! `BitOr` of a byte, sums of `bf16`), each rank matters at some indices of a period only: check whole periods.
+//! rank's value may be neutral at a few. With thousands of ranks and an operator that keeps little information
+//! (`LogicalAnd`, `BitOr` of a byte, sums of `bf16`), each rank affects only some indices of a period, so checks should
+//! cover whole periods.
 
 mod emit;
 mod formula;
@@ -31,10 +33,10 @@ mod tests;
 use crate::reduce::Unsupported;
 use crate::types::{DataType, ReduceOp};
 
-/// Elements after which the patterns of the ranks repeat.
+/// Number of elements after which the patterns of the ranks repeat.
 pub const PERIOD: usize = 256;
 
-/// A reduction whose result is known beforehand.
+/// A reduction whose result is known in advance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     data_type: DataType,
@@ -43,22 +45,23 @@ pub struct Problem {
     seed: u64,
 }
 
-/// An element that is not what it should be.
+/// An element with a wrong value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
-    /// Its index, counted as `offset` is.
+    /// Its index, counted like `offset`.
     pub index: u64,
-    /// The actual value, byte by byte as in memory.
+    /// The value that was found, as bytes in memory order.
     pub got: Vec<u8>,
     /// The expected value.
     pub want: Vec<u8>,
 }
 
 impl Problem {
-    /// A problem for `world_size` ranks. The factor of `PremulSum` is ignored: each rank has [its own](Self::op_of).
+    /// Makes a problem for `world_size` ranks. The factor of `PremulSum` is ignored, since each rank has [its
+    /// own](Self::op_of).
     ///
     /// # Errors
-    /// If the operator is not defined for the type.
+    /// [`Unsupported`] if the operator is not defined for the type.
     pub fn new(data_type: DataType, op: ReduceOp, world_size: u32, seed: u64) -> Result<Self, Unsupported> {
         if op.supports(data_type) {
             Ok(Self { data_type, op, world_size, seed })
@@ -67,8 +70,8 @@ impl Problem {
         }
     }
 
-    /// The operator that a rank passes to the collective: with `PremulSum` the factor is 1 for even ranks and 2 for
-    /// odd ones, otherwise the operator is the same for all.
+    /// Returns the operator that a rank passes to the collective. With `PremulSum`, the factor is 1 for even ranks and
+    /// 2 for odd ones; otherwise the operator is the same for all ranks.
     #[must_use]
     pub fn op_of(&self, rank: u32) -> ReduceOp {
         match self.op {
@@ -77,7 +80,7 @@ impl Problem {
         }
     }
 
-    /// Writes what a rank contributes, from element `offset` on.
+    /// Writes a rank's contribution, from element `offset` on.
     ///
     /// # Panics
     /// If `out` is not a whole number of elements.
@@ -86,8 +89,8 @@ impl Problem {
         emit::fill(*self, pattern::Ranks::One(rank), start, out);
     }
 
-    /// Writes the result of reducing the first `ranks` ranks, from element `offset` on. With `ranks` = world size it
-    /// is the result of an all-reduce; with less, that of a scan.
+    /// Writes the result of reducing the first `ranks` ranks, from element `offset` on. With `ranks` = world size it is
+    /// the result of an all-reduce, and with fewer that of a scan.
     ///
     /// # Panics
     /// If `out` is not a whole number of elements, or `ranks` is 0 or greater than the world size.
@@ -96,8 +99,8 @@ impl Problem {
         emit::fill(*self, self.first(ranks), start, out);
     }
 
-    /// Number of elements of `got` that differ in any bit from what [`expected`](Self::expected) writes, which is
-    /// not stored anywhere for the purpose.
+    /// Returns the number of elements of `got` that differ in any bit from those that [`expected`](Self::expected)
+    /// writes. The expected result is not stored.
     ///
     /// # Panics
     /// As for [`expected`](Self::expected).
@@ -111,7 +114,7 @@ impl Problem {
         wrong
     }
 
-    /// The first element of `got` that is wrong, for a message to a person.
+    /// Returns the first element of `got` that is wrong, for a message to a person.
     ///
     /// # Panics
     /// As for [`expected`](Self::expected).
@@ -145,7 +148,7 @@ impl Problem {
     }
 }
 
-/// Number of elements that differ in any bit.
+/// Returns the number of elements that differ in any bit.
 ///
 /// # Panics
 /// If the lengths differ, or are not whole elements.
@@ -168,13 +171,13 @@ pub fn count_wrong(data_type: DataType, got: &[u8], want: &[u8]) -> u64 {
     }
 }
 
-/// Writes bytes that a rank holds for a collective that only moves data, from byte `offset` on. Ranks and seeds differ
-/// in all of them.
+/// Writes bytes that a rank holds for a collective that only moves data, from byte `offset` on. Different ranks and
+/// seeds give different bytes.
 pub fn fill_bytes(seed: u64, rank: u32, offset: u64, out: &mut [u8]) {
     emit::visit_bytes(seed, rank, offset, out.len(), |range, want| out[range].copy_from_slice(want));
 }
 
-/// Number of bytes of `got` that differ from what [`fill_bytes`] writes.
+/// Returns the number of bytes of `got` that differ from those that [`fill_bytes`] writes.
 #[must_use]
 pub fn count_wrong_bytes(seed: u64, rank: u32, offset: u64, got: &[u8]) -> u64 {
     let mut wrong = 0;

@@ -1,35 +1,36 @@
 //! The patterns of the ranks, and how they combine.
 //!
 //! # Why floating-point results are exact in every order
-//! * **Sums.** At an index all ranks hold multiples p·B of one number B = ±1.xxx·2^e, with whole p. The patterns of an
-//!   index satisfy sum |p| <= `budget`, so whatever ranks have been added so far, the sum is a multiple of B by at most
-//!   `budget`. B has `log2(significand / budget)` bits, so such a multiple fits into the significand: nothing is ever
-//!   rounded. With more ranks than `budget`, at each index only `budget` of them hold something, and others at the next.
-//! * **Products.** All ranks hold ±2^k with k of -1, 0 or 1, at most `powers` of them other than 0; one holds a random
-//!   number of the type, times such a power. Multiplication by a power of two is exact, and no partial product leaves
-//!   the range of normal numbers.
-//! * **Min, max.** Whole numbers that the type represents.
-//! * **Averages.** An exact sum, divided once.
+//! * **Sums.** At each index, all ranks hold multiples p·B of one number B = ±1.xxx·2^e, with whole p. The patterns of
+//!   an index satisfy sum |p| <= `budget`, so whichever ranks have been added so far, the sum is a multiple of B by at
+//!   most `budget`. B has `log2(significand / budget)` bits, so such a multiple fits into the significand, and nothing
+//!   is ever rounded. If there are more ranks than `budget`, only `budget` of them hold a non-zero value at each index,
+//!   and others do at the next.
+//! * **Products.** All ranks hold ±2^k with k of -1, 0 or 1, and k is not 0 for at most `powers` of them. One rank also
+//!   holds a random number of the type as a factor. Multiplication by a power of two is exact, and no partial product
+//!   leaves the range of normal numbers.
+//! * **Min, max.** All values are whole numbers that the type represents.
+//! * **Averages.** The sum is exact and is divided once.
 
 use super::formula::mix;
 use crate::types::{Class, DataType, ReduceOp, data_types};
 
-/// The owners of a pattern.
+/// The ranks that a pattern belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ranks {
     /// One rank's contribution.
     One(u32),
-    /// The first so many, combined.
+    /// The first ranks, this many, combined.
     First(u32),
 }
 
-/// Room in a floating-point type.
+/// Bits and ranks that a floating-point type has room for.
 pub(super) struct Limits {
     /// Greatest sum of |p| over the ranks, a power of two.
     budget: u64,
     /// Greatest number of ranks with a factor other than ±1 in a product.
     powers: u64,
-    /// Bits of the whole numbers of which min and max are taken.
+    /// Bits of the whole numbers used for min and max.
     pub(super) range_bits: u32,
 }
 
@@ -47,7 +48,7 @@ impl Limits {
 macro_rules! make_limits {
     ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
         impl Limits {
-            /// Those of a floating-point type; integers have no use for any.
+            /// Returns the limits of a floating-point type. Integers do not use them.
             fn of(data_type: DataType) -> &'static Self {
                 match data_type {
                     $(DataType::$kolo => make_limits!(@ $class $kolo),)+
@@ -64,15 +65,14 @@ macro_rules! make_limits {
 }
 data_types!(make_limits);
 
-/// The patterns p and m of a formula. Integers compute with the first of each pair, floating-point types with the
-/// second.
+/// The patterns p and m of a formula. Integers use the first of each pair, floating-point types the second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pattern {
     pub(super) p: (u64, f64),
     pub(super) m: (u64, f64),
 }
 
-/// The operators by what they do to patterns. For `bool` all are logical.
+/// Groups of operators by their effect on patterns. For `bool`, all are logical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Group {
     Sum,
@@ -111,12 +111,12 @@ impl Group {
     }
 }
 
-/// The factor of a rank under `PremulSum`.
+/// Returns the factor of a rank under `PremulSum`.
 pub(super) fn premul_factor(rank: u32) -> u64 {
     1 + u64::from(rank % 2)
 }
 
-/// The generator of a problem's patterns.
+/// Generator of a problem's patterns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patterns {
     pub(super) data_type: DataType,
@@ -126,7 +126,7 @@ pub(super) struct Patterns {
 }
 
 impl Patterns {
-    /// The pattern at position `j` of the period.
+    /// Returns the pattern at position `j` of the period.
     pub(super) fn at(&self, ranks: Ranks, j: usize) -> Pattern {
         match ranks {
             Ranks::One(rank) => self.of_rank(rank, j as u64),
@@ -137,7 +137,7 @@ impl Patterns {
         }
     }
 
-    /// A rank's pattern as it enters the result.
+    /// Returns a rank's pattern as it enters the result.
     fn in_sum(&self, rank: u32, j: u64) -> Pattern {
         let mut pattern = self.of_rank(rank, j);
         if matches!(self.op, ReduceOp::PremulSum(_)) {
@@ -148,7 +148,7 @@ impl Patterns {
         pattern
     }
 
-    /// ∘ of the module's documentation.
+    /// Combines two patterns: the ∘ of the module's documentation.
     fn combine(&self, a: Pattern, b: Pattern) -> Pattern {
         let m = (a.m.0 | b.m.0, a.m.1.max(b.m.1));
         let p = match Group::of(self.data_type, self.op) {
@@ -185,7 +185,7 @@ impl Patterns {
                 Pattern { p: (random | 1, power), m: set(owner) }
             }
             Group::Min | Group::Max => {
-                // The sign bit turns the order of unsigned numbers into that of signed ones.
+                // Flipping the sign bit turns the order of unsigned numbers into that of signed ones.
                 let signed = self.data_type.class() == Class::Signed;
                 let flip = if signed { 1 << (bits - 1) } else { 0 };
                 let below_zero =
@@ -200,16 +200,16 @@ impl Patterns {
         }
     }
 
-    /// Whether a rank is one of `count` at a position. They are neighbours, and move on from position to position, so
-    /// that every rank is among them somewhere.
+    /// Whether a rank is one of `count` at a position. These ranks are neighbours, and move on from position to
+    /// position, so that every rank is among them somewhere.
     fn is_among(&self, count: u64, rank: u32, j: u64) -> bool {
         let turn = u64::from(rank) + (j + self.seed % 1024) * count;
         turn % u64::from(self.world_size.max(1)) < count
     }
 
-    /// A whole number; their absolute values sum to at most `budget`.
+    /// Returns a whole number for a rank. The ranks' absolute values add up to at most `budget`.
     fn summand(&self, limits: &Limits, rank: u32, j: u64, random: u64) -> f64 {
-        // Factors of up to 2 use up half of it.
+        // Factors of up to 2 use half of the budget.
         let budget =
             if matches!(self.op, ReduceOp::PremulSum(_)) { limits.budget / 2 } else { limits.budget };
         let share = budget / u64::from(self.world_size.max(1));
@@ -219,16 +219,16 @@ impl Patterns {
         if random & 1 == 0 { magnitude } else { -magnitude }
     }
 
-    /// Bits that only this rank has. Every bit is some rank's.
+    /// Returns the bits that only this rank has. Every bit belongs to some rank.
     fn owned_bits(&self, bits: u32, rank: u32, j: u64) -> u64 {
         let ranks = u64::from(self.world_size.max(1));
         let first_bit_of_j = (j + self.seed % 1024) * u64::from(bits);
-        // The least b with (first_bit_of_j + b) mod ranks = rank.
+        // This is the least b with (first_bit_of_j + b) mod ranks = rank.
         let least = (u64::from(rank) + ranks - first_bit_of_j % ranks) % ranks;
         (least..u64::from(bits)).step_by(ranks as usize).fold(0, |owned, bit| owned | 1 << bit)
     }
 
-    /// A number that counts as true. Rank 0 has 1 itself, since in a scan its values are results already.
+    /// Returns a number that counts as true. Rank 0 has 1 itself, because in a scan its values are already results.
     fn truth(&self, rank: u32, random: u64) -> (u64, f64) {
         if rank == 0 || self.data_type == DataType::Bool {
             return (1, 1.0);

@@ -1,4 +1,4 @@
-//! Reductions in random orders and trees give what was expected, bit by bit; whatever else is done does not.
+//! Reductions in random orders and trees give the expected bits, and any mistake gives others.
 
 use super::{PERIOD, Problem, count_wrong, count_wrong_bytes, fill_bytes};
 use crate::reduce::{divide, kernel, scale};
@@ -19,7 +19,7 @@ impl Choices {
     }
 }
 
-/// A rank's contribution after `PremulSum`'s factor.
+/// Returns a rank's contribution after `PremulSum`'s factor.
 fn contribution(problem: Problem, rank: u32, offset: u64, count: usize) -> Vec<u8> {
     let data_type = problem.data_type;
     let mut values = vec![0; count * data_type.size()];
@@ -32,7 +32,7 @@ fn contribution(problem: Problem, rank: u32, offset: u64, count: usize) -> Vec<u
     values
 }
 
-/// Combines values two at a time, any two, until one is left.
+/// Combines any two values at a time until one is left.
 fn reduce_in_any_order(problem: Problem, mut values: Vec<Vec<u8>>, choices: &mut Choices) -> Vec<u8> {
     let kernel = kernel(problem.data_type, problem.op).unwrap();
     let ranks = values.len() as u32;
@@ -52,7 +52,7 @@ fn reduce_in_any_order(problem: Problem, mut values: Vec<Vec<u8>>, choices: &mut
 
 fn check(data_type: DataType, op: ReduceOp, world_size: u32, choices: &mut Choices) {
     let problem = Problem::new(data_type, op, world_size, choices.0).unwrap();
-    // From the middle of a period, and more than one.
+    // The range begins in the middle of a period and is longer than one.
     let (offset, count) = (choices.below(1 << 40) as u64, PERIOD + 100);
     let inputs: Vec<_> = (0..world_size).map(|rank| contribution(problem, rank, offset, count)).collect();
     let prefixes = [1, world_size / 2, world_size - 1, world_size];
@@ -122,7 +122,8 @@ fn every_flipped_bit_is_counted() {
     }
 }
 
-/// Ways to get a reduction wrong, and whether the operator can tell: min, max, and, or do not mind a value twice.
+/// Tries wrong ways of reducing, where the operator can tell: min, max, and, or do not notice a value that is counted
+/// twice.
 #[test]
 fn mistakes_are_noticed() {
     let mut choices = Choices(3);
@@ -138,7 +139,7 @@ fn mistakes_are_noticed() {
         ) || (data_type == DataType::Bool
             && !matches!(op, ReduceOp::BitXor | ReduceOp::LogicalXor));
         for world_size in [2, 3, 8, 64] {
-            // An average over another number of ranks is another test.
+            // Another test covers averages over another number of ranks.
             let problem = Problem::new(data_type, op, world_size, 11).unwrap();
             let count = 2 * PERIOD;
             let inputs: Vec<_> = (0..world_size).map(|r| contribution(problem, r, 0, count)).collect();
@@ -158,7 +159,7 @@ fn mistakes_are_noticed() {
                 moved[rank].rotate_left(data_type.size());
                 assert!(wrong_of(moved) > 0, "{what}: rank {rank} from the next index");
             }
-            // All from another period, which has the same patterns.
+            // These values are all from another period, which has the same patterns.
             let shifted = (0..world_size).map(|r| contribution(problem, r, PERIOD as u64, count)).collect();
             assert!(wrong_of(shifted) > 0, "{what}: from the next period");
             let other = Problem::new(data_type, op, world_size, 12).unwrap();
@@ -188,7 +189,7 @@ fn values_are_ordinary() {
             let mut result = values.clone();
             problem.expected(world_size, 0, &mut result);
             let first = &result[..data_type.size()];
-            // A byte that wraps, divided by many ranks, is 0.
+            // A byte that wraps and is divided by many ranks is 0.
             let vanishes = op == ReduceOp::Avg && data_type.size() == 1;
             let varies = result.chunks_exact(data_type.size()).any(|v| v != first);
             assert!(varies || vanishes, "{what}: all equal");

@@ -1,4 +1,4 @@
-//! All targets in one program, which links once: KOLO_FUZZ_TARGET names the one to run.
+//! All fuzz targets in one program, so that linking is done once. KOLO_FUZZ_TARGET names the target to run.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The laboratory's promises, measured with bare sockets.
+//! Tests of the laboratory's own promises, measured with bare sockets.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -22,10 +22,10 @@ pub(crate) const TESTS: &[Test] = tests![
 ];
 
 const LONG: Duration = Duration::from_secs(60);
-/// Share of a full packet that TCP delivers, of what the wire carries.
+/// Share of a full packet's bytes on the wire that is TCP payload.
 const PAYLOAD: f64 = 1448.0 / 1538.0;
 
-/// A connection from one host to an address of another.
+/// Makes a connection from one host to an address of another.
 fn connect(from: &Host, to: &Host, at: IpAddr) -> (TcpStream, TcpStream) {
     let listener = to.on(|| TcpListener::bind((at, 0))).expect("there").expect("listens");
     let address = listener.local_addr().expect("bound");
@@ -40,7 +40,7 @@ fn connect(from: &Host, to: &Host, at: IpAddr) -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// Bits per second that arrive, payload only; the first quarter is not counted.
+/// Measures the payload that arrives, in bits per second. The first quarter is not counted.
 fn goodput(mut from: &TcpStream, mut to: &TcpStream, bytes: usize) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -66,7 +66,7 @@ fn goodput(mut from: &TcpStream, mut to: &TcpStream, bytes: usize) -> f64 {
     })
 }
 
-/// The least of some round trips with one byte, in seconds.
+/// Returns the shortest of some round trips of one byte, in seconds.
 fn round_trip(from: &mut TcpStream, mut to: &TcpStream, count: usize) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -84,7 +84,8 @@ fn round_trip(from: &mut TcpStream, mut to: &TcpStream, count: usize) -> f64 {
     })
 }
 
-/// Measures up to three times, since a busy machine may take the processor away from the switch.
+/// Checks that a measurement is close to the wanted value. Measures up to three times, since a busy machine may take
+/// the CPU away from the switch.
 fn close(wanted: f64, what: &str, mut measure: impl FnMut() -> f64) {
     let is_close = |_| {
         let measured = measure();
@@ -126,7 +127,7 @@ fn cards_and_directions_have_rates_of_their_own() {
         (0, 1, 0, 200e6),
         (1, 0, 0, 20e6),
         (0, 2, 0, 100e6),
-        // A later word about a host also counts for its second card.
+        // A later setting for a host also applies to its second card.
         (2, 0, 1, 50e6),
     ] {
         let bytes = (rate / 8.0 * 0.5) as usize;
@@ -156,7 +157,7 @@ fn a_router_leads_from_subnet_to_subnet() {
     for at in &lab.host(3).addresses()[0] {
         let (mut near, far) = connect(lab.host(0), lab.host(3), *at);
         close(2.0 * delay.as_secs_f64(), "s by the router", || round_trip(&mut near, &far, 10));
-        // A little less for IPv6, whose header is longer.
+        // The rate is a little lower for IPv6, whose header is longer.
         close(50e6 * PAYLOAD, "bit/s by the router", || goodput(&near, &far, 4 << 20));
     }
     let (mut near, far) = connect(lab.host(2), lab.host(3), lab.host(3).address());
@@ -172,7 +173,7 @@ fn dialling_can_be_forbidden() {
     let dial = |patience| b.on(|| TcpStream::connect_timeout(&address, patience)).expect("there");
     lab.block_dialling(1, 0);
     assert!(dial(Duration::from_millis(300)).is_err(), "a SYN came through");
-    // The other direction is open, both ways.
+    // A connection in the other direction works, and carries data both ways.
     connect(a, b, b.address());
     lab.unblock();
     assert!(dial(LONG).is_ok());
@@ -193,7 +194,7 @@ fn a_cut_cable_can_be_mended() {
     assert_eq!(byte, [2]);
 }
 
-/// A laboratory in the laboratory, whose ranks would sleep for an hour.
+/// Kills a laboratory inside this laboratory, whose ranks would sleep for an hour.
 fn nothing_is_left_of_a_killed_laboratory() {
     const HOUR: &str = "3601.25";
     let sleepers = || {

@@ -1,4 +1,4 @@
-//! The transports' conformance suite, with every rank's endpoint on a host of its own.
+//! Conformance suite of the transports, with each rank's endpoint on a host of its own.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn tcp_on_a_fast_network() {
     all_cases(&Network::hosts(4).delay(Duration::from_micros(25)), &[], None);
 }
 
-/// Rates differ, and so do the delays of hosts, so that parts arrive in any order.
+/// Rates and delays differ between cards and hosts, so that parts arrive in any order.
 fn tcp_on_two_rails() {
     let network = Network::hosts(4).nics(2).delay(Duration::from_micros(50)).nic_rate(1, 1_000_000_000);
     all_cases(&network, &[], None);

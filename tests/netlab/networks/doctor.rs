@@ -1,4 +1,4 @@
-//! `kolo doctor` on networks that are well, and on others.
+//! Tests of `kolo doctor`, on healthy networks and on others.
 
 use std::time::Duration;
 
@@ -24,18 +24,18 @@ pub(crate) const TESTS: &[Test] = tests![
 
 const LONG: Duration = Duration::from_secs(90);
 
-/// Slow enough for a busy machine to keep up.
+/// Makes a network that is slow enough for a busy machine to keep up.
 fn network(hosts: usize) -> Network {
     Network::hosts(hosts).rate(100_000_000).delay(Duration::from_micros(200))
 }
 
-/// The doctor's report on a network, on rank 0; nothing if there is no program.
+/// Runs the doctor on a network. Returns the report of rank 0, or `None` if the program is missing.
 fn examined(lab: &Lab, words: &str) -> Option<End> {
     let ends = run(command(lab, 1, "doctor", words, &[])?, LONG);
     ends.into_iter().next()
 }
 
-/// Whether it ends with this code and says these things, and one finding at most.
+/// Checks that the doctor ends with this code, says these texts, and reports at most one finding.
 fn expect(lab: &Lab, code: i32, texts: &[&str]) {
     let Some(end) = examined(lab, "") else { return };
     assert_eq!(end.code, Some(code), "{}", end.said);
@@ -62,7 +62,7 @@ fn a_lossy_host_is_named() {
     expect(&lab, 1, &["segments are lost between host 1 (host1) and all others"]);
 }
 
-/// Also ranks join there, and hear what was found: the control plane sends short segments.
+/// Ranks can join there and learn the findings, since the control plane sends short segments.
 fn a_black_hole_is_told_from_a_broken_network() {
     let lab = Lab::new(&network(3)).expect("a network");
     lab.block(Rule { from: None, to: Some(2), what: What::LongerThan(1300), count: None });
@@ -111,7 +111,7 @@ fn ranks_that_do_not_join_are_missed() {
     assert!(end.said.contains("missing: rank") && end.at < Duration::from_secs(30), "{}", end.said);
 }
 
-/// `kolo tune` on a network, and jobs with the profile that it has written.
+/// Runs `kolo tune` on a network, and then jobs with the profile that it has written.
 fn a_profile_of_the_hosts_is_used_and_one_of_others_is_not() {
     let folder = std::env::temp_dir().join(format!("kolo-netlab-profile-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -131,7 +131,7 @@ fn a_profile_of_the_hosts_is_used_and_one_of_others_is_not() {
     let Some(end) = first(&lab, 1) else { return };
     let says = ["network: 3 hosts, ", "(profile ", "host 2 is the slowest"];
     assert!(says.iter().all(|text| end.said.contains(text)), "{}", end.said);
-    // With another host it is measured.
+    // With another host, the ranks measure the network.
     drop(lab);
     let Some(end) = first(&Lab::new(&network(4)).expect("a network"), 1) else { return };
     let says = ["(measured in ", "is not used: it was measured on host0, host1, host2, and not on host3"];

@@ -1,6 +1,6 @@
-//! Groups that go on without a host whose cable is cut, in both directions or in one.
+//! Tests of groups that go on without a host whose cable is cut, in both directions or in one.
 //!
-//! The ranks run `kolo_elastic` (tests/src/bin), one on each of four hosts: each sum tells whose it is.
+//! The ranks run `kolo_elastic` (tests/src/bin), one on each of four hosts. Each sum shows which ranks took part.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ pub(crate) const TESTS: &[Test] = tests![
 ];
 
 const HOSTS: usize = 4;
-/// For a busy machine.
+/// Time limit for a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 
-/// Silence that counts: outside of agreements, and in them.
+/// Short limits for silence, outside of agreements and in them.
 const SOON: &[(&str, &str)] = &[("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.25")];
 
-/// From a silent cut to the next sum of the others, with the limit of 1 s that they have by default.
+/// Longest time from a silent cut to the next sum of the others, with their default limit of 1 s.
 const MOST: Duration = Duration::from_millis(1300);
 
 /// Ranks in the middle of their calls, on a network of their own.
@@ -39,12 +39,12 @@ struct Group {
 }
 
 impl Group {
-    /// `None` if there is no program for it.
+    /// Starts a group. `None` if the program is missing.
     fn new(what: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Self> {
         Self::on(what, words, settings, |_| ())
     }
 
-    /// The same on a network that is not whole.
+    /// Starts a group on a network that `prepare` has changed.
     fn on(what: &str, words: &[&str], settings: &[(&str, &str)], prepare: impl Fn(&Lab)) -> Option<Self> {
         let lab = Lab::new(&network(HOSTS)).expect("a network");
         prepare(&lab);
@@ -58,14 +58,15 @@ impl Group {
         Some(Self { lab, ranks, what: format!("{what}, {words:?}") })
     }
 
-    /// Drops all that these hosts send to those.
+    /// Drops all packets from one set of hosts to the other.
     fn part(&self, from: &[usize], to: &[usize]) {
         for (from, to) in from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))) {
             self.lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
         }
     }
 
-    /// All of these sum without the others, and with nobody else before. How long after `since`.
+    /// Waits until all of these ranks compute sums without the others, with no other set of ranks in between. Returns
+    /// how long after `since` that was.
     fn sums_again(&mut self, left: &[usize], since: Instant) -> Duration {
         let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
         let mut worst = Duration::ZERO;
@@ -81,7 +82,7 @@ impl Group {
         worst
     }
 
-    /// The report of a rank that may not go on.
+    /// Returns the report of a rank that may not go on.
     fn stops(&mut self, rank: usize, how: &str) -> String {
         let (_, text) = self.ranks[rank].expect(how, LONG);
         assert!(!self.ranks[rank].said.contains("@again"), "{}: rank {rank} went on: {text}", self.what);
@@ -89,7 +90,7 @@ impl Group {
         text
     }
 
-    /// Ends the job; nobody has seen a wrong sum.
+    /// Ends the job, and checks that no rank has seen a wrong sum.
     fn stop(mut self, left: &[usize]) {
         for rank in left {
             self.ranks[*rank].tell("stop");
@@ -107,7 +108,7 @@ fn without(host: usize) -> Vec<usize> {
     (0..HOSTS).filter(|other| *other != host).collect()
 }
 
-/// Runs jobs in networks of their own at the same time: they wait most of it.
+/// Runs jobs at the same time, in networks of their own. They spend most of their time waiting.
 fn at_once(jobs: &[&(dyn Fn() -> Option<()> + Sync)]) {
     std::thread::scope(|scope| {
         for job in jobs {
@@ -116,7 +117,7 @@ fn at_once(jobs: &[&(dyn Fn() -> Option<()> + Sync)]) {
     });
 }
 
-/// One after another, since the time counts.
+/// Cuts one host after another, not both at once, since the time is measured.
 fn the_others_sum_again_within_1300_ms_of_a_silent_cut() {
     for host in [3, 0] {
         let Some(mut group) = Group::new(&format!("host {host} cut"), &["run"], &[]) else { return };
@@ -128,7 +129,8 @@ fn the_others_sum_again_within_1300_ms_of_a_silent_cut() {
     }
 }
 
-/// Ranks 1 and 2 cannot dial each other: rank 0 passes on their bytes, before a loss and after. They know that by then.
+/// Ranks 1 and 2 cannot dial each other, so rank 0 relays their bytes, before the loss and after it. After the loss,
+/// they know at once that they need the relay.
 fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
     let settings = [("KOLO_ALGO", "all_reduce:ring"), ("KOLO_TRANSPORT", "tcp")];
     let Some(mut group) = Group::on("1 and 2 apart", &["run"], &settings, |lab| {
@@ -144,10 +146,11 @@ fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
     group.stop(&without(3));
 }
 
-/// Of a cable, of a process, and of a machine that has more to do than it can.
+/// Cuts a cable, stops a process and overloads the machine, each for less than the limit. None of these may count as a
+/// loss.
 fn pauses_below_the_limit_are_no_loss() {
     const STOPPED: Duration = Duration::from_millis(800);
-    /// The limit is 1 s, and a machine that has so much to do needs the rest.
+    /// The limit is 1 s. A machine with so much load needs the rest.
     const CUT: Duration = Duration::from_millis(800);
     const BUSY: usize = 10;
     let Some(mut group) = Group::new("pauses", &["run"], &[]) else { return };
@@ -171,7 +174,7 @@ fn pauses_below_the_limit_are_no_loss() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    // All that are there hear it in the next sum.
+    // The ranks learn of the end in their next sum.
     group.ranks[0].tell("stop");
     for (rank, process) in group.ranks.iter_mut().enumerate() {
         let (which, ..) = process.expect_any(&["@gone", "@again", "@minority", "@fenced"], LONG);
@@ -179,7 +182,8 @@ fn pauses_below_the_limit_are_no_loss() {
     }
 }
 
-/// Of two halves the one with rank 0 goes on, else the greater part; a host is apart also where its cable carries one way only.
+/// Of two equal halves, the one with rank 0 goes on; otherwise the larger part does. A host whose cable carries data in
+/// one direction only is also cut off.
 fn of_a_parted_network_one_side_goes_on() {
     at_once(&[
         &|| parted(&[0, 3], &[1, 2]),
@@ -204,7 +208,7 @@ fn parted(goes_on: &[usize], stop: &[usize]) -> Option<()> {
     Some(())
 }
 
-/// Of the host nobody hears, or it hears nobody: no connection to it works.
+/// Cuts a host's cable in one direction: no other host hears it, or it hears no other. No connection to it works.
 fn one_way(what: &str, host: usize, hears: bool) -> Option<()> {
     let mut group = Group::new(&format!("host {host} {what}"), &["run"], SOON)?;
     let since = Instant::now();
@@ -222,7 +226,8 @@ fn one_way(what: &str, host: usize, hears: bool) -> Option<()> {
     Some(())
 }
 
-/// At its first attempt, or when it has given up several times, so that it asks for agreements to which the others have never come.
+/// A rank that was left behind learns it at its first attempt, or after it has given up several times and asks for
+/// agreements that the others have never entered.
 fn whoever_is_left_behind_is_told() {
     at_once(&[
         &|| back("run", 0, 0),
@@ -233,7 +238,7 @@ fn whoever_is_left_behind_is_told() {
     ]);
 }
 
-/// A host whose cable is mended when the others have gone on.
+/// Restores a host's cable after the others have gone on.
 fn back(way: &str, host: usize, attempts: usize) -> Option<()> {
     let mut group = Group::new(&format!("host {host} cut, {attempts} attempts"), &[way, "anew"], SOON)?;
     let since = Instant::now();
@@ -248,8 +253,9 @@ fn back(way: &str, host: usize, attempts: usize) -> Option<()> {
     Some(())
 }
 
-/// Both ends are heard by the others. Those who go on do so in one group, and the rest is told that it is out. Where rank 0 hears all
-/// heartbeats, only the time-out of a call ends it: that is no loss, so the step fails on all.
+/// Cuts one direction between two hosts that all others still hear. The ranks that go on form one group, and the rest
+/// is told that it is out. If rank 0 hears all heartbeats, only the time-out of a call ends the step. This is not a
+/// loss, so the step fails on all ranks.
 fn one_pair(from: usize, to: usize) -> Option<()> {
     let settings = [SOON, &[("KOLO_TIMEOUT", "2")]].concat();
     let mut group = Group::new(&format!("{from} to {to} cut"), &["run"], &settings)?;
@@ -274,7 +280,7 @@ fn one_pair(from: usize, to: usize) -> Option<()> {
     Some(())
 }
 
-/// Nobody notices it but by the limit.
+/// Cuts off a host, which the others can notice only by the time limit of an agreement.
 fn cut_within_a_limit() -> Option<()> {
     let settings = [("KOLO_SILENT_AFTER", "0.25"), ("KOLO_DEAD_AFTER", "60")];
     let mut group = Group::new("host 2 cut", &["within=300"], &settings)?;

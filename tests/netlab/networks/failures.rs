@@ -1,4 +1,4 @@
-//! Cables that are cut while a job runs.
+//! Tests of jobs whose cables are cut while they run.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,16 +19,16 @@ pub(crate) const TESTS: &[Test] = tests![
 
 /// `KOLO_DEAD_AFTER` of these jobs.
 const LIMIT: Duration = Duration::from_secs(3);
-/// For a busy machine.
+/// Time limit for a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A job of one rank on each of three hosts, in the middle of its calls.
+/// Starts a job of one rank on each of three hosts, and waits until it is in the middle of its calls.
 fn running(lab: &Lab, iterations: u32) -> Option<Vec<Rank>> {
     let words = format!("all_reduce -b 64K -e 64K -w 5 -n {iterations} -c 1");
     let limit = LIMIT.as_secs().to_string();
     let settings = [("KOLO_DEAD_AFTER", limit.as_str()), ("KOLO_JOIN_TIMEOUT", "40"), ("KOLO_TIMEOUT", "40")];
     let mut ranks: Vec<Rank> = perf(lab, 1, &words, &settings)?.into_iter().map(Rank::start).collect();
-    // The head of the table comes once all have joined; packets show that calls run.
+    // The head of the table appears once all ranks have joined. Packets then show that calls are running.
     ranks[0].expect("out-of-place", LONG);
     let before = lab.counts().passed;
     let until = Instant::now() + LONG;
@@ -39,7 +39,7 @@ fn running(lab: &Lab, iterations: u32) -> Option<Vec<Rank>> {
     Some(ranks)
 }
 
-/// Ends of a job of which one host is cut off.
+/// Cuts off one host of a job and returns how the ranks end.
 fn without(host: usize) -> Option<Vec<End>> {
     let lab = Lab::new(&network(3)).expect("a network");
     let ranks = running(&lab, 10_000_000)?;
@@ -48,7 +48,7 @@ fn without(host: usize) -> Option<Vec<End>> {
     for (end, rank) in ends.iter().zip(0..) {
         println!("rank {rank}, {:?}: {}", end.at, end.said.lines().last().unwrap_or_default());
         assert!(!end.is_ok, "rank {rank} did not notice:\n{}", end.said);
-        // It takes a second limit to tell silence of one from silence of all, and time to say so.
+        // A second limit distinguishes the silence of one rank from that of all, and reporting takes time too.
         assert!(end.at < 2 * LIMIT + Duration::from_secs(4), "rank {rank} took {:?}:\n{}", end.at, end.said);
     }
     Some(ends)
@@ -73,7 +73,7 @@ fn a_job_goes_on_when_the_cable_is_back() {
     for host in [1, 0] {
         let Some(ranks) = running(&lab, 300) else { return };
         lab.cut(host);
-        // The length of the cut is what is tested.
+        // The length of the cut is under test.
         std::thread::sleep(LIMIT / 3);
         lab.restore(host);
         let ends = ends(ranks, Instant::now(), LONG);
@@ -82,7 +82,7 @@ fn a_job_goes_on_when_the_cable_is_back() {
     }
 }
 
-/// Ranks write two files: where they meet, and an invitation for newcomers. They share memory without a file.
+/// Ranks write two files: one where they meet, and an invitation for newcomers. Sharing memory needs no file.
 fn a_full_disk_is_told_when_ranks_meet_and_no_matter_later() {
     let Some(kolo) = kolo() else { return };
     let folder = std::env::temp_dir().join(format!("kolo-netlab-full-{}", std::process::id()));

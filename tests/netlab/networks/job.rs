@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) struct Rank {
     child: Child,
     input: Option<ChildStdin>,
-    /// With the moments at which they came.
+    /// Lines of both outputs, with the times at which they arrived.
     lines: Receiver<(Instant, String)>,
-    /// All lines of both its outputs, so far as they were looked at.
+    /// All lines of both outputs that have been read so far.
     pub(crate) said: String,
 }
 
@@ -24,19 +24,19 @@ pub(crate) struct Rank {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) is_ok: bool,
-    /// Its exit code; none if a signal ended it.
+    /// Its exit code; `None` if a signal ended it.
     pub(crate) code: Option<i32>,
     pub(crate) said: String,
-    /// When, since the first rank was started.
+    /// Time of the end, since the first rank was started.
     pub(crate) at: Duration,
 }
 
-/// The program `kolo`, if it has been built in the same folder as this program.
+/// Returns the path of the program `kolo`, if it was built in the same folder as this program.
 pub(crate) fn kolo() -> Option<PathBuf> {
     built("kolo", "kolo-cli")
 }
 
-/// A program of some package, if it has been built in the same folder as this program.
+/// Returns the path of a program of some package, if it was built in the same folder as this program.
 pub(crate) fn built(name: &str, package: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let program = own.parent()?.parent()?.join(name);
@@ -47,7 +47,7 @@ pub(crate) fn built(name: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// Commands of `kolo perf` for all ranks, with settings.
+/// Makes commands of `kolo perf` for all ranks, with settings.
 pub(crate) fn perf(
     lab: &Lab,
     per_host: usize,
@@ -57,7 +57,7 @@ pub(crate) fn perf(
     command(lab, per_host, "perf", words, settings)
 }
 
-/// Commands of `kolo` for all ranks, with settings.
+/// Makes commands of `kolo` for all ranks, with settings.
 pub(crate) fn command(
     lab: &Lab,
     per_host: usize,
@@ -70,7 +70,7 @@ pub(crate) fn command(
     Some(commands(lab, per_host, &line, settings))
 }
 
-/// Commands for all ranks with these settings of Kolo, and no others.
+/// Makes commands for all ranks, with these settings of Kolo and no others.
 pub(crate) fn commands(
     lab: &Lab,
     per_host: usize,
@@ -112,13 +112,13 @@ impl Rank {
         Self { child, input, lines, said: String::new() }
     }
 
-    /// Waits for a line with this text; returns when it came, and the line.
+    /// Waits for a line with this text. Returns the time of the line, and the line.
     pub(crate) fn expect(&mut self, text: &str, patience: Duration) -> (Instant, String) {
         let (_, at, line) = self.expect_any(&[text], patience);
         (at, line)
     }
 
-    /// Waits for a line with one of these texts; returns which one, when it came, and the line.
+    /// Waits for a line with one of these texts. Returns which one, the time of the line, and the line.
     pub(crate) fn expect_any(&mut self, texts: &[&str], patience: Duration) -> (usize, Instant, String) {
         let until = Instant::now() + patience;
         while let Ok((at, line)) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -134,7 +134,7 @@ impl Rank {
         kill_process(Pid::from_child(&self.child), signal).expect("it has not ended");
     }
 
-    /// Sends it a line.
+    /// Sends a line to the rank.
     pub(crate) fn tell(&mut self, line: &str) {
         if let Err(error) = writeln!(self.input.as_mut().expect("piped"), "{line}") {
             self.said.extend(self.lines.try_iter().map(|(_, line)| line + "\n"));
@@ -142,10 +142,10 @@ impl Rank {
         }
     }
 
-    /// Waits for its end. If it does not come in time, the rank is killed.
+    /// Waits until the rank ends, and kills it if it does not end in time.
     pub(crate) fn end(mut self, began: Instant, patience: Duration) -> End {
         let until = Instant::now() + patience;
-        // Both outputs end with it.
+        // Both outputs end when the process does.
         while let Ok((_, line)) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.said += &format!("{line}\n");
         }
@@ -158,14 +158,14 @@ impl Rank {
     }
 }
 
-/// Runs commands to their ends, all at once.
+/// Runs commands at the same time, until all have ended.
 pub(crate) fn run(commands: Vec<Command>, patience: Duration) -> Vec<End> {
     let began = Instant::now();
     let ranks: Vec<Rank> = commands.into_iter().map(Rank::start).collect();
     ends(ranks, began, patience)
 }
 
-/// Waits for the ends of all.
+/// Waits until all ranks have ended.
 pub(crate) fn ends(ranks: Vec<Rank>, began: Instant, patience: Duration) -> Vec<End> {
     std::thread::scope(|scope| {
         let waits: Vec<_> =
@@ -174,7 +174,7 @@ pub(crate) fn ends(ranks: Vec<Rank>, began: Instant, patience: Duration) -> Vec<
     })
 }
 
-/// Panics unless all have succeeded.
+/// Panics unless all ranks have succeeded.
 pub(crate) fn succeed(ends: &[End], what: &str) {
     for (end, rank) in ends.iter().zip(0..) {
         assert!(end.is_ok, "{what}: rank {rank} failed after {:?}:\n{}", end.at, end.said);

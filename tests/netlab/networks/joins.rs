@@ -1,4 +1,4 @@
-//! Joining on networks that make it hard.
+//! Tests of joining on networks that make it difficult.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = tests![
 ];
 
 const LONG: Duration = Duration::from_secs(60);
-/// Every rank sends to every other.
+/// A call in which every rank sends to every other.
 const MEET: &str = "alltoall -b 64K -e 64K -n 2 -w 1 -c 1";
 const PATIENT: &[(&str, &str)] = &[("KOLO_JOIN_TIMEOUT", "40"), ("KOLO_TIMEOUT", "40")];
 
@@ -36,7 +36,7 @@ pub(crate) fn network(hosts: usize) -> Network {
     Network::hosts(hosts).rate(1_000_000_000).delay(Duration::from_millis(1))
 }
 
-/// A job in which all ranks meet; `None` if there is no program for it.
+/// Runs a job in which all ranks send to each other. `None` if the program is missing.
 pub(crate) fn meeting(lab: &Lab, settings: &[(&str, &str)]) -> Option<Vec<End>> {
     let settings = [PATIENT, settings].concat();
     Some(run(perf(lab, 1, MEET, &settings)?, LONG))
@@ -45,7 +45,7 @@ pub(crate) fn meeting(lab: &Lab, settings: &[(&str, &str)]) -> Option<Vec<End>> 
 fn started_one_by_one(commands: impl Iterator<Item = Command>, late: Duration) -> Vec<End> {
     let began = Instant::now();
     let start = |command| {
-        // The lateness is what is tested, and not a wait for a state.
+        // The delay itself is under test; this does not wait for a state.
         std::thread::sleep(late);
         Rank::start(command)
     };
@@ -71,7 +71,7 @@ fn joins_with_a_late_rank() {
     assert!(ends[0].at > Duration::from_secs(3), "it has waited: {:?}", ends[0].at);
 }
 
-/// Two cards, of which the first leads nowhere.
+/// Makes a network with two cards per host, of which the first one's cables are cut.
 fn with_a_dead_card() -> Lab {
     let lab = Lab::new(&network(3).nics(2)).expect("a network");
     (0..3).for_each(|host| lab.cut_card(host, 0, true));
@@ -93,7 +93,7 @@ fn interfaces_can_be_listed_and_excluded() {
             return;
         };
         succeed(&ends, list);
-        // The other card would have cost the time after which the next address is tried.
+        // With the other card, the ranks would have waited for the time after which the next address is tried.
         assert!(ends[0].at < Duration::from_secs(10), "{list}: {:?}", ends[0].at);
     }
 }
@@ -117,12 +117,12 @@ fn a_lost_syn_costs_a_second() {
     }
     let Some(ends) = meeting(&lab, &[]) else { return };
     succeed(&ends, "lost SYNs");
-    // One for joining, one for the first message; the rest is for a busy machine.
+    // One lost SYN delays joining and one the first message. The rest is for a busy machine.
     assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
     assert!(ends[0].at > Duration::from_secs(1), "none was lost: {:?}", ends[0].at);
 }
 
-/// The cards of four ranks are longer than a packet; the control plane sends them in short ones.
+/// The address cards of four ranks are longer than a packet. The control plane sends them in short segments.
 fn ranks_meet_where_full_packets_vanish() {
     let lab = Lab::new(&network(4)).expect("a network");
     lab.block(Rule { from: None, to: None, what: What::LongerThan(1300), count: None });
@@ -137,12 +137,12 @@ fn either_end_may_dial() {
         blocked.iter().for_each(|&(from, to)| lab.block_dialling(from, to));
         let Some(ends) = meeting(&lab, &[]) else { return };
         succeed(&ends, &format!("no dialling {blocked:?}"));
-        // The patience of the end that waits, once; later channels are dialled from the right end.
+        // The waiting end's patience is spent once. Later channels are dialled from the end that gets through.
         assert!(ends[0].at < Duration::from_secs(10), "{blocked:?}: {:?}", ends[0].at);
     }
 }
 
-/// Nobody can dial host 1, and rank 0 only where ranks join.
+/// Nobody can dial host 1, and rank 0 can be dialled only at the port where ranks join.
 fn a_relay_is_said_in_the_summary() {
     let lab = Lab::new(&network(2)).expect("a network");
     lab.block_dialling(0, 1);
@@ -152,7 +152,7 @@ fn a_relay_is_said_in_the_summary() {
     succeed(&ends, "rank 0's port for joining, and no other");
     let says = "relayed by rank 0 to 1 rank(s), since neither end can dial the other";
     assert!(ends[0].said.contains(says), "{}", ends[0].said);
-    // The patience before a relay is asked, once: later channels go there at once.
+    // The patience before a relay is asked is spent once. Later channels go to the relay at once.
     assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
 }
 
@@ -171,14 +171,14 @@ fn ranks_that_cannot_meet_are_named_with_their_addresses() {
     }
 }
 
-/// The round trip and the rate that ranks say they have measured while they joined.
+/// Checks the round trip and the rate that ranks report after joining.
 fn what_the_ranks_learn_of_a_network_is_so() {
     // Headers, preambles and gaps take 6 % of a cable.
     const PAYLOAD: f64 = 0.94;
     for (bits, delay_ms) in [(1e9, 0.025), (100e6, 0.2), (200e6, 20.0), (50e6, 10.0)] {
         let delay = Duration::from_secs_f64(delay_ms / 1e3);
         let mut found = Vec::new();
-        // Others may have had the processors; what is wrong stays wrong.
+        // Other programs may have had the CPUs. A result that is really wrong stays wrong.
         let is_near = (0..3).any(|_| {
             let lab = Lab::new(&Network::hosts(2).rate(bits as u64).delay(delay)).expect("a network");
             let Some(ends) = meeting(&lab, &[]) else { return true };
@@ -196,7 +196,7 @@ fn what_the_ranks_learn_of_a_network_is_so() {
     }
 }
 
-/// A firewall that lets only connections to some ports through, as far as this test goes: whoever listens is asked.
+/// Checks the ports behind a firewall that lets only connections to some ports through.
 fn listens_within_a_range_of_ports() {
     let lab = Lab::new(&network(2)).expect("a network");
     let folder = std::env::temp_dir().join(format!("kolo-netlab-{}", std::process::id()));
@@ -213,13 +213,13 @@ fn listens_within_a_range_of_ports() {
                 .env("KOLO_RENDEZVOUS", &meet);
             command.env("KOLO_PORT_RANGE", range).env("KOLO_TRANSPORT", "tcp");
         }
-        // Ports outside are closed to both hosts, whichever end dials.
+        // Ports outside the range are closed to both hosts, whichever end dials.
         started_one_by_one(commands.into_iter(), late)
     };
     lab.block(Rule { from: None, to: None, what: What::SynOutside(40_000, 40_001), count: None });
-    // One for each of two ranks of a host, whatever it is reached for.
+    // Each of two ranks on a host needs one port for everything.
     succeed(&with("40000-40001", Duration::ZERO), "two ports");
-    // The second rank of each host has none.
+    // The second rank of each host finds no port.
     for end in with("40000-40000", Duration::from_millis(200)) {
         let says = "no port from 40000 to 40000 is free";
         let needed = "2 ranks of a host need 2 ports, and the range has 1";

@@ -1,4 +1,4 @@
-//! Ways that hold more than a switch does: whether Kolo fills them.
+//! Tests whether Kolo fills paths that hold more bytes than a switch does.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ const HOSTS: usize = 4;
 const BYTES: f64 = (64 << 20) as f64;
 const BITS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Least share of the links' rate. By direct exchange, or round the ring with two segments in flight, it is 0.4 to 0.55.
+/// Least accepted share of the links' rate. Direct exchange, or the ring with two segments in flight, reaches 0.4 to
+/// 0.55.
 const LEAST: f64 = 0.65;
 
 fn a_long_all_reduce_fills_a_long_way() {
@@ -37,6 +38,6 @@ fn a_long_all_reduce_fills_a_long_way() {
     let moved = 2.0 * (HOSTS - 1) as f64 / HOSTS as f64 * BYTES;
     let shares = seconds.map(|seconds| moved * 8.0 / seconds / BITS_PER_SECOND as f64);
     println!("64 MiB on a long way: {shares:.2?} of the links' rate");
-    // One of two, since others may have the processors meanwhile.
+    // The better of two counts, since other programs may have the CPUs meanwhile.
     assert!(shares[0].max(shares[1]) >= LEAST, "{shares:?}: {said}");
 }

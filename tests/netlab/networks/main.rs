@@ -1,8 +1,8 @@
-//! Tests on networks of several hosts. A program rather than a set of functions, because a laboratory begins in a process
-//! with one thread.
+//! Tests on networks of several hosts. This is a program, not a set of test functions, because a laboratory must begin
+//! in a process with one thread.
 //!
-//! `cargo test` runs those that take a moment, `-- --all` the others too; words choose tests by parts of their names. Where
-//! the machine permits no network, the program says why, and succeeds.
+//! `cargo test` runs the short tests, and `-- --all` all of them; words choose tests by parts of their names. If the
+//! machine permits no network, the program says why, and succeeds.
 
 /// Lists the tests of a module.
 macro_rules! tests {
@@ -41,16 +41,16 @@ struct Test {
     length: Length,
 }
 
-/// How long a test takes.
+/// Length of a test.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Length {
     /// A few seconds.
     Moment,
-    /// More.
+    /// Longer.
     Long,
 }
 
-/// No test takes as long, even on a busy machine.
+/// Longer than any test takes, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
 const TESTS: [&[Test]; 10] = [
@@ -99,7 +99,8 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Measurements of rates, delays and times are repeated where others had the processors meanwhile. A wrong one stays wrong.
+/// Returns how often a test may be tried. Measurements of rates, delays and times are repeated, because other programs
+/// may have had the CPUs. A result that is really wrong stays wrong.
 fn attempts(test: &Test) -> u32 {
     let measures = ["::bare::", "::doctor::", "::long_ways::", "_within_1300_ms_"]
         .iter()
@@ -107,7 +108,7 @@ fn attempts(test: &Test) -> u32 {
     if measures { 3 } else { 1 }
 }
 
-/// Runs a test in a thread of its own. One that hangs ends the program.
+/// Runs a test in a thread of its own. A test that hangs ends the program.
 fn passes(test: &Test) -> bool {
     let (over, wait) = mpsc::channel::<()>();
     let run = test.run;
@@ -115,7 +116,7 @@ fn passes(test: &Test) -> bool {
         let _over = over;
         run();
     });
-    // A thread that panics drops its end too.
+    // The end of the channel is also dropped if the thread panics.
     if wait.recv_timeout(DEADLINE) == Err(mpsc::RecvTimeoutError::Timeout) {
         println!("test {} ... FAILED: hangs", test.name);
         std::process::exit(1);

@@ -1,4 +1,4 @@
-//! The congestion control of connections, by the path that they take.
+//! Tests of the congestion control of connections, by the path that they take.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Moment a_connection_that_loses_packets_takes_bbr,
 ];
 
-/// Whether the kernel offers it; says so if not.
+/// Whether the kernel offers BBR. Prints a line if not.
 pub(crate) fn has_bbr() -> bool {
     let offered = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let has = offered.unwrap_or_default().split_whitespace().any(|name| name == "bbr");
@@ -25,7 +25,7 @@ pub(crate) fn has_bbr() -> bool {
     has
 }
 
-/// The congestion control at both ends of a connection, after a message of so many bytes from the first.
+/// Returns the congestion control at both ends of a connection, after a message of `bytes` bytes from the first end.
 fn controls(network: &Network, bytes: usize) -> [String; 2] {
     let lab = Lab::new(network).expect("a network");
     let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, TcpOptions::default()));
@@ -71,7 +71,7 @@ fn far_pairs_take_bbr_and_near_ones_keep_the_systems() {
     }
 }
 
-/// All hosts of a laboratory have the same boot id; only the loopback device does not want pacing.
+/// All hosts of a laboratory have the same boot id. Only the loopback device must not use pacing.
 fn hosts_of_one_kernel_are_hosts() {
     if has_bbr() {
         let network =
@@ -80,7 +80,7 @@ fn hosts_of_one_kernel_are_hosts() {
     }
 }
 
-/// Reno takes each loss for a full queue. The end that sends nothing loses nothing.
+/// Reno takes every loss for a full queue. The end that sends nothing loses nothing.
 fn a_connection_that_loses_packets_takes_bbr() {
     if !has_bbr() {
         return;

@@ -1,4 +1,4 @@
-//! An endpoint on a host of a laboratory: whatever thread drives it is on that host meanwhile.
+//! An endpoint on a host of a laboratory. Any thread that drives the endpoint is on that host meanwhile.
 
 use std::time::Instant;
 
@@ -22,12 +22,12 @@ impl Placed {
         Self { host, inner: TcpEndpoint::new(rank, world_size, options).expect("an endpoint") }
     }
 
-    /// The congestion control of a channel, once it is connected.
+    /// Returns the congestion control of a channel, once it is connected.
     pub(crate) fn congestion(&self, on: Channel) -> Option<String> {
         self.inner.route(on).map(|(_, congestion)| congestion)
     }
 
-    /// Over how many connections its long messages go.
+    /// Returns the number of connections that carry the channel's long messages.
     pub(crate) fn connections(&self, on: Channel) -> usize {
         self.inner.connections(on)
     }
@@ -62,7 +62,7 @@ impl Endpoint for Placed {
         pieces: &[Piece],
         token: Token,
     ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise is handed on.
         unsafe { self.there().post_send(on, tag, pieces, token) }
     }
 
@@ -73,7 +73,7 @@ impl Endpoint for Placed {
         sink: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise is handed on.
         unsafe { self.there().post_recv(on, tag, sink, token) }
     }
 
@@ -88,7 +88,7 @@ impl Endpoint for Placed {
         sink: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise is handed on.
         unsafe { self.there().post_recv_if(on, tag, sink, token) }
     }
 

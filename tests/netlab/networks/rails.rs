@@ -1,4 +1,4 @@
-//! Hosts with several cards: long messages go over all of them.
+//! Tests of hosts with several cards, all of which carry long messages.
 
 use std::time::{Duration, Instant};
 
@@ -23,12 +23,12 @@ pub(crate) const TESTS: &[Test] = tests![
 const LONG: Duration = Duration::from_secs(60);
 const ON: [Channel; 2] = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
 
-/// Cards of 400 and 200 Mbit/s.
+/// Makes a network whose hosts have cards of 400 and 200 Mbit/s.
 fn network(hosts: usize) -> Network {
     Network::hosts(hosts).nics(2).rate(400_000_000).nic_rate(1, 200_000_000).delay(Duration::from_micros(50))
 }
 
-/// Two endpoints on two hosts that know each other.
+/// Makes two endpoints, on two hosts, that know each other.
 fn pair(lab: &Lab, list: Option<&str>) -> [Placed; 2] {
     pair_with(
         lab,
@@ -48,14 +48,15 @@ fn pair_with(lab: &Lab, options: &TcpOptions) -> [Placed; 2] {
     ends
 }
 
-/// Sends so many bytes from one end to the other, and checks them; the time that it takes, or nothing if it takes longer.
+/// Sends `len` bytes from one end to the other and checks them. Returns the time that it took, or `None` if it took
+/// longer than `patience`.
 fn send(ends: &mut [Placed; 2], from: usize, len: usize, patience: Duration) -> Option<Duration> {
     let mut source: Vec<u8> = (0..len).map(|at| (at * 31 + at / 251) as u8).collect();
     let mut target = vec![0_u8; len];
     let (out, inward) =
         ([Piece { ptr: source.as_mut_ptr(), len }], [Piece { ptr: target.as_mut_ptr(), len }]);
     let to = 1 - from;
-    // SAFETY: bytes and pieces outlive the tokens, which complete below, or the endpoints are given up.
+    // SAFETY: bytes and pieces outlive the tokens, which complete below; otherwise the endpoints are given up.
     let posted = unsafe {
         [
             ends[to].post_recv(ON[to], 3, Sink::Place(&inward), Token(2)).expect("posted"),
@@ -84,7 +85,7 @@ fn send(ends: &mut [Placed; 2], from: usize, len: usize, patience: Duration) -> 
     Some(began.elapsed())
 }
 
-/// Bytes sent on each rail, from the first end.
+/// Returns the bytes that the first end has sent on each rail.
 fn sent(end: &Placed, peer: u32) -> Vec<(String, u64)> {
     let rails: Vec<Rail> = end.rails(peer);
     println!("{rails:?}");
@@ -108,7 +109,7 @@ fn long_messages_go_over_both_cards() {
         let share = *most as f64 / (most + least) as f64;
         assert!((0.55..0.8).contains(&share), "two thirds of the rate: {sent:?}");
     }
-    // One of them carries 377 Mbit/s at best, both 565.
+    // One card carries 377 Mbit/s at best, and both carry 565.
     assert!(rate > 400e6, "{rate} bit/s");
 }
 
@@ -140,7 +141,8 @@ fn the_user_chooses_the_cards() {
     }
 }
 
-/// As where there is one card: the call waits, what is not acknowledged is known, and it goes on when the cable is back.
+/// The effect is that of a single card: the call waits, unacknowledged data is known, and the call continues when the
+/// cable is restored.
 fn a_cut_card_is_noticed() {
     let lab = Lab::new(&network(2)).expect("a network");
     let mut ends = pair(&lab, None);
@@ -152,7 +154,7 @@ fn a_cut_card_is_noticed() {
         let lab = &lab;
         lab.cut_card(1, 1, true);
         scope.spawn(move || {
-            // The length of the cut is what is tested.
+            // The length of the cut is under test.
             let _ = wait.recv_timeout(Duration::from_secs(1));
             lab.cut_card(1, 1, false);
         });
@@ -190,7 +192,7 @@ fn a_long_way_takes_several_connections_without_bbr() {
     }
 }
 
-/// Two hosts with one and two ranks, and three hosts with one.
+/// Uses two hosts with one and two ranks each, and three hosts with one.
 fn all_collectives_over_two_cards() {
     for (hosts, per_host) in [(2, 2), (3, 1)] {
         let lab = Lab::new(&network(hosts)).expect("a network");
@@ -202,7 +204,7 @@ fn all_collectives_over_two_cards() {
             let ends = run(commands, LONG);
             succeed(&ends, name);
             assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{name}: {}", ends[0].said);
-            // The probe's results, rates with them.
+            // The summary shows the probe's results, with the rates.
             let said = &ends[0].said;
             assert!(said.contains("rails eth0") && said.contains(" % ("), "{name}: {said}");
         }

@@ -1,4 +1,4 @@
-//! All collectives, with verified results, on networks that are hard on them.
+//! Tests of all collectives, with verified results, on difficult networks.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn all_collectives(network: &Network, largest: &str) {
     println!("{:?}", lab.counts());
 }
 
-/// Runs a collective with results that are checked.
+/// Runs a collective and checks its results.
 fn verified(lab: &Lab, per_host: usize, name: &str, largest: &str, settings: &[(&str, &str)]) {
     let root = lab.hosts().len() * per_host - 2;
     let words = format!("{name} -b 8 -e {largest} -f 128 -n 2 -w 1 -c 1 -d int32 -r {root}");
@@ -63,14 +63,14 @@ fn all_collectives_on_a_lossy_network() {
     all_collectives(&network.reorder(0.01, Duration::from_micros(500)).queue(64 << 10), "2M");
 }
 
-/// Two hosts behind NATs and a public one, by which the two reach each other.
+/// Two hosts are behind NATs, and reach each other through a public one.
 fn all_collectives_between_hosts_that_nobody_can_dial() {
     let lab = Lab::new(&Network::hosts(3).rate(1_000_000_000).delay(Duration::from_micros(200)))
         .expect("a network");
     for host in 1..3 {
         lab.block(Rule { from: None, to: Some(host), what: What::Syn, count: None });
     }
-    // All at once: each waits for some seconds before it asks for the relay.
+    // All collectives run at the same time, since each waits for some seconds before it asks for the relay.
     std::thread::scope(|scope| {
         for (name, port) in COLLECTIVES.into_iter().zip(MASTER_PORT..) {
             let (lab, port) = (&lab, port.to_string());
@@ -79,7 +79,8 @@ fn all_collectives_between_hosts_that_nobody_can_dial() {
     });
 }
 
-/// One host at a tenth: the plan with shares is chosen, its sums are right, and it is not slower than the ring.
+/// One host has a tenth of the rate. The plan with shares must be chosen, give right sums, and not be slower than the
+/// ring.
 fn a_slow_host_gets_a_smaller_share() {
     let network = Network::hosts(4).rate(400_000_000).delay(Duration::from_micros(100));
     let lab = Lab::new(&network.host_rate(2, 40_000_000)).expect("a network");
@@ -94,7 +95,7 @@ fn a_slow_host_gets_a_smaller_share() {
     };
     let (shares, ring) = (seconds(&[], " by shares: "), seconds(&[("KOLO_ALGO", "all_reduce:ring")], ""));
     println!("shares {shares:?} s, ring {ring:?} s");
-    // It is 1.5 times as fast at best, and some 1.2 times on a quiet machine.
+    // The plan is 1.5 times as fast at best, and some 1.2 times on a quiet machine.
     if let (Some(shares), Some(ring)) = (shares, ring) {
         assert!(shares < 1.1 * ring, "{shares} s, ring {ring} s");
     }

@@ -32,13 +32,13 @@ pub enum Command {
         #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// As `on`, with the arguments of ssh: for launchers that take a remote shell
+    /// Run a command on a host as `on` does, with the arguments of ssh, for launchers that take a remote shell
     Rsh {
         /// ssh's options (which are ignored), the host, and what its shell is to do
         #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Tell a running network to change: `cut HOST [NIC]`, `restore HOST [NIC]`, `rate HOST RATE`, `counts`
+    /// Change a running network: `cut HOST [NIC]`, `restore HOST [NIC]`, `rate HOST RATE`, `counts`
     Tell {
         /// The socket that `run --control` has made
         socket: PathBuf,
@@ -63,16 +63,16 @@ pub struct RunArgs {
     /// Cut a host's cables this long after the start: 2@2s
     #[arg(long, value_name = "HOST@TIME", value_parser = quantity::moment)]
     pub cut: Vec<(usize, Duration)>,
-    /// Mend them
+    /// Restore a host's cables this long after the start
     #[arg(long, value_name = "HOST@TIME", value_parser = quantity::moment)]
     pub restore: Vec<(usize, Duration)>,
     /// End everything after this time
     #[arg(long, value_name = "TIME", value_parser = quantity::time)]
     pub limit: Option<Duration>,
-    /// Listen to `tell` on this socket
+    /// Accept `tell` on this socket
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Where the machine does not permit a network, print "skipped: REASON" and succeed
+    /// If the machine does not permit a network, print "skipped: REASON" and succeed
     #[arg(long)]
     pub or_skip: bool,
     /// The command, for which RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set
@@ -89,22 +89,22 @@ pub struct NetworkArgs {
     /// Rate of every cable in each direction: 1G; no limit if not given
     #[arg(long, value_parser = quantity::rate)]
     pub rate: Option<u64>,
-    /// Time from host to host: 25us
+    /// One-way delay from host to host: 25us
     #[arg(long, value_name = "TIME", value_parser = quantity::time, default_value = "0us")]
     pub delay: Duration,
-    /// Most that is added to it
+    /// Largest addition to the delay
     #[arg(long, value_name = "TIME", value_parser = quantity::time, default_value = "0us")]
     pub jitter: Duration,
     /// Share of the packets that are lost: 0.1%
     #[arg(long, value_name = "SHARE", value_parser = quantity::share, default_value = "0")]
     pub loss: f64,
-    /// Losses in bursts: their share, and packets in a burst
+    /// Losses in bursts: share of the packets, and packets per burst
     #[arg(long, value_name = "SHARE[,PACKETS]", value_parser = burst)]
     pub burst: Option<(f64, f64)>,
-    /// Share of the packets that are overtaken, and how late they come
+    /// Share of the packets that are overtaken, and their additional delay
     #[arg(long, value_name = "SHARE[,TIME]", value_parser = reorder)]
     pub reorder: Option<(f64, Duration)>,
-    /// Bytes that wait in the switch for each host
+    /// Bytes that may wait in the switch for each host
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, default_value = "256K")]
     pub queue: u64,
     /// Another rate for a host: 2=100M
@@ -134,22 +134,22 @@ pub struct NetworkArgs {
     /// The router's rate into each subnet, and the delay that it adds
     #[arg(long, value_name = "RATE[,TIME]", value_parser = router)]
     pub router: Option<(u64, Duration)>,
-    /// Host A can dial host B, and B cannot dial A
+    /// Host A can dial host B, but B cannot dial A
     #[arg(long, value_name = "A:B", value_parser = quantity::pair)]
     pub oneway: Vec<(usize, usize)>,
     /// Nobody can dial this host, as behind a NAT
     #[arg(long, value_name = "HOST")]
     pub nat: Vec<usize>,
-    /// Two hosts that never hear of each other
+    /// Two hosts whose packets never reach each other
     #[arg(long, value_name = "A:B", value_parser = quantity::pair)]
     pub apart: Vec<(usize, usize)>,
-    /// Lose the first so many SYNs to a host: 0=1
+    /// Lose the first SYNs to a host, this many: 0=1
     #[arg(long, value_name = "HOST=COUNT", value_parser = of_count)]
     pub drop_syn: Vec<Of<u64>>,
     /// Lose SYNs to ports outside of this range, as a firewall does: 40000-40099
     #[arg(long, value_name = "FIRST-LAST", value_parser = ports)]
     pub open_ports: Option<(u16, u16)>,
-    /// Lose all packets longer than this, without a word, as a path with a smaller MTU does
+    /// Silently lose all packets longer than this, as a path with a smaller MTU does
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes)]
     pub black_hole: Option<u64>,
     /// Address families of the hosts
@@ -161,10 +161,10 @@ pub struct NetworkArgs {
     /// The hosts' congestion control
     #[arg(long, value_name = "NAME")]
     pub congestion: Option<String>,
-    /// Whether hosts hand over bundles of packets; if not given, unless packets are lost or reordered
+    /// Whether hosts pass on bundles of packets; by default, they do unless packets are lost or reordered
     #[arg(long, value_name = "BOOL")]
     pub offload: Option<bool>,
-    /// Seed of all chances
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -219,7 +219,7 @@ fn of_count(text: &str) -> Result<Of<u64>, String> {
 }
 
 impl NetworkArgs {
-    /// The network that these describe.
+    /// Returns the network that these arguments describe.
     #[must_use]
     pub fn network(&self) -> Network {
         let mut network = Network::hosts(self.hosts)

@@ -1,36 +1,36 @@
-//! All cables and the switch between them, in the time that the caller tells.
+//! All cables and the switch between them, in the caller's time.
 //!
-//! A frame leaves its card by the upward link, is at the switch once its first packet is there, and then enters the
-//! downward link of every port that it goes to. So each link sees frames in the order of time, whichever card they come
-//! from. `P` is what a frame carries.
+//! A frame leaves its card by the upward link, is at the switch once its first packet has arrived there, and then
+//! enters the downward link of every port that it goes to. Each link therefore sees frames in the order of time,
+//! whichever card they come from. `P` is the payload of a frame.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use crate::link::{Bundle, Fate, Link, Nanos, Passage, Shape};
 
-/// Bytes that a card takes from its host before they are sent. Beyond that the host keeps them.
+/// Bytes that a card takes from its host before they are sent. Further bytes stay with the host.
 const CARD_BYTES: u64 = 64 << 10;
 
-/// One plug of the switch.
+/// A port of the switch, with its cable.
 #[derive(Debug)]
 pub struct Port {
-    /// The host that it leads to.
+    /// The host that the port leads to.
     pub host: usize,
-    /// Which card of the host.
+    /// The card of that host.
     pub nic: usize,
-    /// Frames reach only ports of the same subnet.
+    /// The port's subnet. Frames only reach ports of the same subnet.
     pub subnet: usize,
-    /// From the host.
+    /// Link from the host.
     pub up: Link,
-    /// To the host.
+    /// Link to the host.
     pub down: Link,
     /// Whether the cable is cut.
     pub is_cut: bool,
 }
 
 impl Port {
-    /// A plug with its cable.
+    /// Makes a port with its cable.
     #[must_use]
     pub fn new(host: usize, nic: usize, subnet: usize, up: Shape, down: Shape, seed: u64) -> Self {
         let (up, down) = (Link::new(up, seed * 2), Link::new(down, seed * 2 + 1));
@@ -38,44 +38,44 @@ impl Port {
     }
 }
 
-/// Frames that the switch drops.
+/// A rule about frames that the switch drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// From this host; from all if none.
+    /// Sending host; any if `None`.
     pub from: Option<usize>,
-    /// To this host; to all if none.
+    /// Receiving host; any if `None`.
     pub to: Option<usize>,
-    /// Which frames.
+    /// Kind of frames.
     pub what: What,
-    /// How many; all if none.
+    /// Number of frames to drop; all if `None`.
     pub count: Option<u64>,
 }
 
-/// Which frames a rule is about.
+/// Kind of frames that a rule drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// All.
+    /// All frames.
     Everything,
-    /// Those that open a TCP connection.
+    /// Frames that open a TCP connection.
     Syn,
-    /// Those that open a TCP connection to a port outside of these.
+    /// Frames that open a TCP connection to a port outside of this range.
     SynOutside(u16, u16),
-    /// Those with packets longer than this, Ethernet header included.
+    /// Frames with packets longer than this, including the Ethernet header.
     LongerThan(u64),
 }
 
-/// The switch's view of a frame.
+/// Facts about a frame that the switch uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// Its length and packets.
+    /// Length and number of its packets.
     pub bundle: Bundle,
     /// The port to which it opens a TCP connection, if it does.
     pub syn_to: Option<u16>,
-    /// Bytes of its longest packet with the Ethernet header.
+    /// Bytes of its longest packet, including the Ethernet header.
     pub longest_packet: u64,
 }
 
-/// Frames by what became of them.
+/// Numbers of frames by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Delivered.
@@ -120,13 +120,13 @@ impl<P> PartialOrd for Flight<P> {
 }
 
 impl<P> Ord for Flight<P> {
-    /// The earliest is the greatest, as the heap wants it.
+    /// Orders flights so that the earliest is the greatest, as the heap requires.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.time, other.order).cmp(&(self.time, self.order))
     }
 }
 
-/// The switch with its ports and all frames under way.
+/// The switch with its ports and all frames in flight.
 #[derive(Debug)]
 pub struct Fabric<P> {
     ports: Vec<Port>,
@@ -137,35 +137,35 @@ pub struct Fabric<P> {
 }
 
 impl<P: Clone> Fabric<P> {
-    /// A switch with these ports.
+    /// Makes a switch with these ports.
     #[must_use]
     pub fn new(ports: Vec<Port>) -> Self {
         Self { ports, rules: Vec::new(), flights: BinaryHeap::new(), sent: 0, counts: Counts::default() }
     }
 
-    /// Its ports.
+    /// Returns the ports.
     #[must_use]
     pub fn ports(&self) -> &[Port] {
         &self.ports
     }
 
-    /// Its ports, for changes.
+    /// Returns the ports, for changes.
     pub fn ports_mut(&mut self) -> &mut [Port] {
         &mut self.ports
     }
 
-    /// Its rules, for changes.
+    /// Returns the rules, for changes.
     pub fn rules_mut(&mut self) -> &mut Vec<Rule> {
         &mut self.rules
     }
 
-    /// Frames so far.
+    /// Returns the numbers of frames so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// A frame that leaves the host at port `from` now, for port `to`, or for all others of the subnet.
+    /// Sends a frame that leaves the host at port `from` now, to port `to` or to all others of the subnet.
     pub fn send(&mut self, now: Nanos, from: usize, to: Option<usize>, facts: Facts, payload: P) {
         if self.ports[from].is_cut {
             self.counts.blocked += 1;
@@ -202,7 +202,7 @@ impl<P: Clone> Fabric<P> {
         }
     }
 
-    /// Moves everything up to this moment; frames that arrive are appended to `arrived` with their ports.
+    /// Moves all frames up to the given moment. Appends frames that arrive to `arrived`, with their ports.
     pub fn advance(&mut self, now: Nanos, arrived: &mut Vec<(usize, P)>) {
         while self.flights.peek().is_some_and(|flight| flight.time <= now) {
             let Some(mut flight) = self.flights.pop() else { break };
@@ -229,13 +229,13 @@ impl<P: Clone> Fabric<P> {
         }
     }
 
-    /// When [`Self::advance`] has something to do.
+    /// Returns the time at which [`Self::advance`] has something to do.
     #[must_use]
     pub fn next(&self) -> Option<Nanos> {
         self.flights.peek().map(|flight| flight.time)
     }
 
-    /// Until when the card at this port takes nothing more from its host, if it does not.
+    /// Returns until when the card at this port takes nothing more from its host, if it does not take anything now.
     #[must_use]
     pub fn holds_until(&self, port: usize, now: Nanos) -> Option<Nanos> {
         let up = &self.ports[port].up;
@@ -294,13 +294,13 @@ mod tests {
     #[test]
     fn two_senders_share_one_receiver_and_the_rest_overflows() {
         let mut fabric = fabric(3, 1_000_000_000, 100 * 1538);
-        // Both send 10 ms worth of packets.
+        // Both ports send packets for 10 ms.
         for number in 0..813 {
             fabric.send(0, 0, Some(2), FULL, number);
             fabric.send(0, 1, Some(2), FULL, number);
         }
         let arrived = arrivals(&mut fabric, 20_000_000);
-        // Half of what they sent, and what the queue holds.
+        // The receiver gets half of the packets, and those that the queue holds.
         assert!((813 + 99..=813 + 103).contains(&arrived.len()), "{}", arrived.len());
         assert_eq!(fabric.counts().overflowed as usize, 2 * 813 - arrived.len());
     }
@@ -313,7 +313,7 @@ mod tests {
         }
         fabric.send(0, 0, Some(2), FULL, 1);
         fabric.send(10, 1, Some(2), FULL, 2);
-        // The frame of port 1 is there before that of port 0, which stands behind a hundred others.
+        // The frame of port 1 arrives before that of port 0, which is behind a hundred others.
         let arrived = arrivals(&mut fabric, 10_000_000);
         let order: Vec<usize> = arrived.iter().filter(|(to, _)| *to == 2).map(|(_, what)| *what).collect();
         assert_eq!(order, [2, 1]);

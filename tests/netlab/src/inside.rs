@@ -1,5 +1,6 @@
-//! The laboratory's own namespaces. It runs as the first process of a PID namespace, so the kernel ends all its processes
-//! with it, and unnamed network namespaces with the processes in them: nothing is left, even if it is killed.
+//! The laboratory's own namespaces. The laboratory runs as the first process of a PID namespace, so the kernel ends all
+//! its processes with it, and with them the unnamed network namespaces. Nothing is left, even if the laboratory is
+//! killed.
 
 use std::fs;
 use std::io;
@@ -12,23 +13,23 @@ use rustix::thread::UnshareFlags;
 use crate::lab::Lab;
 use crate::system;
 
-/// Set in the environment of the process inside.
+/// Variable that is set for the process inside.
 const INSIDE: &str = "KOLO_NETLAB_INSIDE";
 
-/// Where the caller of [`enter`] finds itself.
+/// Where the caller of [`enter`] is.
 #[derive(Debug)]
 pub enum Entry {
-    /// Inside: laboratories can be made.
+    /// Inside the namespaces, where laboratories can be made.
     Inside,
-    /// Outside, and the process inside has ended like this.
+    /// Outside, after the process inside has ended with this code.
     Ended(ExitCode),
-    /// This machine does not permit it, for this reason.
+    /// The machine does not permit the namespaces, for this reason.
     Unavailable(String),
 }
 
-/// Starts this program again inside namespaces of its own, waits for its end, and there says so. To be called at the
-/// beginning of `main`, while the process has one thread. As root it takes no more than that; others need a kernel that
-/// lets them make user namespaces, and access to /dev/net/tun.
+/// Starts this program again inside namespaces of its own. In the outer process, waits until the inner one ends, and
+/// reports its exit code. Must be called at the beginning of `main`, while the process has only one thread. Root needs
+/// nothing else. Other users need a kernel that lets them make user namespaces, and access to /dev/net/tun.
 #[must_use]
 pub fn enter() -> Entry {
     if rustix::process::getpid().is_init() && std::env::var_os(INSIDE).is_some() {
@@ -67,7 +68,7 @@ fn start() -> io::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// Shows this PID namespace in /proc, to nobody else.
+/// Mounts /proc for this PID namespace, invisible outside.
 fn mount_proc() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

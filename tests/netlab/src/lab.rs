@@ -1,4 +1,4 @@
-//! A network that stands: hosts in which commands run, and cables that can be changed meanwhile.
+//! A running network: hosts in which commands run, and cables that can be changed meanwhile.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,20 +13,20 @@ use crate::network::{Card, Network};
 use crate::switch::Switch;
 use crate::system::{self, Namespace};
 
-/// Tells commands where the hosts are, for `kolo-netlab on`: `ADDRESS=NET,UTS;...`.
+/// Variable that tells commands where the hosts are, for `kolo-netlab on`: `ADDRESS=NET,UTS;...`.
 pub(crate) const PLACES: &str = "KOLO_NETLAB_PLACES";
 
-/// A network of hosts. It ends with this value; processes that still run on its hosts then have no network.
+/// A network of hosts. It ends when this value is dropped; processes that still run on its hosts then have no network.
 #[derive(Debug)]
 pub struct Lab {
     network: Network,
     hosts: Vec<Host>,
-    /// Keeps the router's namespace.
+    /// Keeps the router's namespace alive.
     _router: Option<Arc<Namespace>>,
     switch: Switch,
 }
 
-/// One host.
+/// A host of the network.
 #[derive(Clone, Debug)]
 pub struct Host {
     namespace: Arc<Namespace>,
@@ -35,10 +35,10 @@ pub struct Host {
 }
 
 impl Lab {
-    /// Makes the network. Only [`inside`](crate::inside).
+    /// Makes the network. Only works [`inside`](crate::inside).
     ///
     /// # Errors
-    /// If the description makes no sense, or the system refuses something.
+    /// The problem, if the description is contradictory or the system refuses something.
     pub fn new(network: &Network) -> Result<Self, String> {
         network.check()?;
         let made: Vec<_> = (0..network.hosts + usize::from(network.has_router()))
@@ -69,51 +69,51 @@ impl Lab {
         Ok(Self { network: network.clone(), hosts, _router: router, switch })
     }
 
-    /// Why this machine cannot have one, if it cannot.
+    /// Checks whether this machine can run a network.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason why it cannot.
     pub fn probe() -> Result<(), String> {
         Self::new(&Network::hosts(1)).map(drop)
     }
 
-    /// The hosts.
+    /// Returns the hosts.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// One host.
+    /// Returns one host.
     ///
     /// # Panics
-    /// If there is none of this number.
+    /// If there is no host of this number.
     #[must_use]
     pub fn host(&self, host: usize) -> &Host {
         &self.hosts[host]
     }
 
-    /// The description from which it was made.
+    /// Returns the description from which the network was made.
     #[must_use]
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Cuts all cables of a host. Frames that are on them are lost.
+    /// Cuts all cables of a host. Frames on them are lost.
     pub fn cut(&self, host: usize) {
         self.change(host, None, |port| port.is_cut = true);
     }
 
-    /// Mends them.
+    /// Restores all cables of a host.
     pub fn restore(&self, host: usize) {
         self.change(host, None, |port| port.is_cut = false);
     }
 
-    /// Cuts or mends one cable of a host.
+    /// Cuts or restores one cable of a host.
     pub fn cut_card(&self, host: usize, nic: usize, is_cut: bool) {
         self.change(host, Some(nic), |port| port.is_cut = is_cut);
     }
 
-    /// Changes the rate of a host's cables, both ways.
+    /// Changes the rate of a host's cables in both directions.
     pub fn set_rate(&self, host: usize, bits: u64) {
         self.change(host, None, |port| {
             for link in [&mut port.up, &mut port.down] {
@@ -129,17 +129,17 @@ impl Lab {
         self.switch.fabric().rules_mut().push(rule);
     }
 
-    /// Lets no host dial another; the other may dial it.
+    /// Keeps host `from` from dialling host `to`. Host `to` may still dial `from`.
     pub fn block_dialling(&self, from: usize, to: usize) {
         self.block(Rule { from: Some(from), to: Some(to), what: What::Syn, count: None });
     }
 
-    /// Ends all rules.
+    /// Removes all rules.
     pub fn unblock(&self) {
         self.switch.fabric().rules_mut().clear();
     }
 
-    /// Frames so far.
+    /// Returns the numbers of frames so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.switch.fabric().counts()
@@ -153,7 +153,7 @@ impl Lab {
 }
 
 impl Host {
-    /// A command that will run on this host.
+    /// Makes a command that will run on this host.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = system::command_in(&self.namespace, program);
@@ -161,10 +161,10 @@ impl Host {
         command
     }
 
-    /// Does something in a thread on this host: sockets made there are this host's, wherever they are used.
+    /// Runs a function in a thread on this host. Sockets made there belong to this host, wherever they are used.
     ///
     /// # Errors
-    /// If the thread cannot go there.
+    /// If the thread cannot move to the host.
     ///
     /// # Panics
     /// If the thread panics.
@@ -181,7 +181,7 @@ impl Host {
         self.namespace.enter()
     }
 
-    /// The address of its first card, IPv4 if it has that.
+    /// Returns the address of the host's first card, IPv4 if it has one.
     ///
     /// # Panics
     /// Never: each card has an address.
@@ -190,7 +190,7 @@ impl Host {
         self.addresses[0][0]
     }
 
-    /// All addresses, by card.
+    /// Returns all addresses, by card.
     #[must_use]
     pub fn addresses(&self) -> &[Vec<IpAddr>] {
         &self.addresses
@@ -207,7 +207,7 @@ fn places(network: &Network, namespaces: &[Arc<Namespace>]) -> String {
     namespaces.iter().enumerate().map(place).collect::<Vec<_>>().join(";")
 }
 
-/// Makes a host, or the router, in a thread of its own: a thread changes its namespaces for itself only.
+/// Makes a host, or the router, in a thread of its own, because a thread changes only its own namespaces.
 fn make(network: &Network, host: usize) -> Result<(Namespace, Vec<File>), String> {
     let name = if host < network.hosts { format!("host{host}") } else { "router".to_owned() };
     let there = || {
@@ -223,13 +223,13 @@ fn make(network: &Network, host: usize) -> Result<(Namespace, Vec<File>), String
     std::thread::scope(|scope| scope.spawn(there).join()).expect("making a host does not panic")
 }
 
-/// Settings of the kernel for the namespace of this thread.
+/// Sets the kernel's parameters for this thread's namespace.
 fn configure(network: &Network, is_router: bool) -> Result<(), String> {
     let set = |name: &str, value: &str| {
         let wrong = |error| format!("net.{}={value}: {error}", name.replace('/', "."));
         fs::write(format!("/proc/sys/net/{name}"), value).map_err(wrong)
     };
-    // Without this the addresses that the kernel makes for itself are of no use for a second.
+    // Without this, addresses that the kernel makes for itself cannot be used for a second.
     let has_v6 = fs::exists("/proc/sys/net/ipv6").unwrap_or(false);
     if has_v6 {
         set("ipv6/conf/default/accept_dad", "0")?;
@@ -243,7 +243,7 @@ fn configure(network: &Network, is_router: bool) -> Result<(), String> {
     network.congestion.as_ref().map_or(Ok(()), |name| set("ipv4/tcp_congestion_control", name))
 }
 
-/// Runs iproute2 in the namespace of this thread.
+/// Runs iproute2 in this thread's namespace.
 fn ip(commands: &str) -> Result<(), String> {
     let mut child = Command::new("ip")
         .args(["-batch", "-"])
@@ -253,7 +253,7 @@ fn ip(commands: &str) -> Result<(), String> {
         .spawn()
         .map_err(|error| format!("the program ip (iproute2) does not start: {error}"))?;
     if let Some(mut input) = child.stdin.take() {
-        // If it has ended early, it says why.
+        // If the program has ended early, its error output says why.
         let _ = input.write_all(commands.as_bytes());
     }
     let output = child.wait_with_output().map_err(|error| format!("ip: {error}"))?;

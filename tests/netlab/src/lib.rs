@@ -1,11 +1,11 @@
 //! A network of hosts on one machine, for tests and measurements between hosts.
 //!
-//! A host is a network namespace with a host name of its own; its network cards are TAP devices, and the switch between
-//! them is a thread of this process. The parts, from the bottom:
+//! A host is a network namespace with its own host name. Its network cards are TAP devices, and the switch between them
+//! is a thread of this process. The parts, from the bottom up:
 //!
-//! - [`link`]: what one cable does to packets, as a pure function of packets and times;
-//! - [`fabric`]: all cables and the switch between them, in virtual time as well;
-//! - `switch`: the thread that moves frames between the fabric and the devices, by the clock;
+//! - [`link`]: the effect of one cable on packets, as a pure function of packets and times;
+//! - [`fabric`]: all cables and the switch between them, also in virtual time;
+//! - `switch`: the thread that moves frames between the fabric and the devices, in real time;
 //! - [`lab`]: the namespaces with their addresses and routes, and the commands that run in them;
 //! - [`inside`]: the namespaces of the laboratory itself, so that nothing outlives it, however it ends.
 //!

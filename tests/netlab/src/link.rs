@@ -1,38 +1,39 @@
-//! One direction of a cable, as a pure function of packets and times, with its own dice.
+//! One direction of a cable, as a pure function of packets and times, with its own random numbers.
 //!
-//! A link sends one bundle of packets after the other at its rate. The bundles that wait for that are its queue; a bundle that would make
-//! the queue longer than permitted is dropped whole. Afterwards a packet is lost by chance, and takes the delay and a part of the jitter.
-//! Jitter keeps the order of packets; only those drawn for reordering are overtaken.
+//! A link sends one bundle of packets after the other at its rate. Bundles that wait for this are its queue, and a
+//! bundle that would make the queue too long is dropped whole. After that, each packet may be lost by chance, and takes
+//! the delay and a part of the jitter. Jitter keeps the order of packets; only those drawn for reordering are
+//! overtaken.
 //!
-//! Hosts hand over bundles of packets where the devices do the segmentation. The switch turns that off where packets are
-//! lost or reordered by chance, since a bundle has one fate.
+//! Hosts pass on bundles of packets where the devices do the segmentation. The switch turns that off if packets are
+//! lost or reordered by chance, since a bundle has only one fate.
 
 use std::time::Duration;
 
 /// Nanoseconds on the clock of the caller.
 pub type Nanos = u64;
 
-/// Bytes that each packet takes on the wire beside the frame: preamble, check sum and gap.
+/// Bytes that each packet takes on the wire besides the frame: preamble, checksum and gap.
 const WIRE_EXTRA: u64 = 24;
-/// Shortest frame, without its check sum.
+/// Shortest frame, without its checksum.
 const FRAME_LEAST: u64 = 60;
 
 /// Properties of one direction of a cable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Bits per second; none if there is no limit.
+    /// Bits per second; `None` for no limit.
     pub rate: Option<u64>,
     /// Time that every packet takes.
     pub delay: Duration,
-    /// Most that is added to the delay, evenly distributed.
+    /// Largest addition to the delay, evenly distributed.
     pub jitter: Duration,
-    /// Share of the packets that are lost, each by itself.
+    /// Share of the packets that are lost, independently of each other.
     pub loss: f64,
     /// Losses in bursts.
     pub burst: Option<Burst>,
-    /// Share of the packets that come late, and by how much.
+    /// Share of the packets that come late, and their additional delay.
     pub reorder: Option<(f64, Duration)>,
-    /// Bytes that may wait.
+    /// Bytes that may wait in the queue.
     pub queue_bytes: u64,
 }
 
@@ -60,7 +61,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Whether packets of a bundle may have different fates.
+    /// Whether the packets of a bundle may have different fates.
     #[must_use]
     pub fn needs_single_packets(&self) -> bool {
         self.loss > 0.0 || self.burst.is_some() || self.reorder.is_some()
@@ -72,18 +73,18 @@ impl Shape {
 pub struct Bundle {
     /// Bytes on the wire, of all packets.
     pub wire_bytes: u64,
-    /// Packets, at least 1.
+    /// Number of packets, at least 1.
     pub packets: u64,
 }
 
 impl Bundle {
-    /// One frame of so many bytes, without its check sum.
+    /// Makes a bundle of one frame of this length, without its checksum.
     #[must_use]
     pub fn frame(bytes: u64) -> Self {
         Self { wire_bytes: bytes.max(FRAME_LEAST) + WIRE_EXTRA, packets: 1 }
     }
 
-    /// The frames that carry `payload` bytes, at most `most` in each, behind headers of so many bytes.
+    /// Makes the bundle of frames that carry `payload` bytes, at most `most` in each, after headers of `headers` bytes.
     #[must_use]
     pub fn segmented(payload: u64, most: u64, headers: u64) -> Self {
         let packets = payload.div_ceil(most.max(1)).max(1);
@@ -91,19 +92,19 @@ impl Bundle {
     }
 }
 
-/// When a bundle comes out of a link.
+/// Times at which a bundle leaves a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
-    /// Its first packet is there.
+    /// Time of its first packet.
     pub first: Nanos,
-    /// Its last packet is there.
+    /// Time of its last packet.
     pub last: Nanos,
 }
 
 /// Fate of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It comes out.
+    /// It leaves the link.
     Passes(Passage),
     /// It is lost on the way, by chance.
     Lost,
@@ -115,34 +116,34 @@ pub enum Fate {
 #[derive(Clone, Debug)]
 pub struct Link {
     shape: Shape,
-    /// When it has sent all it has been given.
+    /// Time at which the link has sent everything that it was given.
     free_at: Nanos,
-    /// When the last bundle came out, which no later one overtakes.
+    /// Time at which the last bundle left. No later bundle overtakes it.
     out_at: Nanos,
     in_burst: bool,
     dice: Dice,
 }
 
 impl Link {
-    /// A link that has carried nothing yet.
+    /// Makes a link that has carried nothing yet.
     #[must_use]
     pub fn new(shape: Shape, seed: u64) -> Self {
         Self { shape, free_at: 0, out_at: 0, in_burst: false, dice: Dice(seed) }
     }
 
-    /// Its properties.
+    /// Returns the link's properties.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Changes its properties; what it has accepted keeps its time.
+    /// Changes the link's properties. Bundles that it has already accepted keep their times.
     pub fn reshape(&mut self, shape: Shape) {
         self.shape = shape;
     }
 
-    /// Takes a bundle of which the first packet comes in at `into.first` and the last at `into.last`. Calls are in the
-    /// order of `into.first`.
+    /// Takes a bundle whose first packet comes in at `into.first` and whose last packet at `into.last`. Calls must be
+    /// in the order of `into.first`.
     pub fn take(&mut self, into: Passage, bundle: Bundle) -> Fate {
         if self.waiting_bytes(into.first) > self.shape.queue_bytes {
             return Fate::Overflows;
@@ -150,7 +151,7 @@ impl Link {
         let whole = self.time_of(bundle.wire_bytes);
         let one = whole / bundle.packets;
         let begin = self.free_at.max(into.first);
-        // The last packet is sent on after it has come in.
+        // The last packet can only be sent on after it has come in.
         let end = (begin + whole).max(into.last + one);
         self.free_at = end;
         if self.is_lost(bundle.packets) {
@@ -176,7 +177,7 @@ impl Link {
         })
     }
 
-    /// Bytes that wait at this moment.
+    /// Returns the bytes that wait at this moment.
     #[must_use]
     pub fn waiting_bytes(&self, now: Nanos) -> u64 {
         let Some(rate) = self.shape.rate else { return 0 };
@@ -184,7 +185,7 @@ impl Link {
         (u128::from(waits) * u128::from(rate) / 8_000_000_000) as u64
     }
 
-    /// The moment from which at most so many bytes wait.
+    /// Returns the moment from which at most `bytes` bytes wait.
     #[must_use]
     pub fn below(&self, bytes: u64) -> Nanos {
         self.free_at.saturating_sub(self.time_of(bytes))
@@ -214,7 +215,7 @@ fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 4)
 }
 
-/// Numbers that repeat from their seed (SplitMix64).
+/// Random numbers that repeat from their seed (SplitMix64).
 #[derive(Clone, Debug)]
 struct Dice(u64);
 
@@ -232,7 +233,7 @@ impl Dice {
     }
 
     fn hits(&mut self, share: f64) -> bool {
-        // 53 bits make an even number in [0, 1).
+        // The upper 53 bits give an evenly distributed number in [0, 1).
         ((self.next() >> 11) as f64) < share * (1_u64 << 53) as f64
     }
 }
@@ -264,7 +265,7 @@ mod tests {
         for _ in 0..1000 {
             last = passes(link.take(at(0), FULL)).last;
         }
-        // 12.304 us each, and the delay once.
+        // Each packet takes 12.304 us, and the delay is added once.
         assert_eq!(last, 1000 * 12_304 + 25_000);
         assert_eq!(link.waiting_bytes(0), 1_538_000);
         assert_eq!(link.below(538_000), 8 * 1_000_000);
@@ -277,7 +278,7 @@ mod tests {
         let (mut up, mut down) = (Link::new(gigabit(), 1), Link::new(gigabit(), 2));
         let half = passes(up.take(at(0), bundle));
         assert_eq!(half, Passage { first: 12_304, last: 123_040 });
-        // One packet behind, not ten.
+        // The second link ends one packet later, not ten.
         assert_eq!(passes(down.take(half, bundle)).last, 123_040 + 12_304);
         let mut slow = Link::new(Shape { rate: Some(100_000_000), ..Shape::default() }, 3);
         assert_eq!(passes(slow.take(half, bundle)).last, 12_304 + 1_230_400);

@@ -1,4 +1,4 @@
-//! `kolo-netlab`: commands on a network of hosts on one machine. docs/netlab.md shows how.
+//! `kolo-netlab` runs commands on a network of hosts on one machine. docs/netlab.md shows how.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,9 +18,9 @@ use kolo_netlab::ranks::{self, Job, News};
 use kolo_netlab::{Lab, quantity};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Exit code where the machine does not permit a network.
+/// Exit code if the machine does not permit a network.
 const UNAVAILABLE: u8 = 77;
-/// Exit code of a job that was ended at its limit, as timeout(1) has it.
+/// Exit code of a job that was ended at its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
 
 fn main() -> ExitCode {
@@ -76,7 +76,8 @@ fn run(args: &RunArgs) -> Result<ExitCode, String> {
     code
 }
 
-/// Waits for the ranks, and cuts and restores cables at their times. The exit code is that of the first rank that fails.
+/// Waits for the ranks, and cuts and restores cables at their times. Returns the exit code of the first rank that
+/// fails.
 fn attend(args: &RunArgs, lab: &Lab, mut job: Job) -> std::io::Result<ExitCode> {
     let cut = args.cut.iter().map(|&(host, at)| (at, host, true));
     let mut events: Vec<_> = cut.chain(args.restore.iter().map(|&(host, at)| (at, host, false))).collect();
@@ -84,7 +85,7 @@ fn attend(args: &RunArgs, lab: &Lab, mut job: Job) -> std::io::Result<ExitCode> 
     let limit = args.limit.unwrap_or(Duration::MAX);
     let mut code = None;
     loop {
-        // Some hours are for ever; waiting for ever is not for all systems.
+        // This wait is long enough, and some systems cannot wait for ever.
         let next = events.last().map_or(Duration::from_secs(1 << 20), |event| event.0);
         match job.wait(next.min(limit))? {
             News::Over => return Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from)),
@@ -114,7 +115,7 @@ fn listen(path: &Path, lab: Arc<Lab>) -> Result<(), String> {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut line = String::new();
-            // One that says nothing holds nobody up for long.
+            // A client that sends nothing must not hold up others for long.
             let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
             if BufReader::new((&stream).take(1 << 10)).read_line(&mut line).is_ok() {
                 let answer = obey(&lab, &line).unwrap_or_else(|error| format!("wrong: {error}"));
@@ -159,7 +160,7 @@ fn tell(socket: &Path, words: &[String]) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(answer.starts_with("wrong"))))
 }
 
-/// Goes to a host and becomes the command.
+/// Moves to a host and becomes the command.
 fn on(host: &str, command: &[OsString]) -> Result<ExitCode, String> {
     let places = std::env::var("KOLO_NETLAB_PLACES")
         .map_err(|_| "this is for commands that kolo-netlab run has started".to_owned())?;
@@ -177,11 +178,11 @@ fn on(host: &str, command: &[OsString]) -> Result<ExitCode, String> {
     Err(format!("{}: {error}", command[0].display()))
 }
 
-/// The command that launchers call in ssh's place.
+/// Does the work of the command that launchers call in place of ssh.
 fn rsh(words: &[String]) -> Result<ExitCode, String> {
     let mut words = words.iter().peekable();
     while let Some(option) = words.next_if(|word| word.starts_with('-')) {
-        // Those with an argument, as far as launchers use them.
+        // These options have an argument. Launchers use no others that do.
         if ["-l", "-p", "-o", "-i"].contains(&option.as_str()) {
             words.next();
         }

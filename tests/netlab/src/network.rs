@@ -1,4 +1,4 @@
-//! The description of a network: hosts, cards, subnets, and what their cables do.
+//! Description of a network: hosts, cards, subnets, and the properties of their cables.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::fabric::{Port, Rule};
 use crate::link::{Burst, Shape};
 
-/// Most hosts, so that each has a number in one byte of its addresses.
+/// Most hosts. Each has a number in one byte of its addresses.
 pub const HOSTS_MAX: usize = 200;
-/// Most cards of a host and groups of hosts.
+/// Most cards per host, and most groups of hosts.
 const PARTS_MAX: usize = 8;
-/// Number of the router in the addresses of each subnet.
+/// Number of the router in each subnet's addresses.
 const ROUTER: u8 = 254;
 
 /// Address families of the hosts.
@@ -25,7 +25,7 @@ pub enum Family {
     V6,
 }
 
-/// A network. Without further calls its cables are unlimited.
+/// Description of a network. Unless set otherwise, its cables have no limits.
 #[derive(Clone, Debug)]
 pub struct Network {
     pub(crate) hosts: usize,
@@ -42,7 +42,7 @@ pub struct Network {
     seed: u64,
 }
 
-/// A difference of some cables.
+/// A difference of some cables from the others.
 #[derive(Clone, Debug)]
 struct Change {
     host: Option<usize>,
@@ -61,14 +61,14 @@ enum Difference {
 /// One network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
-    /// The host's number; the router's is the number of hosts.
+    /// The host's number. The router's number is the number of hosts.
     pub(crate) host: usize,
     pub(crate) nic: usize,
     pub(crate) subnet: usize,
 }
 
 impl Network {
-    /// So many hosts on one switch.
+    /// Describes `hosts` hosts on one switch.
     #[must_use]
     pub fn hosts(hosts: usize) -> Self {
         Self {
@@ -87,63 +87,63 @@ impl Network {
         }
     }
 
-    /// Bits per second of every cable and direction.
+    /// Sets the bits per second of every cable, in each direction.
     #[must_use]
     pub fn rate(mut self, bits: u64) -> Self {
         self.cable.rate = Some(bits);
         self
     }
 
-    /// Time from host to host, one way.
+    /// Sets the delay from host to host, one way.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
         self.cable.delay = delay;
         self
     }
 
-    /// Most that is added to the delay.
+    /// Sets the largest addition to the delay.
     #[must_use]
     pub fn jitter(mut self, jitter: Duration) -> Self {
         self.cable.jitter = jitter;
         self
     }
 
-    /// Share of the packets that are lost.
+    /// Sets the share of the packets that are lost.
     #[must_use]
     pub fn loss(mut self, share: f64) -> Self {
         self.cable.loss = share;
         self
     }
 
-    /// Losses in bursts: their share of all packets, and how many packets a burst has.
+    /// Sets losses in bursts: their share of all packets, and the packets of a burst.
     #[must_use]
     pub fn burst(mut self, share: f64, packets: f64) -> Self {
         self.cable.burst = Some(Burst { share, packets });
         self
     }
 
-    /// Share of the packets that come late, by so much.
+    /// Sets the share of the packets that come late, and their additional delay.
     #[must_use]
     pub fn reorder(mut self, share: f64, by: Duration) -> Self {
         self.cable.reorder = Some((share, by));
         self
     }
 
-    /// Bytes that wait in the switch for each host; 256 KiB if not set.
+    /// Sets the bytes that may wait in the switch for each host; 256 KiB by default.
     #[must_use]
     pub fn queue(mut self, bytes: u64) -> Self {
         self.cable.queue_bytes = bytes;
         self
     }
 
-    /// Cards per host, each with a subnet of its own.
+    /// Sets the cards per host, each with its own subnet.
     #[must_use]
     pub fn nics(mut self, nics: usize) -> Self {
         self.nics = nics;
         self
     }
 
-    /// Groups of hosts, with subnets of their own; a router leads from group to group.
+    /// Splits the hosts into groups with their own subnets, connected by a router.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
@@ -153,86 +153,87 @@ impl Network {
         self
     }
 
-    /// The router's rate into each subnet, and the delay that it adds. There is one as soon as there are groups.
+    /// Sets the router's rate into each subnet, and the delay that it adds. With several groups there is always a
+    /// router.
     #[must_use]
     pub fn router(mut self, rate: Option<u64>, delay: Duration) -> Self {
         self.router = Some(Shape { rate, delay, ..Shape::default() });
         self
     }
 
-    /// Another rate for one host, in both directions.
+    /// Sets another rate for one host, in both directions.
     #[must_use]
     pub fn host_rate(self, host: usize, bits: u64) -> Self {
         self.host_up(host, bits).host_down(host, bits)
     }
 
-    /// Another rate from one host.
+    /// Sets another rate from one host.
     #[must_use]
     pub fn host_up(self, host: usize, bits: u64) -> Self {
         self.change(Some(host), None, Difference::Up(bits))
     }
 
-    /// Another rate to one host.
+    /// Sets another rate to one host.
     #[must_use]
     pub fn host_down(self, host: usize, bits: u64) -> Self {
         self.change(Some(host), None, Difference::Down(bits))
     }
 
-    /// More delay on one host's cables, each way.
+    /// Adds delay to one host's cables, in each direction.
     #[must_use]
     pub fn host_delay(self, host: usize, delay: Duration) -> Self {
         self.change(Some(host), None, Difference::Delay(delay))
     }
 
-    /// More loss on one host's cables, each way.
+    /// Adds loss to one host's cables, in each direction.
     #[must_use]
     pub fn host_loss(self, host: usize, share: f64) -> Self {
         self.change(Some(host), None, Difference::Loss(share))
     }
 
-    /// Another rate for the card of this number on all hosts, in both directions.
+    /// Sets another rate for the card of this number on all hosts, in both directions.
     #[must_use]
     pub fn nic_rate(self, nic: usize, bits: u64) -> Self {
         self.change(None, Some(nic), Difference::Up(bits)).change(None, Some(nic), Difference::Down(bits))
     }
 
-    /// Frames that are dropped from the beginning.
+    /// Adds a rule that drops frames from the beginning.
     #[must_use]
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self
     }
 
-    /// Address families; both if not set.
+    /// Sets the address families; both by default.
     #[must_use]
     pub fn family(mut self, family: Family) -> Self {
         self.family = family;
         self
     }
 
-    /// Longest packet of the cards in bytes; 1500 if not set.
+    /// Sets the longest packet of the cards in bytes; 1500 by default.
     #[must_use]
     pub fn mtu(mut self, bytes: u32) -> Self {
         self.mtu = bytes;
         self
     }
 
-    /// The hosts' congestion control; the kernel's if not set.
+    /// Sets the hosts' congestion control; the kernel's by default.
     #[must_use]
     pub fn congestion(mut self, name: impl Into<String>) -> Self {
         self.congestion = Some(name.into());
         self
     }
 
-    /// Whether hosts hand over bundles of packets, which costs less and gives all packets of a bundle one fate. If not set,
-    /// they do unless packets are lost or reordered by chance.
+    /// Sets whether hosts pass on bundles of packets, which costs less but gives all packets of a bundle one fate. By
+    /// default, they do unless packets are lost or reordered by chance.
     #[must_use]
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = Some(offload);
         self
     }
 
-    /// Seed of all chances.
+    /// Sets the seed of all random choices.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -244,10 +245,10 @@ impl Network {
         self
     }
 
-    /// The contradiction in it, if there is one.
+    /// Checks the description for contradictions.
     ///
     /// # Errors
-    /// A sentence about it.
+    /// The contradiction, in a sentence.
     pub fn check(&self) -> Result<(), String> {
         let within = |what: &str, value: usize, most: usize| {
             if (1..=most).contains(&value) { Ok(()) } else { Err(format!("{value} {what}: use 1 to {most}")) }
@@ -273,7 +274,7 @@ impl Network {
         Err(format!("there is no host {host}; hosts count from 0 to {}", self.hosts - 1))
     }
 
-    /// Whether devices hand over bundles.
+    /// Whether devices pass on bundles of packets.
     pub(crate) fn has_offload(&self) -> bool {
         let single = |(_, port): (Card, Port)| {
             port.up.shape().needs_single_packets() || port.down.shape().needs_single_packets()
@@ -289,7 +290,7 @@ impl Network {
         self.groups * self.nics
     }
 
-    /// The cards of a host or of the router, in order.
+    /// Returns the cards of a host or of the router, in order.
     pub(crate) fn cards(&self, host: usize) -> Vec<Card> {
         if host == self.hosts {
             return (0..self.subnets()).map(|subnet| Card { host, nic: subnet, subnet }).collect();
@@ -298,7 +299,7 @@ impl Network {
         (0..self.nics).map(|nic| Card { host, nic, subnet: nic * self.groups + group }).collect()
     }
 
-    /// All cards with their cables, hosts first.
+    /// Returns all cards with their cables, hosts first.
     pub(crate) fn ports(&self) -> Vec<(Card, Port)> {
         let all = self.hosts + usize::from(self.has_router());
         let cards = (0..all).flat_map(|host| self.cards(host));
@@ -311,8 +312,8 @@ impl Network {
         ports
     }
 
-    /// The two shapes of a card's cable, upward and downward. The time from host to host is on the downward way, and the upward one has
-    /// no queue, since a card holds its host back.
+    /// Returns the shapes of a card's cable, upward and downward. The downward one has the delay from host to host. The
+    /// upward one has no queue, since a card holds its host back.
     fn shapes(&self, card: Card) -> (Shape, Shape) {
         if card.host == self.hosts {
             let router = self.router.clone().unwrap_or_default();
@@ -340,7 +341,7 @@ impl Network {
         (up, down)
     }
 
-    /// Commands for `ip -batch` on a host or on the router.
+    /// Returns the commands for `ip -batch` on a host or on the router.
     pub(crate) fn setup(&self, host: usize) -> String {
         let mut text = String::from("link set lo up\n");
         let (has_v4, has_v6) = (self.family != Family::V6, self.family != Family::V4);
@@ -372,7 +373,7 @@ impl Network {
         text
     }
 
-    /// Addresses of a host's card.
+    /// Returns the addresses of a host's card.
     pub(crate) fn addresses(&self, host: usize, nic: usize) -> Vec<IpAddr> {
         let card = self.cards(host)[nic];
         let mut all = Vec::new();
@@ -392,7 +393,7 @@ impl Card {
     }
 
     pub(crate) fn mac(self) -> [u8; 6] {
-        // Locally administered.
+        // The first byte marks the address as locally administered.
         [0x02, 0x98, 0, self.subnet as u8, self.host as u8, self.nic as u8]
     }
 

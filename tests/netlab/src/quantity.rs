@@ -1,9 +1,9 @@
-//! Quantities as people write them: `1G`, `25us`, `256K`, `0.1%`, and quantities of one host: `2=100M`.
+//! Parsers of quantities as people write them: `1G`, `25us`, `256K`, `0.1%`, and quantities of one host: `2=100M`.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Bits per second, from `100M`, `2.5G` (powers of 1000).
+/// Parses bits per second, such as `100M` or `2.5G` (powers of 1000).
 ///
 /// # Errors
 /// If the text is not a positive rate.
@@ -20,7 +20,7 @@ pub fn rate(text: &str) -> Result<u64, String> {
     if bits < 1000.0 { Err(format!("{text} is less than 1000 bit/s")) } else { Ok(bits as u64) }
 }
 
-/// Bytes, from `256K`, `1M` (powers of 1024).
+/// Parses bytes, such as `256K` or `1M` (powers of 1024).
 ///
 /// # Errors
 /// If the text is not a size.
@@ -36,7 +36,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// A time, from `25us`, `20ms`, `2s`.
+/// Parses a time, such as `25us`, `20ms` or `2s`.
 ///
 /// # Errors
 /// If the text is not a time.
@@ -52,7 +52,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(scaled(text, factor).ok_or_else(wrong)?).map_err(|_| wrong())
 }
 
-/// A share, from `0.1%` or `0.001`.
+/// Parses a share, such as `0.1%` or `0.001`.
 ///
 /// # Errors
 /// If the text is not between 0 and 100 %.
@@ -67,7 +67,7 @@ pub fn share(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text} is no share; write 0.1% or 0.001"))
 }
 
-/// A number with a unit behind it; `None` if it is negative or anything else.
+/// Parses a number with a unit after it. `None` if it is negative or anything else.
 fn scaled(text: &str, factor: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
@@ -93,10 +93,10 @@ pub fn of<T>(text: &str, value: impl Fn(&str) -> Result<T, String>) -> Result<Of
     Ok(Of { which: which.parse().map_err(|_| wrong())?, value: value(rest)? })
 }
 
-/// Two hosts, `A:B`.
+/// Parses two hosts: `A:B`.
 ///
 /// # Errors
-/// If the text is not that.
+/// If the text has another form.
 pub fn pair(text: &str) -> Result<(usize, usize), String> {
     let wrong = || format!("{text} is not A:B, with hosts from 0");
     let (a, b) = text.split_once(':').ok_or_else(wrong)?;
@@ -104,19 +104,19 @@ pub fn pair(text: &str) -> Result<(usize, usize), String> {
     if pair.0 == pair.1 { Err(format!("{text}: a host and itself")) } else { Ok(pair) }
 }
 
-/// A host and a moment, `2@4s`.
+/// Parses a host and a moment: `2@4s`.
 ///
 /// # Errors
-/// If the text is not that.
+/// If the text has another form.
 pub fn moment(text: &str) -> Result<(usize, Duration), String> {
     let (host, at) = text.split_once('@').ok_or_else(|| format!("{text} is not HOST@TIME, as 2@4s"))?;
     Ok((usize::from_str(host).map_err(|_| format!("{host} is no host; they count from 0"))?, time(at)?))
 }
 
-/// Two values, `A,B`, of which the second has a default.
+/// Parses two values, `A,B`, of which the second has a default.
 ///
 /// # Errors
-/// If one of them is wrong.
+/// The error of either parser.
 pub fn with_default<A, B>(
     text: &str,
     first: impl Fn(&str) -> Result<A, String>,

@@ -1,4 +1,4 @@
-//! A command that runs as ranks on the hosts of a laboratory.
+//! A command that runs as several ranks on the hosts of a laboratory.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
 
-/// Where rank 0 listens for the others. Any port is free in a namespace of one's own; this is torch's.
+/// Port at which rank 0 listens for the others. Every port is free in a new namespace; this one is torch's default.
 pub const MASTER_PORT: u16 = 29500;
 
-/// A command for each rank, in the order of ranks: those of host 0 first. The ranks find each other by the variables of
-/// torchrun, at the first address of host 0.
+/// Makes a command for each rank, in the order of ranks, with the ranks of host 0 first. The ranks find each other by
+/// torchrun's variables, at the first address of host 0.
 #[must_use]
 pub fn commands(lab: &Lab, per_host: usize, words: &[OsString]) -> Vec<Command> {
     let world = lab.hosts().len() * per_host;
@@ -31,7 +31,7 @@ pub fn commands(lab: &Lab, per_host: usize, words: &[OsString]) -> Vec<Command> 
     (0..world).map(command).collect()
 }
 
-/// Processes that run together.
+/// Processes of one job.
 #[derive(Debug)]
 pub struct Job {
     began: Instant,
@@ -47,15 +47,16 @@ pub enum News {
     Ended(usize, ExitStatus),
     /// All have ended.
     Over,
-    /// Nothing happened up to the moment given.
+    /// Nothing happened until the given moment.
     Due,
 }
 
 impl Job {
-    /// Starts them. Rank 0 writes to this process's output, the others too with their rank before each line.
+    /// Starts the commands. Rank 0 writes directly to this process's output; lines of other ranks are prefixed with the
+    /// rank.
     ///
     /// # Errors
-    /// If one does not start; those before it are killed.
+    /// If a command does not start. Those before it are killed.
     pub fn start(commands: Vec<Command>) -> io::Result<Self> {
         let (sender, ended) = mpsc::channel();
         let mut job = Self { began: Instant::now(), ended, left: 0, ids: Vec::new() };
@@ -73,13 +74,13 @@ impl Job {
         Ok(job)
     }
 
-    /// Time since the start.
+    /// Returns the time since the start.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Waits for the next end, at most until the job has this age.
+    /// Waits until the next process ends, at most until the job has this age.
     ///
     /// # Errors
     /// If a process cannot be waited for.
@@ -98,7 +99,7 @@ impl Job {
         }
     }
 
-    /// Kills all that still run.
+    /// Kills all processes that are still running.
     pub fn kill(&self) {
         for id in self.ids.iter().filter(|id| **id != 0) {
             if let Some(pid) = i32::try_from(*id).ok().and_then(rustix::process::Pid::from_raw) {

@@ -1,4 +1,4 @@
-//! The thread that moves frames between the devices and the [`Fabric`], by the clock.
+//! The thread that moves frames between the devices and the [`Fabric`], in real time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,14 +15,14 @@ use crate::fabric::{Fabric, Facts};
 use crate::link::{Bundle, Nanos};
 use crate::system::{self, VIRTIO_HEADER};
 
-/// Longest bundle with its headers.
+/// Longest bundle, including its headers.
 const FRAME_MAX: usize = 70_000;
-/// Frames taken from a port in a row, so that nobody starves.
+/// Most frames taken from a port in a row, so that no other port starves.
 const AT_ONCE: usize = 64;
-/// Buffers that are kept for later frames.
+/// Most buffers that are kept for later frames.
 const SPARE_MAX: usize = 4096;
 
-/// The switch, which runs until this is dropped.
+/// The switch. It runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Switch {
     fabric: Arc<Mutex<Fabric<Vec<u8>>>>,
@@ -41,7 +41,7 @@ struct Loop {
 }
 
 impl Switch {
-    /// Starts it. Device i is the fabric's port i, and has the hardware address `macs[i]`.
+    /// Starts the switch. Device i is the fabric's port i, and has the hardware address `macs[i]`.
     pub(crate) fn start(fabric: Fabric<Vec<u8>>, devices: Vec<File>, macs: &[[u8; 6]]) -> io::Result<Self> {
         let fabric = Arc::new(Mutex::new(fabric));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -54,7 +54,7 @@ impl Switch {
             spare: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("switch".into()).spawn(move || {
-            // Without the privilege packets may leave some time late on a busy machine.
+            // Without this privilege, packets may leave late on a busy machine.
             let _ = system::realtime();
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
             runs.run();
@@ -94,7 +94,7 @@ impl Loop {
             drop(fabric);
             let is_idle = arrived.is_empty();
             for (port, frame) in arrived.drain(..) {
-                // A host that takes nothing loses frames, as hosts do.
+                // A host that does not accept frames loses them, as real hosts do.
                 let _ = (&self.devices[port]).write(&frame);
                 if self.spare.len() < SPARE_MAX {
                     self.spare.push(frame);
@@ -114,7 +114,7 @@ impl Loop {
         }
     }
 
-    /// Waits for frames from ports that hold nobody back; `true` at the end.
+    /// Waits for frames from ports that do not hold their host back. Returns true when the switch must stop.
     fn wait(&self, nanos: Nanos, holds: &[Option<Nanos>], ready: &mut Vec<usize>) -> bool {
         let nanos = nanos.min(1_000_000_000) as i64;
         let timeout = Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 };
@@ -130,7 +130,7 @@ impl Loop {
         is_ready(&self.devices.len())
     }
 
-    /// Hands frames of one port to the fabric, until the card is busy.
+    /// Passes frames of one port to the fabric, until the card is busy.
     fn take(&mut self, port: usize, buffer: &mut [u8]) {
         for _ in 0..AT_ONCE {
             let Ok(len) = (&self.devices[port]).read(buffer) else { return };
@@ -138,7 +138,7 @@ impl Loop {
             let Some(facts) = facts(frame) else { continue };
             let mac: [u8; 6] = frame[VIRTIO_HEADER..][..6].try_into().unwrap_or_default();
             let to = if mac[0] & 1 == 1 { None } else { self.ports.get(&mac).copied() };
-            // Nobody has that address.
+            // No port has that address.
             if to.is_none() && mac[0] & 1 == 0 {
                 continue;
             }
@@ -159,14 +159,14 @@ impl Loop {
     }
 }
 
-/// The switch's view of a frame behind its virtio header; `None` if it is too short to be one.
+/// Extracts the facts of a frame behind its virtio header. `None` if it is too short.
 fn facts(frame: &[u8]) -> Option<Facts> {
     let (virtio, ethernet) = frame.split_at_checked(VIRTIO_HEADER)?;
     let bytes = ethernet.len() as u64;
     let packet = ethernet.get(14..)?;
     let tcp_at = match ethernet[12..14] {
         [0x08, 0x00] if packet.get(9) == Some(&6) => Some(14 + usize::from(packet[0] & 15) * 4),
-        // No extension headers: the hosts send none.
+        // Extension headers need no handling, since the hosts send none.
         [0x86, 0xdd] if packet.get(6) == Some(&6) => Some(14 + 40),
         _ => None,
     };
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A TCP packet over IPv4 behind a virtio header.
+    /// Makes a TCP packet over IPv4, behind a virtio header.
     fn tcp(flags: u8, payload: usize, segment: u16) -> Vec<u8> {
         let mut frame = vec![0; VIRTIO_HEADER + 14 + 20 + 32 + payload];
         frame[1] = u8::from(segment > 0);

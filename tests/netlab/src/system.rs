@@ -1,4 +1,5 @@
-//! The kernel's part: TAP devices, namespaces, and commands that start in them. All `unsafe` of the laboratory.
+//! Interface to the kernel: TAP devices, namespaces, and commands that start in them. All `unsafe` code of the
+//! laboratory is here.
 
 use std::ffi::{OsStr, c_int, c_short, c_uint, c_ulong};
 use std::fs::File;
@@ -11,11 +12,12 @@ use std::sync::Arc;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// Bytes before each frame: flags, kind of segmentation, length of headers, size of segments, start and place of the sum.
+/// Bytes before each frame: flags, kind of segmentation, length of headers, size of segments, start and offset of the
+/// checksum.
 pub(crate) const VIRTIO_HEADER: usize = 10;
 
-/// Makes a TAP device in this thread's network namespace. Its frames have a [`VIRTIO_HEADER`], and come in bundles of up
-/// to 64 KiB if `bundles`. Reads do not block.
+/// Makes a TAP device in this thread's network namespace. Its frames have a [`VIRTIO_HEADER`], and with `bundles` they
+/// come in bundles of up to 64 KiB. Reads do not block.
 pub(crate) fn tap(name: &str, bundles: bool) -> io::Result<File> {
     const TUNSETIFF: c_ulong = 0x4004_54ca;
     const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
@@ -33,10 +35,10 @@ pub(crate) fn tap(name: &str, bundles: bool) -> io::Result<File> {
     }
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;
     let mut request = Request { name: [0; 16], flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR, rest: [0; 22] };
-    // The last byte stays zero.
+    // The last byte stays zero, as the end of the string.
     let len = name.len().min(15);
     request.name[..len].copy_from_slice(&name.as_bytes()[..len]);
-    // SAFETY: the request is as large as the kernel's ifreq (40 bytes) and lives through the call.
+    // SAFETY: the request is as large as the kernel's ifreq (40 bytes) and outlives the call.
     if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -50,7 +52,7 @@ pub(crate) fn tap(name: &str, bundles: bool) -> io::Result<File> {
     Ok(file)
 }
 
-/// A host's namespaces, which live as long as this and the processes in them.
+/// Namespaces of a host. They exist as long as this value, or a process in them.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     pub(crate) net: OwnedFd,
@@ -58,7 +60,7 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    /// Moves the calling thread into new namespaces, and holds them.
+    /// Moves the calling thread into new namespaces, and keeps them open.
     pub(crate) fn unshare(name: &str) -> io::Result<Self> {
         unshare(UnshareFlags::NEWNET | UnshareFlags::NEWUTS)?;
         rustix::system::sethostname(name.as_bytes())?;
@@ -66,7 +68,7 @@ impl Namespace {
         Ok(Self { net: open("net")?, uts: open("uts")? })
     }
 
-    /// Moves the calling thread into these.
+    /// Moves the calling thread into these namespaces.
     pub(crate) fn enter(&self) -> io::Result<()> {
         move_into_link_name_space(self.net.as_fd(), Some(LinkNameSpaceType::Network))?;
         Ok(move_into_link_name_space(self.uts.as_fd(), Some(LinkNameSpaceType::HostNameAndNISDomainName))?)
@@ -76,30 +78,31 @@ impl Namespace {
 /// Moves the calling thread into new namespaces.
 pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
     assert!(!flags.contains(UnshareFlags::FILES), "descriptors stay shared");
-    // SAFETY: only descriptor tables must not be unshared behind the library's back, and they are not.
+    // SAFETY: the only danger is unsharing the descriptor table behind the library's back, which the assertion rules
+    // out.
     Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
 }
 
-/// A command that will run in these namespaces.
+/// Makes a command that will run in these namespaces.
 pub(crate) fn command_in(namespace: &Arc<Namespace>, program: impl AsRef<OsStr>) -> Command {
     let namespace = Arc::clone(namespace);
     let mut command = Command::new(program);
-    // SAFETY: between fork and exec the closure makes system calls and nothing else: it neither allocates nor locks.
+    // SAFETY: between fork and exec the closure only makes system calls; it neither allocates nor locks.
     unsafe { command.pre_exec(move || namespace.enter()) };
     command
 }
 
-/// Lets a command's process be killed when the thread that starts it ends.
+/// Makes the kernel kill a command's process when the thread that starts it ends.
 pub(crate) fn die_with_parent(command: &mut Command) {
-    // SAFETY: as above, one system call.
+    // SAFETY: as above, the closure makes only one system call.
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
 }
 
-/// Puts the calling thread before all ordinary ones, so that packets leave at their time.
+/// Gives the calling thread priority over all ordinary ones, so that packets leave on time.
 pub(crate) fn realtime() -> io::Result<()> {
     const PRIORITY: c_int = 2;
     let parameters = libc::sched_param { sched_priority: PRIORITY };
-    // SAFETY: the parameters live through the call; 0 is the calling thread.
+    // SAFETY: the parameters outlive the call, and 0 means the calling thread.
     if unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,11 +1,13 @@
-//! A member's door: where the other members of its job reach it, when the coordinator is lost or was never asked.
+//! A member's door: the port at which the other members of its job reach it without the coordinator.
 //!
-//! Every process has one port for it; threads of one process have a channel. It is knocked at only after something has gone wrong,
-//! so a healthy job has no connections here. Each door draws a key, which the members tell each other while they make their first
-//! communicator, and both ends prove that they know it: the handshake and the sealed stream are those of the coordinator.
+//! Every process has one port for this; threads of one process have a channel instead. Except to pass on long messages
+//! of the coordinator (`passing`), members connect to a door ("knock") only after something has gone wrong. Each door
+//! draws a key, which the members tell each other while they make their first communicator, and both ends prove that
+//! they know it. The handshake and the sealed stream are those of the coordinator.
 //!
-//! A door is there for as long as its process has a place in the job. The system refuses connections to the port of a process that has
-//! ended, and that is the proof of its end ([`NoAnswer::Gone`]). A process that is stopped takes connections and is silent.
+//! A door exists for as long as its process has a place in the job. The system refuses connections to the port of a
+//! process that has ended, and this refusal proves its end ([`NoAnswer::Gone`]). A stopped process accepts connections
+//! and stays silent.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -36,19 +38,19 @@ use crate::job::limits::{
 use crate::job::{Cookie, RendezvousKey};
 use crate::join::{JoinSpec, Locator, open_port};
 
-/// Names a meeting of survivors.
+/// Identifies a meeting of survivors.
 pub(crate) type Tag = [u8; 32];
 
-/// Between the starts of attempts on several addresses.
+/// Time between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
 
-/// Pause before the second knock at a door that has not answered; later pauses double.
+/// Pause before the second attempt at a door that has not answered. Later pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Address and key for knocking.
+/// Address and key of a door.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DoorAddress {
-    /// Drawn by its process: unique, also across restarts of one process.
+    /// Random number of the door. It is unique, even across restarts of one process.
     pub(super) id: u64,
     key: RendezvousKey,
     addresses: Vec<SocketAddr>,
@@ -60,21 +62,21 @@ impl std::fmt::Debug for DoorAddress {
     }
 }
 
-/// Reason for a missing connection.
+/// Reason why there is no connection.
 #[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
-    /// The process has ended, or its place in the job has.
+    /// The process has ended, or it has left the job.
     Gone(String),
-    /// The same; and it has gone on without this rank before.
+    /// The same, and the member has gone on without this rank before.
     LeftBehind(LeftBehind),
     /// No answer, which may change.
     Silent(String),
-    /// Kolo, of another version or with other keys.
+    /// The other end is Kolo, but with another version or other keys.
     Misfit { problem: String, remedy: String },
 }
 
 impl NoAnswer {
-    /// In words.
+    /// Returns the reason in words.
     pub(in crate::control) fn text(self) -> String {
         match self {
             Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
@@ -83,27 +85,27 @@ impl NoAnswer {
     }
 }
 
-/// This process's (or thread's) door. Closed when dropped.
+/// The door of this process or thread. It is closed when dropped.
 pub(crate) struct Door {
     address: DoorAddress,
     residents: Registry,
     is_local: bool,
-    /// Port of the door, shared with the endpoints of this process.
+    /// Port of the door, which the endpoints of this process share.
     port: Option<OpenPort>,
-    /// Answers incoming connections.
+    /// Task that answers incoming connections.
     porter: AbortHandle,
     shortage: Arc<Shortage>,
 }
 
 struct OpenPort {
     port: Arc<Port>,
-    /// All that lead there.
+    /// All addresses that lead to the port.
     addresses: Vec<SocketAddr>,
     counters: Arc<CoordinatorCounters>,
 }
 
 impl Door {
-    /// Opens one on the current tokio runtime, as the ranks of this job have.
+    /// Opens a door on the current tokio runtime, of the kind that the ranks of this job have.
     pub(crate) async fn open(spec: &JoinSpec) -> Result<Self> {
         match spec.locator {
             Locator::Local(_) => Self::open_for_threads(),
@@ -111,7 +113,7 @@ impl Door {
         }
     }
 
-    /// One for threads of this process.
+    /// Opens a door for threads of this process.
     pub(in crate::control) fn open_for_threads() -> Result<Self> {
         let (id, key) = draw()?;
         let residents = Registry::default();
@@ -120,7 +122,7 @@ impl Door {
         Ok(Self { address, residents, is_local: true, port: None, porter, shortage: Arc::default() })
     }
 
-    /// One for other processes.
+    /// Opens a door for other processes.
     pub(in crate::control) async fn open_port(spec: &JoinSpec) -> Result<Self> {
         let (id, key) = draw()?;
         let residents = Registry::default();
@@ -135,7 +137,7 @@ impl Door {
             counters: Arc::default(),
             shortage: shortage.clone(),
         };
-        // Every rank may dial at once, on several channels; a stranger's hello costs no more than another's.
+        // Every rank may dial at once, on several channels. A stranger's connection costs no more than a rank's.
         let most = MAX_HANDSHAKES.min(4 * spec.world_size as usize + SPARE_HANDSHAKES);
         let port = Some(OpenPort {
             port: house.endpoints.clone(),
@@ -147,18 +149,18 @@ impl Door {
         Ok(Self { address, residents, is_local: false, port, porter, shortage })
     }
 
-    /// Port at which the endpoints of this process may listen too; none at a thread's door.
+    /// Returns the port at which the endpoints of this process may listen too. `None` for a thread's door.
     pub(crate) fn port(&self) -> Option<&Arc<Port>> {
         self.port.as_ref().map(|open| &open.port)
     }
 
-    /// The same as this process dials it.
+    /// Returns the address at which this process itself reaches the port.
     pub(crate) fn own_address(&self) -> Option<SocketAddr> {
         let port = self.port.as_ref()?.port.at().port();
         Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
     }
 
-    /// Entry for joining ranks, with the addresses by which they reach it; none at a thread's door.
+    /// Returns the entry for joining ranks, with the addresses at which they reach it. `None` for a thread's door.
     pub(crate) fn entry(&self) -> Option<(Entry, Vec<SocketAddr>)> {
         let OpenPort { port, addresses, counters } = self.port.as_ref()?;
         let mut entry = None;
@@ -166,12 +168,12 @@ impl Door {
         Some((entry?, addresses.clone()))
     }
 
-    /// Whether this process had no descriptors for lines to other members at some time since then.
+    /// Whether this process has lacked descriptors for lines to other members at some time since `since`.
     pub(in crate::control) fn lacked_descriptors(&self, since: Instant) -> bool {
         !self.is_local && self.shortage.was_since(since)
     }
 
-    /// Whether it is a thread's.
+    /// Whether the door is a thread's.
     pub(crate) const fn is_local(&self) -> bool {
         self.is_local
     }
@@ -180,26 +182,28 @@ impl Door {
         &self.address
     }
 
-    /// Lines to members of this job are for `events` from now on.
+    /// Sends lines from members of this job to `events` from now on.
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.residents.send_modify(|residents| {
             residents.worlds.insert(cookie, events.downgrade());
         });
     }
 
-    /// The members of a communicator have gone on without these ranks of the job; they will be told. `everywhere`: it has all ranks of it.
+    /// Records that the members of a communicator have gone on without these ranks of the job, which will be told so.
+    /// `everywhere`: the communicator has all ranks of the job.
     pub(super) fn leave_behind(&self, cookie: Cookie, ranks: &[u32], communicator: u64, everywhere: bool) {
         self.residents.send_modify(|residents| {
             ranks.iter().for_each(|rank| residents.leave_behind(cookie, *rank, communicator, everywhere));
         });
     }
 
-    /// Messages that members pass on are for `to` from now on.
+    /// Sends messages that members pass on to `to` from now on.
     pub(in crate::control) fn take_passed(&self, to: mpsc::Sender<Heard>) {
         self.residents.send_modify(|residents| residents.passed = Some(to));
     }
 
-    /// The lobby in which newcomers wait for this group, or a new one. Newcomers are let in as long as it lives.
+    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. Newcomers are let in as
+    /// long as the lobby exists.
     pub(in crate::control) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Arc<Lobby> {
         let mut found = None;
         self.residents.send_modify(|residents| {
@@ -212,7 +216,7 @@ impl Door {
         found.expect("it was set above")
     }
 
-    /// The desk from which newcomers fetch the state of this group, or a new one.
+    /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none.
     pub(in crate::control) fn open_desk(&self, group: GroupId) -> Arc<Desk> {
         let desk = self.desk(group).unwrap_or_default();
         self.residents.send_modify(|residents| {
@@ -222,12 +226,12 @@ impl Door {
         desk
     }
 
-    /// The same, if there is one.
+    /// Returns the desk of this group, if there is one.
     pub(in crate::control) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
         self.residents.borrow().desks.get(&group).and_then(std::sync::Weak::upgrade)
     }
 
-    /// Survivors with this tag are for `coordinator`, until the result is dropped.
+    /// Hands survivors with this tag to `coordinator`, until the result is dropped.
     pub(crate) fn receive(&self, tag: Tag, coordinator: &Coordinator) -> Box<dyn Send> {
         self.residents.send_modify(|residents| {
             residents.coordinators.insert(tag, coordinator.clone());
@@ -235,7 +239,7 @@ impl Door {
         Box::new(Received { tag, residents: self.residents.clone() })
     }
 
-    /// Knocks at another's door. `near`: it is on this host. Every step may take `patience`.
+    /// Connects to another member's door. `near`: the door is on this host. Every step may take `patience`.
     pub(in crate::control) async fn knock(
         &self,
         at: &DoorAddress,
@@ -251,7 +255,7 @@ impl Door {
         answer
     }
 
-    /// The same to join the coordinator behind it; also at which port that is.
+    /// Connects in order to join the coordinator behind the door. Also returns the address that answered.
     pub(crate) async fn join_at(
         &self,
         at: &DoorAddress,
@@ -265,7 +269,7 @@ impl Door {
 }
 
 impl DoorAddress {
-    /// Knocks at a door; `is_local`: it belongs to a thread of this process. As [`Door::knock`].
+    /// Connects to a door as [`Door::knock`] does. `is_local`: the door belongs to a thread of this process.
     pub(in crate::control) async fn knock(
         &self,
         is_local: bool,
@@ -277,7 +281,7 @@ impl DoorAddress {
         self.reach(is_local, near, credentials, opening, patience).await.map(|(stream, _)| stream)
     }
 
-    /// The same, with the port that answered.
+    /// Does the same, and also returns the address that answered.
     async fn reach(
         &self,
         is_local: bool,
@@ -310,33 +314,34 @@ impl DoorAddress {
         }
     }
 
-    /// The port, if other processes can knock at this door.
+    /// Returns the port, if other processes can connect to this door.
     pub(in crate::control) fn port(&self) -> Option<u16> {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// Whether other processes can knock at this door.
+    /// Whether other processes can connect to this door.
     pub(in crate::control) fn has_port(&self) -> bool {
         !self.addresses.is_empty()
     }
 
-    /// Whether it is reached on its own host only.
+    /// Whether the door can be reached on its own host only.
     pub(in crate::control) fn is_on_one_host(&self) -> bool {
         self.addresses.iter().all(|address| address.ip().is_loopback())
     }
 
-    /// With no more addresses than are kept.
+    /// Drops addresses beyond the number that is kept.
     pub(in crate::control) fn bounded(mut self) -> Self {
         self.addresses.truncate(MAX_DOOR_ADDRESSES);
         self
     }
 
-    /// The keys that open it.
+    /// Returns the keys that open the door.
     pub(in crate::control) fn credentials(&self, spec: &JoinSpec) -> Credentials {
         Credentials { secret: spec.secret.clone(), rendezvous: Some(self.key) }
     }
 
-    /// Addresses to try from this host: loopback on the door's own host, since other addresses may be those of other hosts too.
+    /// Returns the addresses to try from this host. On the door's own host it is loopback, because the other addresses
+    /// may also be those of other hosts.
     fn candidates(&self, near: bool) -> Vec<SocketAddr> {
         let far: Vec<SocketAddr> = self
             .addresses
@@ -362,8 +367,9 @@ impl Drop for Door {
     }
 }
 
-/// Pause before the next knock at a door, after so many failures in a row. Short at first: the sockets of an ending process close one after
-/// another, so its door may still accept and drop a connection after the line to it has ended, and refuse the next one.
+/// Returns the pause before the next attempt at a door, after this many failures in a row. It is short at first: an
+/// ending process closes its sockets one after another, so its door may still accept and drop a connection after the
+/// line to it has ended, and refuse the next one.
 pub(super) fn pause_after(setbacks: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << (setbacks - 1).min(16)).min(AGREEMENT_BEAT)
 }
@@ -382,7 +388,7 @@ impl Drop for Received {
     }
 }
 
-/// The number and the key of a door.
+/// Draws the number and the key of a door.
 fn draw() -> Result<(u64, RendezvousKey)> {
     let mut drawn = [0; 24];
     getrandom::fill(&mut drawn)
@@ -392,7 +398,8 @@ fn draw() -> Result<(u64, RendezvousKey)> {
     Ok((id, key.try_into().expect("sixteen bytes")))
 }
 
-/// Refused by every address that answers at all: gone. No answer from one of them: silent.
+/// Connects to a door's port. The member is gone if every address refuses the connection, and silent if one does not
+/// answer.
 async fn knock_at_port(
     at: &DoorAddress,
     near: bool,
@@ -434,7 +441,7 @@ async fn attempt(
         Err(_) => return Err(silent("no answer")),
     };
     if stream.local_addr().ok() == stream.peer_addr().ok() {
-        // A port without a listener can be chosen as our own.
+        // The kernel may choose a port without a listener as the connection's own.
         return Err(NoAnswer::Gone(format!("nobody listens at {address}: its process has ended")));
     }
     let _ = stream.set_nodelay(true);
@@ -466,7 +473,7 @@ mod tests {
             }
         };
         let (this, other): (Cookie, Cookie) = ([7; 16], [8; 16]);
-        // These jobs have no residents any more, which ends a member.
+        // These jobs have no members here any more, so a member that asks takes this one for gone.
         assert!(matches!(knock(this, 1).await, Some(NoAnswer::Gone(_))));
         door.leave_behind(this, &[1, 2], 5, false);
         let told = |answer| match answer {
@@ -478,13 +485,13 @@ mod tests {
             let told: LeftBehind = told(knock(this, rank).await);
             assert!(told.is_of(5) && !told.is_of(6), "{told:?}");
         }
-        // Neither another rank, nor the same rank of another job.
+        // Neither another rank nor the same rank of another job is told.
         assert!(matches!(knock(this, 3).await, Some(NoAnswer::Gone(_))));
         assert!(matches!(knock(other, 1).await, Some(NoAnswer::Gone(_))));
-        // Of a communicator of all ranks: in every one.
+        // A communicator of all ranks counts for every communicator.
         door.leave_behind(this, &[1], 9, true);
         assert!(told(knock(this, 1).await).is_of(6) && !told(knock(this, 2).await).is_of(6));
-        // The oldest are forgotten, so that the list does not grow.
+        // The oldest entries are forgotten, so that the list does not grow.
         let many: Vec<u32> = (10..10 + MAX_REMEMBERED as u32).collect();
         door.leave_behind(this, &many, 5, false);
         assert!(matches!(knock(this, 2).await, Some(NoAnswer::Gone(_))));

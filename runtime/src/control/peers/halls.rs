@@ -1,4 +1,4 @@
-//! Doors between threads of one process.
+//! Doors of threads, for other threads of the same process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -10,20 +10,20 @@ use tokio::task::JoinSet;
 use super::door::NoAnswer;
 use super::porter::{Residents, receive};
 
-/// Buffer of an in-memory pipe, each way.
+/// Buffer of an in-memory pipe, in each direction.
 const PIPE_BYTES: usize = 16 << 10;
 
 type Halls = HashMap<u64, mpsc::UnboundedSender<DuplexStream>>;
 
-/// The doors of this process's threads, by their numbers. For the whole process, since an invitation, which is text, may come to any
-/// thread of it.
+/// The doors of this process's threads, by their numbers. The table is global because an invitation is text, which may
+/// reach any thread of the process.
 static HALLS: LazyLock<Mutex<Halls>> = LazyLock::new(Mutex::default);
 
 fn halls() -> MutexGuard<'static, Halls> {
     HALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the number of a door. Callers come out of the result.
+/// Opens the door with this number. Incoming connections come out of the result.
 pub(super) fn open(id: u64) -> mpsc::UnboundedReceiver<DuplexStream> {
     let (knock, knocks) = mpsc::unbounded_channel();
     halls().insert(id, knock);

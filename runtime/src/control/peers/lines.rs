@@ -1,4 +1,4 @@
-//! A connection to another member.
+//! A line: a connection to another member.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +13,21 @@ use crate::control::line;
 use crate::control::wire::{decode, read_frame};
 use crate::job::limits::MAX_FRAME_BETWEEN_MEMBERS;
 
-/// Read and written by tasks of its own.
+/// A line to one member. Tasks of its own read and write it.
 pub(super) struct Line {
     pub(super) number: u64,
     queue: mpsc::UnboundedSender<Bytes>,
     reader: AbortHandle,
-    /// To another host: the connection, and what was sent that its kernel may not have yet.
+    /// Handle to the TCP connection, if the member is on another host; and the frames that the member's kernel may not
+    /// have yet.
     beneath: Option<line::Line>,
     underway: Vec<Bytes>,
-    /// Since when.
+    /// Time since which such frames have been outstanding.
     since: Instant,
 }
 
 impl Line {
-    /// Messages from this rank go to `events`, and at last the end of the line.
+    /// Makes a line. Messages from the rank go to `events`, and so does the end of the line.
     pub(super) fn new(
         rank: u32,
         number: u64,
@@ -43,7 +44,8 @@ impl Line {
 
     pub(super) fn send(&mut self, frame: Bytes) {
         if let Some(beneath) = &self.beneath {
-            // The kernel repeats what is lost in a short cut, and the sooner the less there is. Repetitions would only add to it.
+            // After a short cut, the kernel resends what was lost, and the less there is, the sooner. Repeated frames
+            // would only add to it.
             if beneath.answered().is_none_or(|answered| answered.all) {
                 self.underway.clear();
                 self.since = Instant::now();
@@ -57,19 +59,19 @@ impl Line {
         let _ = self.queue.send(frame);
     }
 
-    /// Whether it is one that a cut can make slow.
+    /// Whether the line leads to another host, so that a network cut can make it slow.
     pub(super) const fn leads_to_another_host(&self) -> bool {
         self.beneath.is_some()
     }
 
-    /// Whether the other end's kernel has answered nothing for so long that was to be answered.
+    /// Whether the other end's kernel has not acknowledged outstanding frames for at least `silence`.
     pub(super) fn is_stuck(&self, silence: Duration, now: Instant) -> bool {
         let is_long = !self.underway.is_empty() && now.saturating_duration_since(self.since) >= silence;
         let answered = self.beneath.as_ref().filter(|_| is_long).and_then(line::Line::answered);
         answered.is_some_and(|answered| !answered.all && answered.ago >= silence)
     }
 
-    /// Frames sent that did not arrive, as far as that is known.
+    /// Returns sent frames that may not have arrived.
     pub(super) fn unheard(&self) -> &[Bytes] {
         let answered = self.beneath.as_ref().and_then(line::Line::answered);
         if answered.is_some_and(|answered| answered.all) { &[] } else { &self.underway }

@@ -1,9 +1,9 @@
-//! Newcomers that wait at a member's door until the members call them in.
+//! Lobby: newcomers that wait at a member's door until the members call them.
 //!
-//! A newcomer comes with the key of the door, which it has from an invitation, and says who it is. It is told at once if it does not
-//! fit. Then both ends send something at every [`BEAT`]: a newcomer that is silent or gone is forgotten, and one whose member is
-//! silent or gone goes to another's door. A lobby belongs to a group and not to one of its communicators: newcomers go on waiting while the
-//! members shrink.
+//! A newcomer brings the key of the door, which it has from an invitation, and introduces itself. It is told at once if
+//! it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone is
+//! forgotten, and a newcomer whose member is silent or gone goes to another door. A lobby belongs to a group, not to
+//! one of its communicators, so newcomers continue to wait while the members shrink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,16 +23,16 @@ use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
 use crate::job::limits::{MAX_BLOB_BYTES, MAX_ENTRANCES, MAX_LOBBY};
 
-/// Names a group of ranks, whatever becomes of its members.
+/// Identifies a group of ranks, however its members change.
 pub(crate) type GroupId = [u8; 16];
 
-/// Between two signs of life.
+/// Interval between two signs of life.
 pub(in crate::control) const BEAT: Duration = Duration::from_millis(200);
 
-/// A process (or thread) that would become a member.
+/// A process (or thread) that wants to become a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Newcomer {
-    /// Its own door, whose number tells it from all other processes.
+    /// Its own door. The door's number distinguishes it from all other processes.
     pub(crate) door: DoorAddress,
     #[serde(deserialize_with = "foreign")]
     pub(crate) hostname: String,
@@ -40,25 +40,25 @@ pub(crate) struct Newcomer {
     pub(crate) host_key: u64,
     #[serde(deserialize_with = "foreign")]
     pub(crate) version: String,
-    /// The slot that it would have, and no other.
+    /// The only slot that it accepts, if it asks for one.
     pub(crate) slot: Option<u32>,
-    /// Its settings, which the communicator knows how to compare.
+    /// Its settings, which the communicator compares with its own.
     pub(crate) settings: Vec<u8>,
 }
 
 impl Newcomer {
-    /// Tells it from all other processes.
+    /// Returns the number that distinguishes it from all other processes.
     pub(crate) const fn id(&self) -> u64 {
         self.door.id
     }
 
-    /// "process 4711 on node7".
+    /// Describes it: "process 4711 on node7".
     pub(crate) fn who(&self) -> String {
         format!("process {} on {}", self.pid, self.hostname)
     }
 }
 
-/// A member's door, as a newcomer has to know it.
+/// A member's door, with the facts that a newcomer needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entrance {
     pub(crate) door: DoorAddress,
@@ -68,27 +68,27 @@ pub(crate) struct Entrance {
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
-    /// Meeting place of all members.
+    /// Door at which all members meet.
     pub(crate) at: Entrance,
     pub(crate) tag: Tag,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) patience: Duration,
-    /// The communicator's own addition.
+    /// Data that the communicator adds.
     pub(crate) lineage: Vec<u8>,
 }
 
-/// From a newcomer to the member at whose door it waits.
+/// A message from a newcomer to the member at whose door it waits.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum FromNewcomer {
     Hello(Newcomer),
     Beat,
 }
 
-/// From the member.
+/// A message from the member to the newcomer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum ToNewcomer {
-    /// It may wait. There are these doors by now.
+    /// The newcomer may wait. These are the doors of the members now.
     Welcome {
         entrances: Vec<Entrance>,
     },
@@ -104,10 +104,10 @@ pub(in crate::control) enum ToNewcomer {
 
 const GONE: &str = "the newcomer is gone";
 
-/// Reason why a newcomer may not wait: problem and remedy. None: it may.
+/// A check of newcomers. It returns the problem and the remedy if a newcomer may not wait.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
-/// See the module.
+/// The newcomers that wait at this member's door.
 pub(crate) struct Lobby {
     group: GroupId,
     check: Check,
@@ -120,17 +120,17 @@ struct State {
     waiting: Vec<Waiting>,
     arrivals: u64,
     entrances: Vec<Entrance>,
-    /// Doors of all who were ever members, as far as this one knows.
+    /// Door numbers of all processes that are or were members, as far as this member knows.
     members: BTreeSet<u64>,
     is_closed: bool,
 }
 
-/// One newcomer. Its connection ends when this is dropped.
+/// One waiting newcomer. Its connection ends when this is dropped.
 struct Waiting {
     newcomer: Newcomer,
     arrival: u64,
     queue: mpsc::UnboundedSender<Bytes>,
-    /// Raised when it is gone.
+    /// Raised when the newcomer is gone.
     gone: Arc<AbortFlag>,
     is_called: bool,
     reader: AbortHandle,
@@ -170,11 +170,11 @@ impl Lobby {
         self.group
     }
 
-    /// The doors of the members, which newcomers try when this one is gone.
+    /// Sets the doors of the members. Newcomers try them when this member is gone.
     pub(crate) fn meet(&self, mut entrances: Vec<Entrance>) {
         let mut state = self.lock();
         state.members.extend(entrances.iter().map(|entrance| entrance.door.id));
-        // A few are enough, and fit into a frame.
+        // A few doors are enough, and fit into a frame.
         entrances.truncate(MAX_ENTRANCES);
         let news = encode(&ToNewcomer::Welcome { entrances: entrances.clone() });
         for waiting in &state.waiting {
@@ -183,12 +183,12 @@ impl Lobby {
         state.entrances = entrances;
     }
 
-    /// The doors of the members.
+    /// Returns the doors of the members.
     pub(crate) fn entrances(&self) -> Vec<Entrance> {
         self.lock().entrances.clone()
     }
 
-    /// Closes the lobby when this member is fenced out or leaves: newcomers no longer wait here.
+    /// Closes the lobby when this member is fenced out or leaves. Newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -199,7 +199,7 @@ impl Lobby {
         !self.lock().is_closed
     }
 
-    /// Waiting newcomers, in order of arrival.
+    /// Returns the waiting newcomers in order of arrival.
     pub(crate) fn waiting(&self) -> Vec<Newcomer> {
         let state = self.lock();
         let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();
@@ -207,7 +207,8 @@ impl Lobby {
         all.into_iter().map(|waiting| waiting.newcomer.clone()).collect()
     }
 
-    /// Offers a seat to one that waits. `lost` runs if it goes before the result is dropped. None if it is gone already.
+    /// Offers a seat to a waiting newcomer. `lost` runs if the newcomer goes before the result is dropped. Returns
+    /// `None` if it is already gone.
     pub(crate) fn call(
         self: &Arc<Self>,
         id: u64,
@@ -225,7 +226,7 @@ impl Lobby {
         Some(Called { id, arrival, lobby: self.clone() })
     }
 
-    /// Tells one that waits why it cannot become a member. It goes.
+    /// Tells a waiting newcomer why it cannot become a member, and removes it.
     pub(crate) fn refuse(&self, id: u64, problem: String, remedy: &str) {
         let mut state = self.lock();
         if let Some(at) = state.waiting.iter().position(|waiting| waiting.newcomer.id() == id) {
@@ -241,7 +242,7 @@ impl Lobby {
         self.lock().waiting.retain(|waiting| (waiting.newcomer.id(), waiting.arrival) != (id, arrival));
     }
 
-    /// Hears who it is. Returns when it is refused, or waits.
+    /// Reads a newcomer's introduction. Returns when it is refused, or waits.
     pub(super) async fn receive(self: Arc<Self>, mut stream: BoxedStream) -> io::Result<()> {
         let frame = read_frame(&mut stream, MAX_BLOB_BYTES).await?;
         let hello = decode(&frame.ok_or_else(|| invalid("it has not said who it is".into()))?)?;
@@ -262,7 +263,7 @@ impl Lobby {
         if state.is_closed {
             return Err(invalid("this member goes".into()));
         }
-        // It has given its earlier connection up.
+        // The newcomer has given up its earlier connection.
         state.forget(newcomer.id());
         tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
         let _ = queue.send(encode(&ToNewcomer::Welcome { entrances: state.entrances.clone() }));
@@ -298,7 +299,8 @@ impl Lobby {
     }
 }
 
-/// A newcomer that was called. Its connection ends with this: by then it is a member, or it comes and waits again.
+/// A newcomer that was called. Dropping this ends its connection: by then it has become a member, or it comes back and
+/// waits again.
 pub(crate) struct Called {
     id: u64,
     arrival: u64,
@@ -311,7 +313,7 @@ impl Drop for Called {
     }
 }
 
-/// Says that this end lives, until the connection is given up.
+/// Signals that this end is alive, until the connection is given up.
 pub(in crate::control) async fn beat(queue: mpsc::WeakUnboundedSender<Bytes>, sign: Bytes) {
     loop {
         tokio::time::sleep(BEAT).await;
@@ -321,7 +323,7 @@ pub(in crate::control) async fn beat(queue: mpsc::WeakUnboundedSender<Bytes>, si
     }
 }
 
-/// Reads one frame of a peer that says something at every beat; none if it is gone or silent.
+/// Reads one frame from a peer that sends something at every beat. Returns `None` if the peer is gone or silent.
 pub(in crate::control) async fn hear<T: serde::de::DeserializeOwned>(
     reader: &mut BufReader<ReadHalf<BoxedStream>>,
     silent_after: Duration,

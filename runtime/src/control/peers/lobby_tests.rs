@@ -37,7 +37,7 @@ fn spec() -> JoinSpec {
     spec
 }
 
-/// The member's answer to a hello.
+/// Returns the member's answer to a hello.
 async fn answer(from: &Door, at: &Door, hello: &FromNewcomer) -> Option<ToNewcomer> {
     let mut stream = knock(from, at, GROUP).await.expect("the lobby is open");
     stream.write_all(&encode(hello)).await.expect("it reads");
@@ -76,7 +76,7 @@ async fn who_does_not_fit_is_told_why() {
     let told = refused(&|newcomer| newcomer.door = door.address().clone()).await;
     assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
     assert!(lobby.waiting().is_empty());
-    // Of another group, or one that is no more.
+    // This group is another one, or no longer exists.
     let unknown = knock(&own, &door, [1; 16]).await;
     assert!(matches!(unknown, Err(NoAnswer::Gone(_))));
     lobby.close();
@@ -91,7 +91,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     let mut stream = knock(&own, &door, GROUP).await.unwrap();
     stream.write_all(&encode(&hello)).await.unwrap();
     until("it waits", || lobby.waiting().len() == 1).await;
-    // It comes again, since it has lost its connection: the new one counts.
+    // The newcomer has lost its connection and comes again. The new connection counts.
     let mut again = knock(&own, &door, GROUP).await.unwrap();
     again.write_all(&encode(&hello)).await.unwrap();
     until("only the new one", || lobby.lock().arrivals == 2).await;
@@ -112,7 +112,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     let _called = lobby.call(own.address().id, seat.clone(), note).expect("it waits");
     assert!(lobby.waiting().is_empty(), "it is on its way");
     assert!(lobby.call(12345, seat, Box::new(|| ())).is_none(), "nobody of that name");
-    // It is silent from the beginning.
+    // This newcomer is silent from the beginning.
     until("silence is noticed", || lost.load(std::sync::atomic::Ordering::Relaxed)).await;
 }
 
@@ -121,18 +121,18 @@ async fn strangers_and_garbage_do_no_harm() {
     let door = Door::open_port(&spec()).await.unwrap();
     let own = Door::open_port(&spec()).await.unwrap();
     let lobby = lobby(&door);
-    // Without the key of the door.
+    // A caller without the key of the door is rejected.
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
     let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
     let Err(NoAnswer::Silent(text)) = outcome else { panic!("it was let in") };
     assert!(text.contains("another rendezvous key"), "{text}");
-    // With another secret.
+    // So is a caller with another secret.
     let mut credentials = door.address().credentials(&spec());
     credentials.secret = crate::job::JobSecret::new("x");
     let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
     assert!(matches!(outcome, Err(NoAnswer::Misfit { problem, .. }) if problem.contains("job secret")));
-    // Frames that are no hello, or too long.
+    // So are frames that are no hello, or too long.
     let mut garbage = encode(&FromNewcomer::Beat).to_vec();
     for _ in 0..20 {
         let mut stream = knock(&own, &door, GROUP).await.unwrap();

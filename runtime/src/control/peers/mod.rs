@@ -1,7 +1,7 @@
-//! Cooperation of a job's members without the coordinator: they agree, and watch each other while they meet anew.
+//! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form a new group.
 //!
-//! One task per job and process owns the lines to other members and the current agreements (`rounds`, which are those of
-//! [`kolo_membership`]). Lines are opened when there is a message to send. A line that ends is opened again; only a refusal by the system
+//! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, state machines of
+//! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
 //! proves that the member has ended (`door`).
 
 pub(super) mod door;
@@ -37,21 +37,21 @@ use relays::relays;
 use renewals::Renewals;
 use rounds::{Heard, RoundKey, Rounds};
 
-/// Frames that wait for a line to a member; what is lost beyond them is said again.
+/// Most frames that wait for a line to a member. Frames beyond them are lost, and are sent again later.
 const UNSENT_MAX: usize = 64;
 
-/// A message among members.
+/// A message between members.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
     Round {
         key: RoundKey,
         message: Message,
     },
-    /// This member has no such communicator any more.
+    /// The sender is no longer a member of the communicator.
     Closed {
         key: RoundKey,
     },
-    /// The members of the communicator have gone on without the one that is told.
+    /// The members of the communicator have gone on without the receiver.
     LeftBehind {
         communicator: u64,
     },
@@ -66,19 +66,19 @@ pub(super) enum Said {
 /// Outcome of an agreement for this member.
 #[derive(Clone, Debug)]
 pub(crate) enum Agreed {
-    /// Members by rank in the communicator.
+    /// The decision. It names members by rank in the communicator.
     Decided(Decision),
-    /// The others have gone on without this member; one of them.
+    /// The others have gone on without this member. `by` is one of them.
     LeftBehind { by: u32 },
-    /// No quorum is in reach.
+    /// Not enough members answer for a quorum.
     Stranded { silent: Vec<u32> },
-    /// This member's time is over.
+    /// This member's deadline passed.
     Late { late: Vec<u32>, silent: Vec<u32> },
 }
 
 /// An event for the task.
 pub(super) enum Event {
-    /// Another member has knocked.
+    /// Another member has connected.
     Called {
         rank: u32,
         stream: BoxedStream,
@@ -87,7 +87,7 @@ pub(super) enum Event {
         rank: u32,
         outcome: Result<BoxedStream, NoAnswer>,
     },
-    /// The same in the place of a line whose other end answers nothing.
+    /// An attempt has ended to replace a line whose other end acknowledges nothing.
     Renewed {
         rank: u32,
         outcome: Result<BoxedStream, NoAnswer>,
@@ -124,35 +124,35 @@ pub(super) enum Event {
         communicator: u64,
         cause: AbortCause,
     },
-    /// Dropped once every rank that was told of an abort has answered or is gone.
+    /// A sender that is dropped once every rank that was told of an abort has answered or is gone.
     AwaitTold(std::sync::mpsc::SyncSender<()>),
 }
 
 type Reply = std::sync::mpsc::Sender<Agreed>;
 
-/// A handle to the task; the task ends with it.
+/// A handle to the task. The task ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    /// Events from before the task runs.
+    /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     doors: Arc<[DoorAddress]>,
 }
 
 impl Peers {
-    /// From now on, others that call are heard.
+    /// Makes the handle. From now on, connections from other members are accepted.
     pub(super) fn new(shared: &Shared, door: &Door, doors: Arc<[DoorAddress]>) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         door.move_in(shared.cookie, &events);
         Self { events, inbox: Mutex::new(Some(inbox)), doors }
     }
 
-    /// The door of a rank.
+    /// Returns the door of a rank.
     pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
         self.doors.get(rank as usize).cloned()
     }
 
-    /// Starts the task, the first time.
+    /// Starts the task on the first call. Later calls do nothing.
     pub(super) fn start(
         &self,
         runtime: &ControlRuntime,
@@ -187,8 +187,9 @@ impl Peers {
         runtime.spawn(task.run());
     }
 
-    /// Agrees with the members of a communicator. Blocks until the deadline at most, and for `grace` after it if those that have not come by
-    /// then are waited for no longer. All bring their parts to the same rounds in the same order.
+    /// Agrees with the members of a communicator. All members bring their parts to the same rounds in the same order. Blocks until the
+    /// deadline at most. With `grace`, the members then wait no longer for those that have not come, and the call blocks for that much
+    /// longer.
     pub(super) fn agree(
         &self,
         key: RoundKey,
@@ -216,8 +217,8 @@ impl Peers {
         }
     }
 
-    /// Says so once one of these members is gone or silent, or has come to the agreement that is `later` than what it is waited for: then
-    /// it has given that up.
+    /// Watches members. The result reports one that is gone or silent, or that has come to agreement `later`, which shows that it has
+    /// given up the present one.
     pub(super) fn watch(
         &self,
         ranks: Vec<u32>,
@@ -234,16 +235,16 @@ impl Peers {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
 
-    /// Blocks until the ranks that this one tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
+    /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for `patience`.
     pub(super) fn wait_until_told(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
         let _ = self.events.send(Event::AwaitTold(told));
-        // Nothing is ever sent: the other end is dropped.
+        // Nothing is ever sent here. The other end is dropped.
         let _ = all.recv_timeout(patience);
     }
 }
 
-/// Which ranks are on this one's host.
+/// Returns which ranks are on this rank's host.
 fn near(shared: &Shared) -> Vec<bool> {
     let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
     shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
@@ -266,12 +267,12 @@ struct Task {
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
-    /// To each rank, the newest first: two may have called each other at the same time.
+    /// Lines to each rank, the newest first. There are two if both have connected at the same time.
     lines: BTreeMap<u32, Vec<Line>>,
     next_line: u64,
-    /// Members being knocked for, or the time before which none is repeated.
+    /// Members to which an attempt to connect is under way (`None`), or the time before which it is not repeated.
     knocking: BTreeMap<u32, Option<Instant>>,
-    /// Unanswered knocks in a row.
+    /// Number of failed attempts in a row.
     setbacks: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
     heard: BTreeMap<u32, Instant>,
@@ -312,7 +313,7 @@ impl Task {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
         let knock = self.knocking.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
-        // A member that waits for an answer looks after its lines.
+        // A member that waits for an answer also checks its lines.
         let renewal = rounds.or(ping).and(self.renewals.due());
         [rounds, ping, knock, renewal].into_iter().flatten().min()
     }
@@ -337,7 +338,7 @@ impl Task {
                 if lines.is_empty() {
                     self.untold.remove(&rank);
                 }
-                // Whether it is gone is known by calling it again.
+                // Another attempt to connect shows whether the member has ended.
                 if lines.is_empty() && self.needs(rank) {
                     self.knock(rank);
                 }
@@ -368,7 +369,7 @@ impl Task {
             }
             Err(NoAnswer::Gone(text)) => self.gone(rank, text),
             Err(NoAnswer::LeftBehind(told)) => {
-                // First: as one of those that are gone it would count for a quorum.
+                // This must come before `gone`: a member that counts as gone would help to make a quorum.
                 self.left_behind(rank, |communicator| told.is_of(communicator));
                 self.gone(rank, NoAnswer::LeftBehind(told).text());
             }
@@ -387,7 +388,7 @@ impl Task {
         }
     }
 
-    /// Whether an answer of it is waited for.
+    /// Whether this member waits for an answer of the rank.
     fn needs(&self, rank: u32) -> bool {
         self.rounds.needs(rank) || self.watches.iter().any(|watch| watch.ranks.contains(&rank))
     }
@@ -402,7 +403,7 @@ impl Task {
         self.rounds.gone(rank);
     }
 
-    /// The members of these communicators, `by` among them, have gone on without this one.
+    /// Handles the news that the members of these communicators, `by` among them, have gone on without this one.
     fn left_behind(&mut self, by: u32, is_of: impl Fn(u64) -> bool) {
         for (communicator, by) in self.shared.communicators_with(by).into_iter().filter(|(id, _)| is_of(*id))
         {
@@ -460,7 +461,7 @@ impl Task {
         }
     }
 
-    /// A member that others wait for may have taken one of them for silent, and have gone on to the agreement on what came of it.
+    /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that follows.
     fn note_given_up(&mut self, rank: u32, key: RoundKey) {
         for watch in &mut self.watches {
             let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
@@ -473,7 +474,7 @@ impl Task {
         }
     }
 
-    /// After every event: time passes, and what follows is said.
+    /// Runs after every event: lets time pass, and sends the messages that follow.
     fn look(&mut self) {
         let now = Instant::now();
         self.rounds.tick(now);
@@ -490,7 +491,7 @@ impl Task {
             if let Stand::Decided(decision) = stand
                 && let Some(by) = decision.members.iter().next()
             {
-                // Decided without this rank: it was taken for silent.
+                // This was decided without this rank, which was taken for silent.
                 self.fence(key.communicator, by);
             }
         }
@@ -570,7 +571,7 @@ impl Task {
         });
     }
 
-    /// Knocks at that door, which is a rank's.
+    /// Connects to a rank at the given door.
     fn knock_with(
         &self,
         rank: u32,
@@ -583,7 +584,7 @@ impl Task {
         async move { door.knock(&at, near, credentials, &opening, patience).await }
     }
 
-    /// It takes over what other lines to that rank have not brought there.
+    /// Adds a new line to a rank. The new line also sends the frames that other lines may not have delivered.
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
         let number = self.next_line;

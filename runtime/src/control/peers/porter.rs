@@ -1,4 +1,4 @@
-//! The porter of a process: answers connections at its door and hands each to its addressee.
+//! The porter of a process, which accepts connections at its door and hands each to the service that it wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -32,41 +32,42 @@ use crate::job::limits::{
     MAX_REMEMBERED, PASS_TIMEOUT,
 };
 
-/// First frame on a new connection.
+/// First frame on a new connection. It says what the caller wants.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Opening {
-    /// A member of the job with this cookie.
+    /// A member of the job with this cookie opens a line.
     Line { cookie: Cookie, from: u32 },
-    /// A survivor, or a newcomer that was called, that joins the coordinator with this tag.
+    /// A survivor, or a newcomer that was called, joins the coordinator with this tag.
     Join { tag: Tag },
-    /// A newcomer that would become a member of this group.
+    /// A newcomer wants to become a member of this group, and waits.
     Wait { group: GroupId },
-    /// A member of the job that passes on a message of the coordinator.
+    /// A member of the job passes on a message of the coordinator.
     Pass,
-    /// A newcomer that fetches the state of this group.
+    /// A newcomer fetches the state of this group.
     State { group: GroupId },
 }
 
-/// The answer.
+/// Answer to the first frame.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Answer {
     Taken,
     /// The job or group has no members here any more.
     Unknown,
-    /// The same; and before, this member has gone on without the one that knocks.
+    /// The same, and before that, this member has gone on without the caller.
     LeftBehind(LeftBehind),
 }
 
-/// Communicators whose members went on without a rank, which may not know.
+/// Communicators whose members have gone on without a rank that may not know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) struct LeftBehind {
-    /// In a communicator of all ranks, so in every one.
+    /// Whether one of these communicators had all ranks of the job, so that the rank is left behind in every
+    /// communicator.
     everywhere: bool,
     communicators: Vec<u64>,
 }
 
 impl LeftBehind {
-    /// Whether they have in this communicator.
+    /// Whether the rank was left behind in this communicator.
     pub(super) fn is_of(&self, communicator: u64) -> bool {
         self.everywhere || self.communicators.contains(&communicator)
     }
@@ -79,26 +80,27 @@ impl LeftBehind {
     }
 }
 
-/// Residents of the process, reached through its door.
+/// The services of a process that are reached through its door.
 #[derive(Default)]
 pub(super) struct Residents {
     pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
     pub(super) coordinators: HashMap<Tag, Coordinator>,
-    /// Meetings that are over: who comes late to one is told so.
+    /// Meetings that are over. A latecomer to one of them is told so.
     pub(super) over: VecDeque<Tag>,
-    /// Members left behind, by jobs and ranks: told after this process's place in the job has ended too. A member that knocks at a door
-    /// with no memory of it takes the door's owner for one that has left, and all of them gone for a quorum of one.
+    /// Members left behind, by job and rank. They are told so even after this process has left the job. Otherwise a
+    /// member that knocks would take the door's owner for one that has left, and if all owners counted as gone, it
+    /// could form a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
     pub(super) desks: HashMap<GroupId, Weak<Desk>>,
-    /// Receiver of the messages that are passed on.
+    /// Queue for messages that ranks pass on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
-    /// Receiver of the ranks that join, where they join at this port too.
+    /// Queue for ranks that join, if they join at this port too.
     joins: Option<mpsc::Sender<Caller>>,
 }
 
 impl Residents {
-    /// From now on, ranks that join come in at this port, which listens there.
+    /// Lets ranks join at this port from now on. `at` is the port's address.
     pub(super) fn let_join(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Entry {
         let (callers, entry) = mpsc::channel(CALLERS_MAX);
         self.joins = Some(callers);
@@ -109,7 +111,7 @@ impl Residents {
         self.left_behind.iter().find(|(who, _)| *who == (cookie, rank)).map(|(_, told)| told)
     }
 
-    /// The members of a communicator have gone on without this rank.
+    /// Records that the members of a communicator have gone on without this rank.
     pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, everywhere: bool) {
         let place = self.left_behind.iter().position(|(who, _)| *who == (cookie, rank));
         let mut entry = place.and_then(|place| self.left_behind.remove(place));
@@ -122,7 +124,7 @@ impl Residents {
     }
 }
 
-/// When this process had no descriptor for a line to another.
+/// Time when this process last lacked a descriptor for a line to another member.
 #[derive(Debug, Default)]
 pub(super) struct Shortage(Mutex<Option<Instant>>);
 
@@ -136,7 +138,7 @@ impl Shortage {
         }
     }
 
-    /// The same for a failed knock of which only the error text is left.
+    /// Notes a failed knock of which only the error text is left, if descriptors were lacking.
     pub(super) fn note_text(&self, why: &str) {
         let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
         if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
@@ -144,7 +146,8 @@ impl Shortage {
         }
     }
 
-    /// Whether the process has run out of descriptors since then, or has none now, so that it cannot knock either.
+    /// Whether the process has lacked descriptors since the given time, or has none now. In the latter case it cannot
+    /// knock either.
     pub(super) fn was_since(&self, since: Instant) -> bool {
         let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.is_some_and(|noted| noted >= since)
@@ -158,21 +161,21 @@ fn is_shortage(error: &io::Error) -> bool {
 
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
 
-/// Everything reached at one port of a process.
+/// Everything that is reached at one port of a process.
 #[derive(Clone)]
 pub(super) struct House {
     pub(super) credentials: Credentials,
     pub(super) residents: Registry,
-    /// The endpoints of its communicators.
+    /// The endpoints of the process's communicators.
     pub(super) endpoints: Arc<Port>,
     pub(super) relay: Arc<Relay>,
-    /// The coordinator's, if ranks join here.
+    /// The coordinator's counters, if ranks join here.
     pub(super) counters: Arc<CoordinatorCounters>,
-    /// When descriptors for callers were short.
+    /// Times when descriptors for callers were lacking.
     pub(super) shortage: Arc<Shortage>,
 }
 
-/// Strangers cannot keep members out: see [`PendingConnections`].
+/// Serves the port. Strangers cannot keep members out: see [`PendingConnections`].
 pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: House) {
     let mut callers = JoinSet::new();
     let mut pending = PendingConnections::new(most_handshakes);
@@ -197,10 +200,10 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: 
                         }
                     });
                     pending.enter(task.id(), origin.ip(), standing, give_up);
-                    // It has its turn before the next ones.
+                    // The new task gets its turn before the next connection is accepted.
                     tokio::task::yield_now().await;
                 }
-                // Out of descriptors, most likely, which passes.
+                // Most likely descriptors ran out, which passes.
                 Err(error) => {
                     house.endpoints.starves(&error);
                     pending.make_room(house.rejected());
@@ -220,8 +223,9 @@ impl House {
         self.counters.rejected.load(Ordering::Relaxed)
     }
 
-    /// Hands a connection to the service that its first bytes name: an endpoint, the relay, or the coordinator. A caller that knocks and
-    /// proves its keys is returned instead. None for a stranger, or for a connection that made room for another.
+    /// Hands a connection to the service that its first bytes name: an endpoint, the relay, or the coordinator. A
+    /// caller that knocks and proves its keys is returned instead. Returns `None` for a stranger, or for a connection
+    /// that made room for another.
     async fn greet(
         &self,
         caller: Caller,
@@ -260,7 +264,7 @@ impl House {
         Some(Greeted::Knocked(line::stream(stream, keys.as_ref())))
     }
 
-    /// Reads the hello of a connection between endpoints.
+    /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.
     async fn hand_over(
         &self,
         mut stream: TcpStream,
@@ -278,14 +282,14 @@ impl House {
     }
 }
 
-/// A caller's purpose.
+/// Kind of caller, by its first bytes.
 enum Beginning {
     Hello([u8; HELLO_MAGIC_BYTES]),
     Relay([u8; HELLO_MAGIC_BYTES]),
     Kolo(Start),
 }
 
-/// Outcome of a call.
+/// Outcome of greeting a caller.
 enum Greeted {
     HandedOn,
     Knocked(BoxedStream),
@@ -302,7 +306,7 @@ async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
     })
 }
 
-/// Takes a caller to its addressee.
+/// Reads a caller's first frame and hands the connection to the service that it names.
 pub(super) async fn receive(stream: BoxedStream, residents: Registry, judged: bool) {
     let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
 }
@@ -321,7 +325,7 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
             let _ = host.send(Event::Called { rank: from, stream });
         }
         Opening::Join { tag } => {
-            // This rank may hear of the decision a little later than the one that knocks.
+            // This rank may learn of the decision a little later than the caller.
             let mut news = residents.subscribe();
             let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
             let arrival = news.wait_for(is_known).await;
@@ -344,7 +348,7 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            // For as long as it takes: the newcomer goes, or the desk does.
+            // This task runs until the newcomer leaves or the desk is dropped.
             tokio::spawn(desk.receive(stream));
         }
         Opening::Pass => {

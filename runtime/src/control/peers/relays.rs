@@ -1,9 +1,10 @@
-//! Spread of messages for all members, without a coordinator.
+//! Spreading of messages to all members without a coordinator.
 
 use std::collections::BTreeSet;
 
-/// Members that a member tells news for all; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
-/// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
+/// Returns the members to which this member passes on news for all, when it hears it first: those at distances of 1, 2,
+/// 4 ... in both directions. News thus reaches all members in as many steps as their number has binary digits, even
+/// past members that are gone, and no member contacts all others.
 pub(super) fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
     let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
     let count = members.len();

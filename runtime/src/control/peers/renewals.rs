@@ -1,7 +1,8 @@
-//! Lines to other hosts that a cut has made slow are made anew.
+//! Renewal of lines to other hosts that a network cut has made slow.
 //!
-//! A kernel sends again what a cut has swallowed when a timer says so, up to some tenths of a second after the cable is mended: a member that
-//! waits for the answer would take the other for silent meanwhile. So it knocks again before that, as soon as silence is in doubt.
+//! A kernel resends data lost in a cut when a timer fires, up to some tenths of a second after the network works again.
+//! A member that waits for the answer would take the other for silent in the meantime. It therefore opens a new line
+//! earlier, as soon as the silence is in doubt.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use super::{Event, Task};
 use crate::control::coordinator::BoxedStream;
 use crate::control::vigil::doubt;
 
-/// Attempts under way. Each sends one request for a connection in time; the first that is answered counts.
+/// Attempts under way. Each sends one connection request within its time, and the first that is answered counts.
 pub(super) struct Renewals {
     due: Instant,
     /// Whether there are lines to other hosts.
@@ -27,14 +28,14 @@ impl Renewals {
         Self { due: now, leads_away: false, attempts: BTreeMap::new() }
     }
 
-    /// When lines are looked at next; never without lines to other hosts.
+    /// Returns the time of the next check of the lines, or `None` without lines to other hosts.
     pub(super) fn due(&self) -> Option<Instant> {
         self.leads_away.then_some(self.due)
     }
 }
 
 impl Task {
-    /// Knocks where silence is in doubt.
+    /// Starts new lines to members whose silence is in doubt.
     pub(super) fn renew(&mut self, now: Instant) {
         if now < self.renewals.due {
             return;

@@ -1,4 +1,4 @@
-//! The agreements of one job in one process: one for each communicator and round, by ranks of the world.
+//! The agreements of one job in one process: one for each communicator and round. Members are named by world rank.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::{Agreed, Reply};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
 
-/// Silence that is borne by a member that was asked before its own program has called.
+/// Silence that a member tolerates if it was asked before its own program has called.
 const USUAL_SILENCE: Duration = Duration::from_secs(1);
 
-/// One agreement.
+/// Identifies one agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct RoundKey {
     pub(crate) communicator: u64,
-    /// Counts the agreements of the communicator.
+    /// Number of the agreement in its communicator.
     pub(crate) number: u64,
 }
 
@@ -25,43 +25,43 @@ pub(crate) struct RoundKey {
 struct Round {
     members: Arc<[u32]>,
     agreement: Agreement,
-    /// Of the program that has called and waits.
+    /// Where to send the result if the program has called and waits.
     reply: Option<Reply>,
     is_over: bool,
-    /// Whether the program knows how it ended.
+    /// Whether the program has been told how it ended.
     is_told: bool,
 }
 
-/// All of them. Decided ones are kept for members that ask late.
+/// All agreements. Decided ones are kept for members that ask late.
 #[derive(Debug)]
 pub(super) struct Rounds {
     me: u32,
     started: Instant,
     rounds: BTreeMap<RoundKey, Round>,
-    /// That may have something to say.
+    /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, Stand)>,
-    /// Ranks that agreements of a communicator were decided without.
+    /// Ranks without which agreements of a communicator were decided.
     left_behind: BTreeMap<u64, BTreeSet<u32>>,
-    /// Communicators whose members have gone on without this one, and the place of one of these.
+    /// Communicators whose members have gone on without this one, each with the place of one of these members.
     fenced: BTreeMap<u64, u32>,
-    /// Ranks that were left behind and are to be remembered after the communicator.
+    /// Ranks left behind that the door must remember beyond the communicator's life.
     news: Vec<(u64, Vec<u32>)>,
     longest_silence: Duration,
 }
 
-/// Outcome of hearing a message.
+/// Outcome of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Taken,
-    /// This member is in no such communicator any more.
+    /// This member is no longer in such a communicator.
     Closed,
-    /// The members have gone on without the one that sent it.
+    /// The members have gone on without the sender.
     LeftBehind,
 }
 
 impl Round {
-    /// Whether it works for a decision: its program waits, or a part was brought for it.
+    /// Whether this member is working for a decision: its program waits, or a part was brought on its behalf.
     fn is_at_work(&self) -> bool {
         self.reply.is_some() || (self.agreement.is_stood_in_for() && self.agreement.next_wakeup().is_some())
     }
@@ -86,7 +86,7 @@ impl Rounds {
         self.started.elapsed()
     }
 
-    /// The longest silence that any member tolerates.
+    /// Returns the longest silence that any member tolerates.
     pub(super) const fn longest_silence(&self) -> Duration {
         self.longest_silence
     }
@@ -121,8 +121,8 @@ impl Rounds {
         Some(round)
     }
 
-    /// Keeps the number of rounds bounded; the oldest that are over go first. Those that were decided for a program that is late stay: it
-    /// will ask how they ended, and there is one for each call that it has missed.
+    /// Keeps the number of rounds bounded by dropping the oldest that are over. Rounds that were decided on behalf of a
+    /// late program stay, because it will ask how they ended, once for each call that it has missed.
     fn forget_some(&mut self) {
         let may_go = |round: &Round| round.is_over && (round.is_told || !round.agreement.is_stood_in_for());
         if self.rounds.len() >= MAX_REMEMBERED
@@ -147,7 +147,7 @@ impl Rounds {
             let _ = reply.send(Agreed::LeftBehind { by: *by });
             return;
         }
-        // They could not come back.
+        // Members that were left behind cannot come back, so they are suspects.
         let left_behind = self.left_behind.get(&key.communicator).cloned();
         if let Some(round) = self.open(key, members, silent_after, known_gone) {
             round.reply = Some(reply);
@@ -160,7 +160,7 @@ impl Rounds {
         }
     }
 
-    /// The time of this member's program is over: it waits no longer for those of others.
+    /// Handles the deadline of this member's program: it no longer waits for other members' programs.
     pub(super) fn wait_no_longer(&mut self, key: RoundKey) {
         let now = self.clock();
         if let Some(round) = self.rounds.get_mut(&key).filter(|round| round.reply.is_some()) {
@@ -182,7 +182,7 @@ impl Rounds {
         }
     }
 
-    /// `members`: of the communicator, if it is registered.
+    /// Handles a member's message. `members` are those of the communicator, if it is registered.
     pub(super) fn hear(
         &mut self,
         from: u32,
@@ -196,7 +196,7 @@ impl Rounds {
         let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
         let known = self.rounds.get(&key).map(|round| round.members.clone());
         if is_out && !is_over {
-            // In a later agreement than that which was decided without it.
+            // The sender takes part in a later agreement than the one that was decided without it.
             return Heard::LeftBehind;
         }
         let members = members.filter(|_| is_over || !self.fenced.contains_key(&key.communicator));
@@ -210,8 +210,8 @@ impl Rounds {
         Heard::Taken
     }
 
-    /// The members of a communicator, of which one is in place `by`, have gone on without this one. It takes part in no agreement of
-    /// theirs any more, and the program that waits for one is told so.
+    /// Records that the members of a communicator, one of them in place `by`, have gone on without this one. This
+    /// member takes part in none of their agreements any more, and a program that waits for one is told so.
     pub(super) fn fence(&mut self, communicator: u64, by: u32) {
         self.fenced.insert(communicator, by);
         self.rounds.retain(|key, round| {
@@ -224,7 +224,7 @@ impl Rounds {
         });
     }
 
-    /// A member is gone.
+    /// Records that a member is gone.
     pub(super) fn gone(&mut self, rank: u32) {
         let now = self.clock();
         for (key, round) in &mut self.rounds {
@@ -235,7 +235,7 @@ impl Rounds {
         }
     }
 
-    /// A member has dropped the communicator.
+    /// Records that a member has dropped the communicator.
     pub(super) fn closed(&mut self, rank: u32, key: RoundKey) {
         let now = self.clock();
         if let Some(round) = self.rounds.get_mut(&key)
@@ -246,7 +246,7 @@ impl Rounds {
         }
     }
 
-    /// Whether an agreement under way has this member.
+    /// Whether an open agreement includes this member.
     pub(super) fn needs(&self, rank: u32) -> bool {
         self.rounds.values().any(|round| round.is_at_work() && round.members.contains(&rank))
     }
@@ -267,7 +267,7 @@ impl Rounds {
         }
     }
 
-    /// Messages to send, to ranks of the world. Programs that wait hear how it ended.
+    /// Returns the messages to send, each with its world rank. Also tells waiting programs how their agreements ended.
     pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
         let now = self.clock();
         let mut messages = Vec::new();
@@ -305,12 +305,12 @@ impl Rounds {
         messages
     }
 
-    /// Ranks that agreements of communicators were decided without, since the last time.
+    /// Returns the ranks without which agreements were decided since the last call, by communicator.
     pub(super) fn take_left_behind(&mut self) -> Vec<(u64, Vec<u32>)> {
         std::mem::take(&mut self.news)
     }
 
-    /// Agreements that were decided without this member.
+    /// Returns agreements that were decided without this member.
     pub(super) fn take_ends(&mut self) -> Vec<(RoundKey, Stand)> {
         std::mem::take(&mut self.ends)
     }

@@ -1,7 +1,7 @@
-//! Copies of a member's state, which newcomers fetch at its door while the member goes on.
+//! Copies of a member's state, which newcomers fetch at its door while the member continues to work.
 //!
-//! A newcomer presents the key of the door and waits. The members notice the request, take a copy at the same step, and each serves chunks
-//! and their hashes from it. A copy is kept while a newcomer is fetching it.
+//! A newcomer presents the key of the door and waits. The members notice the request and take a copy at the same step.
+//! Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,32 +18,32 @@ use crate::job::limits::{MAX_HELLO_FRAME, MAX_LOBBY};
 
 pub(crate) type Hash = [u8; 32];
 
-/// The state of one step.
+/// The state at one step.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) version: u64,
-    /// Tells lists of parts from each other.
+    /// Digest that distinguishes lists of parts.
     pub(crate) digest: Hash,
     pub(crate) chunks: Vec<Box<[u8]>>,
 }
 
-/// From a newcomer.
+/// A request from a newcomer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum FromFetcher {
     Chunk { index: u32 },
     Hash { index: u32 },
 }
 
-/// From the member.
+/// A message from the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum ToFetcher {
-    /// The copy that is served, once there is one.
+    /// The copy that is served, sent once there is one.
     Offered {
         version: u64,
         digest: Hash,
         chunks: u32,
     },
-    /// So many bytes follow.
+    /// This many bytes follow.
     Chunk {
         bytes: u32,
     },
@@ -52,22 +52,22 @@ pub(in crate::control) enum ToFetcher {
     },
 }
 
-/// A member's desk, which serves its copy.
+/// A member's desk, which serves a copy of its state.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     copy: watch::Sender<Option<Arc<Snapshot>>>,
     visitors: AtomicUsize,
-    /// Those of them for whom there is no copy yet.
+    /// Number of visitors for whom there is no copy yet.
     waiting: AtomicUsize,
 }
 
 impl Desk {
-    /// Whether a newcomer waits for a copy.
+    /// Whether a newcomer is waiting for a copy.
     pub(crate) fn is_asked(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// The version that is served.
+    /// Returns the version of the copy that is served.
     pub(crate) fn version(&self) -> Option<u64> {
         self.copy.borrow().as_ref().map(|copy| copy.version)
     }
@@ -77,7 +77,7 @@ impl Desk {
         if self.visitors.load(Ordering::Relaxed) > 0 {
             self.copy.send_replace(Some(Arc::new(copy)));
         }
-        // The last one may have gone before it was there.
+        // The last newcomer may have left before the copy was there.
         self.release();
     }
 
@@ -87,18 +87,18 @@ impl Desk {
         }
     }
 
-    /// Whether one more may come.
+    /// Whether one more newcomer may come.
     pub(super) fn has_room(&self) -> bool {
         self.visitors.load(Ordering::Relaxed) < MAX_LOBBY
     }
 
-    /// Serves a newcomer until it goes, or the desk does.
+    /// Serves a newcomer until it leaves or the desk is dropped.
     pub(super) async fn receive(self: Arc<Self>, stream: BoxedStream) -> io::Result<()> {
         let visit = Visit::new(&self, |desk| &desk.visitors);
         let (mut read, mut write) = tokio::io::split(stream);
         let mut copies = self.copy.subscribe();
         let waits = Visit::new(&self, |desk| &desk.waiting);
-        // The copy at hand may belong to a newcomer that is about to go, and serves this one as well.
+        // The copy at hand may have been taken for a newcomer that is about to leave. It serves this one as well.
         drop(self);
         let copy = tokio::select! {
             copy = copies.wait_for(Option::is_some) => copy.ok().and_then(|copy| copy.clone()),
@@ -136,7 +136,7 @@ async fn answer(
         FromFetcher::Hash { index } => {
             chunk(index)?;
             let copy = copy.clone();
-            // Not on the control thread, on which the members agree.
+            // Hashing must not delay the control thread, on which the members agree.
             let hash =
                 tokio::task::spawn_blocking(move || Sha256::digest(&copy.chunks[index as usize]).into());
             let hash = hash.await.map_err(io::Error::other)?;
@@ -151,7 +151,7 @@ async fn say(write: &mut (impl AsyncWrite + Unpin), frame: &ToFetcher, bytes: &[
     write.flush().await
 }
 
-/// Reads what a member has said; a chunk, if it is one, has to have `expected` bytes.
+/// Reads a message from a member. If it is a chunk, it must have `expected` bytes.
 pub(in crate::control) async fn hear(
     read: &mut (impl AsyncRead + Unpin),
     expected: usize,
@@ -170,7 +170,7 @@ pub(in crate::control) async fn hear(
     Ok((said, chunk))
 }
 
-/// Counts a visitor at a desk.
+/// Counts a visitor at a desk, until it is dropped.
 struct Visit {
     desk: Weak<Desk>,
     count: fn(&Desk) -> &AtomicUsize,

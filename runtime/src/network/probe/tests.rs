@@ -1,21 +1,21 @@
-//! Tests of measuring, on links in virtual time.
+//! Tests of the measurements, on links in virtual time.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 
-/// A link in virtual time: each message brings the time at which it arrives.
+/// A link in virtual time. Each message carries the time at which it arrives.
 struct Line {
     here: Duration,
     to: HashMap<u32, Sender<(Duration, Vec<u8>)>>,
     from: HashMap<u32, Receiver<(Duration, Vec<u8>)>>,
     latency: Duration,
     rate: f64,
-    /// Bytes that may be on their way, to each host, where that begins small and grows as a TCP connection's window does.
+    /// Bytes that may be in flight to each host. The number begins small and grows as a TCP connection's window does.
     windows: Option<HashMap<u32, f64>>,
-    /// The part of every second exchange by which the process is late when it is over, as it has no processor. Its kernel has room for
-    /// what it sends.
+    /// Share of every second exchange by which the process finishes late, because it has no CPU. Its kernel has room
+    /// for the data that it sends.
     late: f64,
     is_second: bool,
 }
@@ -134,7 +134,7 @@ fn a_far_link_is_found_while_the_windows_of_its_connections_grow() {
         let (samples, took) = measured_on(lines);
         let found = samples[0].bytes_per_second / rate;
         assert!((0.75..1.25).contains(&found), "{latency_ms} ms, {rate}: {found}, {samples:?}");
-        // Slow links take the time of the first message.
+        // On slow links the first message dominates the time.
         let bound = 30 * (2 * latency) + Duration::from_secs_f64(3.0 * FIRST_BYTES as f64 / rate);
         assert!(took < bound, "{latency_ms} ms, {rate}: {took:?}");
     }
