@@ -58,7 +58,7 @@ pub enum Registered {
     NotNeeded(&'static str),
 }
 
-/// What becomes of registrations of the caller's memory once they are no longer in use.
+/// Treatment of registrations of the caller's memory that are no longer in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistrationPolicy {

@@ -114,7 +114,7 @@ pub trait Stage: Debug {
     fn waited_for(&self, area: u16, what: Awaited) -> Vec<usize>;
 }
 
-/// What a member waits for in an area, for error texts.
+/// Object of a member's wait in an area, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// Room to publish this many bytes.
