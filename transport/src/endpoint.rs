@@ -7,10 +7,10 @@
 //!    blocks, except in [`Endpoint::establish`]: the owner decides when to poll and how to wait.
 //! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
 //!    sending meets the i-th receive that the peer posts. A channel has no tag matching, no wildcards and no
-//!    reordering; channels are not ordered among each other. A receive that is not posted exerts back-pressure on its
-//!    own channel only.
-//! 3. Connections are made on first use. The transport chooses who dials; it is normal that both ends post at the
-//!    same time. A message may be posted before the peer exists.
+//!    reordering; channels are not ordered among each other. A receiver that posts no receive exerts back-pressure on
+//!    that channel only.
+//! 3. Connections are made on first use. The transport chooses who dials; both ends may post at the same time. A
+//!    message may be posted before the peer exists.
 //! 4. Every posted token completes exactly once: in the return value ([`Posted::Done`]) or in one [`Event`].
 //! 5. The receiver checks the length and the tag of a message against those that it posted. A difference fails that
 //!    token with [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch), and the payload is not delivered.
@@ -26,8 +26,8 @@
 //!    the returned receives may have been written to. The message stays where it is, whole, for the next receive that
 //!    is posted. A post never returns either event.
 //! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they complete at once, in the
-//!     order of the channel, or do nothing. They are optional, and a transport may decline whatever is not simple; an
-//!     ordinary post then tells the reason.
+//!     order of the channel, or do nothing. They are optional, and a transport may decline any case that is not
+//!     simple; an ordinary post then reports the reason.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -107,19 +107,20 @@ pub enum Event {
     Done(Token),
     /// The operation failed; its memory is no longer touched.
     Failed(Token, Error),
-    /// A conditional receive did not fit the next message, or stood behind one that did not. It may be posted again.
+    /// A conditional receive did not fit the next message, or was queued behind one that did not. It may be posted
+    /// again.
     Returned(Token),
     /// A message waits on a channel, and the conditional receives posted there did not fit it, or [`Endpoint::probe`]
     /// asked for it.
     Waiting(Envelope),
     /// A peer is lost. Reported once, after the failures of its tokens.
     Down {
-        /// Its rank.
+        /// The lost peer's rank.
         peer: u32,
-        /// Why.
+        /// The reason for the loss.
         cause: Error,
     },
-    /// Nothing has failed, but somebody should know, for example that a cable was pulled.
+    /// A condition that the user should know about although nothing has failed, for example a cable that was pulled.
     Warning(String),
 }
 
@@ -216,15 +217,15 @@ pub enum Armed<'a> {
     Fd(BorrowedFd<'a>),
 }
 
-/// An endpoint's answer when it is told of a peer.
+/// An endpoint's answer to the introduction of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It can reach that peer.
+    /// The endpoint can reach the peer.
     Yes {
         /// Description for the summary: "same host, memfd", "192.0.2.1:4567 via eth0".
         how: String,
     },
-    /// It cannot, for this reason.
+    /// The endpoint cannot reach the peer.
     No {
         /// The reason in plain words: "different host".
         because: String,
@@ -236,19 +237,19 @@ pub enum Reach {
 pub struct Rail {
     /// This rank's interface; empty if it is not known.
     pub interface: String,
-    /// The peer's address there.
+    /// The peer's address on this path.
     pub remote: std::net::IpAddr,
     /// Bytes per second that one connection has carried lately, or 0 if none has been measured.
     pub bytes_per_second: f64,
-    /// Bytes of long messages sent on it.
+    /// Bytes of long messages sent on this path.
     pub sent_bytes: u64,
-    /// The reason why it is not used, if it is not.
+    /// The reason why the path is not in use; `None` if it is in use.
     pub problem: Option<String>,
 }
 
 /// One rank's end of a transport. The module documentation holds the contract.
 pub trait Endpoint: Send + std::fmt::Debug {
-    /// Returns its capabilities.
+    /// Returns the transport's capabilities.
     fn caps(&self) -> &Caps;
 
     /// Returns the bytes by which peers find this endpoint: opaque, at most 1 KiB. The control plane carries them to
@@ -401,7 +402,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Returns whether this rank listens to `peer`, by a posted receive or a [probe](Endpoint::probe), on an open
     /// connection that ends only after the peer's last bytes have arrived. Other signs of the peer's departure may
-    /// overtake these bytes; while this returns `true`, they prove nothing. Never blocks and makes no progress.
+    /// overtake these bytes; while this returns `true`, those signs prove nothing. Never blocks and makes no
+    /// progress.
     fn is_hearing(&self, _peer: u32) -> bool {
         false
     }

@@ -4,15 +4,14 @@
 //! 1. The *members* of a stage are ranks of one host, in ascending order. All members share all of its *areas*. Each
 //!    area counts its own rounds, and areas do not wait for each other.
 //! 2. In every round of an area, every member publishes once: up to [`StageCaps::payload_max`] bytes of its own, or
-//!    only the fact that it is there. Calls do not number rounds: the k-th publication of a member belongs to round
-//!    k.
-//! 3. Before a member fills its memory, it asks [`Stage::is_free`] until the answer is yes: others may still read
-//!    what it published there some rounds ago. There is memory for at least two rounds of any length.
-//! 4. Payloads of the round that this member published last may be read once [`Stage::has_published`] has said yes
-//!    for them, and until this member publishes again.
+//!    only its presence. Calls do not number rounds: the k-th publication of a member belongs to round k.
+//! 3. Before a member fills its memory, it asks [`Stage::is_free`] until the answer is yes: others may still read its
+//!    publication of some rounds ago from there. There is memory for at least two rounds of any length.
+//! 4. Payloads of the round that this member published last may be read once [`Stage::has_published`] has returned
+//!    `true` for them, and until this member publishes again.
 //! 5. All members must agree on the tag and the digest of a round. Any difference is reported as a [`StageMismatch`]
 //!    to at least one of the two members; the area is then unusable.
-//! 6. Nothing blocks. A member that got the answer no may sleep, by [`Endpoint::arm`](crate::Endpoint::arm) of the
+//! 6. Nothing blocks. A member whose answer was no may sleep, by [`Endpoint::arm`](crate::Endpoint::arm) of the
 //!    endpoint that the stage belongs to: a member that publishes wakes it.
 //! 7. Other processes can write to this memory at any time, so code reaches it by address and never makes a reference
 //!    to it.
@@ -30,7 +29,7 @@ pub struct StageCaps {
     pub payload_max: usize,
 }
 
-/// Members whose payload a member needs in a round.
+/// Set of members whose payload a member needs in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// All members.
@@ -44,7 +43,7 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// Returns whether a member is among them.
+    /// Returns whether a member belongs to the set.
     #[must_use]
     #[inline]
     pub fn include(self, member: usize) -> bool {
@@ -62,7 +61,7 @@ impl Needs {
 pub struct StageMismatch {
     /// The other member, as an index.
     pub member: usize,
-    /// The tag it published, or one of a later round if it has gone on.
+    /// The tag that it published, or one of a later round if it has gone on.
     pub tag: u64,
 }
 
@@ -84,7 +83,7 @@ pub trait Stage: Debug {
     /// until then.
     ///
     /// # Panics
-    /// Unless [`Stage::is_free`] has said yes for as many bytes.
+    /// Unless [`Stage::is_free`] has returned `true` for as many bytes.
     fn slot(&mut self, area: u16, len: usize) -> *mut u8;
 
     /// Returns the copier for slots, which chooses the stores that suit the readers.
@@ -106,7 +105,7 @@ pub trait Stage: Debug {
     /// `len` bytes until this member publishes again. The reader must know the length.
     ///
     /// # Panics
-    /// Unless [`Stage::has_published`] has said yes for this member, or the member is the caller itself.
+    /// Unless [`Stage::has_published`] has returned `true` for this member, or the member is the caller itself.
     fn payload(&self, area: u16, member: usize, len: usize) -> *const u8;
 
     /// Returns the members, as indices, that a wait in an area depends on: those of `needs` that have not published

@@ -164,32 +164,32 @@ extern "C" fn cuInit(_flags: c_uint) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
     let state = state();
     if !state.started {
         return NOT_INITIALIZED;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { count.write(1) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> c_int {
     if number != 0 {
         return NO_DEVICE;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { device.write(DEVICE) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
     assert_eq!(device, DEVICE, "the device that was given out");
@@ -199,22 +199,22 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, devic
         118 => 0,
         _ => return INVALID_VALUE,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { value.write(known) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { version.write(12_040) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(code: c_int, text: *mut *const c_char) -> c_int {
     let known = match code {
@@ -225,17 +225,17 @@ unsafe extern "C" fn cuGetErrorString(code: c_int, text: *mut *const c_char) -> 
         NOT_SUPPORTED => c"operation not supported",
         _ => c"invalid argument",
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { text.write(known.as_ptr()) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
     assert_eq!(device, DEVICE, "the device that was given out");
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { context.write(CONTEXT) };
     0
 }
@@ -252,11 +252,11 @@ extern "C" fn cuCtxPushCurrent_v2(context: usize) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int {
     let Some(popped) = CONTEXTS.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { context.write(popped) };
     0
 }
@@ -292,12 +292,12 @@ fn allocate(bytes: usize, managed: bool) -> Result<usize, c_int> {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(address: *mut c_ulonglong, bytes: usize) -> c_int {
     match allocate(bytes, false) {
         Ok(start) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { address.write(start as c_ulonglong) };
             0
         }
@@ -306,12 +306,12 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut c_ulonglong, bytes: usize) -> c
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocManaged(address: *mut c_ulonglong, bytes: usize, _flags: c_uint) -> c_int {
     match allocate(bytes, true) {
         Ok(start) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { address.write(start as c_ulonglong) };
             0
         }
@@ -341,7 +341,7 @@ extern "C" fn cuMemFree_v2(address: c_ulonglong) -> c_int {
 /// Copies at once; the host's side may be any memory.
 ///
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoD_v2(to: c_ulonglong, from: *const u8, bytes: usize) -> c_int {
     let Some(to) = state().reach(to as usize, bytes) else { return INVALID_VALUE };
@@ -353,7 +353,7 @@ unsafe extern "C" fn cuMemcpyHtoD_v2(to: c_ulonglong, from: *const u8, bytes: us
 /// Copies at once; the host's side may be any memory.
 ///
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: c_ulonglong, bytes: usize) -> c_int {
     let Some(from) = state().reach(from as usize, bytes) else { return INVALID_VALUE };
@@ -363,7 +363,7 @@ unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: c_ulonglong, bytes: usiz
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttributes(
     count: c_uint,
@@ -400,7 +400,7 @@ unsafe extern "C" fn cuPointerGetAttributes(
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAddressRange_v2(
     start: *mut c_ulonglong,
@@ -409,7 +409,7 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(
 ) -> c_int {
     let state = state();
     let Some(a) = state.find(address as usize) else { return INVALID_VALUE };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         start.write(a.start as c_ulonglong);
         bytes.write(a.bytes);
@@ -452,7 +452,7 @@ extern "C" fn cuMemcpyAsync(to: c_ulonglong, from: c_ulonglong, bytes: usize, st
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> c_int {
     if !has_context() {
@@ -461,7 +461,7 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> c_int
     let mut state = state();
     let name = state.name();
     state.streams.insert(name, VecDeque::new());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { stream.write(name) };
     0
 }
@@ -484,13 +484,13 @@ extern "C" fn cuStreamSynchronize(stream: usize) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> c_int {
     let mut state = state();
     let name = state.name();
     state.events.insert(name, Some(0));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { event.write(name) };
     0
 }
@@ -546,7 +546,7 @@ struct Create {
 const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetHandleForAddressRange(
     handle: *mut c_void,

@@ -152,7 +152,7 @@ impl Lane {
         self.pair.connect(&rail.path, self.first_packet, peer, &Reliability::default())
     }
 
-    /// Counts a receive that was taken. Receives are posted again some at a time.
+    /// Counts a receive that was taken. Receives are posted again in batches.
     pub(super) fn receive_taken(&mut self) -> Result<(), Error> {
         self.taken += 1;
         if self.taken < RECEIVES_AT_ONCE {
@@ -166,7 +166,7 @@ impl Lane {
     pub(super) fn post_receives(&self, count: u32) -> Result<(), Error> {
         let id = RECEIVE | u64::from(self.number) << LANE_SHIFT;
         for _ in 0..count {
-            // SAFETY: a receive without memory.
+            // SAFETY: the receive has no memory.
             unsafe { self.pair.post_receive(id, &[])? };
         }
         Ok(())

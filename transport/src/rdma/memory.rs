@@ -1,4 +1,4 @@
-//! Registration of memory: the part of the endpoint.
+//! Registration of memory, as the endpoint offers it.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Returns what becomes of registrations of the caller's memory that are no longer in use.
+    /// Returns the treatment of registrations of the caller's memory that are no longer in use.
     #[must_use]
     pub fn registration_policy(&self) -> RegistrationPolicy {
         match (self.options.keep, &self.unwatched) {

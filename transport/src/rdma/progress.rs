@@ -22,8 +22,8 @@ use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
 /// Number of polls between two looks at the side connection, each of which takes some system calls. It reports only
-/// that a peer is gone, which the control plane reports too. This is 2 ms where nothing is going on, and hardly ever
-/// happens beside a message. A thread looks before it sleeps.
+/// that a peer is gone, which the control plane reports too. An idle endpoint looks every 2 ms; a look hardly ever
+/// delays a message. A thread looks before it sleeps.
 const SIDE_EVERY: u32 = 1 << 16;
 
 /// Number of polls between two looks at channels without news.

@@ -43,7 +43,7 @@ pub const FLAT_MAX: usize = 648 * 1024;
 /// Models use few rounds and few buffers, so that they soon reuse them.
 pub(crate) const FLAT_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
 
-/// Number of areas of the stage: four for each of the four groups of calls that run at the same time, so that as many
+/// Number of areas of the stage: four for each of the four groups of calls that run at the same time, so that four
 /// segments of a long call are in flight. Only calls of several parts use all four; two suffice for a call of one
 /// part among few ranks.
 pub(crate) const STAGE_AREAS: u16 = 16;

@@ -112,7 +112,7 @@ mod tests {
         struct Aligned([u8; 640]);
         let source: Vec<u8> = (0..641u32).map(|i| i as u8).collect();
         let mut target = Aligned([0; 640]);
-        // SAFETY: ten lines on both sides, the target's aligned.
+        // SAFETY: both sides have ten lines, and the target's are aligned.
         unsafe { stream_lines(source[1..].as_ptr(), target.0.as_mut_ptr(), 10) };
         assert_eq!(target.0[..], source[1..]);
     }

@@ -234,7 +234,7 @@ impl Exchange {
     ///
     /// # Panics
     /// If `len` exceeds [`FLAT_MAX`], if the previous round was not finished, or if [`Exchange::is_free`] has not
-    /// said yes for the length that is filled in (0 for `None`).
+    /// returned `true` for the length that is filled in (0 for `None`).
     #[inline]
     pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
         assert!(len <= FLAT_MAX, "an exchange of {len} bytes; at most {FLAT_MAX}");

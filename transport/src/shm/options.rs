@@ -34,10 +34,11 @@ pub enum SingleCopy {
     From(usize),
 }
 
-/// Length in bytes from which messages in huge pages go by rendezvous. Measured between processes with real-time
-/// priority, alternating, best of 5 batches. Every rank sends to the next one. Each cell has GB/s of all ranks
-/// together, with two copies / with a single copy. There are 2 processors, "near" for the huge pages and "far" for
-/// the others (see [`PIECE_BYTES`]; far processors gain more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
+/// Length in bytes from which messages in huge pages go by rendezvous. Each cell has GB/s of all ranks together, with
+/// two copies / with a single copy. Every rank sends to the next one. Receivers store messages ("placed"), or add
+/// them to their own data through a consumer, for which they decline the request ("added"). Best of 5 batches, in
+/// alternation, between processes with real-time priority on 2 processors: "near" for the huge pages, "far" for the
+/// others (see [`PIECE_BYTES`]; far processors gain more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
 ///
 /// | | 128 KiB | 256 KiB | 512 KiB | 1 MiB | 4 MiB | 16 MiB |
 /// | --- | ---: | ---: | ---: | ---: | ---: | ---: |

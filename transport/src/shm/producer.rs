@@ -284,8 +284,8 @@ impl Producer {
     }
 
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
-        // both sides.
+        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
+        // access it as an atomic.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }

@@ -188,7 +188,7 @@ mod tests {
         near.push(target[1..].as_mut_ptr(), 99);
         far.push(source.as_ptr().cast_mut(), 60);
         far.push(source[60..].as_ptr().cast_mut(), 40);
-        // SAFETY: the target is this test's.
+        // SAFETY: the target belongs to this test.
         unsafe { remote.read(&mut near, &mut far) }.expect("read");
         assert_eq!(source, target);
         assert!(
@@ -207,7 +207,7 @@ mod tests {
             let (mut near, mut far) = (Near::new(), Far::new());
             near.push(target.as_mut_ptr(), 100);
             far.push(std::ptr::without_provenance_mut(at), 100);
-            // SAFETY: the target is this test's.
+            // SAFETY: the target belongs to this test.
             assert!(matches!(unsafe { remote.read(&mut near, &mut far) }, Err(Unread::Refused(_))), "{at}");
         }
     }

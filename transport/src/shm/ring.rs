@@ -225,7 +225,7 @@ impl Consumer {
 
     /// Returns the ring's size as the sender states it, after checking it. Called once.
     fn ring_size(&self) -> Result<usize, Corrupt> {
-        // SAFETY: aligned, in the control page, reached as an atomic on both sides.
+        // SAFETY: the word is aligned, lies in the control page, and is accessed as an atomic on both sides.
         let size = unsafe { AtomicU32::at(self.control.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
         if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
             return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
@@ -245,8 +245,8 @@ impl Consumer {
     }
 
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
-        // both sides.
+        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
+        // access it as an atomic.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
@@ -359,7 +359,7 @@ mod tests {
                     continue;
                 };
                 assert!(space.len <= len && (space.len == len || space.len.is_multiple_of(ALIGN)));
-                // SAFETY: the space that was just reserved.
+                // SAFETY: this is the space that was just reserved.
                 unsafe { space.ptr.write_bytes(seed, space.len) };
                 producer.publish(&space, Some((i as u64, len as u64)));
                 model.push_back((space.len, seed));
@@ -373,7 +373,7 @@ mod tests {
                 };
                 let arrival = arrival.expect("published");
                 assert_eq!(arrival.len, len);
-                // SAFETY: the piece that was just peeked.
+                // SAFETY: this is the piece that was just peeked.
                 let bytes = unsafe { std::slice::from_raw_parts(arrival.ptr, arrival.len) };
                 assert!(bytes.iter().all(|b| *b == seed), "piece {i} was overwritten");
                 consumer.release(&arrival);

@@ -1,10 +1,10 @@
-//! Rounds of an area: in each round, every member publishes one payload, or only the fact that it is there.
+//! Rounds of an area: in each round, every member publishes one payload, or only its presence.
 //!
 //! # A round
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only the fact that it is there. It then waits
-//! for the members whose payload it needs ([`Needs`]): for all in an all-reduce, for the root in a broadcast, for
-//! none where it only contributes. A small payload lies in the line that carries the flag, so a round costs each
-//! member one line transfer per peer.
+//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only its presence. It then waits for the
+//! members whose payload it needs ([`Needs`]): for all in an all-reduce, for the root in a broadcast, for none where
+//! it only contributes. A small payload lies in the line that carries the flag, so a round costs each member one line
+//! transfer per peer.
 //!
 //! ```text
 //! line:   0  word     round (mod 2^24, in the upper bits) | digest of what all must agree on
@@ -95,7 +95,7 @@ impl Rounds {
         Ok(self.all_seen >= least || self.see_all(least)?)
     }
 
-    /// Returns whether [`Rounds::is_free`] has said yes for a payload of `len` bytes.
+    /// Returns whether [`Rounds::is_free`] has returned `true` for a payload of `len` bytes.
     #[inline]
     pub(super) fn is_known_free(&self, len: usize) -> bool {
         self.all_seen >= self.least_seen(len)

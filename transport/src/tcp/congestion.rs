@@ -55,8 +55,8 @@ pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
 /// a lost packet costs a connection much of its rate for many round trips, unless its congestion control follows the
 /// rate; of several connections, one is hit at a time. On `kolo-netlab run --hosts 2 --rate 200M --delay 20ms --loss
 /// 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s with one and 0.23 to 0.44 s with four. On a near path
-/// four are slower: see docs/tried.md. There are also as many as needed to fill a path of known rate (`rate`, in
-/// bytes per second, or 0).
+/// four are slower: see docs/tried.md. A path of known rate (`rate`, in bytes per second, or 0) gets at least as many
+/// connections as fill it.
 pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
     const STREAMS_WHERE_FAR: usize = 4;
     let is_far = || is_far(socket) && !PACING.contains(&current(socket).as_str());
@@ -67,8 +67,8 @@ pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
 /// Bytes that a connection sends between two looks at its losses.
 const LOOK_BYTES: usize = 256 << 10;
 
-/// Number of the last 64 looks with a loss from which the network itself loses packets, or has short queues. A window
-/// that sometimes fills a long queue loses packets at one look in hundreds.
+/// Number of looks with a loss, among the last 64, that shows that the network itself loses packets or has short
+/// queues. A window that sometimes fills a long queue loses packets at one look in hundreds.
 const LOSSES_MOST: u32 = 4;
 
 /// Watches a connection for lost packets, where its congestion control takes each loss for a full queue. On

@@ -48,7 +48,8 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
-    /// The relay, until it is asked: at its time if no address has let this end connect by then, or as the last hope.
+    /// The relay, until it is asked: at its set time, unless an address has let this end connect, or as the last
+    /// hope.
     relay: Option<Detour>,
 }
 

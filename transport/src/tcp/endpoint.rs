@@ -25,8 +25,8 @@ use crate::pieces::{Eater, Pieces};
 /// Maximum number of channels per peer. Each is a connection, and thus a descriptor; plans use a few dozen at most.
 const CHANNELS_MAX: u16 = 256;
 
-/// Number of bytes that a post hands to the kernel at most. As much as its send buffer may take at once (4 MiB by
-/// default) would be a long wait for the caller, and a call of 1 MiB is long enough for its own cost not to matter.
+/// Maximum number of bytes that a post hands to the kernel. The send buffer may take 4 MiB (the default) at once,
+/// which would be a long wait for the caller; a call of 1 MiB is long enough for its own cost not to matter.
 pub(super) const CALL_BYTES: usize = 1 << 20;
 
 /// One rank's end of the TCP transport.

@@ -16,7 +16,7 @@ impl TcpEndpoint {
     pub(super) fn part(&mut self) {
         for link in &mut self.links {
             let State::Open(socket) = &link.state else { continue };
-            // This fails if the peer has gone already, which is as good.
+            // This fails if the peer has gone already, which does no harm.
             let _ = socket.shutdown(Shutdown::Write);
             let strands = link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands);
             for socket in strands.filter_map(|strand| strand.socket.take()) {

@@ -101,7 +101,7 @@ pub(super) enum Strands {
 pub(super) struct Route {
     pub(super) remote: Option<SocketAddr>,
     pub(super) congestion: String,
-    /// Whether this end dialled.
+    /// Whether this end dialed.
     pub(super) is_dialed: bool,
     /// Whether it goes through a relay.
     pub(super) is_relayed: bool,

@@ -88,7 +88,7 @@ impl Outbound {
         self.stripes && send.len >= STRIPED_BYTES && send.sent == 0
     }
 
-    /// Removes the front message, which is in the kernel by another way than [`Outbound::flush`].
+    /// Removes the front message, which has reached the kernel by another path than [`Outbound::flush`].
     pub(super) fn pass(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
         self.queue.pop_front();

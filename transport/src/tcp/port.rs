@@ -132,7 +132,7 @@ impl Port {
         mailbox.put(Mail { socket, from, hello: *bytes });
     }
 
-    /// Notes that a connection waits for which there is no descriptor. The endpoints fail after a while.
+    /// Notes that a connection waits because there is no descriptor for it. The endpoints fail after a while.
     pub fn starves(&self, error: &io::Error) {
         let mut lodgers = self.lodgers();
         if lodgers.hungry.is_none() && descriptors::are_out(error) {

@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     pair.initialize(&path, Access::REMOTE_WRITE)?;
     for _ in 0..RECEIVES {
-        // SAFETY: a receive without memory.
+        // SAFETY: the receive has no memory.
         unsafe { pair.post_receive(RECEIVED, &[])? };
     }
 
@@ -136,7 +136,7 @@ impl End {
                 self.write(8, true)?;
             }
             self.wait(RECEIVED)?;
-            // SAFETY: a receive without memory.
+            // SAFETY: the receive has no memory.
             unsafe { self.pair.post_receive(RECEIVED, &[])? };
             if !first {
                 self.write(8, true)?;

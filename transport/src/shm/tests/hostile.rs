@@ -92,7 +92,7 @@ fn counters_that_run_ahead_or_back_are_corrupt() {
         let source = pattern(1, 1 << 20);
         let from = piece(&source);
         let mut events = [Vec::new(), Vec::new()];
-        // These messages use up what the counter counts.
+        // Where the counter counts cells, these messages use up all cells but one.
         for _ in 0..if offset == CELLS_FREED { 29 } else { 1 } {
             let _ = send(&mut a, channel(1, 0), 7, &from[..0], 1).expect("post");
         }

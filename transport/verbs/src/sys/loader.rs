@@ -52,8 +52,8 @@ macro_rules! symbols {
         impl Symbols {
             /// Loads `library` (a file, or a name that the dynamic loader searches for) and finds its functions.
             ///
+            /// # Errors
             /// If the library does not exist, cannot be loaded, or lacks a required function.
-            /// If it is not there, cannot be loaded, or lacks a required function.
             pub fn load(library: &OsStr) -> Result<Self, LoadError> {
                 let handle = open(library)?;
                 Ok(Self {
