@@ -1,10 +1,10 @@
-//! Cost of RDMA through Kolo's transport, for comparison with perftest in the same guest.
+//! Measures the cost of RDMA through Kolo's transport, for comparison with perftest in the same guest.
 //!
-//! `cargo run --release -p kolo-transport --example rdma_bench`. Two processes, which poll for latency, and for
-//! throughput wait as the runtime does (spin, yield, sleep). Prints lines of `name value`: half a round trip in
-//! microseconds (median), MB/s one way and both ways (median of rounds), allocations per message, and what was copied on
-//! the way. With `turns N` it does nothing but N round trips: two of those under `strace -f -c` tell the system calls of a
-//! message.
+//! `cargo run --release -p kolo-transport --example rdma_bench` starts two processes. They poll for latency, and wait
+//! for throughput as the runtime does (spin, yield, sleep). The output has lines of `name value`: half a round trip
+//! in microseconds (median), MB/s one way and both ways (median of rounds), allocations per message, and the bytes
+//! copied on the way. With `turns N` it executes only N round trips: two such runs under `strace -f -c` show the
+//! system calls of a message.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{BufRead, BufReader, Write};
@@ -21,22 +21,23 @@ use rustix::event::{PollFd, PollFlags};
 
 const ROUNDS: usize = 7;
 const TURNS: usize = 1000;
-/// Messages posted ahead.
+/// Number of messages posted ahead.
 const WINDOW: usize = 8;
-/// As the runtime waits where each rank has a processor. Neither end may do nothing but spin: soft-RoCE's workers need the
-/// processors, and one that shares its own with a spinning process moves a tenth now and then.
+/// Times of the runtime's waiting where each rank has a processor. Neither end may only spin: soft-RoCE's workers
+/// need the processors, and a worker that shares its processor with a spinning process sometimes moves a tenth as
+/// much.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD_UNTIL: Duration = Duration::from_millis(2);
-/// Polls between two looks at the clock.
+/// Number of polls between two looks at the clock.
 const POLLS_PER_CLOCK_READ: u32 = 32;
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
 
-/// Counts what is allocated.
+/// Allocator that counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +54,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Round trips to do and nothing else, if the arguments say so.
+/// Returns the number of round trips to execute and nothing else, if the arguments ask for that.
 fn turns_only() -> Option<usize> {
     let arguments: Vec<String> = std::env::args().collect();
     let at = arguments.iter().position(|argument| argument == "turns")?;
@@ -88,7 +89,7 @@ fn main() {
 }
 
 fn open(rank: u32) -> RdmaEndpoint {
-    // Buffers live as long as the endpoint here.
+    // Here the buffers live as long as the endpoint.
     let options = RdmaOptions { keep: Keep::Always, ..RdmaOptions::default() };
     RdmaEndpoint::new(rank, 2, options).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -132,7 +133,7 @@ fn run(end: &mut RdmaEndpoint, rank: u32, peer: &[u8]) {
     let _ = ping_pong(end, rank, &mut buffer[..8], 1);
 }
 
-/// Waits until so many operations are over.
+/// Waits until `open` operations are complete.
 fn wait(end: &mut RdmaEndpoint, mut open: usize, events: &mut Vec<Event>) {
     while open > 0 {
         end.poll(events);
@@ -164,7 +165,7 @@ fn rest(end: &mut RdmaEndpoint, events: &mut Vec<Event>) {
     if let Armed::Fd(fd) = end.arm(ParkBy::Fd) {
         let fd = fd.as_raw_fd();
         if !end.poll(events) {
-            // SAFETY: the endpoint keeps it open.
+            // SAFETY: the endpoint keeps the descriptor open.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             let _ = rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
         }
@@ -174,7 +175,7 @@ fn rest(end: &mut RdmaEndpoint, events: &mut Vec<Event>) {
 
 fn post(end: &mut RdmaEndpoint, rank: u32, piece: &[Piece; 1], send: bool) -> usize {
     let on = Channel { peer: 1 - rank, index: 0 };
-    // SAFETY: the buffer outlives the waits, which see all tokens complete; what it holds does not matter.
+    // SAFETY: the buffer outlives the waits, which see all tokens complete; its contents do not matter.
     let posted = unsafe {
         match send {
             true => end.post_send(on, 0, piece, Token(0)),
@@ -184,7 +185,7 @@ fn post(end: &mut RdmaEndpoint, rank: u32, piece: &[Piece; 1], send: bool) -> us
     usize::from(posted.expect("post") == Posted::Pending)
 }
 
-/// Half a round trip in microseconds, the median; allocations per message.
+/// Returns the median of half a round trip in microseconds, and the allocations per message.
 fn ping_pong(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], count: usize) -> (f64, f64) {
     let piece = [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
     let (mut turns, mut events) = (Vec::with_capacity(count), Vec::with_capacity(64));
@@ -210,17 +211,17 @@ fn ping_pong(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], count: usize) 
     (turns[count / 2] as f64 * us_per_tick / 2.0, allocations as f64 / (2 * count) as f64)
 }
 
-/// A clock that costs nothing to read: in a guest the system's is a system call, which would be part of what is
-/// measured. perftest reads the same one.
+/// Returns the time of a clock that is cheap to read: in a guest, reading the system's clock is a system call, which
+/// would be part of the measurement. perftest reads the same clock.
 fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has it.
+    // SAFETY: every x86-64 processor has this instruction.
     return unsafe { core::arch::x86_64::_rdtsc() };
     #[cfg(not(target_arch = "x86_64"))]
     return std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);
 }
 
-/// MB/s, the median of the rounds; allocations per message in all rounds but the first.
+/// Returns the median rate of the rounds in MB/s, and the allocations per message in all rounds but the first.
 fn stream(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], total: usize, both: bool) -> (f64, f64) {
     let piece = [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
     let count = total / bytes.len();

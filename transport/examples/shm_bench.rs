@@ -1,4 +1,4 @@
-//! Cost of the shared-memory transport between processes.
+//! Measures the cost of the shared-memory transport between processes.
 //!
 //! ```text
 //! shm_bench latency            one way, 0 to 4096 bytes, 2 processes
@@ -8,11 +8,11 @@
 //! shm_bench sweep              stream over piece and ring sizes
 //! shm_bench flat N             flat exchange of N processes (oversubscribed when N is more than the processors)
 //! ```
-//! Processes are started from this very program; they find each other through files in a temporary directory.
-//! On a busy machine, run it with real-time priority (`chrt -f 1`) and look at the least of the batches.
-//! `SHM_BENCH_HUGE=1` puts the buffers into huge pages, `SHM_BENCH_LEN=n` is the one length for `copies`,
-//! `SHM_BENCH_BATCHES=n` its number of batches.
-//! `PIN=1` binds rank r to processor r modulo their number; `PIN=same` all to one.
+//! The processes are started from this same program, and find each other through files in a temporary directory. On a
+//! busy machine, run it with real-time priority (`chrt -f 1`) and look at the minimum of the batches.
+//! `SHM_BENCH_HUGE=1` puts the buffers into huge pages; `SHM_BENCH_LEN=n` is the only length for `copies`;
+//! `SHM_BENCH_BATCHES=n` is its number of batches. `PIN=1` binds rank r to processor r modulo their number;
+//! `PIN=same` binds all ranks to one.
 
 use std::env;
 use std::fs;
@@ -147,7 +147,7 @@ impl Bench {
     }
 
     fn send(&mut self, index: u16, piece: &[Piece; 1]) -> usize {
-        // SAFETY: the callers wait for the end of the message before they let go of the piece and its memory.
+        // SAFETY: the callers wait for the end of the message before they release the piece and its memory.
         let posted = unsafe { self.endpoint.post_send(self.on(index), 7, piece, Token(1)) };
         usize::from(posted.expect("post") == Posted::Pending)
     }
@@ -168,7 +168,7 @@ impl Bench {
     }
 }
 
-/// Smallest and median of batches, in seconds.
+/// Returns the minimum and the median of the batches, in seconds.
 fn measure(batches: usize, mut batch: impl FnMut() -> f64) -> (f64, f64) {
     let mut times: Vec<_> = (0..batches).map(|_| batch()).collect();
     times.sort_by(f64::total_cmp);
@@ -183,7 +183,7 @@ fn buffer(len: usize) -> (Vec<u8>, [Piece; 1]) {
         let (start, huge) = (bytes.as_mut_ptr(), 2 << 20);
         let skip = start.align_offset(huge);
         let advice = rustix::mm::Advice::LinuxHugepage;
-        // SAFETY: the range is inside the vector's memory, of which nothing is used yet.
+        // SAFETY: the range is inside the vector's memory, which is not in use yet.
         let _ = unsafe { rustix::mm::madvise(start.add(skip).cast(), (len - skip) / huge * huge, advice) };
     }
     bytes.resize(bytes.capacity(), 1u8);
@@ -196,7 +196,7 @@ fn latency(mut bench: Bench) {
     for len in [0, 8, 40, 104, 128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131_072, 524_288] {
         let (_from, from) = buffer(len);
         let (_to, to) = buffer(len);
-        // Short enough that some batches run without an interruption on a busy machine.
+        // A batch is so short that some batches run without an interruption on a busy machine.
         let rounds = if len > 4096 { 100 } else { 1000 };
         let (least, median) = measure(301, || {
             let start = Instant::now();
@@ -229,7 +229,7 @@ fn empty_polls(mut bench: Bench) {
         while pending < channels {
             pending += bench.receive(pending as u16, &to);
         }
-        // Lets both ends link up.
+        // Both ends link up first.
         synchronise(&mut bench);
         let (least, median) = measure(301, || {
             let start = Instant::now();
@@ -331,10 +331,10 @@ fn flat(mut endpoint: ShmEndpoint, rank: u32) {
     }
 }
 
-/// Adds what arrives to a vector of numbers.
+/// Adds the arriving numbers to a vector of numbers.
 unsafe fn add(context: *mut (), offset: usize, data: *const u8, len: usize) {
-    // SAFETY: `Ring::turn` passes a pointer to its accumulator, which is as long as the message; the data are whole
-    // numbers, aligned, by the grain of the transport.
+    // SAFETY: `Ring::turn` passes a pointer to its accumulator, which is as long as the message; the data are whole,
+    // aligned numbers, because of the transport's grain.
     let (sums, terms) = unsafe {
         let sums = context.cast::<u8>().add(offset).cast::<f32>();
         (
@@ -345,7 +345,7 @@ unsafe fn add(context: *mut (), offset: usize, data: *const u8, len: usize) {
     sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
 }
 
-/// Everybody sends to the next one: what a step of a ring algorithm does.
+/// A ring in which every rank sends to the next one, as in a step of a ring algorithm.
 struct Ring {
     endpoint: ShmEndpoint,
     next: u32,
@@ -365,7 +365,7 @@ impl Ring {
         };
         let (source, target) =
             (Channel { peer: self.previous, index: 0 }, Channel { peer: self.next, index: 0 });
-        // SAFETY: the messages are over when this returns, and the callers keep the pieces until then.
+        // SAFETY: the messages are complete when this returns, and the callers keep the pieces until then.
         unsafe {
             if receives {
                 let posted = self.endpoint.post_recv(source, 7, sink, Token(1)).expect("post");
@@ -387,7 +387,7 @@ impl Ring {
     }
 }
 
-/// Message lengths, or the one that `SHM_BENCH_LEN` gives.
+/// Returns the message lengths, or only the one that `SHM_BENCH_LEN` gives.
 fn sizes() -> Vec<usize> {
     number("SHM_BENCH_LEN").map_or_else(
         || (4..=10).map(|i| 1 << (10 + i)).chain([4 << 20, 8 << 20, 16 << 20, 64 << 20]).collect(),
@@ -395,7 +395,7 @@ fn sizes() -> Vec<usize> {
     )
 }
 
-/// Two copies and single copy, in alternation.
+/// Compares two copies with a single copy, in alternation.
 fn copies(options: &ShmOptions, rank: u32, n: u32, directory: &Path) {
     let mut rings: Vec<_> = [SingleCopy::Never, SingleCopy::From(1)]
         .into_iter()

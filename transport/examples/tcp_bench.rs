@@ -1,7 +1,7 @@
-//! Cost of TCP here, against bare sockets in the same run.
+//! Measures the cost of TCP through Kolo's transport, against bare sockets in the same run.
 //!
-//! `cargo run --release -p kolo-transport --example tcp_bench`. Two threads, all polling without sleep; every figure
-//! is the best of several rounds, since disturbances only ever add.
+//! `cargo run --release -p kolo-transport --example tcp_bench` runs two threads that poll without sleeping. Every
+//! figure is the best of several rounds, since disturbances only ever add time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -40,7 +40,7 @@ fn ends() -> (TcpEndpoint, TcpEndpoint) {
     (a, b)
 }
 
-/// Runs `f` for both ends at once; the time is the first one's.
+/// Runs `f` for both ends at once; returns the time of the first.
 fn both<T: Send>(ends: (T, T), f: impl Fn(T, u32) -> Duration + Sync) -> Duration {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| f(ends.1, 1));
@@ -77,7 +77,7 @@ fn ping_pong(turns: usize, len: usize) -> f64 {
                     u32::from(posted == Posted::Pending)
                 };
                 let sent = if rank == 0 { send(&mut end) } else { 0 };
-                // SAFETY: as above.
+                // SAFETY: as for the send.
                 let _ = unsafe { end.post_recv(on, turn, Sink::Place(&dst), Token(1)).expect("recv") };
                 wait(&mut end, 1 + sent);
                 if rank == 1 {
@@ -138,7 +138,7 @@ fn small_messages(times: usize) -> f64 {
             for _ in 0..times / WINDOW {
                 let mut open = 0;
                 for _ in 0..WINDOW {
-                    // SAFETY: the buffer lives until the wait; what it holds does not matter.
+                    // SAFETY: the buffer lives until the wait; its contents do not matter.
                     let posted = unsafe {
                         if rank == 0 {
                             end.post_send(on, 0, &piece, Token(0))
@@ -164,14 +164,14 @@ fn sockets() -> (TcpStream, TcpStream) {
     for stream in [&a, &b] {
         stream.set_nodelay(true).expect("nodelay");
         stream.set_nonblocking(true).expect("non-blocking");
-        // As Kolo does between processes of one host; an unprivileged process may be allowed reno only.
+        // Kolo does the same between processes of one host. An unprivileged process may be allowed reno only.
         let socket = socket2::SockRef::from(stream);
         let _ = socket.set_tcp_congestion(b"cubic").or_else(|_| socket.set_tcp_congestion(b"reno"));
     }
     (a, b)
 }
 
-/// Moves what can be moved of both, until both are through.
+/// Moves bytes in both directions until all of them have been moved.
 fn pump(stream: &mut TcpStream, mut out: &[u8], mut back: &mut [u8]) {
     const CALL: usize = 1 << 20;
     while !out.is_empty() || !back.is_empty() {

@@ -1,29 +1,33 @@
-//! The one trait every transport implements: bytes between two ranks, nothing about collectives.
+//! The [`Endpoint`] trait, which every transport implements: it moves bytes between two ranks and knows nothing about
+//! collectives.
 //!
 //! # Contract
 //!
-//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), never blocks (but for
-//!    [`Endpoint::establish`]) and never sleeps: the owner decides when to poll and how to wait.
+//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), never sleeps, and never
+//!    blocks, except in [`Endpoint::establish`]: the owner decides when to poll and how to wait.
 //! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
-//!    sending meets the i-th posted receive of the peer. No tags, no wildcards, no reordering inside a channel;
-//!    no order between channels. A receive that is not posted exerts back-pressure on its own channel only.
-//! 3. Connections are made on first use. The choice of dialer and acceptor is the transport's affair; both ends posting at the same time
-//!    is the normal case. A message may be posted before the peer exists.
+//!    sending meets the i-th receive that the peer posts. A channel has no tag matching, no wildcards and no
+//!    reordering; channels are not ordered among each other. A receiver that posts no receive exerts back-pressure on
+//!    that channel only.
+//! 3. Connections are made on first use. The transport chooses who dials; both ends may post at the same time. A
+//!    message may be posted before the peer exists.
 //! 4. Every posted token completes exactly once: in the return value ([`Posted::Done`]) or in one [`Event`].
-//! 5. The length and the tag of a message are checked at the receiver against what it posted. A difference is
-//!    [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) on that token; the payload is not delivered.
-//! 6. After a peer is lost every token that involves it, present or future, fails with
-//!    [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost); other peers go on.
-//! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer
-//!    is used before it is bounded.
-//! 8. No allocation, lock or thread hop per message in steady state.
-//! 9. A transport that [can probe](Endpoint::can_probe) lets its owner match messages by tag: a receive posted with
-//!    [`Endpoint::post_recv_if`] takes the next message only if tag and length are its own. Meets it another, then it
-//!    and all receives behind it on that channel come back ([`Event::Returned`], in their order), and after them one
-//!    [`Event::Waiting`] tells what waits. Their memory may have been written to. The message stays where it is, whole,
-//!    for the next receive that is posted. Neither event ever comes out of a post.
-//! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they do all at once, in the order of the channel, or
-//!     nothing. A transport need not have them, and says no to whatever is not simple; a post then tells why.
+//! 5. The receiver checks the length and the tag of a message against those that it posted. A difference fails that
+//!    token with [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch), and the payload is not delivered.
+//! 6. After a peer is lost, every present or future token that involves it fails with
+//!    [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost). Operations with other peers go on.
+//! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer is
+//!    used before its bounds are checked.
+//! 8. In steady state, a message costs no allocation, no lock and no change of thread.
+//! 9. A transport that [can probe](Endpoint::can_probe) lets its owner match messages by tag. A receive posted with
+//!    [`Endpoint::post_recv_if`] is conditional: it takes the next message only if tag and length are its own. If
+//!    another message comes, this receive and all receives behind it on that channel come back in their order
+//!    ([`Event::Returned`]), and one [`Event::Waiting`] after them describes the message that waits. The memory of
+//!    the returned receives may have been written to. The message stays where it is, whole, for the next receive that
+//!    is posted. A post never returns either event.
+//! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they complete at once, in the
+//!     order of the channel, or do nothing. They are optional, and a transport may decline any case that is not
+//!     simple; an ordinary post then reports the reason.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -34,20 +38,20 @@ use crate::shm::Exchange;
 use crate::stage::{Stage, StageCaps};
 use crate::sys::atomic::AtomicU32;
 
-/// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
+/// A FIFO between this rank and `peer`, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Channel {
     /// The rank at the other end.
     pub peer: u32,
-    /// Which of the channels to that peer, less than [`Caps::channels_max`].
+    /// Number of the channel among those to that peer: less than [`Caps::channels_max`], small and dense.
     pub index: u16,
 }
 
-/// The caller's name for a posted message; comes back exactly once.
+/// The caller's name for a posted message; each token comes back exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
-/// A run of bytes of the caller's memory.
+/// A contiguous range of the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// First byte.
@@ -56,43 +60,43 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Consumers get pieces of a message at offsets that are multiples of this many bytes, and of lengths that are
-/// multiples of it but for the last: a cache line, so that a reduction never sees a split element and can use
-/// aligned vector access where the buffers are aligned.
+/// Granularity at which [`Consumer`]s get pieces of a message, in bytes. All offsets are multiples of it, and so are
+/// all lengths but the last. It is a cache line, so a reduction never sees a split element and can use aligned vector
+/// access where the buffers are aligned.
 pub const GRAIN_BYTES: usize = 64;
 
-/// A function that eats a message as it arrives, each byte once. A message that comes over several connections need not arrive in
-/// order.
+/// A function that consumes a message as it arrives, each byte once. The parts of a message that comes over several
+/// connections may arrive out of order.
 #[derive(Clone, Copy, Debug)]
 pub struct Consumer {
-    /// `call(context, offset, data, len)`: bytes `offset..offset + len` of the message lie at `data`, for the
-    /// duration of the call.
+    /// `call(context, offset, data, len)`: bytes `offset..offset + len` of the message lie at `data` for the duration
+    /// of the call.
     pub call: unsafe fn(context: *mut (), offset: usize, data: *const u8, len: usize),
-    /// Handed to `call`.
+    /// First argument of `call`.
     pub context: *mut (),
 }
 
 /// Destination of a received message.
 #[derive(Clone, Copy, Debug)]
 pub enum Sink<'a> {
-    /// It is put into these pieces, in place where the transport can.
+    /// The message is written to these pieces, in place where the transport can.
     Place(&'a [Piece]),
-    /// It is eaten in pieces: straight from the shared slot, or from a cache-sized staging buffer.
+    /// A consumer gets the message in pieces, straight from the shared slot or from a cache-sized staging buffer.
     Consume {
         /// Expected length in bytes.
         len: usize,
-        /// The consumer of its pieces.
+        /// Receives the pieces.
         consumer: Consumer,
     },
 }
 
-/// Whether a posted operation is already over.
+/// Whether a posted operation has already completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Posted {
-    /// It is over; no event will follow.
+    /// The operation has completed; no event follows.
     Done,
-    /// An [`Event`] will tell.
+    /// An [`Event`] will report the completion.
     Pending,
 }
 
@@ -103,46 +107,47 @@ pub enum Event {
     Done(Token),
     /// The operation failed; its memory is no longer touched.
     Failed(Token, Error),
-    /// A receive that was posted on condition did not fit, or was behind one that did not. It may be posted again.
+    /// A conditional receive did not fit the next message, or was queued behind one that did not. It may be posted
+    /// again.
     Returned(Token),
-    /// The next message of a channel is another than the receives that were posted for it, or nothing is posted and
-    /// [`Endpoint::probe`] asked for it.
+    /// A message waits on a channel, and the conditional receives posted there did not fit it, or [`Endpoint::probe`]
+    /// asked for it.
     Waiting(Envelope),
     /// A peer is lost. Reported once, after the failures of its tokens.
     Down {
-        /// Its rank.
+        /// The lost peer's rank.
         peer: u32,
-        /// Why.
+        /// The reason for the loss.
         cause: Error,
     },
-    /// Nothing has failed, but somebody should know: a cable was pulled.
+    /// A condition that the user should know about although nothing has failed, for example a cable that was pulled.
     Warning(String),
 }
 
 /// Facts about a message before it is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// The channel it has come on.
+    /// The channel on which it has come.
     pub on: Channel,
     /// Its tag.
     pub tag: u64,
-    /// Its length in bytes, as the sender says.
+    /// Its length in bytes, according to the sender.
     pub len: u64,
 }
 
-/// Messages that [`Endpoint::take_short`] takes.
+/// Condition on the messages that [`Endpoint::take_short`] takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fits {
-    /// Their tag.
+    /// The tag to compare with.
     pub tag: u64,
-    /// The bits of the tag that count.
+    /// The bits of the tag that are compared.
     pub mask: u64,
-    /// Their length at most.
+    /// The greatest length in bytes.
     pub room: usize,
 }
 
 impl Fits {
-    /// Whether a message is one of them.
+    /// Returns whether a message of this tag and length fits.
     #[inline]
     #[must_use]
     pub const fn takes(&self, tag: u64, len: usize) -> bool {
@@ -154,20 +159,21 @@ impl Fits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Short {
-    /// The message is in its place.
+    /// The message has been written to its place.
     Taken {
         /// Its tag.
         tag: u64,
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
     },
-    /// None has come.
+    /// No message has come.
     NotYet,
-    /// The next message does not fit or is not short, or something is posted, or the transport cannot tell: a receive is to be posted.
+    /// The caller must post a receive: the next message does not fit or is not short, a receive is posted already, or
+    /// the transport cannot tell.
     Other,
 }
 
-/// A transport's capabilities, as data. The runtime never asks for a name.
+/// Capabilities of a transport, as data, so that the runtime never asks for its name.
 #[derive(Clone, Debug)]
 pub struct Caps {
     /// Name for people: "tcp", "shm".
@@ -176,25 +182,25 @@ pub struct Caps {
     pub channels_max: u16,
     /// Longest message in bytes.
     pub message_max: usize,
-    /// Messages up to this length complete at the sender without the receiver's doing, as long as the channel
-    /// is otherwise empty. 0 = every send may wait for its receive.
+    /// Messages up to this length in bytes complete at the sender without any action of the receiver, as long as the
+    /// channel is otherwise empty. With 0, every send may wait for its receive.
     pub eager_max: usize,
-    /// Bytes of staging this endpoint may use per connected channel.
+    /// Bytes of staging memory that this endpoint may use per connected channel.
     pub staging_per_channel: usize,
     /// Whether a waiting owner can sleep on a futex word (see [`Endpoint::arm`]).
     pub park_word: bool,
     /// Whether a waiting owner can sleep on a file descriptor.
     pub park_fd: bool,
-    /// Whether payload is placed without an intermediate copy of the transport's own.
+    /// Whether payload reaches its place without an intermediate copy by the transport.
     pub in_place: bool,
-    /// Capabilities of its [stage](Endpoint::stage), if it has one.
+    /// Capabilities of the endpoint's [stage](Endpoint::stage), if it has one.
     pub stage: Option<StageCaps>,
 }
 
 /// How the owner is going to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkBy {
-    /// On a futex word; only if every endpoint it has offers one.
+    /// On a futex word; only if each of the owner's endpoints offers one.
     Word,
     /// With `poll(2)` on file descriptors.
     Fd,
@@ -203,7 +209,7 @@ pub enum ParkBy {
 /// Something to sleep on.
 #[derive(Clone, Copy, Debug)]
 pub enum Armed<'a> {
-    /// Nothing is outstanding here; this endpoint will not wake anybody.
+    /// Nothing is outstanding here; this endpoint will not wake the owner.
     Idle,
     /// Sleep while the word holds this value.
     Word(&'a AtomicU32, u32),
@@ -211,78 +217,82 @@ pub enum Armed<'a> {
     Fd(BorrowedFd<'a>),
 }
 
-/// An endpoint's answer when it is told of a peer.
+/// An endpoint's answer to the introduction of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It can talk to that peer.
+    /// The endpoint can reach the peer.
     Yes {
-        /// For the summary: "same host, memfd", "192.0.2.1:4567 via eth0".
+        /// Description for the summary: "same host, memfd", "192.0.2.1:4567 via eth0".
         how: String,
     },
-    /// It cannot, for this reason.
+    /// The endpoint cannot reach the peer.
     No {
-        /// Plain words: "different host".
+        /// The reason in plain words: "different host".
         because: String,
     },
 }
 
-/// One of the ways on which long messages go to a peer at the same time.
+/// One of several paths on which long messages go to a peer at the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rail {
     /// This rank's interface; empty if it is not known.
     pub interface: String,
-    /// The peer's address there.
+    /// The peer's address on this path.
     pub remote: std::net::IpAddr,
     /// Bytes per second that one connection has carried lately, or 0 if none has been measured.
     pub bytes_per_second: f64,
-    /// Bytes of long messages sent on it.
+    /// Bytes of long messages sent on this path.
     pub sent_bytes: u64,
-    /// Why it is not used, if it is not.
+    /// The reason why the path is not in use; `None` if it is in use.
     pub problem: Option<String>,
 }
 
-/// One rank's end of a transport. See the module for the contract.
+/// One rank's end of a transport. The module documentation holds the contract.
 pub trait Endpoint: Send + std::fmt::Debug {
-    /// Its capabilities.
+    /// Returns the transport's capabilities.
     fn caps(&self) -> &Caps;
 
-    /// How peers find this endpoint: opaque and at most 1 KiB; the control plane carries it to all ranks.
+    /// Returns the bytes by which peers find this endpoint: opaque, at most 1 KiB. The control plane carries them to
+    /// all ranks.
     fn address(&self) -> &[u8];
 
-    /// Tells of a peer. Called once for every other rank of the communicator, before [`Endpoint::establish`].
+    /// Introduces a peer. The owner calls this once for every other rank of the communicator, before
+    /// [`Endpoint::establish`].
     ///
     /// # Errors
     /// If the address is malformed.
     fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error>;
 
-    /// Sets up what the introduced peers share (not the connections, which are lazy). Blocks until done or
-    /// `deadline`; every reachable peer calls it at about the same time.
+    /// Sets up the resources that the introduced peers share (connections are made later, on first use). Blocks until
+    /// done or until `deadline`. Every reachable peer calls it at about the same time.
     ///
     /// # Errors
     /// If a peer does not show up in time, or the system refuses.
     fn establish(&mut self, deadline: Instant) -> Result<(), Error>;
 
-    /// Has a message go each way over every path to these peers, before anything relies on them; they do the same at about
-    /// the same time. Blocks until it is known, or `deadline`. Those that it failed with, which are given up. Only where
-    /// [`Features::tries_paths`](crate::Features::tries_paths) says so; before [`Endpoint::establish`].
+    /// Sends a message each way over every path to these peers, before anything relies on the paths; the peers do the
+    /// same at about the same time. Blocks until all paths are known to work or fail, or until `deadline`. Returns
+    /// the peers that could not be reached, which are given up, with the reasons. Called before
+    /// [`Endpoint::establish`], and only where [`Features::tries_paths`](crate::Features::tries_paths) is set.
     fn try_paths(&mut self, peers: &[u32], deadline: Instant) -> Vec<(u32, Error)> {
         let _ = (peers, deadline);
         Vec::new()
     }
 
-    /// Tells that the ranks of this host share processors, and with them caches. Before [`Endpoint::exchange`] and the first message.
+    /// Tells the endpoint that ranks of this host share processors, and with them caches. Called before
+    /// [`Endpoint::exchange`] and the first message.
     fn share_processors(&mut self) {}
 
-    /// The short exchange of a host, if this transport has one and all ranks of the world are on this host. Once, after
-    /// [`Endpoint::establish`]; it stays usable without the endpoint.
+    /// Returns the host's exchange for short calls, if this transport has one and all ranks of the world are on this
+    /// host. Called once, after [`Endpoint::establish`]. The exchange stays usable after the endpoint is dropped.
     fn exchange(&mut self) -> Option<Exchange> {
         None
     }
 
-    /// Posts a message. With [`Posted::Done`] the source may be reused at once.
+    /// Posts a message for sending. After [`Posted::Done`] the source may be reused at once.
     ///
     /// # Errors
-    /// If the peer is lost or the arguments are beyond [`Caps`]; the token is then spent.
+    /// If the peer is lost or the arguments exceed [`Caps`]; the token is then spent.
     ///
     /// # Safety
     /// `src` itself and the memory it names stay valid, and the memory unwritten, until the token completes or
@@ -311,31 +321,33 @@ pub trait Endpoint: Send + std::fmt::Debug {
         token: Token,
     ) -> Result<Posted, Error>;
 
-    /// Sends a short message at once, if it need not wait for anything. `false` if nothing has been sent: it is to be posted.
+    /// Sends a short message at once if nothing stands in the way. Returns `false` if nothing has been sent; the
+    /// caller then posts the message.
     ///
     /// # Safety
-    /// The memory that `src` names is readable. An empty message may name any.
+    /// The memory that `src` names is readable. An empty message may name any address.
     unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
         let _ = (on, tag, src);
         false
     }
 
-    /// Takes the next message of a channel at once if it fits and all of it is there. [`Endpoint::probe`] stays as it is.
+    /// Takes the next message of a channel at once, if it fits and has arrived whole. A pending [`Endpoint::probe`]
+    /// stays pending.
     ///
     /// # Safety
-    /// `to` is writable for the room that `fits` names.
+    /// `to` is valid for writes of `fits.room` bytes.
     unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
         let _ = (on, fits, to);
         Short::Other
     }
 
-    /// Whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] do what they say.
+    /// Returns whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] are implemented.
     fn can_probe(&self) -> bool {
         false
     }
 
-    /// Posts a receive that is taken back if another message comes: see rule 9. A transport that cannot probe
-    /// treats it as [`Endpoint::post_recv`].
+    /// Posts a conditional receive, which comes back if another message arrives: see rule 9. A transport that cannot
+    /// probe treats it as [`Endpoint::post_recv`].
     ///
     /// # Errors
     /// As [`Endpoint::post_recv`].
@@ -349,12 +361,13 @@ pub trait Endpoint: Send + std::fmt::Debug {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller makes the same promise to this function.
         unsafe { self.post_recv(on, tag, dst, token) }
     }
 
-    /// Asks for one [`Event::Waiting`] about the next message of a channel on which nothing is posted for receiving.
-    /// A post there takes it back. The end of the connection is no event: whoever posts meets it.
+    /// Asks for one [`Event::Waiting`] about the next message of a channel on which no receive is posted. Posting a
+    /// receive there cancels the request. The end of the connection is not reported here: the next post on the
+    /// channel meets it.
     ///
     /// # Errors
     /// If the transport cannot probe, the peer is lost, or the channel is beyond [`Caps`].
@@ -363,79 +376,83 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
     }
 
-    /// Takes [`Endpoint::probe`] back.
+    /// Cancels [`Endpoint::probe`].
     fn cancel_probe(&mut self, _on: Channel) {}
 
-    /// Whether a peer is still there: for owners that wait for something of it on which nothing is posted here. Never blocks.
-    /// A transport that can make the link on which the peer's end shows, makes it; one that cannot tell says yes.
+    /// Checks that a peer is still there, for an owner that waits for something from it without a posted receive.
+    /// Never blocks. A transport that can open the link on which the peer's end would show opens it; one that cannot
+    /// tell returns `Ok`.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if it has ended or closed its endpoint.
+    /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if the peer has ended or closed its endpoint.
     fn look_for(&mut self, _peer: u32) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The memory that this rank shares with others of its host, after [`Endpoint::establish`]: with all that it was introduced
-    /// to and can reach. None where [`Caps::stage`] is none.
+    /// Returns the stage that this rank shares with all introduced peers that it can reach, once
+    /// [`Endpoint::establish`] has succeeded; `None` where [`Caps::stage`] is `None`.
     fn stage(&self) -> Option<&dyn Stage> {
         None
     }
 
-    /// The same, to publish there.
+    /// Returns the stage for publishing.
     fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         None
     }
 
-    /// Whether something is posted for receiving, or [probed](Endpoint::probe) for, on an open connection on which the end of `peer`
-    /// arrives behind its last bytes. Other signs that the peer has left may come before these; as long as this is so, nothing follows
-    /// from it. Never blocks, makes no progress.
+    /// Returns whether this rank listens to `peer`, by a posted receive or a [probe](Endpoint::probe), on an open
+    /// connection that ends only after the peer's last bytes have arrived. Other signs of the peer's departure may
+    /// overtake these bytes; while this returns `true`, those signs prove nothing. Never blocks and makes no
+    /// progress.
     fn is_hearing(&self, _peer: u32) -> bool {
         false
     }
 
-    /// Whether what this rank has sent to `peer` is sent again and again and never acknowledged: the peer's kernel does so
-    /// even while its process is stopped, so something between the two is cut. For texts only, since networks heal. Never
-    /// blocks, makes no progress.
+    /// Returns whether the data that this rank has sent to `peer` is being retransmitted without any acknowledgement.
+    /// The peer's kernel acknowledges even while its process is stopped, so the network between the two is cut. For
+    /// error texts only, since networks heal. Never blocks and makes no progress.
     fn is_unheard(&self, _peer: u32) -> bool {
         false
     }
 
-    /// The ways on which long messages go to `peer`, those that do not work among them, where there is more than one.
+    /// Returns the paths on which long messages go to `peer`, including those that do not work, if there is more than
+    /// one.
     fn rails(&self, _peer: u32) -> Vec<Rail> {
         Vec::new()
     }
 
-    /// Says how many bytes per second the way to `peer` carries, as all ranks know it. Connections to it may then make room for what
-    /// a long way holds. Never blocks.
+    /// Sets how many bytes per second the path to `peer` carries, which all ranks know alike. Connections to the peer
+    /// may then size their buffers for the bandwidth-delay product. Never blocks.
     fn expect(&mut self, _peer: u32, _bytes_per_second: f64) {}
 
-    /// Peers that this end reaches by a relay, since neither can dial the other.
+    /// Returns the peers that this endpoint reaches through a relay, since neither side can dial the other.
     fn relayed(&self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done
-    /// must reach their peers nevertheless. Never blocks; dropping may, for a second at most. Nothing may be posted after.
+    /// Announces an orderly departure: the owner will [abort](Endpoint::abort) and drop this endpoint next, but
+    /// messages reported done must still reach their peers. Never blocks; dropping the endpoint may block, for a
+    /// second at most. Nothing may be posted afterwards.
     fn leave(&mut self) {}
 
-    /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint: messages from and to it need no
-    /// registration of their own.
+    /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint, so that messages from and to it
+    /// need no registration of their own.
     ///
     /// # Errors
-    /// If it cannot be registered; nothing is then.
+    /// If the memory cannot be registered; it is then unchanged.
     ///
     /// # Safety
-    /// The memory stays mapped, as it is, for as long; it is what `backing` says.
+    /// Until then the memory stays mapped as it is, and `backing` describes it truly.
     unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
         let _ = (memory, backing);
         Ok(Registered::NotNeeded("the processor copies; no device needs to know the memory"))
     }
 
-    /// Ends a registration of exactly this memory.
+    /// Ends the registration of exactly this memory.
     fn deregister(&mut self, _memory: Piece) {}
 
-    /// Tells that messages from and to parts of this memory will come until [`Endpoint::reclaim`]. A transport that registers
-    /// memory then registers all of it when the first of them comes, once, in place of each part.
+    /// Announces messages from and to parts of this memory until [`Endpoint::reclaim`]. A transport that registers
+    /// memory then registers all of it once, when the first of these messages comes, instead of each part by itself.
     ///
     /// # Safety
     /// The memory stays mapped until it is reclaimed, or everything is aborted.
@@ -444,25 +461,27 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Ends one [`Endpoint::lend`] of exactly this memory.
     fn reclaim(&mut self, _memory: Piece) {}
 
-    /// How devices get at memory, if it has such that read and write it by themselves.
+    /// Returns how devices reach memory, if this transport uses devices that read and write it by themselves.
     fn device_access(&self) -> Option<DeviceAccess> {
         None
     }
 
-    /// Work with the caller's memory so far. All zero where nothing is registered.
+    /// Returns counters of this endpoint's work with the caller's memory so far. All are zero where nothing is
+    /// registered.
     fn memory_counters(&self) -> MemoryCounters {
         MemoryCounters::default()
     }
 
-    /// Makes progress without blocking and appends what happened. Returns whether anything moved, bytes included.
+    /// Makes progress without blocking and appends the events that have happened. Returns whether anything moved,
+    /// even if only bytes.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
 
-    /// Declares that the owner is about to sleep, so that peers wake it. The owner must poll once more between
-    /// this call and sleeping, and call [`Endpoint::disarm`] after.
+    /// Announces that the owner is about to sleep, so that peers wake it. The owner must poll once more between this
+    /// call and sleeping, and call [`Endpoint::disarm`] after it wakes.
     fn arm(&mut self, by: ParkBy) -> Armed<'_>;
 
-    /// Takes [`Endpoint::arm`] back. The owner polls before it arms again: what has woken it, such as a readable descriptor, stays
-    /// until then.
+    /// Cancels [`Endpoint::arm`]. The owner must poll before it arms again: the cause of its waking, such as a
+    /// readable descriptor, persists until then.
     fn disarm(&mut self);
 
     /// Gives up on a peer: every token that involves it fails with `cause`, and its connections are closed.
@@ -471,7 +490,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Fails all outstanding tokens without touching memory again, and closes all connections at once.
     fn abort(&mut self, cause: &Error, events: &mut Vec<Event>);
 
-    /// Whether everything posted has left this rank's memory and reached the peer or the kernel, so that the
-    /// endpoint may be dropped without losing a message already reported done.
+    /// Returns whether every posted message has left this rank's memory and reached the peer or the kernel, so that
+    /// dropping the endpoint loses no message already reported done.
     fn is_flushed(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! The errors of transports, as fields.
+//! Errors of transports, as fields.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The receiver had posted something else than arrived.
+    /// The message that arrived differs from the one that the receiver posted.
     Mismatch {
         /// Tag that the receiver posted.
         expected_tag: u64,
@@ -25,18 +25,18 @@ pub enum ErrorKind {
     Timeout,
     /// This side gave up, by abort or abandon.
     Aborted,
-    /// The peer sent something that no peer of this version sends.
+    /// The peer sent bytes that no peer of this version sends.
     Corrupt,
-    /// The caller asked for something beyond the capabilities.
+    /// The caller exceeded the capabilities of the transport.
     Usage,
     /// The operating system refused.
     System,
-    /// Something of this rank's own failed: its adapter, or its limit on locked memory. The peer is well, and cannot be
-    /// reached all the same.
+    /// A resource of this rank failed: its adapter, or its limit on locked memory. The peer is alive but cannot be
+    /// reached.
     Local,
 }
 
-/// An error of a transport: who, what, and what to do.
+/// An error of a transport: what failed, with which peer, and the remedy.
 #[derive(Clone, Debug)]
 pub struct Error {
     /// The kind.
@@ -45,14 +45,14 @@ pub struct Error {
     pub transport: &'static str,
     /// The peer concerned.
     pub peer: Option<u32>,
-    /// Plain words: what was being done, and the remedy where there is one.
+    /// Plain words: the operation that failed, and the remedy where there is one.
     pub detail: String,
-    /// The system's error, where there was one.
+    /// The operating system's error, where there was one.
     pub source: Option<Arc<io::Error>>,
 }
 
 impl Error {
-    /// An error without a system cause.
+    /// Returns an error that has no system error as its cause.
     #[must_use]
     pub fn new(
         kind: ErrorKind,
@@ -63,7 +63,7 @@ impl Error {
         Self { kind, transport, peer, detail: detail.into(), source: None }
     }
 
-    /// An error of the operating system.
+    /// Returns an error that the operating system reported.
     #[must_use]
     pub fn system(
         transport: &'static str,

@@ -1,15 +1,16 @@
-//! Text written by others: peers, files, unknown processes.
+//! Text from other parties (peers, files, unknown processes), made safe to print.
 //!
-//! Such text ends in errors and logs, and so on terminals, where a control character moves the cursor and a bidirectional mark reverses a
-//! line. Every such text therefore passes [`printable`] where its bytes become text; it may pass again.
+//! Such text ends up in errors and logs, and so on terminals, where a control character moves the cursor and a
+//! bidirectional mark reverses a line. Every such text therefore passes [`printable`] where its bytes become text. It
+//! may pass more than once.
 
-/// The text with everything escaped that is not simply shown, cut to at most `most` bytes ("..." at the end says so).
-/// Its result is left alone when passed in again with the same limit.
+/// Returns the text with every character escaped that terminals do not simply show, cut to at most `most` bytes
+/// ("..." at the end marks a cut). Passing the result in again with the same limit changes nothing.
 #[must_use]
 pub fn printable(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     for c in text.chars() {
-        // No more than the limit is ever looked at, however long the text is.
+        // The loop stops soon after the limit, however long the text is.
         if out.len() > most {
             break;
         }
@@ -30,15 +31,16 @@ pub fn printable(text: &str, most: usize) -> String {
     out
 }
 
-/// The same from bytes that should be UTF-8.
+/// Like [`printable`], for bytes that should be UTF-8.
 #[must_use]
 pub fn printable_bytes(bytes: &[u8], most: usize) -> String {
-    // A character has at most four bytes; one more than fits tells that it was cut.
+    // A character has at most four bytes. One more character than fits is enough to show that the text was cut.
     let seen = &bytes[..bytes.len().min(most.saturating_mul(4).saturating_add(4))];
     printable(&String::from_utf8_lossy(seen), most)
 }
 
-/// Marks of direction, joiners, separators of lines, and the tags that spell invisible text.
+/// Returns whether a character is a mark of direction, a joiner, a line separator, or one of the tags that spell
+/// invisible text.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,

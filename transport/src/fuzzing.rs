@@ -1,11 +1,12 @@
-//! The parsers of bytes from other processes, as functions, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
+//! Parsers of bytes from other processes, as functions for tests/fuzz. Compiled only with `cfg(fuzzing)` and in
+//! tests.
 //!
 //! Each function accepts any bytes and must not panic. Where there is an encoder, a decoded value survives encoding and decoding.
 
-/// A target: its name, and what takes its bytes.
+/// A fuzz target: its name, and the function that takes the bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: [Target; 7] = [
     ("tcp_hello", tcp_hello),
     ("tcp_address", tcp_address),
@@ -16,37 +17,37 @@ pub const TARGETS: [Target; 7] = [
     ("foreign", foreign),
 ];
 
-/// Hello, answer and header of a TCP connection.
+/// Parses the hello, the answer and the header of a TCP connection.
 pub fn tcp_hello(bytes: &[u8]) {
     crate::tcp::fuzz_hello(bytes);
 }
 
-/// The address of a TCP endpoint.
+/// Parses the address of a TCP endpoint.
 pub fn tcp_address(bytes: &[u8]) {
     crate::tcp::fuzz_address(bytes);
 }
 
-/// Greeting and addresses over UNIX sockets.
+/// Parses the greeting and the addresses that go over UNIX sockets.
 pub fn shm_hello(bytes: &[u8]) {
     crate::shm::fuzz_hello(bytes);
 }
 
-/// The control words of a ring, written by a hostile peer while the owner works with them.
+/// Works with the control words of a ring while a hostile peer overwrites them.
 pub fn shm_control(bytes: &[u8]) {
     crate::shm::fuzz_control(bytes);
 }
 
-/// Hello and address of an RDMA endpoint.
+/// Parses the hello and the address of an RDMA endpoint.
 pub fn rdma_hello(bytes: &[u8]) {
     crate::rdma::fuzz_hello(bytes);
 }
 
-/// Headers, grants and notes that a peer writes into registered memory.
+/// Parses the headers, grants and notes that a peer writes into registered memory.
 pub fn rdma_wire(bytes: &[u8]) {
     crate::rdma::fuzz_wire(bytes);
 }
 
-/// Texts of others.
+/// Escapes text of other parties.
 pub fn foreign(bytes: &[u8]) {
     let shown = crate::foreign::printable_bytes(bytes, 100);
     assert!(shown.len() <= 100 && !shown.chars().any(char::is_control));
@@ -54,7 +55,7 @@ pub fn foreign(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// The corpus of tests/fuzz, through the same functions.
+    /// Runs the corpus of tests/fuzz through the same functions.
     #[test]
     fn the_corpus_passes() {
         let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");

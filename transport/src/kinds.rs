@@ -1,4 +1,4 @@
-//! The transports by name: one folder each, and one row of the table below.
+//! Table of the transports by name: each has one folder, and one row of the table below.
 //!
 //! A folder provides `FEATURES`, the facts that are known before an endpoint is opened, and `open`, which opens one.
 
@@ -6,21 +6,22 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::{RdmaOptions, ShmOptions, TcpOptions};
 
-/// Features that all endpoints of a transport have in common, so that a rank knows another's by the name.
+/// Features that all endpoints of a transport have in common, so that a rank knows those of a peer's endpoint from
+/// the transport's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Name, as in `KOLO_TRANSPORT`.
     pub name: &'static str,
-    /// It connects ranks of one host only, through memory that they share.
+    /// It connects only ranks of one host, through memory that they share.
     pub shares_memory: bool,
-    /// Adapters move the bytes, past the kernel, and reach a GPU's memory where drivers let them. They are not troubled for
-    /// what shared memory will carry.
+    /// Adapters move the bytes past the kernel, and reach a GPU's memory where the drivers permit. Messages that
+    /// shared memory can carry do not use the adapters.
     pub uses_adapters: bool,
     /// Paths are [tried](Endpoint::try_paths) before anything relies on them.
     pub tries_paths: bool,
 }
 
-/// The owner's options for the endpoints that it opens. Each takes its own part.
+/// Options for the endpoints that the owner opens. Each transport takes its own part.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// For shared memory.
@@ -41,10 +42,10 @@ macro_rules! table {
         }
 
         impl TransportKind {
-            /// All, in order of preference.
+            /// All transports, in order of preference.
             pub const ALL: [Self; [$(stringify!($kind)),+].len()] = [$(Self::$kind),+];
 
-            /// Its features, known before an endpoint is opened.
+            /// Returns its features, which are known before an endpoint is opened.
             #[must_use]
             pub const fn features(self) -> &'static Features {
                 match self {
@@ -52,10 +53,10 @@ macro_rules! table {
                 }
             }
 
-            /// Opens the endpoint of `rank`. Local: other ranks need not do the same.
+            /// Opens the endpoint of `rank`. This is a local operation: other ranks need not do the same.
             ///
             /// # Errors
-            /// If this host or process has no such transport, in words for the user.
+            /// If this host or process lacks the transport; the text says why, for the user.
             pub fn open(
                 self,
                 rank: u32,
@@ -80,13 +81,13 @@ table! {
 }
 
 impl TransportKind {
-    /// Name as in `KOLO_TRANSPORT`.
+    /// Returns its name, as in `KOLO_TRANSPORT`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.features().name
     }
 
-    /// The one of this name.
+    /// Returns the transport of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)

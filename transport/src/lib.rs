@@ -1,4 +1,5 @@
-//! Bytes between two ranks: the transport trait, TCP, shared memory and RDMA. Nothing about collectives.
+//! Transports of Kolo: the [`Endpoint`] trait and its implementations over TCP, shared memory and RDMA. They move
+//! bytes between two ranks and know nothing about collectives.
 
 pub mod conformance;
 mod endpoint;

@@ -1,4 +1,4 @@
-//! Memory of the caller that is announced to a transport in advance, and counters of a transport's use of memory.
+//! The caller's memory: how it is announced to a transport in advance, and counters of a transport's use of it.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -7,40 +7,42 @@ use std::sync::Arc;
 /// Memory behind a range of addresses.
 #[derive(Clone, Copy, Debug)]
 pub enum Backing<'a> {
-    /// Memory of this process, as any.
+    /// Ordinary memory of this process.
     Pages,
-    /// Memory that another driver exports, such as a GPU's: the range begins at `offset` of this dma-buf. The descriptor
-    /// may be closed when the call has returned.
+    /// Memory that another driver exports, such as a GPU's: the range begins at `offset` of this dma-buf. The
+    /// descriptor may be closed once the call has returned.
     DmaBuf {
-        /// Names the memory.
+        /// The descriptor of the dma-buf.
         descriptor: BorrowedFd<'a>,
-        /// In bytes; at the same place of its page as the first address.
+        /// Offset in bytes. It has the same position within its page as the first address.
         offset: u64,
     },
-    /// Memory that the processor cannot look at, such as a GPU's.
+    /// Memory that the processor cannot access, such as a GPU's.
     Device {
-        /// As for [`Backing::DmaBuf`]; none where a kernel module lets adapters find such memory by its address.
+        /// The dma-buf and offset, as in [`Backing::DmaBuf`]; `None` where a kernel module lets adapters find such
+        /// memory by its address.
         export: Option<(BorrowedFd<'a>, u64)>,
         /// Copies ranges that are too short to be registered.
         copier: &'a Arc<dyn DeviceCopier>,
     },
 }
 
-/// Copies from and to memory that the processor cannot look at.
+/// Copies from and to memory that the processor cannot access.
 pub trait DeviceCopier: fmt::Debug + Send + Sync {
-    /// Copies from such memory to the host's. Blocks until it is done: some microseconds.
+    /// Copies from such memory to the host's. Blocks until the copy is done, which takes some microseconds.
     ///
     /// # Errors
-    /// In plain words.
+    /// If the copy fails, with the reason in plain words.
     ///
     /// # Safety
-    /// Both are valid for so many bytes, and not touched by anybody else until this returns.
+    /// `from` is valid for reads and `to` for writes of `len` bytes, and nobody else touches either until this
+    /// returns.
     unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
 
-    /// Copies from the host's memory to such. Blocks as [`DeviceCopier::load`] does.
+    /// Copies from the host's memory to such memory. Blocks as [`DeviceCopier::load`] does.
     ///
     /// # Errors
-    /// In plain words.
+    /// If the copy fails, with the reason in plain words.
     ///
     /// # Safety
     /// As [`DeviceCopier::load`].
@@ -50,26 +52,26 @@ pub trait DeviceCopier: fmt::Debug + Send + Sync {
 /// Result of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registered {
-    /// It is registered, until [`Endpoint::deregister`](crate::Endpoint::deregister).
+    /// The memory is registered until [`Endpoint::deregister`](crate::Endpoint::deregister).
     Yes,
-    /// The transport has no use for it, for this reason.
+    /// The transport does not need registration, for this reason.
     NotNeeded(&'static str),
 }
 
-/// Fate of registrations of the caller's memory that nobody uses any more.
+/// Treatment of registrations of the caller's memory that are no longer in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistrationPolicy {
-    /// They are kept, and let go of when the kernel tells that memory changed.
+    /// They are kept, and dropped when the kernel reports that the memory's mapping changed.
     Watched,
-    /// They are to be kept, and the kernel tells nothing to this process: they end with their operations.
+    /// They were to be kept, but the kernel does not report changes to this process: they end with their operations.
     Unwatched {
-        /// The refused system call, with its error.
+        /// The system call that was refused, with its error.
         because: String,
     },
-    /// They are kept, as the user promises not to unmap.
+    /// They are kept, because the user promises not to unmap the memory.
     Promised,
-    /// They end with their messages, as the user wished.
+    /// They end with their messages, as the user asked.
     Never,
 }
 
@@ -91,28 +93,30 @@ impl fmt::Display for RegistrationPolicy {
     }
 }
 
-/// How devices that read and write memory by themselves get at it.
+/// How devices that read and write memory by themselves reach it.
 #[derive(Clone, Debug)]
 pub struct DeviceAccess {
-    /// Fate of registrations of the caller's memory.
+    /// Treatment of registrations of the caller's memory that are no longer in use.
     pub registrations: RegistrationPolicy,
-    /// Whether they take memory of other drivers, such as a GPU's, as dma-bufs; if not, which does not, and why.
+    /// Whether all devices take memory of other drivers, such as a GPU's, as dma-bufs; if not, the device that does
+    /// not, and why.
     pub takes_dma_bufs: Result<(), String>,
     /// Effect of a `fork` of this process on registered memory, in words.
     pub fork: String,
 }
 
-/// A transport's work with the caller's memory since its beginning: so that zero-copy is a number and no claim.
+/// Counters of a transport's work with the caller's memory since its beginning, by which zero-copy can be verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryCounters {
-    /// Bytes of messages that went straight from, or into, the caller's memory, or were consumed where they arrived.
+    /// Bytes of messages that went straight from or into the caller's memory, or were consumed where they arrived.
     pub in_place_bytes: u64,
-    /// Bytes of messages that were copied through staging of the transport's, of messages long enough to count.
+    /// Bytes of messages that were copied through the transport's staging although they are long enough for
+    /// zero-copy.
     pub staged_bytes: u64,
     /// Registrations made, explicit ones included.
     pub registrations: u64,
-    /// Messages' ranges found registered already.
+    /// Ranges of messages that were found registered already.
     pub cache_hits: u64,
 }
 

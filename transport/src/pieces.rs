@@ -1,26 +1,26 @@
-//! The caller's memory in transports: lists of pieces, places in them, and consumers.
+//! Views of the caller's memory inside transports: lists of pieces, positions in them, and consumers.
 //!
 //! # Safety argument of this file
 //!
-//! `Endpoint::post_send` and `post_recv` oblige the caller to keep the slice of pieces, the memory that it names, and the consumer's
-//! context valid until the token completes or the endpoint is dropped. A [`Pieces`] or an [`Eater`] is made in a post and lives in a queue
-//! entry, which is removed when its token completes. The memory is therefore valid for as long as either can be used. `abort` and `abandon`
-//! empty the queues, so nothing is touched afterwards.
+//! `Endpoint::post_send` and `post_recv` oblige the caller to keep the slice of pieces, the memory that it names, and
+//! the consumer's context valid until the token completes or the endpoint is dropped. A [`Pieces`] or an [`Eater`] is
+//! made in a post and lives in a queue entry, which is removed when its token completes. The memory is therefore
+//! valid for as long as either can be used. `abort` and `abandon` empty the queues, so nothing is touched afterwards.
 
 use crate::endpoint::{Consumer, Piece};
 
-/// A list of pieces that a token keeps alive.
+/// A list of pieces that stays valid as long as its token is outstanding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces {
     first: *const Piece,
     count: usize,
 }
 
-// SAFETY: the memory is lent to the endpoint for as long as the token is outstanding (see the module); which
-// thread the endpoint lives on does not matter to it.
+// SAFETY: the memory is lent to the endpoint for as long as the token is outstanding (see the module). The memory is
+// valid on any thread, so it does not matter which thread the endpoint lives on.
 unsafe impl Send for Pieces {}
 
-/// A place in a list of pieces.
+/// A position in a list of pieces.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     piece: usize,
@@ -28,10 +28,10 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// At the front.
+    /// The front of the list.
     pub const START: Self = Self { piece: 0, offset: 0 };
 
-    /// The next run of `pieces`, of at most `len` bytes, and steps over it.
+    /// Returns the next contiguous run of `pieces`, of at most `len` bytes, and moves past it.
     ///
     /// # Panics
     /// At the end of the list, if `len` is not 0.
@@ -49,7 +49,7 @@ impl Cursor {
 }
 
 impl Pieces {
-    /// The pieces, and their total length; `None` if that overflows what a slice may be long.
+    /// Returns the list and its total length, or `None` for a total that exceeds the maximum length of a slice.
     pub(crate) fn new(list: &[Piece]) -> (Self, Option<usize>) {
         let total = list
             .iter()
@@ -63,7 +63,7 @@ impl Pieces {
         unsafe { std::slice::from_raw_parts(self.first, self.count) }
     }
 
-    /// Calls `each` on the runs that make up `len` bytes from `at` on, or fewer: as long as it takes them.
+    /// Calls `each` on the runs that make up `len` bytes from `at` on, until it returns `false`.
     pub(crate) fn walk_while(
         &self,
         at: Cursor,
@@ -86,7 +86,7 @@ impl Pieces {
         }
     }
 
-    /// Moves `at` on by `bytes`, which are there.
+    /// Moves `at` forward by `bytes`. The list must have that many left.
     pub(crate) fn advance(&self, at: &mut Cursor, mut bytes: usize) {
         let list = self.list();
         while bytes > 0 {
@@ -100,7 +100,7 @@ impl Pieces {
         }
     }
 
-    /// Copies `bytes` into the pieces at `at`, and moves on.
+    /// Copies `bytes` into the pieces at `at`, and moves `at` past them.
     pub(crate) fn fill(&self, at: &mut Cursor, bytes: &[u8]) {
         let mut done = 0;
         self.walk(*at, bytes.len(), |ptr, len| {
@@ -112,7 +112,7 @@ impl Pieces {
         self.advance(at, bytes.len());
     }
 
-    /// The piece at `at`, and how much of it is before `at`; none at the end. Empty pieces are passed over.
+    /// Returns the piece at `at`, and how much of it lies before `at`, or `None` at the end. Skips empty pieces.
     pub(crate) fn piece(&self, at: &mut Cursor) -> Option<(Piece, usize)> {
         let list = self.list();
         while at.piece < list.len() && list[at.piece].len == at.offset {
@@ -121,14 +121,14 @@ impl Pieces {
         list.get(at.piece).map(|piece| (*piece, at.offset))
     }
 
-    /// The shortest piece that is not empty, in bytes, and the number of those.
+    /// Returns the length of the shortest non-empty piece in bytes, and the number of non-empty pieces.
     pub(crate) fn shortest(&self) -> (usize, usize) {
         let lens = self.list().iter().map(|piece| piece.len).filter(|&len| len > 0);
         lens.fold((usize::MAX, 0), |(least, count), len| (least.min(len), count + 1))
     }
 
-    /// Calls `each(address, bytes from the first, bytes)` for the runs that make up `len` bytes from `at` on, and moves on.
-    /// The addresses lie in pieces of a posted message, which are alive.
+    /// Calls `each(address, bytes before this run, bytes)` for the runs that make up `len` bytes from `at` on, and
+    /// moves `at` past them. The addresses lie in pieces of a posted message, which are alive.
     pub(crate) fn each_run(&self, at: &mut Cursor, len: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
         let mut done = 0;
         self.walk(*at, len, |ptr, len| {
@@ -155,11 +155,11 @@ impl Pieces {
     }
 }
 
-/// A consumer that a token keeps alive.
+/// A consumer that stays valid as long as its token is outstanding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Eater(Consumer);
 
-// SAFETY: as for `Pieces`: the context is lent until the token completes, wherever the endpoint lives.
+// SAFETY: as for `Pieces`: the context is lent until the token completes, on whichever thread the endpoint lives.
 unsafe impl Send for Eater {}
 
 impl Eater {
@@ -167,19 +167,18 @@ impl Eater {
         Self(consumer)
     }
 
-    /// Feeds `len` bytes at `data`, bytes `offset..` of the message.
+    /// Passes `len` bytes at `data` to the consumer: the bytes of the message from `offset` on.
     ///
     /// # Safety
-    /// They are there and do not change during the call.
+    /// The bytes are readable and do not change during the call.
     pub(crate) unsafe fn eat_raw(&self, offset: usize, data: *const u8, len: usize) {
         if len > 0 {
-            // SAFETY: the context is valid until the token completes (see the module); `data` is the caller's
-            // promise.
+            // SAFETY: the context is valid until the token completes (see the module); the caller answers for `data`.
             unsafe { (self.0.call)(self.0.context, offset, data, len) }
         }
     }
 
-    /// Feeds bytes `offset..` of the message.
+    /// Passes the bytes of the message from `offset` on to the consumer.
     pub(crate) fn eat(&self, offset: usize, bytes: &[u8]) {
         if !bytes.is_empty() {
             // SAFETY: the context is valid until the token completes (see the module), and `bytes` for the call.

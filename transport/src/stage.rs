@@ -1,20 +1,20 @@
-//! A stage: memory that the ranks of one host share, in which each shows the others what it has, round by round.
+//! Stages: memory that the ranks of one host share, in which each rank publishes data for the others, round by round.
 //!
 //! # Contract
-//! 1. The *members* of a stage are ranks of one host, in ascending order. All of them share all of its *areas*, each of which
-//!    counts its own rounds. Areas do not wait for each other.
-//! 2. In every round of an area every member publishes once: bytes of its own, as many as it likes up to
-//!    [`StageCaps::payload_max`], or only that it is there. Rounds have no numbers in calls: the k-th publication of a member
-//!    belongs to round k.
-//! 3. Before it fills its memory a member asks [`Stage::is_free`] until that says yes: somebody may still read what lay there
-//!    some rounds ago. There is memory for at least two rounds of any length.
-//! 4. Payloads of the round that this member published last may be read once [`Stage::has_published`] has said yes for them, and until
-//!    this member publishes again.
-//! 5. Tag and digest are what all members must agree on in a round. A difference is a [`StageMismatch`] to at least one of the
-//!    two; the area is of no use then.
-//! 6. Nothing blocks. A member that was told no may sleep, by [`Endpoint::arm`](crate::Endpoint::arm) of the endpoint that the
-//!    stage belongs to: whoever publishes wakes it.
-//! 7. Other processes can write to this memory at any time, so it is reached by address and nobody makes a reference to it.
+//! 1. The *members* of a stage are ranks of one host, in ascending order. All members share all of its *areas*. Each
+//!    area counts its own rounds, and areas do not wait for each other.
+//! 2. In every round of an area, every member publishes once: up to [`StageCaps::payload_max`] bytes of its own, or
+//!    only its presence. Calls do not number rounds: the k-th publication of a member belongs to round k.
+//! 3. Before a member fills its memory, it asks [`Stage::is_free`] until the answer is yes: others may still read its
+//!    publication of some rounds ago from there. There is memory for at least two rounds of any length.
+//! 4. Payloads of the round that this member published last may be read once [`Stage::has_published`] has returned
+//!    `true` for them, and until this member publishes again.
+//! 5. All members must agree on the tag and the digest of a round. Any difference is reported as a [`StageMismatch`]
+//!    to at least one of the two members; the area is then unusable.
+//! 6. Nothing blocks. A member whose answer was no may sleep, by [`Endpoint::arm`](crate::Endpoint::arm) of the
+//!    endpoint that the stage belongs to: a member that publishes wakes it.
+//! 7. Other processes can write to this memory at any time, so code reaches it by address and never makes a reference
+//!    to it.
 
 use std::fmt::Debug;
 
@@ -23,27 +23,27 @@ use crate::shm::Copier;
 /// Capabilities of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCaps {
-    /// How many areas there are.
+    /// Number of areas.
     pub areas: u16,
-    /// Most bytes that a member publishes in a round.
+    /// Maximum number of bytes that a member publishes in a round.
     pub payload_max: usize,
 }
 
-/// Members whose payload a member needs.
+/// Set of members whose payload a member needs in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Everybody's.
+    /// All members.
     All,
-    /// That of one member.
+    /// One member.
     Only(usize),
-    /// That of the members before this one.
+    /// The members before this one.
     Below(usize),
-    /// Nobody's: it only gives.
+    /// No member: this one only contributes.
     Nobody,
 }
 
 impl Needs {
-    /// Whether a member is among them.
+    /// Returns whether a member belongs to the set.
     #[must_use]
     #[inline]
     pub fn include(self, member: usize) -> bool {
@@ -56,67 +56,68 @@ impl Needs {
     }
 }
 
-/// A member called something else than this one.
+/// Report that another member published a different call than this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageMismatch {
-    /// The member, as an index.
+    /// The other member, as an index.
     pub member: usize,
-    /// The tag it published, or one of a later round if it has gone on.
+    /// The tag that it published, or one of a later round if it has gone on.
     pub tag: u64,
 }
 
-/// One member's end of a stage. See the module for the contract.
+/// One member's end of a stage. The module documentation holds the contract.
 pub trait Stage: Debug {
-    /// Ranks of the members, ascending.
+    /// Returns the ranks of the members, ascending.
     fn members(&self) -> &[u32];
 
-    /// This rank's index among the members.
+    /// Returns this rank's index among the members.
     fn member(&self) -> usize;
 
-    /// Whether this member may publish so many bytes in the next round of an area.
+    /// Returns whether this member may publish `len` bytes in the next round of an area.
     ///
     /// # Errors
-    /// If a member published something else in an earlier round.
+    /// If a member published a different tag or digest in an earlier round.
     fn is_free(&mut self, area: u16, len: usize) -> Result<bool, StageMismatch>;
 
-    /// Where this member puts the `len` bytes that it publishes next: valid for writes of as much until then.
+    /// Returns the address for the `len` bytes that this member publishes next. It is valid for writes of `len` bytes
+    /// until then.
     ///
     /// # Panics
-    /// Unless [`Stage::is_free`] has said yes for as much.
+    /// Unless [`Stage::is_free`] has returned `true` for as many bytes.
     fn slot(&mut self, area: u16, len: usize) -> *mut u8;
 
-    /// The copier for slots, which suits those who read them.
+    /// Returns the copier for slots, which chooses the stores that suit the readers.
     fn copier(&mut self) -> &mut Copier;
 
-    /// Publishes what lies in the slot.
+    /// Publishes the contents of the slot.
     ///
     /// # Panics
     /// As [`Stage::slot`].
     fn publish(&mut self, area: u16, tag: u64, digest: u64, len: usize);
 
-    /// Whether these members have published the round that this one published last.
+    /// Returns whether these members have published the round that this member published last.
     ///
     /// # Errors
-    /// If a member published something else.
+    /// If a member published a different tag or digest.
     fn has_published(&mut self, area: u16, needs: Needs) -> Result<bool, StageMismatch>;
 
-    /// The `len` bytes that a member has published in that round: valid for reads of as much until this member publishes again.
-    /// The length is for the reader to know.
+    /// Returns the address of the `len` bytes that a member has published in that round. It is valid for reads of
+    /// `len` bytes until this member publishes again. The reader must know the length.
     ///
     /// # Panics
-    /// Unless [`Stage::has_published`] has said yes for this member, or it is this one.
+    /// Unless [`Stage::has_published`] has returned `true` for this member, or the member is the caller itself.
     fn payload(&self, area: u16, member: usize, len: usize) -> *const u8;
 
-    /// Members, as indices, that are waited for in an area: those of `needs` that have not published the round at hand, or,
-    /// with a length to publish, those that are too far behind for it.
+    /// Returns the members, as indices, that a wait in an area depends on: those of `needs` that have not published
+    /// the current round or, for a wait for room, those that are too far behind.
     fn waited_for(&self, area: u16, what: Awaited) -> Vec<usize>;
 }
 
-/// A member's wait in an area, for error texts.
+/// Object of a member's wait in an area, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// That it may publish so many bytes.
+    /// Room to publish this many bytes.
     Room(usize),
-    /// That these publish.
+    /// Publications of these members.
     Payloads(Needs),
 }

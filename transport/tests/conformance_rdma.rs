@@ -1,5 +1,5 @@
-//! The conformance suite over RDMA. Skipped, with the reason, where there is no adapter; see tests/softroce for how to
-//! have one anywhere. With `KOLO_REQUIRE_RDMA=1` a missing adapter is a failure.
+//! The conformance suite over RDMA. Without an adapter, it is skipped with the reason; tests/softroce provides one on
+//! any machine. With `KOLO_REQUIRE_RDMA=1`, a missing adapter is a failure.
 
 use kolo_transport::conformance::{CountingAllocator, Subject};
 use kolo_transport::rdma::Keep;
@@ -30,7 +30,7 @@ mod as_it_comes {
     kolo_transport::conformance!(Rdma(RdmaOptions::default));
 }
 
-/// Registrations outlive their messages; the suite unmaps buffers all the time, so only with a watch.
+/// Registrations outlive their messages only while memory is watched, since the suite unmaps buffers all the time.
 mod with_several_queue_pairs {
     use super::*;
 

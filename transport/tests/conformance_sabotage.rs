@@ -1,4 +1,4 @@
-//! The suite notices what it is for: transports that break their promises on purpose fail its cases.
+//! Checks the suite itself: transports that break their promises on purpose must fail its cases.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -20,7 +20,7 @@ impl Subject for Broken {
     }
 }
 
-/// The message with which a case fails; `None` if it passes.
+/// Returns the message with which a case fails; `None` if it passes.
 fn failure(fault: Fault, case: &str) -> Option<String> {
     let panic = catch_unwind(AssertUnwindSafe(|| run(&Broken(fault), case))).err()?;
     let text = panic.downcast_ref::<String>().cloned();

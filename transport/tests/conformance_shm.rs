@@ -1,4 +1,4 @@
-//! Shared memory through the conformance suite.
+//! The conformance suite over shared memory.
 
 use kolo_transport::conformance::{CountingAllocator, Subject};
 use kolo_transport::shm::SingleCopy;
@@ -21,8 +21,8 @@ mod as_it_comes {
     kolo_transport::conformance!(Shm(ShmOptions::default));
 }
 
-/// Nearly every message is read from its sender's memory. Not the words of a few bytes that some cases expect to be
-/// over before the answer is.
+/// The receiver reads nearly every message from its sender's memory. The exceptions are messages of a few bytes whose
+/// sends some cases expect to complete before the answer does.
 mod with_single_copy {
     use super::*;
 
@@ -32,7 +32,7 @@ mod with_single_copy {
     }));
 }
 
-/// Everything goes through the rings.
+/// All messages go through the rings.
 mod with_two_copies {
     use super::*;
 
@@ -42,7 +42,7 @@ mod with_two_copies {
     }));
 }
 
-/// Rings of a page: everything waits for room all the time.
+/// Rings have one page, so all messages often wait for room.
 mod with_smallest_rings {
     use super::*;
 

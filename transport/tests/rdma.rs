@@ -1,5 +1,5 @@
-//! RDMA beyond the conformance suite: what is refused and how, what is copied, what registrations do. Each is skipped
-//! with the reason where its adapter is missing; see tests/softroce.
+//! RDMA beyond the conformance suite: refusals and their reasons, copied data, and registrations. Each test is
+//! skipped with the reason if its adapter is missing; see tests/softroce.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use kolo_transport::{
     Backing, Channel, Consumer, Endpoint, ErrorKind, Event, Piece, Posted, Reach, Sink, Token,
 };
 
-/// Two ends that know each other; none, with the reason printed, where there is no adapter.
+/// Makes two introduced ends; `None`, with the reason printed, if there is no adapter.
 fn ends(options: &RdmaOptions) -> Option<[RdmaEndpoint; 2]> {
     let open = |rank| RdmaEndpoint::new(rank, 2, options.clone());
     let mut ends = match (open(0), open(1)) {
@@ -43,7 +43,7 @@ fn finish(ends: &mut [RdmaEndpoint; 2], mut open: usize) {
     }
 }
 
-/// Sends from the one buffer into the other.
+/// Sends one buffer into the other.
 fn transfer(ends: &mut [RdmaEndpoint; 2], from: &mut [u8], to: &mut [u8]) {
     let source = [Piece { ptr: from.as_mut_ptr(), len: from.len() }];
     let target = [Piece { ptr: to.as_mut_ptr(), len: to.len() }];
@@ -93,8 +93,8 @@ fn a_wrong_gid_index_says_which_would_do() {
     );
 }
 
-/// Run by tests/softroce with little lockable memory, with ports down, and without devices; expects what the variable
-/// says.
+/// tests/softroce runs this with little lockable memory, with ports down, and without devices. It expects the text
+/// that the variable holds.
 #[test]
 fn what_is_wrong_with_this_machine_is_said() {
     let Ok(expected) = std::env::var("KOLO_EXPECT_REFUSAL") else {
@@ -115,7 +115,7 @@ fn long_messages_between_registered_buffers_are_not_copied() {
     for (end, memory) in ends.iter_mut().zip([&mut from, &mut to]) {
         let piece = Piece { ptr: memory.as_mut_ptr(), len: memory.len() };
         assert!(!end.is_registered(piece));
-        // SAFETY: the buffers are deregistered below, before they end.
+        // SAFETY: the buffers are deregistered below, before they are dropped.
         unsafe { end.register(piece, Backing::Pages).expect("register") };
         assert!(end.is_registered(piece));
     }
@@ -209,7 +209,7 @@ fn registrations_are_found_again_and_let_go_when_memory_is_unmapped() {
     let before = ends[0].counters().cache;
     assert_eq!(before.misses, 1, "{before:?}");
     assert!(before.hits >= 2, "{before:?}");
-    // Unmapped, and mapped anew where it was, as an allocator does: other pages.
+    // The memory is unmapped, and other pages are mapped at the same address, as an allocator may do.
     let address = from.start;
     drop(from);
     let mut from = memmap_at(address, LEN);
@@ -220,7 +220,7 @@ fn registrations_are_found_again_and_let_go_when_memory_is_unmapped() {
     assert!(after.invalidated >= 1 && after.misses == 2, "{after:?}");
 }
 
-/// As a device does that gives a queue pair up: nothing of it fails, what was posted comes back flushed.
+/// The queue pair fails as when a device gives it up: none of its requests fails first, and all come back flushed.
 #[test]
 fn a_queue_pair_that_dies_by_itself_is_noticed_and_its_own_rank_named() {
     let Some(mut ends) = ends(&RdmaOptions::default()) else { return };
@@ -229,7 +229,7 @@ fn a_queue_pair_that_dies_by_itself_is_noticed_and_its_own_rank_named() {
     for (rank, end) in ends.iter_mut().enumerate() {
         let target = [Piece { ptr: to.as_mut_ptr(), len: to.len() }];
         let on = Channel { peer: 1 - rank as u32, index: 0 };
-        // SAFETY: the buffer outlives the endpoints, and nothing is sent into it.
+        // SAFETY: the buffer outlives the endpoints, and no data is sent into it.
         let posted = unsafe { end.post_recv(on, 7, Sink::Place(&target), Token(9)).expect("receive") };
         assert_eq!(posted, Posted::Pending);
     }
@@ -264,7 +264,7 @@ fn memmap(len: usize) -> Map {
 fn memmap_at(address: *mut u8, len: usize) -> Map {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     let (read_write, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: new memory; the address is a wish.
+    // SAFETY: the call maps new memory; the address is only a hint.
     let start =
         unsafe { mmap_anonymous(address.cast(), len, read_write, flags).expect("memory").cast::<u8>() };
     assert!(address.is_null() || start == address, "the place is taken");
@@ -273,14 +273,14 @@ fn memmap_at(address: *mut u8, len: usize) -> Map {
 
 impl Map {
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped, zeroed, and this is the only reference.
+        // SAFETY: the memory is mapped and zeroed, and this is the only reference to it.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped once, unmapped once.
+        // SAFETY: the memory was mapped once, and is unmapped once.
         unsafe { rustix::mm::munmap(self.start.cast(), self.len).expect("munmap") };
     }
 }

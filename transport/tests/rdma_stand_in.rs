@@ -1,4 +1,4 @@
-//! RDMA over the stand-in for libibverbs: on every machine, and with faults that no real adapter has at will.
+//! RDMA over the stand-in for libibverbs, on every machine, and with faults that real adapters do not have on demand.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn options(fake: &Fake) -> RdmaOptions {
     RdmaOptions { library: Some(fake.file.clone().into()), ..RdmaOptions::default() }
 }
 
-/// Two ends that are connected.
+/// Makes two connected ends.
 fn ends(options: &RdmaOptions) -> [RdmaEndpoint; 2] {
     let mut ends = [0, 1].map(|rank| RdmaEndpoint::new(rank, 2, options.clone()).expect("endpoint"));
     for rank in 0..2 {
@@ -49,7 +49,7 @@ fn within<R>(what: &str, mut look: impl FnMut() -> Option<R>) -> R {
     }
 }
 
-/// Sends from the one buffer into the other.
+/// Sends one buffer into the other.
 fn transfer(ends: &mut [RdmaEndpoint; 2], from: &mut [u8], to: &mut [u8]) {
     let source = [Piece { ptr: from.as_mut_ptr(), len: from.len() }];
     let target = [Piece { ptr: to.as_mut_ptr(), len: to.len() }];
@@ -74,7 +74,8 @@ fn transfer(ends: &mut [RdmaEndpoint; 2], from: &mut [u8], to: &mut [u8]) {
     });
 }
 
-/// Posts a receive at each end for which nothing comes, has something happen, and gives the errors that both end with.
+/// Posts a receive at each end for which no message comes, causes an event, and returns the errors with which both
+/// fail.
 fn errors_after(happens: impl FnOnce(&Fake)) -> [Error; 2] {
     let fake = Fake::new();
     let mut ends = ends(&options(&fake));
@@ -108,7 +109,7 @@ fn errors_after(happens: impl FnOnce(&Fake)) -> [Error; 2] {
     errors.map(|error| error.expect("as just seen"))
 }
 
-/// The rank whose adapter failed says so; the other hears that the connection was given up.
+/// Checks that the rank whose adapter failed says so, and that the other one learns that the connection was given up.
 fn assert_blame([here, there]: [Error; 2], words: &[&str]) {
     assert_eq!((here.kind, here.peer), (ErrorKind::Local, Some(1)), "{here}");
     for words in words {
@@ -188,8 +189,8 @@ fn a_port_that_goes_down_is_a_warning_and_wakes_who_sleeps() {
     }
 }
 
-/// Scarce resources are reckoned before: pairs beyond the memory that either end may lock go another way, with the reason, and both ends
-/// decide alike.
+/// Scarce resources are estimated beforehand: pairs of ranks that exceed the memory which either end may lock use
+/// another transport, with the reason, and both ends decide alike.
 #[test]
 fn peers_beyond_what_may_be_locked_go_another_way() {
     let fake = Fake::new();
@@ -218,12 +219,12 @@ fn peers_beyond_what_may_be_locked_go_another_way() {
     assert!(matches!(reach(1, 2), Reach::Yes { .. }), "they may lock what they like");
 }
 
-/// Where all the same no more can be locked it is this rank's limit that is short, and nobody is lost.
+/// If memory that may be locked runs out nevertheless, the error names this rank's limit, and no peer counts as lost.
 #[test]
 fn locked_memory_that_runs_out_is_not_the_neighbours_fault() {
     let fake = Fake::new();
     let mut ends = ends(&options(&fake));
-    // Long messages need no more than what is there: buffers are not registered, and staging gets short.
+    // Long messages need no more memory than they have: buffers are not registered, and the staging is short.
     fake.set(Knob::Lockable, fake.count(Count::Registered) + (200 << 10));
     let (mut from, mut to) = (vec![5_u8; 3 << 20], vec![0_u8; 3 << 20]);
     transfer(&mut ends, &mut from, &mut to);

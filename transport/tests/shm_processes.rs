@@ -15,7 +15,7 @@ use kolo_transport::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One child process and both ends of its conversation with the parent.
+/// One child process, and the parent's ends of the pipes to and from it.
 struct Process {
     child: Child,
     to: ChildStdin,
@@ -23,7 +23,7 @@ struct Process {
 }
 
 impl Process {
-    /// `launcher` is a command and its arguments that start this program, or nothing.
+    /// Starts a child. `launcher` is a command with arguments that starts this program, or empty.
     fn start(launcher: &[&str], scenario: &str, rank: u32, n: u32) -> Self {
         let program = env::current_exe().expect("this program");
         let mut command = match launcher.split_first() {
@@ -47,7 +47,7 @@ impl Process {
         Self { child, to, from: BufReader::new(from) }
     }
 
-    /// Reads up to a line with `name` and gives what follows; the test harness writes lines of its own.
+    /// Reads up to a line with `name` and returns the rest of that line; the test harness writes lines of its own.
     fn hear(&mut self, name: &str) -> String {
         let mut line = String::new();
         loop {
@@ -93,7 +93,7 @@ fn everybody_talks_to_everybody() {
     start("talk-single", 3).into_iter().for_each(Process::end);
 }
 
-/// Containers that share a network namespace but have processes of their own, such as those of a pod.
+/// Containers that share a network namespace but not the PID namespace, such as those of a pod.
 #[test]
 fn processes_that_do_not_see_each_other_talk() {
     const APART: [&str; 3] = ["unshare", "--pid", "--fork"];
@@ -140,7 +140,8 @@ fn messages_outlive_their_process() {
 
 #[test]
 fn a_process_without_descriptors_says_so() {
-    // It cannot accept its peer; or it can, and the memory that the peer shares gets no number.
+    // One rank cannot accept its peer's connection, or it can, but has no descriptor number for the memory that the
+    // peer shares.
     for scenario in ["starve-0", "starve-1"] {
         let mut processes = start(scenario, 2);
         let mut starved = processes.pop().expect("two");
@@ -158,7 +159,7 @@ fn a_process_without_descriptors_says_so() {
     }
 }
 
-/// Body of the started processes; as a test of its own, nothing.
+/// Body of the started processes; without the variable, it does nothing.
 #[test]
 fn child() {
     let Ok(scenario) = env::var("SHM_TEST_SCENARIO") else { return };
@@ -202,7 +203,7 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
 }
 
 fn post(endpoint: &mut ShmEndpoint, on: Channel, piece: &[Piece; 1], is_send: bool) -> Result<Posted, Error> {
-    // SAFETY: the callers keep the piece and its memory until the message is over or the endpoint is dropped.
+    // SAFETY: the callers keep the piece and its memory until the message is complete or the endpoint is dropped.
     unsafe {
         if is_send {
             endpoint.post_send(on, 7, piece, Token(1))
@@ -275,7 +276,7 @@ fn flat(mut endpoint: ShmEndpoint) {
     }
 }
 
-/// Rank 0 dies while the others wait for a message of it, of which rank 1 has had a part.
+/// Rank 0 dies while the others wait for a message from it, of which rank 1 has received a part.
 fn mourn(mut endpoint: ShmEndpoint, rank: u32, by: Option<ParkBy>) {
     let mut bytes = vec![0; 1 << 20];
     let whole = piece(&mut bytes);
@@ -304,7 +305,7 @@ fn mourn(mut endpoint: ShmEndpoint, rank: u32, by: Option<ParkBy>) {
         }
     }
     assert!(matches!(events[..], [Event::Failed(Token(2), _), Event::Down { .. }]), "{events:?}");
-    // The survivors still talk.
+    // The survivors can still exchange messages.
     let (mut word, mut reply) = ([rank as u8; 8], [0; 8]);
     let (word, to) = (piece(&mut word), piece(&mut reply));
     let on = Channel { peer: 3 - rank, index: 1 };
@@ -319,7 +320,7 @@ fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
     if !endpoint.poll(events) {
         match endpoint.arm(by) {
             Armed::Idle => panic!("a receive is outstanding"),
-            // A crash does not wake this one, so it wakes by itself.
+            // A crash does not wake this sleeper, so it wakes by itself.
             Armed::Word(word, value) => wait_word(word, value, Duration::from_millis(50)).expect("futex"),
             Armed::Fd(fd) => {
                 let timeout = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
@@ -332,7 +333,7 @@ fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
     endpoint.disarm();
 }
 
-/// Rank 0 sends and ends; only then does rank 1 look.
+/// Rank 0 sends and ends; only then does rank 1 poll.
 fn legacy(mut endpoint: ShmEndpoint, rank: u32) {
     let mut bytes = if rank == 0 { pattern(3, 100_000) } else { vec![0; 100_000] };
     let whole = piece(&mut bytes);
@@ -359,11 +360,11 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
         assert_eq!(listen(), "end");
         return;
     }
-    // Its own half of the link is made here.
+    // Rank 1 makes its own half of the link here.
     assert_eq!(post(&mut endpoint, on, &whole, false).expect("post"), Posted::Pending);
     let mut events = Vec::new();
     endpoint.poll(&mut events);
-    // The kernel gives the lowest number that is free.
+    // The kernel assigns the lowest free number.
     let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
     let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
     drop(probe);

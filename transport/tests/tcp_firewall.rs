@@ -1,5 +1,5 @@
-//! A firewall that drops packets without a word: the other end gets through if it may, and if not, the loss of the peer names the
-//! addresses that were tried, and what to do.
+//! A firewall that drops packets silently: the other end gets through if the firewall permits that; otherwise the
+//! loss of the peer names the addresses that were tried, and the remedy.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn end(rank: u32) -> TcpEndpoint {
     TcpEndpoint::new(rank, 2, options).expect("endpoint")
 }
 
-/// Takes the port over so that whoever knocks hears nothing: the queue is full, and the kernel drops what else comes.
+/// Occupies the port so that connection requests get no answer: the queue is full, and the kernel drops further ones.
 fn silence(port: u16) -> impl Sized {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).expect("nobody listens there any more");
     rustix::net::listen(&listener, 0).expect("a shorter queue");
@@ -74,7 +74,7 @@ fn the_higher_rank_dials_where_the_lower_gets_no_answer() {
     let port = decoy.local_addr().expect("bound").port();
     drop(decoy);
     let _silent = silence(port);
-    // Rank 0 is told of a port that is silent; it stands behind magic and version (4 bytes).
+    // Rank 0 gets the number of a silent port, which stands behind magic and version (4 bytes).
     let mut address = ends[1].address().to_vec();
     address[4..6].copy_from_slice(&port.to_le_bytes());
     ends[0].introduce(1, &address).expect("a good address");

@@ -1,13 +1,13 @@
-//! A stand-in for libcuda: one GPU, of a driver that is too old to map for PCIe.
+//! A stand-in for libcuda: one GPU, with a driver that is too old to map memory for PCIe.
 //!
-//! Its memory is that of a memory file. At the address that the caller gets nothing may be read or written, so whoever
-//! touches it with the processor dies; the stand-in has a mapping of its own, from and to which it copies, and exports the
-//! file as a dma-buf where the system makes such (`/dev/udmabuf`).
+//! The GPU's memory is a memory file. The address that the caller gets is mapped without access, so a program that
+//! touches it with the processor crashes. The stand-in copies from and to a mapping of its own, and exports the file
+//! as a dma-buf if the system supports that (`/dev/udmabuf`).
 //!
-//! Copies wait in their stream. Each question whether an event is over does one of them, so whoever does not ask, or
-//! reads before the answer, finds the wrong bytes. The host's side of a copy must be pinned.
+//! Copies wait in their stream. Each query of an event executes one of them, so a program that does not query, or
+//! reads before the answer, finds wrong bytes. The host's side of a copy must be pinned.
 //!
-//! `fake_set` and `fake_get` are for tests; the numbers are in `kolo-tests`.
+//! `fake_set` and `fake_get` are for tests; `kolo-tests` has the meaning of their numbers.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +25,7 @@ const NOT_SUPPORTED: c_int = 801;
 
 const DEVICE: c_int = 7;
 const CONTEXT: usize = 0x7007;
-/// The legacy one, and the one of a thread.
+/// The legacy default stream, and that of a thread.
 const DEFAULT_STREAMS: [usize; 2] = [1, 2];
 const PAGE: usize = 4096;
 
@@ -33,7 +33,7 @@ struct Allocation {
     /// The address that the caller sees.
     start: usize,
     bytes: usize,
-    /// Where the stand-in reaches it.
+    /// Address at which the stand-in accesses the memory.
     inside: usize,
     file: c_int,
     managed: bool,
@@ -48,22 +48,22 @@ enum Item {
 #[derive(Default)]
 struct State {
     started: bool,
-    /// Fewer than the one that there is.
+    /// If nonzero, the stand-in has no GPU.
     lacking: i64,
-    /// Answer to questions about the owner of an address, if not 0.
+    /// If nonzero, the answer to questions about the owner of an address.
     answer: c_int,
     allocations: Vec<Allocation>,
-    /// Addresses that were given back, with their lengths: for the GPU's memory alone, as the real ones are.
+    /// Freed addresses with their lengths. Like those of a real driver, they are reused for GPU memory only.
     places: Vec<(usize, usize)>,
     pinned: HashMap<usize, usize>,
     streams: HashMap<usize, VecDeque<Item>>,
-    /// Answers to queries, by event; none while the event is on its way in a stream.
+    /// Answers to queries by event; `None` while the event waits in a stream.
     events: HashMap<usize, Option<c_int>>,
     names: usize,
-    /// Copies until one fails.
+    /// Number of copies until one fails.
     fails_after: Option<i64>,
     failed: bool,
-    /// Streams with a copy that failed, until somebody waits for all of one.
+    /// Streams with a failed copy, until they are synchronised.
     failed_streams: Vec<usize>,
     flushes: i64,
     exports: i64,
@@ -103,7 +103,7 @@ impl State {
         self.allocations.iter().find(|a| a.start <= address && address < a.start + a.bytes)
     }
 
-    /// Where the stand-in reaches these bytes, if the GPU may copy them.
+    /// Returns the address at which the stand-in accesses these bytes, if the GPU may copy them.
     fn reach(&self, address: usize, bytes: usize) -> Option<usize> {
         if let Some(a) = self.find(address) {
             return (address + bytes <= a.start + a.bytes).then_some(a.inside + (address - a.start));
@@ -117,7 +117,7 @@ impl State {
         self.names << 8
     }
 
-    /// Does the next thing of a stream.
+    /// Executes the next item of a stream; returns whether there was one.
     fn step(&mut self, stream: usize) -> bool {
         let Some(item) = self.streams.get_mut(&stream).and_then(VecDeque::pop_front) else { return false };
         match item {
@@ -130,7 +130,7 @@ impl State {
                         self.failed_streams.push(stream);
                     }
                 }
-                // Freed since: as with the real one, the copy goes wrong.
+                // If the memory was freed since, the copy fails, as with a real driver.
                 let (Some(to), Some(from)) = (self.reach(to, bytes), self.reach(from, bytes)) else {
                     self.failed = true;
                     return true;
@@ -164,32 +164,32 @@ extern "C" fn cuInit(_flags: c_uint) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
     let state = state();
     if !state.started {
         return NOT_INITIALIZED;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { count.write(1) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> c_int {
     if number != 0 {
         return NO_DEVICE;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { device.write(DEVICE) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
     assert_eq!(device, DEVICE, "the device that was given out");
@@ -199,22 +199,22 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, devic
         118 => 0,
         _ => return INVALID_VALUE,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { value.write(known) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { version.write(12_040) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(code: c_int, text: *mut *const c_char) -> c_int {
     let known = match code {
@@ -225,17 +225,17 @@ unsafe extern "C" fn cuGetErrorString(code: c_int, text: *mut *const c_char) -> 
         NOT_SUPPORTED => c"operation not supported",
         _ => c"invalid argument",
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { text.write(known.as_ptr()) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
     assert_eq!(device, DEVICE, "the device that was given out");
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { context.write(CONTEXT) };
     0
 }
@@ -252,18 +252,19 @@ extern "C" fn cuCtxPushCurrent_v2(context: usize) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int {
     let Some(popped) = CONTEXTS.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { context.write(popped) };
     0
 }
 
 fn allocate(bytes: usize, managed: bool) -> Result<usize, c_int> {
     let mapped = bytes.max(1).next_multiple_of(PAGE);
-    // SAFETY: a memory file of its own, and two mappings of it: at a place that is ours, and at one of the kernel's choice.
+    // SAFETY: the calls make a memory file and two mappings of it: at an address that the stand-in owns or the kernel
+    // chooses, and at one of the kernel's choice.
     unsafe {
         let file = libc::memfd_create(c"device".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC);
         if file < 0 || libc::ftruncate(file, mapped as i64) != 0 {
@@ -291,12 +292,12 @@ fn allocate(bytes: usize, managed: bool) -> Result<usize, c_int> {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(address: *mut c_ulonglong, bytes: usize) -> c_int {
     match allocate(bytes, false) {
         Ok(start) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { address.write(start as c_ulonglong) };
             0
         }
@@ -305,12 +306,12 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut c_ulonglong, bytes: usize) -> c
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocManaged(address: *mut c_ulonglong, bytes: usize, _flags: c_uint) -> c_int {
     match allocate(bytes, true) {
         Ok(start) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { address.write(start as c_ulonglong) };
             0
         }
@@ -326,7 +327,8 @@ extern "C" fn cuMemFree_v2(address: c_ulonglong) -> c_int {
     };
     let a = state.allocations.swap_remove(at);
     state.places.push((a.start, a.bytes));
-    // SAFETY: mapped and opened when it was allocated, and given back once; its address stays taken.
+    // SAFETY: the memory was mapped and its file opened when it was allocated, and it is freed once; its address
+    // stays reserved.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         libc::mmap(a.start as *mut c_void, a.bytes, libc::PROT_NONE, flags, -1, 0);
@@ -336,32 +338,32 @@ extern "C" fn cuMemFree_v2(address: c_ulonglong) -> c_int {
     0
 }
 
-/// Copies at once; the host's side is any memory.
+/// Copies at once; the host's side may be any memory.
 ///
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoD_v2(to: c_ulonglong, from: *const u8, bytes: usize) -> c_int {
     let Some(to) = state().reach(to as usize, bytes) else { return INVALID_VALUE };
-    // SAFETY: just looked up; the host's side is the caller's.
+    // SAFETY: the target was just looked up; the caller answers for the host's side.
     unsafe { from.copy_to(to as *mut u8, bytes) };
     0
 }
 
-/// Copies at once; the host's side is any memory.
+/// Copies at once; the host's side may be any memory.
 ///
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: c_ulonglong, bytes: usize) -> c_int {
     let Some(from) = state().reach(from as usize, bytes) else { return INVALID_VALUE };
-    // SAFETY: just looked up; the host's side is the caller's.
+    // SAFETY: the source was just looked up; the caller answers for the host's side.
     unsafe { to.copy_from(from as *const u8, bytes) };
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttributes(
     count: c_uint,
@@ -379,10 +381,10 @@ unsafe extern "C" fn cuPointerGetAttributes(
     }
     let found = state.find(address as usize);
     for at in 0..count as usize {
-        // SAFETY: as many as the caller says.
+        // SAFETY: the arrays have as many entries as the caller says.
         let (which, value) = unsafe { (*which.add(at), *values.add(at)) };
         if which == 7 {
-            // SAFETY: a place for 64 bits.
+            // SAFETY: the value has room for 64 bits.
             unsafe { value.cast::<u64>().write_unaligned(found.map_or(0, |a| a.id)) };
             continue;
         }
@@ -391,14 +393,14 @@ unsafe extern "C" fn cuPointerGetAttributes(
             (8, Some(a)) => c_uint::from(a.managed),
             _ => 0,
         };
-        // SAFETY: a place for the value.
+        // SAFETY: the value has room for the attribute.
         unsafe { value.write(known) };
     }
     0
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAddressRange_v2(
     start: *mut c_ulonglong,
@@ -407,7 +409,7 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(
 ) -> c_int {
     let state = state();
     let Some(a) = state.find(address as usize) else { return INVALID_VALUE };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         start.write(a.start as c_ulonglong);
         bytes.write(a.bytes);
@@ -450,7 +452,7 @@ extern "C" fn cuMemcpyAsync(to: c_ulonglong, from: c_ulonglong, bytes: usize, st
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> c_int {
     if !has_context() {
@@ -459,7 +461,7 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> c_int
     let mut state = state();
     let name = state.name();
     state.streams.insert(name, VecDeque::new());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { stream.write(name) };
     0
 }
@@ -482,13 +484,13 @@ extern "C" fn cuStreamSynchronize(stream: usize) -> c_int {
 }
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> c_int {
     let mut state = state();
     let name = state.name();
     state.events.insert(name, Some(0));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { event.write(name) };
     0
 }
@@ -532,7 +534,7 @@ extern "C" fn cuEventQuery(event: usize) -> c_int {
     NOT_READY
 }
 
-/// `UDMABUF_CREATE` of linux/udmabuf.h: a dma-buf of a part of a memory file.
+/// Argument of `UDMABUF_CREATE` of linux/udmabuf.h, which makes a dma-buf of a part of a memory file.
 #[repr(C)]
 struct Create {
     memory: u32,
@@ -544,7 +546,7 @@ struct Create {
 const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
 
 /// # Safety
-/// As the driver's.
+/// As for the driver's function of this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetHandleForAddressRange(
     handle: *mut c_void,
@@ -563,8 +565,8 @@ unsafe extern "C" fn cuMemGetHandleForAddressRange(
     };
     let offset = (start - a.start) as u64;
     let wanted = Create { memory: a.file as u32, flags: 0, offset, size: bytes as u64 };
-    // SAFETY: a constant name, a structure of the layout that is expected, and descriptors of ours; the caller's handle has
-    // room for one.
+    // SAFETY: the name is constant, the structure has the expected layout, and the descriptors belong to the
+    // stand-in; the caller's handle has room for one descriptor.
     unsafe {
         let exporter = libc::open(c"/dev/udmabuf".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         if exporter < 0 {
@@ -590,8 +592,8 @@ extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) -> c_int {
     c_int::from(target != 0 || scope != 100)
 }
 
-/// 0: a copy fails once so many are done; negative: none does. 1: the answer to questions whose an address is, if not 0.
-/// 2: there is no GPU, if not 0; to be said before the driver is started.
+/// Sets a behaviour. 0: a copy fails after this many copies; negative: none fails. 1: if nonzero, the answer to
+/// questions about the owner of an address. 2: if nonzero, there is no GPU; must be set before the driver is started.
 #[unsafe(no_mangle)]
 extern "C" fn fake_set(what: u32, value: i64) {
     let mut state = state();
@@ -603,7 +605,7 @@ extern "C" fn fake_set(what: u32, value: i64) {
     }
 }
 
-/// 0: flushes; 1: ranges exported; 2: bytes pinned; 3: questions whose an address is.
+/// Returns a count. 0: flushes; 1: exported ranges; 2: pinned bytes; 3: questions about the owner of an address.
 #[unsafe(no_mangle)]
 extern "C" fn fake_get(what: u32) -> i64 {
     let state = state();

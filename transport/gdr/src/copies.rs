@@ -1,4 +1,4 @@
-//! Asynchronous copies from and to a GPU's memory: a stream, with marks in it that tell how far the copies are.
+//! Asynchronous copies from and to a GPU's memory: a stream, with marks that show how far the copies have come.
 
 use std::collections::VecDeque;
 use std::ffi::c_uint;
@@ -8,29 +8,29 @@ use std::sync::Arc;
 use crate::gpu::Gpu;
 use crate::library::{Address, Handle};
 
-/// A stream that waits for no other; what it copies from the caller must have synchronised.
+/// Flag for a stream that waits for no other stream. The caller must have synchronised the data that it copies.
 const NON_BLOCKING: c_uint = 1;
-/// An event that is only asked whether it is over.
+/// Flag for an event that is only asked whether it has passed.
 const DISABLE_TIMING: c_uint = 2;
 const NOT_READY: i32 = 600;
 
-/// Copies that run one after the other. A mark of type `T` comes back once all copies before it are done.
+/// A queue of copies that run one after the other. A mark of type `T` comes back once all copies before it are done.
 #[derive(Debug)]
 pub struct Copies<T> {
     gpu: Arc<Gpu>,
     stream: Handle,
-    /// In their order.
+    /// Marks in their order, with their events.
     under_way: VecDeque<(Handle, T)>,
     idle_events: Vec<Handle>,
-    /// Whether there are copies behind the last mark.
+    /// Whether copies have been started behind the last mark.
     unmarked: bool,
 }
 
-// SAFETY: stream and events are names that any thread may use, one at a time: `&mut self` sees to that.
+// SAFETY: stream and events are handles that any thread may use, one at a time, which `&mut self` ensures.
 unsafe impl<T: Send> Send for Copies<T> {}
 
 impl<T> Copies<T> {
-    /// A stream of its own.
+    /// Makes a queue with a stream of its own.
     ///
     /// # Errors
     /// The driver's error.
@@ -38,7 +38,7 @@ impl<T> Copies<T> {
         let stream = gpu.within(|library| {
             let create = library.need(library.functions.create_stream)?;
             let mut stream = ptr::null_mut();
-            // SAFETY: writes one handle.
+            // SAFETY: the call writes one handle.
             library.check("making a stream", unsafe { create(&raw mut stream, NON_BLOCKING) })?;
             Ok(stream)
         })?;
@@ -51,20 +51,20 @@ impl<T> Copies<T> {
         })
     }
 
-    /// The GPU whose memory it copies from and to.
+    /// Returns the GPU from and to whose memory it copies.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// Starts copies, and marks their end.
+    /// Starts copies, with a mark behind them.
     ///
     /// # Errors
-    /// The driver's error; some of the copies may be under way then.
+    /// The driver's error; some of the copies may then be in progress.
     ///
     /// # Safety
-    /// Every part (from, to, bytes) names valid memory: a GPU's, or pinned memory of the host. It stays so, and is
-    /// otherwise untouched, until the mark has come back or this was settled or dropped.
+    /// Every part (from, to, bytes) names valid memory: a GPU's, or pinned memory of the host. It stays valid, and is
+    /// otherwise untouched, until the mark has come back or this queue was settled or dropped.
     pub unsafe fn start(
         &mut self,
         parts: impl IntoIterator<Item = (*const u8, *mut u8, usize)>,
@@ -86,12 +86,12 @@ impl<T> Copies<T> {
                 None => {
                     let create = library.need(functions.create_event)?;
                     let mut event = ptr::null_mut();
-                    // SAFETY: writes one handle.
+                    // SAFETY: the call writes one handle.
                     library.check("making an event", unsafe { create(&raw mut event, DISABLE_TIMING) })?;
                     event
                 }
             };
-            // SAFETY: an event that nobody waits for, and our stream.
+            // SAFETY: the event is one that nobody waits for, and the stream belongs to this queue.
             let code = unsafe { record(event, *stream) };
             if code != 0 {
                 idle_events.push(event);
@@ -104,13 +104,13 @@ impl<T> Copies<T> {
         Ok(())
     }
 
-    /// Whether nothing is under way.
+    /// Returns whether no mark is outstanding.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// The next mark, if all copies before it are done.
+    /// Returns the next mark, if all copies before it are done.
     ///
     /// # Errors
     /// If a copy failed.
@@ -118,7 +118,7 @@ impl<T> Copies<T> {
         let Some((event, _)) = self.under_way.front() else { return Ok(None) };
         let code = self.gpu.within(|library| {
             let query = library.need(library.functions.query_event)?;
-            // SAFETY: an event of ours.
+            // SAFETY: the event belongs to this queue.
             Ok(unsafe { query(*event) })
         })?;
         if code == NOT_READY {
@@ -132,17 +132,17 @@ impl<T> Copies<T> {
         }))
     }
 
-    /// Blocks until nothing is under way any more; forgets the marks.
+    /// Blocks until no copy is in progress, and forgets the marks.
     ///
     /// # Errors
-    /// If a copy failed; nothing is under way then either.
+    /// If a copy failed; no copy is then in progress either.
     pub fn finish(&mut self) -> Result<(), String> {
         if self.under_way.is_empty() && !self.unmarked {
             return Ok(());
         }
         let result = self.gpu.within(|library| {
             let synchronize = library.need(library.functions.synchronize_stream)?;
-            // SAFETY: our stream.
+            // SAFETY: the stream belongs to this queue.
             let code = unsafe { synchronize(self.stream) };
             library.check(&format!("copying from or to GPU {}", self.gpu.number()), code)
         });
@@ -151,7 +151,7 @@ impl<T> Copies<T> {
         result
     }
 
-    /// As [`Copies::finish`], for whoever gives the copies up: what became of them is no news.
+    /// Like [`Copies::finish`], for a caller that gives the copies up and does not care for errors.
     pub fn settle(&mut self) {
         let _ = self.finish();
     }
@@ -161,15 +161,15 @@ impl<T> Drop for Copies<T> {
     fn drop(&mut self) {
         self.settle();
         let events = std::mem::take(&mut self.idle_events);
-        // At the end of a process the driver may be gone before us; there is nobody to tell.
+        // At the end of a process, the driver may be gone already; nobody can be told.
         let _ = self.gpu.within(|library| {
             for event in events {
                 let destroy = library.need(library.functions.destroy_event)?;
-                // SAFETY: of ours, and not under way.
+                // SAFETY: the event belongs to this queue and is not in use.
                 unsafe { destroy(event) };
             }
             let destroy = library.need(library.functions.destroy_stream)?;
-            // SAFETY: ours, and idle.
+            // SAFETY: the stream belongs to this queue and is idle.
             library.check("ending a stream", unsafe { destroy(self.stream) })
         });
     }

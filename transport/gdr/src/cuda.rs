@@ -1,4 +1,4 @@
-//! The table of this machine: the answers of libcuda and of the kernel's modules.
+//! The [`Drivers`] table of this machine: the answers of libcuda and of the kernel's modules.
 
 use std::ffi::{OsStr, c_int};
 use std::fmt;
@@ -8,20 +8,20 @@ use crate::decide::Drivers;
 use crate::library::Library;
 use crate::path::DmaBuf;
 
-// Numbers of cuda.h, which the driver keeps for ever.
+// Constants of cuda.h, which the driver never changes.
 const HOST_PAGE_TABLES: c_int = 100;
 const GPU_DIRECT_RDMA: c_int = 116;
 const FLUSH_OPTIONS: c_int = 117;
 const WRITES_ORDERING: c_int = 118;
 const DMA_BUF: c_int = 124;
-/// Of the options for flushing: by a call of the host.
+/// Flush option: by a call of the host.
 const FLUSH_BY_HOST: c_int = 1;
-/// Of the orders of writes: seen in order by the GPU that has the memory; greater: by all.
+/// Ordering of writes: in order for the GPU that has the memory; greater values mean for all readers.
 const ORDERED_FOR_OWNER: c_int = 100;
-/// The driver's version that knows how to map for PCIe.
+/// First version of the driver that can map memory for PCIe.
 const VERSION_OF_PCIE: c_int = 12_080;
 
-/// A GPU, its driver, and what is known of the adapters.
+/// A GPU, its driver, and the known facts about the adapters.
 pub struct Cuda {
     library: Result<Library, String>,
     device: c_int,
@@ -29,8 +29,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Loads the driver's library and looks at a GPU by its number. A missing function is an answer of the table, not an error.
-    /// `registers` is what the adapters said when they were offered a dma-buf.
+    /// Loads the driver's library and looks up a GPU by its number. A missing function is an answer of the table, not
+    /// an error. `registers` is the adapters' answer to whether they register dma-bufs.
     #[must_use]
     pub fn open(number: u32, library: Option<&OsStr>, registers: Result<(), String>) -> Self {
         let found = Library::load(library).and_then(|library| {
@@ -47,10 +47,10 @@ impl Cuda {
         let Ok(library) = &self.library else { return 0 };
         let Ok(attribute) = library.functions.device_attribute else { return 0 };
         let mut value = 0;
-        // SAFETY: writes one int.
+        // SAFETY: the call writes one int.
         match unsafe { attribute(&raw mut value, which, self.device) } {
             0 => value,
-            // One that this driver does not know.
+            // This driver does not know the attribute.
             _ => 0,
         }
     }
@@ -79,7 +79,7 @@ impl Drivers for Cuda {
         }
         let mut version = 0;
         if let Ok(ask) = library.functions.version {
-            // SAFETY: writes one int.
+            // SAFETY: the call writes one int.
             unsafe { ask(&raw mut version) };
         }
         match how {

@@ -1,50 +1,50 @@
-//! The decision between the ways: its rules, and the questions that they ask.
+//! The decision between the ways: its rules, and the questions that they ask of the drivers.
 
 use super::path::{DmaBuf, Flush, Mode, Path, Plan, Refused, Ruled};
 
 /// The answers of the drivers of a GPU and of the adapter beside it. An error is a reason in plain words.
 pub trait Drivers {
-    /// Whether there is a GPU's driver at all.
+    /// Checks that a GPU's driver is available.
     ///
     /// # Errors
-    /// That it is not installed, or does not start.
+    /// If it is not installed, or does not start.
     fn driver(&self) -> Result<(), String>;
 
-    /// Whether the GPU takes part in GPUDirect at all, by either way.
+    /// Checks that the GPU supports GPUDirect in any way.
     ///
     /// # Errors
-    /// That it does not: consumer models, virtual machines.
+    /// If it does not, as with consumer models and in virtual machines.
     fn gpu_direct(&self) -> Result<(), String>;
 
-    /// Whether the GPU's driver exports memory.
+    /// Checks that the GPU's driver exports memory.
     ///
     /// # Errors
-    /// That it is too old, or the device cannot.
+    /// If the driver is too old, or the device cannot.
     fn exports(&self, how: DmaBuf) -> Result<(), String>;
 
-    /// Whether the GPU asks for a mapping for PCIe: where it and the processor share a coherent link.
+    /// Returns whether the GPU asks for a mapping for PCIe, because it shares a coherent link with the processor.
     fn wants_pcie(&self) -> bool;
 
-    /// Whether every adapter's driver and library register dma-bufs.
+    /// Checks that every adapter's driver and library register dma-bufs.
     ///
     /// # Errors
-    /// Which does not.
+    /// Names one that does not.
     fn registers(&self) -> Result<(), String>;
 
-    /// Whether a module for peer memory is loaded.
+    /// Checks that a module for peer memory is loaded.
     ///
     /// # Errors
-    /// Which was looked for.
+    /// Names the module that was looked for.
     fn peer_memory(&self) -> Result<(), String>;
 
-    /// Whether an adapter's writes are seen by the GPU in their order without anybody's doing.
+    /// Returns whether the GPU sees an adapter's writes in their order without a flush.
     fn orders_writes(&self) -> bool;
 
-    /// Whether the driver has a call that flushes such writes, and the device supports it.
+    /// Returns whether the driver has a call that flushes such writes, and the device supports it.
     fn flushes(&self) -> bool;
 }
 
-/// Which way is taken.
+/// Chooses the way to reach a GPU's memory.
 ///
 /// # Errors
 /// If the adapter is required to reach the memory, and cannot.
@@ -55,7 +55,7 @@ pub fn decide(mode: Mode, drivers: &dyn Drivers) -> Result<Plan, Refused> {
         return Ok(staged(ruled_out));
     }
     if let Err(because) = drivers.driver().and_then(|()| drivers.gpu_direct()) {
-        // Neither way is there then.
+        // Without these, neither way exists.
         ruled_out.push(Ruled { way: "direct", because });
     } else {
         match dma_buf(drivers) {
@@ -73,11 +73,11 @@ pub fn decide(mode: Mode, drivers: &dyn Drivers) -> Result<Plan, Refused> {
     }
 }
 
-/// How memory is exported.
+/// Chooses how memory is exported.
 fn dma_buf(drivers: &dyn Drivers) -> Result<DmaBuf, String> {
     let how = match drivers.wants_pcie() && drivers.exports(DmaBuf::Pcie).is_ok() {
         true => DmaBuf::Pcie,
-        // Works too, by way of the processor.
+        // The default mapping works too, through the processor.
         false => drivers.exports(DmaBuf::Plain).map(|()| DmaBuf::Plain)?,
     };
     drivers.registers().map(|()| how)
@@ -93,7 +93,7 @@ fn direct(path: Path, drivers: &dyn Drivers, ruled_out: Vec<Ruled>) -> Plan {
 }
 
 fn staged(ruled_out: Vec<Ruled>) -> Plan {
-    // The copy from the host to the GPU is the GPU's own, and ordered.
+    // The GPU itself copies from the host, and its copies are ordered.
     Plan { path: Path::Staged, flush: Flush::NotNeeded, ruled_out }
 }
 
@@ -101,7 +101,7 @@ fn staged(ruled_out: Vec<Ruled>) -> Plan {
 mod tests {
     use super::*;
 
-    /// A table where everything works, and what does not is named.
+    /// A table in which everything works, except what a field names.
     #[derive(Clone, Default)]
     struct Fake {
         no_driver: bool,

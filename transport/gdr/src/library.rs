@@ -1,19 +1,19 @@
-//! libcuda, found at run time: the functions that Kolo calls, and its errors in words.
+//! libcuda, found at run time: the functions that Kolo calls, and descriptions of its errors.
 //!
-//! A small table instead of a binding of all of CUDA: each function may be missing in an older driver, which is then a reason for one way and
-//! not a failure of the whole.
+//! This is a small table instead of a binding of all of CUDA. An older driver may lack some functions, which rules
+//! out one way but is not a failure of the whole.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
 
-/// The library that is loaded if nothing else is named: the driver's own, not the toolkit's.
+/// The library that is loaded unless another is named: the driver's own, not the toolkit's.
 const LIBRARY: &str = "libcuda.so.1";
 
 /// Return value of every function; 0 is success.
 pub(crate) type Code = c_int;
-/// An address as the driver takes it: of a GPU's memory, or of the host's.
+/// An address as the driver takes it, of a GPU's memory or of the host's.
 pub(crate) type Address = c_ulonglong;
 /// A context, stream or event.
 pub(crate) type Handle = *mut c_void;
@@ -21,7 +21,7 @@ pub(crate) type Handle = *mut c_void;
 /// A function, or its name if the library lacks it.
 pub(crate) type Found<F> = Result<F, &'static CStr>;
 
-/// One row for each function: our name, the library's, and what it takes.
+/// One row for each function: its name here, its name in the library, and its arguments.
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
         pub(crate) struct Functions {
@@ -30,12 +30,12 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// `find` gives the addresses of functions of libcuda, or null.
+            /// `find` returns the addresses of functions of libcuda, or null.
             unsafe fn load(find: impl Fn(&CStr) -> *mut c_void) -> Self {
                 Self {
                     $($name: match find($symbol) {
                         found if found.is_null() => Err($symbol),
-                        // SAFETY: the driver keeps the types of its functions for ever: another type has another name.
+                        // SAFETY: the driver never changes the types of its functions: another type has another name.
                         found => Ok(unsafe {
                             mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> Code>(found)
                         }),
@@ -73,65 +73,65 @@ functions! {
     flush = c"cuFlushGPUDirectRDMAWrites" (c_int, c_int);
 }
 
-/// The driver's library. It is never unloaded, so what is found in it stays.
+/// The driver's library. It is never unloaded, so the addresses of its functions stay valid.
 pub(crate) struct Library {
     pub(crate) functions: Functions,
     shown: String,
 }
 
 impl Library {
-    /// Loads it; starts nothing.
+    /// Loads the library, without starting the driver.
     pub(crate) fn load(named: Option<&OsStr>) -> Result<Self, String> {
         let named = named.unwrap_or(OsStr::new(LIBRARY));
         let shown = named.display().to_string();
         let name = CString::new(named.as_bytes()).map_err(|_| format!("{shown} is no name of a file"))?;
-        // SAFETY: a terminated text.
+        // SAFETY: the name is a terminated string.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(format!("{shown} cannot be loaded: no GPU's driver is installed"));
         }
-        // SAFETY: a loaded library and terminated texts.
+        // SAFETY: the library is loaded, and the names are terminated strings.
         let functions = unsafe { Functions::load(|symbol| libc::dlsym(handle, symbol.as_ptr())) };
         let library = Self { functions, shown };
         library.need(library.functions.init)?;
         Ok(library)
     }
 
-    /// A function, or that there is none.
+    /// Returns a function, or the error that the library lacks it.
     pub(crate) fn need<F>(&self, function: Found<F>) -> Result<F, String> {
         function.map_err(|name| format!("{} has no {}", self.shown, name.to_string_lossy()))
     }
 
-    /// Starts the driver, for this process; may be called more than once.
+    /// Starts the driver for this process. May be called more than once.
     pub(crate) fn start(&self) -> Result<(), String> {
         let init = self.need(self.functions.init)?;
-        // SAFETY: takes no pointer.
+        // SAFETY: the call takes no pointer.
         self.check("starting the GPU's driver", unsafe { init(0) })
     }
 
-    /// The driver's name for a GPU.
+    /// Returns the driver's handle of a GPU.
     pub(crate) fn device(&self, number: u32) -> Result<c_int, String> {
         let device = self.need(self.functions.device)?;
         let number = c_int::try_from(number).map_err(|_| format!("GPU {number}: no such number"))?;
         let mut found = 0;
-        // SAFETY: writes one int.
+        // SAFETY: the call writes one int.
         self.check(&format!("GPU {number}"), unsafe { device(&raw mut found, number) })?;
         Ok(found)
     }
 
-    /// Meaning of a code.
+    /// Turns a code into a result, with the driver's text for an error.
     pub(crate) fn check(&self, what: &str, code: Code) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }
         let mut text: *const c_char = std::ptr::null();
         if let Ok(error_text) = self.functions.error_text {
-            // SAFETY: writes one pointer, to text that lasts.
+            // SAFETY: the call writes one pointer, to a text that lasts.
             unsafe { error_text(code, &raw mut text) };
         }
         match text.is_null() {
             true => Err(format!("{what}: CUDA's error {code}")),
-            // SAFETY: not null, so a text that the driver keeps.
+            // SAFETY: the pointer is not null, so it leads to a text that the driver keeps.
             false => Err(format!("{what}: {}", unsafe { CStr::from_ptr(text) }.to_string_lossy())),
         }
     }

@@ -1,4 +1,4 @@
-//! The ways, and their descriptions.
+//! The ways to reach a GPU's memory, and their descriptions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::str::FromStr;
 /// The user's choice: `KOLO_GDR`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The best that works.
+    /// The best way that works.
     #[default]
     Auto,
-    /// The adapter reaches the memory itself, or it is an error.
+    /// A way in which the adapter reaches the memory itself; otherwise it is an error.
     Require,
-    /// Staging, whatever works.
+    /// Staging, whichever ways work.
     Off,
 }
 
@@ -38,59 +38,59 @@ impl fmt::Display for Mode {
     }
 }
 
-/// How the GPU's driver is to export memory.
+/// How the GPU's driver must export memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaBuf {
-    /// As it does by itself.
+    /// In its default way.
     Plain,
-    /// Mapped for PCIe, where GPU and adapter would otherwise meet over another way that adapters do not have.
+    /// Mapped for PCIe, on GPUs with a coherent link to the processor, which adapters do not have.
     Pcie,
 }
 
 /// How the adapter reaches a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// By a descriptor of the GPU's driver.
+    /// By a descriptor that the GPU's driver exports.
     DmaBuf(DmaBuf),
     /// By a kernel module between the drivers.
     PeerMemory,
-    /// Not at all: through pinned memory of the host.
+    /// It does not: the bytes go through pinned memory of the host.
     Staged,
 }
 
-/// The way in which bytes that an adapter has written become visible to the GPU before anybody is told of them.
+/// How bytes that an adapter has written become visible to the GPU before a message is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// The device orders such writes before whatever comes after.
+    /// No flush: the device orders such writes before everything that follows.
     NotNeeded,
     /// A call of the GPU's driver.
     Driver,
-    /// A read of the last bytes by the same adapter, back over the same way.
+    /// A read of the last bytes by the same adapter, over the same path.
     ReadBack,
 }
 
-/// A way that is not taken.
+/// A way that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruled {
     /// "dma-buf", "peer memory".
     pub way: &'static str,
-    /// Why not, in plain words.
+    /// The reason, in plain words.
     pub because: String,
 }
 
-/// The path taken, and the reasons why no better one is.
+/// The way chosen, and the reasons why no better one is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The way.
+    /// The way chosen.
     pub path: Path,
-    /// The flush before a message is announced.
+    /// The flush before a message is reported.
     pub flush: Flush,
-    /// The better ways, in order.
+    /// The better ways that cannot be used, in order.
     pub ruled_out: Vec<Ruled>,
 }
 
 impl fmt::Display for Plan {
-    /// One line.
+    /// Writes one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path {
             Path::DmaBuf(DmaBuf::Plain) => f.write_str("dma-buf")?,
@@ -108,10 +108,10 @@ impl fmt::Display for Plan {
     }
 }
 
-/// `KOLO_GDR=require`, and the adapter does not reach the GPU's memory.
+/// Error: `KOLO_GDR=require` is set, and the adapter cannot reach the GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The ways, in order.
+    /// All ways that cannot be used, in order.
     pub ruled_out: Vec<Ruled>,
 }
 

@@ -1,4 +1,4 @@
-//! The table of a machine, memory and copies, over a stand-in for libcuda; and machines that have none.
+//! Tests of the table of a machine, of memory and copies over a stand-in for libcuda, and of machines without a GPU.
 
 use std::ffi::{CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use kolo_gdr::{Copies, Cuda, DmaBuf, Driver, Drivers, Flush, Mode, Owner, Path, decide};
 
-/// Beside the test program, where cargo builds examples.
+/// Returns the path of the stand-in, which cargo builds beside the test program.
 fn stand_in() -> PathBuf {
     let program = std::env::current_exe().expect("a path");
     program.ancestors().nth(2).expect("target/debug").join("examples/libfake_libcuda.so")
 }
 
-/// A function of the stand-in that tests call for themselves.
+/// Returns a function of the stand-in that tests call directly.
 fn function(name: &str) -> *mut c_void {
     function_of(&stand_in(), name)
 }
@@ -20,7 +20,7 @@ fn function(name: &str) -> *mut c_void {
 fn function_of(file: &std::path::Path, name: &str) -> *mut c_void {
     let file = CString::new(file.as_os_str().as_bytes()).expect("a name");
     let name = CString::new(name).expect("a name");
-    // SAFETY: terminated texts; loading it twice gives the same.
+    // SAFETY: the strings are terminated; loading the library twice returns the same one.
     let found = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     assert!(!found.is_null(), "{name:?}");
     found
@@ -29,12 +29,12 @@ fn function_of(file: &std::path::Path, name: &str) -> *mut c_void {
 fn allocate(bytes: usize, managed: bool) -> *mut u8 {
     let mut address = 0_u64;
     let code = if managed {
-        // SAFETY: the stand-in's own function of that type.
+        // SAFETY: this is the stand-in's own function of that type.
         let allocate: extern "C" fn(*mut u64, usize, u32) -> c_int =
             unsafe { std::mem::transmute(function("cuMemAllocManaged")) };
         allocate(&raw mut address, bytes, 1)
     } else {
-        // SAFETY: as above.
+        // SAFETY: this is the stand-in's own function of that type.
         let allocate: extern "C" fn(*mut u64, usize) -> c_int =
             unsafe { std::mem::transmute(function("cuMemAlloc_v2")) };
         allocate(&raw mut address, bytes)
@@ -56,7 +56,7 @@ fn a_driver_is_asked() {
 fn memory_is_told_apart_and_exported_by_pages() {
     let driver = Driver::load(Some(stand_in().as_os_str())).expect("loads");
     let host = [0_u8; 100];
-    // Whether the driver is started or not.
+    // The answer is the same before and after the driver is started.
     assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
     drop(Cuda::open(0, Some(stand_in().as_os_str()), Ok(())));
     assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
@@ -72,7 +72,7 @@ fn memory_is_told_apart_and_exported_by_pages() {
     let inside = memory as u64 + 4096 + 0x234;
     match gpu.export(inside, 100, DmaBuf::Plain) {
         Ok(range) => assert_eq!(range.offset, 0x234),
-        // Where the system makes no dma-bufs.
+        // The system cannot make dma-bufs.
         Err(error) => assert_eq!(error, "exporting memory: operation not supported"),
     }
     let error = gpu.export(inside, 100, DmaBuf::Pcie).expect_err("refused");
@@ -111,7 +111,7 @@ fn copies_are_done_when_their_mark_comes_back() {
         }
         assert_eq!(marks, [1, 2]);
         assert!(questions > 5, "nothing is done before anybody asks");
-        // Copies given up are over when that returns.
+        // Copies that are given up are complete when `settle` returns.
         there.fill(0);
         copies.start([(memory_read, to, 250)], 3).expect("started");
         copies.settle();
@@ -141,12 +141,12 @@ fn no_driver_and_no_such_gpu_are_reasons() {
 
     let second = Cuda::open(1, Some(stand_in().as_os_str()), Ok(()));
     assert_eq!(second.driver(), Err("GPU 1: no such device".to_owned()));
-    // Some library, but not this one.
+    // This is some other library.
     let other = Cuda::open(0, Some(OsStr::new("libc.so.6")), Ok(()));
     assert_eq!(other.driver(), Err("libc.so.6 has no cuInit".to_owned()));
 }
 
-/// One copy of the stand-in for each test that changes what it answers: tests run side by side.
+/// Returns a copy of the stand-in, for a test that changes its answers: tests run side by side.
 fn own_stand_in() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("libown_libcuda.so");
@@ -155,7 +155,7 @@ fn own_stand_in() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn set(file: &std::path::Path, what: u32, value: i64) {
-    // SAFETY: the stand-in's own function of that type.
+    // SAFETY: this is the stand-in's own function of that type.
     let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(function_of(file, "fake_set")) };
     set(what, value);
 }
@@ -165,14 +165,14 @@ fn memory_is_the_hosts_unless_the_driver_says_otherwise() {
     let (_folder, file) = own_stand_in();
     let driver = Driver::load(Some(file.as_os_str())).expect("loads");
     let host = [0_u8; 100];
-    // No context in this thread, the toolkit's stub, the end of the process, kernels that have failed.
+    // No context in this thread, the toolkit's stub, the end of the process, and failed kernels.
     for (times, error) in [201, 34, 4, 700, 719].into_iter().enumerate() {
         set(&file, 1, error);
         let told = driver.owner(host.as_ptr());
         let Ok(Owner::Untold { words, is_first }) = told else { panic!("{told:?}") };
         assert!(words.contains("whose an address is") && is_first == (times == 0), "{words}");
         assert_eq!(driver.untold(), times as u64 + 1);
-        // Nobody reads what the processor does not reach: it is an error in place of a crash.
+        // Memory that the processor cannot reach is an error instead of a crash.
         let told = driver.owner(std::ptr::without_provenance(8));
         assert!(matches!(&told, Err(words) if words.contains("the processor cannot read it")), "{told:?}");
     }

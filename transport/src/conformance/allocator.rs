@@ -1,11 +1,11 @@
-//! Counting allocations, to hold transports to their promise to make none in the steady state.
+//! A counting allocator, to check transports' promise to allocate nothing in the steady state.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting per thread. A test binary installs it with
-/// `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`; without that, counts stay 0 and
-/// cases that need them are skipped.
+/// The system's allocator with counters per thread. A test binary installs it with `#[global_allocator] static
+/// ALLOCATOR: CountingAllocator = CountingAllocator;`. Without that, the counts stay 0, and cases that need them are
+/// skipped.
 #[derive(Clone, Copy, Debug)]
 pub struct CountingAllocator;
 
@@ -15,13 +15,14 @@ thread_local! {
 }
 
 impl CountingAllocator {
-    /// Allocations that this thread has made.
+    /// Returns the number of allocations that this thread has made.
     #[must_use]
     pub fn allocations() -> u64 {
         ALLOCATIONS.get()
     }
 
-    /// Bytes that this thread has allocated and not freed; negative if it freed what others allocated.
+    /// Returns the number of bytes that this thread has allocated and not freed; negative if it freed memory of other
+    /// threads.
     #[must_use]
     pub fn live_bytes() -> i64 {
         LIVE_BYTES.get()
@@ -29,13 +30,13 @@ impl CountingAllocator {
 }
 
 fn count(allocations: u64, bytes: i64) {
-    // While a thread ends its counters may be gone; what it allocates then is of no interest.
+    // While a thread ends, its counters may be gone; allocations at that time are of no interest.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + allocations));
     let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes));
 }
 
-// SAFETY: everything is handed on to the system's allocator as it came; the counters are plain cells without a
-// destructor, so that counting allocates nothing.
+// SAFETY: all calls are forwarded unchanged to the system's allocator; the counters are plain cells without a
+// destructor, so counting allocates nothing.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(1, layout.size() as i64);

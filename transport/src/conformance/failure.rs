@@ -1,4 +1,4 @@
-//! Cases about what goes wrong: mismatches, giving up, lost peers.
+//! Cases about failures: mismatches, giving up, lost peers.
 
 use super::Subject;
 use super::message::Shape;
@@ -9,7 +9,7 @@ fn cause() -> Error {
     Error::new(ErrorKind::Aborted, "suite", None, "the suite gives up")
 }
 
-/// Sends messages of which one is not what the receiver expects; the others must arrive all the same.
+/// Sends messages of which one is not the expected one; the others must still arrive.
 fn mismatch(subject: &dyn Subject, sent: (u64, usize), expected: (u64, usize), eaten: bool) {
     let mut world = World::new(subject, 2);
     world.exchange(0, 1, 0, 1, Shape::new(1, 100));
@@ -63,7 +63,7 @@ pub(super) fn abort_gives_all_memory_back(subject: &dyn Subject) {
         let sink = |shape: Shape| if eaten { shape.eaten() } else { shape };
         world.exchange(1, 0, 0, 1, Shape::new(1, 1000));
         world.finish("a first message");
-        // One in the middle of a message, one waiting, one with the peer that never spoke.
+        // One receive in the middle of a message, one waiting, one from the peer that never sent.
         let long = Shape::new(2, 48 << 20).repeated(1 << 20);
         let mut mine = vec![
             world.recv(0, 1, 0, 2, sink(Shape::new(2, 8 << 20))),
@@ -127,7 +127,7 @@ pub(super) fn abandon_concerns_one_peer(subject: &dyn Subject) {
 }
 
 pub(super) fn peer_lost_in_the_middle(subject: &dyn Subject) {
-    // Both as the lower and as the higher rank, which connect in different ways.
+    // The victim is once the lower and once the higher rank, which connect in different ways.
     for victim in [0, 2] {
         let mut world = World::new(subject, 3);
         let (me, other) = (1, 2 - victim);

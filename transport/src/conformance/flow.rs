@@ -1,4 +1,4 @@
-//! Cases about flow: channels, back-pressure, first use, memory.
+//! Cases about flow: channels, back-pressure, first use, allocation.
 
 use super::allocator::CountingAllocator;
 use super::message::Shape;
@@ -27,7 +27,7 @@ pub(super) fn channels_do_not_wait_for_each_other(subject: &dyn Subject) {
     if world.end(0).caps().channels_max < 2 {
         return skip("the transport has one channel");
     }
-    // Twice what the kernel's largest buffers or any sensible staging hold, unread.
+    // This is twice what the kernel's largest buffers or any sensible staging hold, and it is not read.
     let shape = |i: u64| Shape::new(i, 1 << 20).repeated(64 << 10).eaten();
     let stalled: Vec<_> = (0..160).map(|i| world.send(0, 1, 0, i, shape(i))).collect();
     for i in 0..50 {
@@ -50,7 +50,7 @@ pub(super) fn floods_in_both_directions(subject: &dyn Subject) {
     let channels = world.end(0).caps().channels_max.min(2);
     let shape = |seed: u64| Shape::new(seed, 24 << 20).repeated(256 << 10).eaten();
     for index in 0..channels {
-        // Each end sends first and receives then: whoever waits for its sends alone waits for ever.
+        // Each end sends first and receives then: an end that waits only for its sends would wait for ever.
         for rank in 0..2 {
             world.send(rank, 1 - rank, index, 1, shape(rank.into()));
         }
@@ -109,7 +109,7 @@ pub(super) fn posted_long_before_the_peer(subject: &dyn Subject) {
     }
 }
 
-/// Messages of the measured stretch.
+/// Number of messages during the measurement.
 const STEADY_MESSAGES: u64 = 400;
 
 pub(super) fn steady_state_does_not_allocate(subject: &dyn Subject) {

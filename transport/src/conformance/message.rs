@@ -1,12 +1,12 @@
-//! One message of the suite: its memory at the sender or receiver, and what may be said about it afterwards.
+//! One message of the suite: its memory at the sender or receiver, and the checks on it.
 
 use super::pattern::Pattern;
 use crate::endpoint::{Consumer, GRAIN_BYTES, Piece, Sink};
 
-/// Bytes before, between and after pieces that nobody may touch.
+/// Number of bytes before, between and after pieces that nobody may touch.
 const GUARD_BYTES: usize = 24;
 const GUARD: u8 = 0xa5;
-/// Filling of a target before something arrives.
+/// Filling of a target before a message arrives.
 const BLANK: u8 = 0x5c;
 
 /// Shape of a message.
@@ -26,20 +26,20 @@ impl Shape {
         Self { pattern, len, cuts: vec![len], misalignment: 0, repeated: false, eaten: false }
     }
 
-    /// In pieces of these lengths.
+    /// Divides the message into pieces of these lengths.
     pub(super) fn cut(mut self, cuts: Vec<usize>) -> Self {
         assert_eq!(cuts.iter().sum::<usize>(), self.len);
         self.cuts = cuts;
         self
     }
 
-    /// The first piece begins so many bytes behind a multiple of 64.
+    /// Makes the first piece begin this many bytes after a multiple of 64.
     pub(super) fn misaligned(mut self, bytes: usize) -> Self {
         self.misalignment = bytes;
         self
     }
 
-    /// The same `period` bytes over and over; a source takes no more memory than that. Both ends must say so.
+    /// Repeats the same `period` bytes, so that a source needs no more memory than that. Both ends must use it.
     pub(super) fn repeated(mut self, period: usize) -> Self {
         self.pattern = self.pattern.with_period(period);
         self.cuts = vec![period; self.len / period];
@@ -48,47 +48,47 @@ impl Shape {
         self
     }
 
-    /// Received by a consumer.
+    /// Has a consumer receive the message.
     pub(super) fn eaten(mut self) -> Self {
         self.eaten = true;
         self
     }
 }
 
-/// The memory of a message, kept in place while the transport has it.
+/// The memory of a message, which stays in place while the transport uses it.
 #[derive(Debug)]
 pub(super) struct Memory {
     shape: Shape,
     /// Guards and pieces.
     bytes: Vec<u8>,
-    /// Where the pieces lie in `bytes`.
+    /// Offsets of the pieces in `bytes`.
     starts: Vec<usize>,
     pieces: Box<[Piece]>,
     eaten: Box<Eaten>,
 }
 
-// SAFETY: the pieces point into `bytes`, which moves with this.
+// SAFETY: the pieces point into the heap memory of `bytes`, which moves together with them and keeps its address.
 unsafe impl Send for Memory {}
 
-/// Bytes that a consumer has seen.
+/// State of a consumer: the bytes that it has seen.
 #[derive(Debug)]
 struct Eaten {
     pattern: Pattern,
     len: usize,
-    /// Bytes that have come.
+    /// Number of bytes that have come.
     at: usize,
-    /// Where what has come begins and ends; in order, and apart.
+    /// Ranges of the bytes that have come, in order and merged where they touch.
     runs: Vec<(usize, usize)>,
     fault: Option<String>,
 }
 
 impl Eaten {
     fn new(pattern: Pattern, len: usize) -> Self {
-        // Enough for what arrives out of order, so that the suite does not count an allocation of its own.
+        // This is enough for messages that arrive out of order, so the suite does not count an allocation of its own.
         Self { pattern, len, at: 0, runs: Vec::with_capacity(64), fault: None }
     }
 
-    /// Notes that bytes have come; whether some of them had come before.
+    /// Notes that bytes have come; returns whether some of them had come before.
     fn note(&mut self, offset: usize, end: usize) -> bool {
         let at = self.runs.partition_point(|run| run.0 < offset);
         let overlaps =
@@ -165,7 +165,7 @@ impl Memory {
         }
     }
 
-    /// The defect of a received message, if it has one.
+    /// Returns the defect of a received message, if there is one.
     pub(super) fn fault(&self) -> Option<String> {
         if self.shape.eaten {
             if let Some(fault) = &self.eaten.fault {
@@ -185,7 +185,7 @@ impl Memory {
         self.guard_fault()
     }
 
-    /// The defect around the pieces, if there is one, whatever is in them.
+    /// Returns the defect around the pieces, if there is one, whatever their contents.
     pub(super) fn guard_fault(&self) -> Option<String> {
         let mut at = 0;
         let ends = self.starts.iter().zip(&self.pieces).map(|(&start, piece)| (start, start + piece.len));
@@ -198,7 +198,7 @@ impl Memory {
         self.eaten.fault.clone()
     }
 
-    /// A number that changes when the memory does.
+    /// Returns a number that changes when the memory does.
     pub(super) fn fingerprint(&self) -> u64 {
         let words =
             self.bytes.chunks(8).map(|chunk| chunk.iter().fold(0u64, |sum, &b| sum << 8 | u64::from(b)));
@@ -208,12 +208,12 @@ impl Memory {
     }
 }
 
-/// The consumer of the suite: checks the contract and the bytes.
+/// The suite's consumer, which checks the contract and the bytes.
 ///
 /// # Safety
-/// `context` is an [`Eaten`], and `data..data + len` readable.
+/// `context` is an [`Eaten`], and `data..data + len` is readable.
 unsafe fn eat(context: *mut (), offset: usize, data: *const u8, len: usize) {
-    // SAFETY: by contract; the box outlives the token, and nobody else looks meanwhile.
+    // SAFETY: by contract; the box outlives the token, and nobody else accesses it meanwhile.
     let eaten = unsafe { &mut *context.cast::<Eaten>() };
     // SAFETY: by contract.
     let bytes = unsafe { std::slice::from_raw_parts(data, len) };

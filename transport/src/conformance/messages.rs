@@ -1,4 +1,4 @@
-//! Cases about what arrives: order, lengths, pieces, contents.
+//! Cases about messages that arrive: order, lengths, pieces, contents.
 
 use super::message::Shape;
 use super::pattern::Random;
@@ -7,7 +7,7 @@ use super::{Subject, skip};
 use crate::endpoint::{Channel, Piece, Sink, Token};
 use crate::error::ErrorKind;
 
-/// Longest message of the cases that are not about long ones.
+/// Maximum length of messages in the cases that are not about long ones.
 const LONG_BYTES: usize = 3 << 20;
 
 pub(super) fn order(subject: &dyn Subject) {
@@ -74,7 +74,7 @@ pub(super) fn scatter_gather(subject: &dyn Subject) {
     for i in 0..120u64 {
         let len = random.length(if i % 10 == 0 { LONG_BYTES } else { 4000 });
         let shape = Shape::new(i, len);
-        // Some have more pieces than any system call takes.
+        // Some messages have more pieces than any system call takes.
         let (there, here) = (random.below(9) + 1, if i % 8 == 0 { 300 } else { random.below(9) + 1 });
         let (there, here) = if i % 16 == 0 { (here, there) } else { (there, here) };
         let source = shape.clone().cut(random.cuts(len, there));
@@ -94,7 +94,7 @@ pub(super) fn small_messages_by_the_thousand(subject: &dyn Subject) {
     for round in 0..5u64 {
         for i in 0..1000u64 {
             let shape = Shape::new(round << 32 | i, 8 + random.below(100));
-            // Once the receives come first, once the sends.
+            // In alternate rounds, the receives come first, or the sends.
             if round % 2 == 0 {
                 world.exchange(0, 1, 0, i, shape);
             } else {
@@ -112,7 +112,7 @@ pub(super) fn random_traffic(subject: &dyn Subject) {
         let mut world = World::new(subject, WORLD);
         let channels = world.end(0).caps().channels_max.min(3);
         let mut random = Random::new(seed);
-        // Operations that each sender and receiver has still to post, in the order of its channel.
+        // Operations that each sender and receiver still has to post, in the order of its channel.
         let mut to_post: Vec<(bool, u32, u32, u16, u64, Shape)> = Vec::new();
         for i in 0..250u64 {
             let (from, index) = (random.below(WORLD as usize) as u32, random.below(channels.into()) as u16);
@@ -126,7 +126,7 @@ pub(super) fn random_traffic(subject: &dyn Subject) {
             to_post.push((false, to, from, index, i, target));
         }
         while !to_post.is_empty() {
-            // Any of the first few whose channel and direction has none before it.
+            // Chooses any of the first few operations that is the next one of its channel and direction.
             let at = random.below(to_post.len().min(40));
             let key = |entry: &(bool, u32, u32, u16, u64, Shape)| (entry.0, entry.1, entry.2, entry.3);
             let at = to_post.iter().position(|entry| key(entry) == key(&to_post[at])).unwrap_or(0);
@@ -147,7 +147,7 @@ pub(super) fn random_traffic(subject: &dyn Subject) {
 pub(super) fn consumers_get_whole_grains(subject: &dyn Subject) {
     let mut world = World::new(subject, 2);
     let mut random = Random::new(6);
-    // The consumer of the suite checks offsets, lengths and bytes.
+    // The suite's consumer checks offsets, lengths and bytes.
     for i in 0..200u64 {
         let len = random.length(if i % 20 == 0 { LONG_BYTES } else { 5000 });
         let shape = Shape::new(i, len);
@@ -167,7 +167,7 @@ pub(super) fn one_gigabyte(subject: &dyn Subject) {
     if world.end(0).caps().message_max < len {
         return skip("the transport's messages are shorter");
     }
-    // The source is one MiB over and over, the target a consumer: no memory for either.
+    // The source is one MiB repeated and the target is a consumer, so neither needs much memory.
     world.exchange(0, 1, 0, 1, Shape::new(1, len).repeated(1 << 20).eaten());
     world.finish("a gigabyte");
 }
@@ -182,7 +182,7 @@ pub(super) fn wrong_arguments_are_refused(subject: &dyn Subject) {
         .into_iter()
         .chain((caps.channels_max < u16::MAX).then_some(Channel { peer: 1, index: caps.channels_max }));
     for on in beyond {
-        // SAFETY: the byte outlives the world's end; a refused token touches nothing.
+        // SAFETY: the byte outlives the world's endpoint; a refused token touches nothing.
         let refused = unsafe { world.end(0).post_send(on, 0, &pieces, Token(0)).err() };
         assert!(matches!(refused, Some(ref e) if e.kind == ErrorKind::Usage), "{on:?}: {refused:?}");
         // SAFETY: as above.

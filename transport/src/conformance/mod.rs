@@ -1,6 +1,6 @@
-//! The duties of every transport, as tests that run against any of them.
+//! The conformance suite: the duties of every transport, as tests that run against any of them.
 //!
-//! A transport's test file says how its endpoints are made, and which suite to run:
+//! The test file of a transport defines how its endpoints are made, and instantiates the suite:
 //!
 //! ```ignore
 //! struct Tcp;
@@ -8,10 +8,10 @@
 //! kolo_transport::conformance!(Tcp);
 //! ```
 //!
-//! Each case becomes a `#[test]`. Sizes come from the endpoint's own limits; a case that needs a capability that the
+//! Each case becomes a `#[test]`. Sizes come from the endpoint's own limits. A case that needs a capability that the
 //! transport lacks prints why it is skipped. Contents are seeded patterns, checked everywhere; memory around and
 //! between pieces is guarded. No case waits for a state by sleeping, and each wait has a deadline that turns a hang
-//! into a failure that says what was awaited.
+//! into a failure whose text says what was awaited.
 //!
 //! The suite panics when a promise is broken; it is for tests only.
 
@@ -41,31 +41,32 @@ pub use sabotage::{Fault, Sabotaged};
 
 /// A transport under test.
 pub trait Subject: Sync {
-    /// The endpoint of `rank` among `world_size`. Ranks of one job have the same `job`, others have not.
+    /// Makes the endpoint of `rank` among `world_size` ranks. Ranks of one job get the same `job`, ranks of other
+    /// jobs another one.
     fn endpoint(&self, rank: u32, world_size: u32, job: [u8; 16]) -> Box<dyn Endpoint>;
 
-    /// How long any wait of a case may take before it counts as a hang: far longer than it takes on a busy machine.
+    /// Returns how long any wait of a case may take before it counts as a hang: far longer than on a busy machine.
     fn patience(&self) -> Duration {
         Duration::from_secs(30)
     }
 
-    /// Why it cannot be tested on this machine, if it cannot.
+    /// Returns the reason if the transport cannot be tested on this machine.
     fn absent(&self) -> Option<String> {
         None
     }
 
-    /// Cases that this transport need not pass, with the reason.
+    /// Returns the cases that this transport need not pass, with the reasons.
     fn exemptions(&self) -> &[(&'static str, &'static str)] {
         &[]
     }
 }
 
-/// One promise, put to the test.
+/// A test of one promise.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// Its name; the `#[test]` has the same.
+    /// Its name, which is that of the `#[test]`.
     pub name: &'static str,
-    /// Runs it; panics if the promise is broken.
+    /// Runs the test; panics if the promise is broken.
     pub run: fn(&dyn Subject),
 }
 
@@ -168,9 +169,9 @@ cases! {
     }
 }
 
-/// Makes a `#[test]` of every case, for the subject that the expression gives.
+/// Makes a `#[test]` of every case, for the subject that the expression yields.
 ///
-/// A test of its own makes sure that none is forgotten here.
+/// A further test checks that no case is missing here.
 #[macro_export]
 macro_rules! conformance {
     ($subject:expr) => {

@@ -1,5 +1,5 @@
-//! The suite across network namespaces: every rank on a stack of its own, with addresses of its own, joined by a
-//! bridge. As near to several hosts as one host gets.
+//! The suite across network namespaces: every rank has a network stack and addresses of its own, and a bridge joins
+//! them. One host cannot get nearer to several hosts.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use super::processes::{Scenario, play_a_part, start};
 use super::{Subject, skip};
 
 /// Runs the scenarios with every rank in a network namespace of its own; skipped where namespaces cannot be made
-/// (it takes root and the `ip` tool). To be called like [`across_processes`](super::across_processes).
+/// (that takes root and the `ip` tool). Called in the same way as [`across_processes`](super::across_processes).
 ///
 /// # Panics
 /// If a promise is broken in any process.
@@ -30,7 +30,7 @@ pub fn across_namespaces(subject: &dyn Subject, test: &str) {
     }
 }
 
-/// Namespaces `0..ranks` and one more with the bridge; deleted when dropped, and all in them.
+/// Namespaces `0..ranks`, and one more with the bridge. Dropping it deletes them.
 struct Net {
     base: String,
     ranks: u32,
@@ -50,7 +50,7 @@ impl Net {
             let (name, host) = (net.name(rank), rank + 1);
             ip(&format!("-n {name} link add eth0 type veth peer name port{rank} netns {hub}"))?;
             ip(&format!("-n {hub} link set port{rank} master hub up"))?;
-            // Ranges set aside for documentation (RFC 5737, RFC 3849).
+            // Address ranges reserved for documentation (RFC 5737, RFC 3849).
             ip(&format!("-n {name} address add 192.0.2.{host}/24 dev eth0"))?;
             ip(&format!("-n {name} address add 2001:db8::{host}/64 dev eth0 nodad"))?;
             ip(&format!("-n {name} link set lo up"))?;
@@ -67,7 +67,7 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         for at in 0..=self.ranks {
-            // It may not have come to be.
+            // The namespace may not exist.
             let _ = ip(&format!("netns delete {}", self.name(at)));
         }
     }

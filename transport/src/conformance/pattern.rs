@@ -1,10 +1,10 @@
-//! Bytes that tell where they belong, and random numbers that come again.
+//! Byte patterns that show where each byte belongs, and reproducible random numbers.
 
 /// Contents of a message: the byte at each offset follows from a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     seed: u64,
-    /// After so many bytes it starts again, so that a short piece of memory can be sent over and over.
+    /// Period of the pattern in bytes, so that a short piece of memory can be sent repeatedly.
     period: usize,
 }
 
@@ -29,7 +29,7 @@ impl Pattern {
         }
     }
 
-    /// The first offset at which `bytes`, which should be those from `offset` on, differ.
+    /// Returns the first offset at which `bytes`, which should be those from `offset` on, differ.
     pub(super) fn difference(&self, offset: usize, bytes: &[u8]) -> Option<usize> {
         let mut done = 0;
         while done < bytes.len() {
@@ -66,19 +66,19 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number less than `end`.
+    /// Returns a number less than `end`.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// A length: all magnitudes up to `max` are equally likely.
+    /// Returns a length up to `max`; all magnitudes are equally likely.
     pub(super) fn length(&mut self, max: usize) -> usize {
         let bits = usize::BITS - max.leading_zeros();
         let cap = 1usize << self.below(bits as usize + 1);
         self.below(cap.min(max) + 1)
     }
 
-    /// Random cuts of `len` bytes into at most `count` pieces, empty ones among them.
+    /// Returns random cuts of `len` bytes into at most `count` pieces, some of which may be empty.
     pub(super) fn cuts(&mut self, len: usize, count: usize) -> Vec<usize> {
         let mut ends: Vec<usize> = (1..count).map(|_| self.below(len + 1)).chain([len]).collect();
         ends.sort_unstable();

@@ -1,4 +1,4 @@
-//! Cases about receives on condition, and about envelopes.
+//! Cases about conditional receives and envelopes.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::endpoint::{Armed, Channel, Envelope, ParkBy};
 
 const FROM_0: Channel = Channel { peer: 0, index: 0 };
 
-/// A world of two, or `None` if the transport cannot probe.
+/// Makes a world of two; `None` if the transport cannot probe.
 fn world(subject: &dyn Subject) -> Option<World> {
     let mut world = World::new(subject, 2);
     if world.end(1).can_probe() {
@@ -28,7 +28,7 @@ pub(super) fn receives_that_do_not_fit_come_back(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     for (round, len) in [0, 1, 100, 5000, 3 << 20].into_iter().enumerate() {
         let shape = |tag: u64| Shape::new(tag ^ (round as u64) << 8, len);
-        // The order of the posts alternates: what has arrived is met in the post, or later.
+        // The order of the posts alternates: a message meets its receive in the post, or later.
         let sends = |world: &mut World| [3, 5, 6].map(|tag| world.send(0, 1, 0, tag, shape(tag)));
         if round % 2 == 0 {
             sends(&mut world);
@@ -67,14 +67,15 @@ pub(super) fn another_length_comes_back_too(subject: &dyn Subject) {
     world.finish("the message as it is");
 }
 
-/// Tags drawn at random, receives in another order than sends: matched as a runtime does it.
+/// Tags are drawn at random, and receives are posted in another order than sends. The test matches them as a runtime
+/// does.
 pub(super) fn messages_can_be_matched_by_tag(subject: &dyn Subject) {
     const TAGS: usize = 4;
     const MESSAGES: usize = 60;
     for seed in 0..6 {
         let Some(mut world) = world(subject) else { return };
         let mut random = Random::new(seed);
-        // Per tag the lengths of its messages; the i-th message of a tag has seed (tag, i).
+        // Tag and length of each message; the i-th message of a tag has seed (tag, i).
         let messages: Vec<(u64, usize)> = (0..MESSAGES)
             .map(|_| {
                 let longest = [1, 200, 40_000, 1 << 20][random.below(4)];
@@ -109,7 +110,7 @@ pub(super) fn messages_can_be_matched_by_tag(subject: &dyn Subject) {
                 if world.is_done(ticket) {
                     done += 1;
                 } else if world.returned.contains(&ticket) {
-                    // All behind it have come back too, and keep their order.
+                    // All receives behind it have come back too, and keep their order.
                     posted.drain(..).rev().for_each(|(_, at)| wanted.push_front(at));
                     break;
                 } else {
@@ -190,7 +191,7 @@ pub(super) fn a_probe_keeps_the_owner_awake(subject: &dyn Subject) {
     world.send(0, 1, 0, 4, Shape::new(4, 4));
     world.wait("the send to leave", |world| world.is_done(Ticket::nth(2)));
     world.end(1).arm(ParkBy::Fd);
-    // One poll of an armed end takes in all that is there.
+    // One poll of an armed endpoint must report everything that has arrived.
     world.wait("word of the message", |world| !world.waiting.is_empty());
     world.end(1).disarm();
     world.recv(1, 0, 0, 4, Shape::new(4, 4));
@@ -215,7 +216,7 @@ pub(super) fn a_probe_outlives_its_peer(subject: &dyn Subject) {
         }
         assert_eq!(world.waiting.len(), 1, "told of a message that is not there");
     }
-    // A later receive meets the end.
+    // A later receive meets the end of the peer.
     let lost = world.recv(1, 0, 0, 6, Shape::new(6, 6));
     world.wait("the loss", |world| !world.is_pending(lost));
     assert_eq!(world.error(lost).kind, crate::error::ErrorKind::PeerLost);

@@ -1,7 +1,8 @@
-//! The suite across processes: a test starts its own binary again, once per rank, and carries their addresses.
+//! The suite across processes: a test starts its own binary again, once per rank, and distributes the ranks'
+//! addresses.
 //!
-//! The parent and a rank talk in lines over the rank's standard input and output; lines that do not begin with the
-//! marker are the test harness's own.
+//! The parent and a rank exchange lines over the rank's standard input and output. Lines that do not begin with the
+//! marker belong to the test harness.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -19,20 +20,20 @@ use crate::error::ErrorKind;
 const ROLE: &str = "KOLO_CONFORMANCE_ROLE";
 const MARKER: &str = "@kolo ";
 const WORLD: u32 = 3;
-/// The rank that dies in the scenario about that: neither the lowest nor the highest, so that it dials and accepts.
+/// The rank that is killed in its scenario: neither the lowest nor the highest, so that it both dials and accepts.
 const VICTIM: u32 = 1;
 
-/// The ranks' common work.
+/// The task of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scenario {
-    /// They talk.
+    /// They exchange messages.
     Traffic,
     /// One of them is killed in the middle of a message.
     Kill,
 }
 
-/// Runs the suite's scenarios with every rank in a process of its own. To be called by the `#[test]` of the full
-/// path `test`, and by nothing else: in a rank's process the same test takes the rank's part.
+/// Runs the suite's scenarios with every rank in a process of its own. Only the `#[test]` of the full path `test` may
+/// call this: in a rank's process, the same test takes the rank's part.
 ///
 /// # Panics
 /// If a promise is broken in any process.
@@ -48,7 +49,7 @@ pub fn across_processes(subject: &dyn Subject, test: &str) {
     }
 }
 
-/// In the process of a rank: takes its part, and returns whether this is one.
+/// Takes the part of a rank if this is a rank's process; returns whether it is.
 pub(super) fn play_a_part(subject: &dyn Subject) -> bool {
     let Ok(role) = std::env::var(ROLE) else { return false };
     let parts: Vec<&str> = role.split(' ').collect();
@@ -82,7 +83,7 @@ pub(super) fn play_a_part(subject: &dyn Subject) -> bool {
     true
 }
 
-/// Starts all ranks of a scenario, and waits for them. `prefix` may give the beginning of a rank's command line.
+/// Starts all ranks of a scenario, and waits for them. `prefix` may return the beginning of a rank's command line.
 pub(super) fn start(
     subject: &dyn Subject,
     test: &str,
@@ -117,7 +118,7 @@ pub(super) fn start(
             let sender = sender.clone();
             std::thread::spawn(move || {
                 let lines = BufReader::new(output).lines().map_while(Result::ok);
-                // The harness may have written the start of a line of its own before ours.
+                // The harness may have written the start of a line of its own before this one.
                 let ours = lines.filter_map(|line| line.split_once(MARKER).map(|(_, text)| text.to_owned()));
                 for line in ours.map(Some).chain([None]) {
                     let _ = sender.send((rank, line));
@@ -128,7 +129,7 @@ pub(super) fn start(
         .collect();
     let outcome = attend(&mut ranks, &lines, deadline, scenario);
     for rank in &mut ranks {
-        // Those that have ended do not mind.
+        // This fails for a rank that has ended, which does no harm.
         let _ = rank.kill();
         let _ = rank.wait();
     }
@@ -167,7 +168,7 @@ fn attend(
                 let mut input = rank.stdin.take().expect("piped");
                 input.write_all(all.as_bytes()).map_err(|error| error.to_string())?;
             }
-            // Not again.
+            // The addresses are sent only once.
             addresses[0] = None;
         }
     }
@@ -177,7 +178,7 @@ fn attend(
 fn talk(world: &mut World, rank: u32, world_size: u32) {
     let channels = world.end(rank).caps().channels_max.min(3);
     for peer in (0..world_size).filter(|&peer| peer != rank) {
-        // The same numbers at both ends of a direction.
+        // Both ends of a direction draw the same numbers.
         for (from, to) in [(rank, peer), (peer, rank)] {
             let mut random = Random::new(u64::from(from) << 32 | u64::from(to));
             for i in 0..150u64 {
@@ -236,7 +237,7 @@ fn die_or_mourn(world: &mut World, rank: u32) {
 }
 
 fn say(line: &str) {
-    // Not `println`: the harness may have caught that.
+    // `println` would not do, since the harness may capture it.
     let mut out = std::io::stdout();
     writeln!(out, "{MARKER}{line}").and_then(|()| out.flush()).expect("standard output");
 }

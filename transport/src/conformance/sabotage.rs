@@ -1,5 +1,5 @@
-//! Decorators that break a transport on purpose: to prove that the suite notices, and to see what those above do
-//! when a transport fails.
+//! Decorators that break a transport on purpose, to prove that the suite notices, and to test how the layers above
+//! react when a transport fails.
 
 use std::time::Instant;
 
@@ -8,26 +8,26 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
 use crate::stage::Stage;
 
-/// The broken part.
+/// The defect of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing; but only one poll in so many does anything. Everything must still work.
+    /// No defect, but only one poll in this many does anything. Everything must still work.
     Slow(u32),
-    /// The so-manyth completion is reported twice.
+    /// The completion of this number is reported twice.
     TwiceDone(u64),
-    /// The so-manyth event is swallowed.
+    /// The event of this number is swallowed.
     LostEvent(u64),
-    /// Tags are changed on the way out from the so-manyth send on.
+    /// Tags are changed on the way out, from the send of this number on.
     WrongTag(u64),
-    /// The first byte of the so-manyth message received into place is changed.
+    /// The first byte of the message of this number is changed, if it is received into place.
     WrongByte(u64),
     /// The owner is told that it need not be woken.
     DeafSleep,
-    /// All peers are lost after so many posts.
+    /// All peers are lost after this many posts.
     LostPeers(u64),
 }
 
-/// An endpoint with a fault.
+/// An endpoint with a defect.
 #[derive(Debug)]
 pub struct Sabotaged {
     inner: Box<dyn Endpoint>,
@@ -42,11 +42,11 @@ pub struct Sabotaged {
 #[derive(Clone, Copy, Debug)]
 struct SendPtr(*mut u8);
 
-// SAFETY: points into a posted receive, which is lent to the endpoint wherever that lives.
+// SAFETY: the pointer leads into a posted receive, which is lent to the endpoint on whichever thread that lives.
 unsafe impl Send for SendPtr {}
 
 impl Sabotaged {
-    /// Wraps an endpoint of a world of that size.
+    /// Wraps an endpoint of a world of `world_size` ranks.
     #[must_use]
     pub fn new(inner: Box<dyn Endpoint>, world_size: u32, fault: Fault) -> Self {
         Self { inner, fault, count: 0, polls: 0, victim: None, world_size, lost: false }
@@ -192,7 +192,7 @@ impl Endpoint for Sabotaged {
                 }
                 (Fault::WrongByte(_), Some(token)) => {
                     if let Some((_, SendPtr(byte))) = self.victim.take_if(|(victim, _)| *victim == token) {
-                        // SAFETY: the first byte of a receive of which the owner has not heard yet.
+                        // SAFETY: this is the first byte of a receive whose completion the owner has not seen yet.
                         unsafe { *byte ^= 1 };
                     }
                 }

@@ -1,4 +1,4 @@
-//! Cases about messages that are sent and taken at once.
+//! Cases about messages that are sent and taken at once, without tokens.
 
 use super::message::Shape;
 use super::pattern::Random;
@@ -12,7 +12,7 @@ fn exactly(tag: u64, room: usize) -> Fits {
     Fits { tag, mask: u64::MAX, room }
 }
 
-/// A world of two between which a message has gone, or `None` if the transport takes none at once.
+/// Makes a world of two between which a message has gone; `None` if the transport takes none at once.
 fn world(subject: &dyn Subject) -> Option<World> {
     let mut world = World::new(subject, 2);
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));
@@ -25,7 +25,7 @@ fn world(subject: &dyn Subject) -> Option<World> {
     None
 }
 
-/// Takes a message at once, after some steps if need be.
+/// Takes a message at once, after some steps if necessary.
 fn take(world: &mut World, fits: Fits, shape: &Shape, what: &str) -> Short {
     loop {
         let answer = world.take_now(1, 0, 0, fits, shape);
@@ -37,7 +37,8 @@ fn take(world: &mut World, fits: Fits, shape: &Shape, what: &str) -> Short {
     }
 }
 
-/// All lengths around the limits of cells, pieces and rings, sent and taken at once or posted, in any mixture.
+/// Messages of all lengths around the limits of cells, pieces and rings are sent and taken at once or posted, in any
+/// mixture.
 pub(super) fn short_messages(subject: &dyn Subject) {
     const LENGTHS: [usize; 22] =
         [0, 1, 7, 8, 39, 40, 41, 63, 64, 65, 103, 104, 105, 127, 128, 129, 511, 513, 1024, 4095, 4096, 4097];
@@ -45,7 +46,7 @@ pub(super) fn short_messages(subject: &dyn Subject) {
     let mut random = Random::new(5);
     let (mut at_once, mut taken) = (0, 0);
     for round in 0..600_u64 {
-        // Some in a row, so that not all meet an empty channel.
+        // Some messages come in a row, so that not all meet an empty channel.
         let batch: Vec<(u64, usize)> = (0..1 + random.below(6))
             .map(|i| (round << 8 | i as u64, LENGTHS[random.below(LENGTHS.len())]))
             .collect();
@@ -79,7 +80,7 @@ pub(super) fn short_messages(subject: &dyn Subject) {
     assert!(at_once > 100 && taken > 100, "{at_once} sent at once, {taken} taken");
 }
 
-/// Messages that do not fit stay, whole, for a receive that is posted.
+/// Messages that do not fit stay whole for a receive that is posted.
 pub(super) fn short_messages_that_do_not_fit_stay(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     for (tag, len) in [(3, 0), (4, 8), (5, 200), (6, 4000), (7, 100_000), (8, 3 << 20)] {
@@ -92,7 +93,7 @@ pub(super) fn short_messages_that_do_not_fit_stay(subject: &dyn Subject) {
         }
         world.recv(1, 0, 0, tag, shape.clone());
         world.finish("the message, posted");
-        // Bits of the tag that do not count, and more room than is needed.
+        // Some bits of the tag are not compared, and there is more room than needed.
         if len <= 200 {
             world.send_now(0, 1, 0, 0xab00 | tag, &shape);
             let fits = Fits { tag, mask: 0xff, room: len };
@@ -103,7 +104,7 @@ pub(super) fn short_messages_that_do_not_fit_stay(subject: &dyn Subject) {
     }
 }
 
-/// Nothing overtakes what was posted before, at either end.
+/// No message overtakes one that was posted before, at either end.
 pub(super) fn short_messages_wait_their_turn(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     let long = Shape::new(9, 3 << 20);
@@ -118,7 +119,7 @@ pub(super) fn short_messages_wait_their_turn(subject: &dyn Subject) {
     );
     world.recv(1, 0, 0, 10, Shape::new(10, 8));
     world.finish("both in their order");
-    // A full channel says no, and goes on when there is room.
+    // A full channel declines, and goes on when there is room.
     let tags: Vec<u64> = (20..4000).collect();
     let refused = tags.iter().position(|tag| !world.send_now(0, 1, 0, *tag, &Shape::new(*tag, 8)));
     let refused = refused.expect("a channel without end");
@@ -131,7 +132,7 @@ pub(super) fn short_messages_wait_their_turn(subject: &dyn Subject) {
     world.finish("a full channel");
 }
 
-/// A probe tells of the next message that is not taken.
+/// A probe reports the next message that is not taken at once.
 pub(super) fn a_probe_outlives_short_messages(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     world.end(1).probe(FROM_0).expect("probe");
@@ -154,7 +155,7 @@ pub(super) fn a_probe_outlives_short_messages(subject: &dyn Subject) {
     world.finish("what was sent");
 }
 
-/// Takes a message without a poll of the receiver, which would tell of it.
+/// Takes a message without polling the receiver, since a poll would report the message.
 fn take_unpolled(world: &mut World, fits: Fits, shape: &Shape) -> Short {
     loop {
         let answer = world.take_now(1, 0, 0, fits, shape);
@@ -166,7 +167,7 @@ fn take_unpolled(world: &mut World, fits: Fits, shape: &Shape) -> Short {
     }
 }
 
-/// A peer that is gone is no matter for short messages: they say no, and what was sent before can be received.
+/// After a peer is gone, short operations decline, and messages sent before can still be received.
 pub(super) fn short_messages_outlive_their_sender(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     let at_once = world.send_now(0, 1, 0, 60, &Shape::new(60, 8));

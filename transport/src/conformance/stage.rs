@@ -1,4 +1,4 @@
-//! Cases about stages. The ends are stepped by one thread; those that sleep have threads of their own.
+//! Cases about stages. One thread steps the endpoints; in cases about sleep, each has its own thread.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::stage::{Awaited, Needs, Stage, StageCaps};
 
 const MEMBERS: u32 = 3;
 
-/// Ends whose stages all of them share, if they have any.
+/// Makes endpoints that all share stages; `None` if the transport has none.
 fn stages(subject: &dyn Subject, members: u32) -> Option<(Vec<Box<dyn Endpoint>>, StageCaps)> {
     let mut ends = endpoints(subject, members);
     let Some(caps) = ends[0].caps().stage else {
@@ -30,18 +30,18 @@ fn stage(end: &mut Box<dyn Endpoint>) -> &mut dyn Stage {
     end.stage_mut().expect("its capabilities say that it has one")
 }
 
-/// The byte of a member in a round.
+/// Returns the byte that a member publishes in a round.
 fn mark(round: u64, member: usize) -> u8 {
     (round as u8).wrapping_mul(31).wrapping_add(member as u8).wrapping_mul(7)
 }
 
-/// Publishes `len` bytes, if there is room.
+/// Publishes `len` bytes, if there is room. Returns whether there was.
 fn publish(stage: &mut dyn Stage, area: u16, round: u64, len: usize) -> bool {
     if !stage.is_free(area, len).expect("all agree") {
         return false;
     }
     let byte = mark(round, stage.member());
-    // SAFETY: the slot has room for as much.
+    // SAFETY: the slot has room for `len` bytes.
     unsafe { stage.slot(area, len).write_bytes(byte, len) };
     stage.publish(area, round, 0, len);
     true
@@ -49,7 +49,7 @@ fn publish(stage: &mut dyn Stage, area: u16, round: u64, len: usize) -> bool {
 
 fn check(stage: &dyn Stage, area: u16, round: u64, member: usize, len: usize) {
     let at = stage.payload(area, member, len);
-    // SAFETY: as much was published, and stays until this member publishes again.
+    // SAFETY: `len` bytes were published, and stay until this member publishes again.
     let bytes = (0..len).map(|i| unsafe { at.add(i).read() });
     let expected = mark(round, member);
     for (i, byte) in bytes.enumerate() {
@@ -57,7 +57,7 @@ fn check(stage: &dyn Stage, area: u16, round: u64, member: usize, len: usize) {
     }
 }
 
-/// How much a member publishes in a round.
+/// Returns how many bytes a member publishes in a round.
 fn len_of(round: u64, member: usize, caps: StageCaps) -> usize {
     let lens = [0, 1, 112, 113, 4096, 8193, 70_001, caps.payload_max];
     lens[(round as usize + 3 * member) % lens.len()].min(caps.payload_max)
@@ -84,7 +84,7 @@ pub(super) fn stages_show_what_was_published(subject: &dyn Subject) {
 pub(super) fn stages_wait_for_slow_readers(subject: &dyn Subject) {
     let Some((mut ends, caps)) = stages(subject, MEMBERS) else { return };
     for len in [0, 100, 8192, 65_536, caps.payload_max] {
-        // All but the last publish on, without a look at the others, as long as they may.
+        // All members but the last publish as long as they may, without looking at the others.
         let area = (len % usize::from(caps.areas)) as u16;
         let mut round = 0;
         let (slow, quick) = ends.split_last_mut().expect("some");
@@ -107,7 +107,7 @@ pub(super) fn stages_wait_for_slow_readers(subject: &dyn Subject) {
                 assert!(publish(slow, area, of_slow + 1, len));
             }
         }
-        // Everybody goes on.
+        // All members go on.
         assert!(publish(stage(&mut quick[0]), area, round, len));
         ends = stages(subject, MEMBERS).expect("as before").0;
     }
@@ -130,7 +130,7 @@ pub(super) fn stages_wait_for_whom_they_need(subject: &dyn Subject) {
         assert_eq!(late, if is_there { vec![] } else { vec![0] }, "{needs:?}");
     }
     check(last, 0, 1, 1, 8);
-    // Another area knows nothing of it.
+    // Another area is not affected.
     assert!(publish(last, 1, 1, 8));
     assert_eq!(last.has_published(1, Needs::Only(1)), Ok(false));
     assert!(publish(stage(&mut ends[0]), 0, 1, 8));
@@ -173,7 +173,7 @@ pub(super) fn sleepers_wake_for_stages(subject: &dyn Subject) {
                             std::hint::spin_loop();
                         }
                         sleep_until(&mut *end, by, deadline, |end| {
-                            // The event that woke this end by a descriptor lies there until it is read.
+                            // The event that woke this endpoint stays in its descriptor until it is read.
                             end.poll(&mut Vec::new());
                             let stage = end.stage_mut().expect("there is one");
                             publish(stage, area, round, own)

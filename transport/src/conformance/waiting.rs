@@ -1,4 +1,4 @@
-//! Cases about sleeping and waking: two threads hand over to each other, and sleep in between.
+//! Cases about sleeping and waking: two threads take turns, and sleep in between.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,7 +31,7 @@ pub(super) fn sleepers_wake_by_word(subject: &dyn Subject) {
     ping_pong(subject, ends, ParkBy::Word, |_| 16, HANDOVERS);
 }
 
-/// Messages that do not fit: the sender too must be woken, when there is room.
+/// The messages do not fit the transport's buffers, so the sender too must be woken when there is room.
 pub(super) fn sleepers_wake_for_room(subject: &dyn Subject) {
     for by in [ParkBy::Fd, ParkBy::Word] {
         let ends = endpoints(subject, 2);
@@ -43,7 +43,7 @@ pub(super) fn sleepers_wake_for_room(subject: &dyn Subject) {
     }
 }
 
-/// Receives wait on many channels, and any may be the one.
+/// Receives wait on many channels, and a message may come on any of them.
 pub(super) fn sleepers_wake_by_any_of_many_channels(subject: &dyn Subject) {
     for by in [ParkBy::Fd, ParkBy::Word] {
         let ends = endpoints(subject, 2);
@@ -87,7 +87,7 @@ fn scattered_ping_pong(
         let posted = unsafe { end.post_recv(on(index), tag, sink, Token(index.into())).expect("post") };
         posted == Posted::Done
     };
-    // The first message may be there before its receive.
+    // The first message may arrive before its receive is posted.
     let mut early: Vec<bool> = (0..channels).map(|index| recv(&mut *end, index, 0)).collect();
     let mut word = 0u64;
     let out = [Piece { ptr: (&raw mut word).cast(), len: 8 }];
@@ -113,7 +113,7 @@ fn scattered_ping_pong(
         end.poll(&mut Vec::new());
         assert!(Instant::now() < deadline, "stuck flushing");
     }
-    // An early leaver fails the receives that the other has posted still.
+    // If one end left early, the receives that the other end has still posted would fail.
     finished.fetch_add(1, Ordering::AcqRel);
     while finished.load(Ordering::Acquire) < 2 {
         assert!(Instant::now() < deadline, "stuck waiting for the other end");
@@ -126,7 +126,7 @@ pub(super) fn idle_ends_do_not_hold_up_sleep(subject: &dyn Subject) {
     let mut ends = endpoints(subject, 2);
     let by = if ends[0].caps().park_fd { ParkBy::Fd } else { ParkBy::Word };
     for end in &mut ends {
-        // A poll after it must find nothing, and taking it back must work.
+        // A poll after arming must find nothing, and disarming must work.
         let _ = end.arm(by);
         let mut events = Vec::new();
         end.poll(&mut events);
@@ -166,7 +166,7 @@ fn ping_pong(
                         }
                     };
                     if posted.expect("post") == Posted::Pending {
-                        // Sometimes it is there before the sleep, sometimes during, sometimes after.
+                        // Sometimes the message is there before the sleep, sometimes during it, sometimes after it.
                         for _ in 0..random.below(300) {
                             std::hint::spin_loop();
                         }
@@ -174,7 +174,7 @@ fn ping_pong(
                     }
                     assert!(buffer[..len].iter().all(|&b| b == turn as u8), "wrong bytes in turn {turn}");
                 }
-                // The last message may still need this end to move.
+                // The last message may still need this end to make progress.
                 let mut events = Vec::new();
                 while !end.is_flushed() {
                     end.poll(&mut events);
@@ -185,7 +185,7 @@ fn ping_pong(
     });
 }
 
-/// Something to sleep on, without borrowing the endpoint, which must be polled once more.
+/// A word or descriptor to sleep on, which does not borrow the endpoint, since that must be polled once more.
 enum Bed {
     Fd(i32),
     Word(*const SharedWord, u32),
@@ -200,7 +200,7 @@ fn sleep_until_done(end: &mut dyn Endpoint, by: ParkBy, token: Token, deadline: 
     });
 }
 
-/// Sleeps until `is_over`, which it asks before and after it says that it sleeps.
+/// Sleeps until `is_over` holds, which it checks before and after it announces that it sleeps.
 pub(super) fn sleep_until(
     end: &mut dyn Endpoint,
     by: ParkBy,
@@ -227,7 +227,7 @@ pub(super) fn sleep_until(
             Bed::Word(word, value) => {
                 // SAFETY: the word belongs to the endpoint, which is not moved or dropped here.
                 let word = unsafe { &*word };
-                // Returns early if the word has changed, which is the point.
+                // This returns early if the word has changed, which is intended.
                 let _ = wait_word(word, value, left);
             }
             Bed::Fd(fd) => {

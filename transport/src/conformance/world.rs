@@ -1,4 +1,4 @@
-//! A world of endpoints in one process, stepped by one thread: no state is waited for by sleeping, every wait has a
+//! A world of endpoints in one process, stepped by one thread. No state is awaited by sleeping, every wait has a
 //! deadline, and every promise about tokens is checked all the time.
 
 use std::time::Instant;
@@ -8,13 +8,13 @@ use super::message::{Memory, Shape};
 use crate::endpoint::{Channel, Endpoint, Envelope, Event, Fits, Piece, Posted, Reach, Short, Token};
 use crate::error::{Error, ErrorKind};
 
-/// How an operation stands.
+/// State of an operation.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
     Pending,
     Done,
     Failed(Error),
-    /// It was posted on condition, and came back.
+    /// The receive was conditional, and came back.
     Returned,
 }
 
@@ -32,7 +32,7 @@ struct Op {
     direction: Direction,
     outcome: Outcome,
     memory: Memory,
-    /// Of the memory, when it was given back without a message in it.
+    /// Fingerprint of the memory, taken when it was given back without a message in it.
     fingerprint: Option<u64>,
 }
 
@@ -41,32 +41,32 @@ struct Op {
 pub(super) struct Ticket(usize);
 
 impl Ticket {
-    /// The one of the world's n-th post, from 0.
+    /// Returns the ticket of the world's n-th post, from 0.
     pub(super) const fn nth(n: usize) -> Self {
         Self(n)
     }
 }
 
-/// Added to tokens, so that a transport that takes them for small numbers is found out.
+/// Added to tokens, which exposes a transport that takes them for small numbers.
 const TOKEN_BASE: u64 = 0xfeed_0000_0000_0000;
 
-/// All ends, and all that was posted.
+/// All endpoints of a world, and all operations posted.
 #[derive(Debug)]
 pub(super) struct World {
     ends: Vec<Option<Box<dyn Endpoint>>>,
     ops: Vec<Op>,
-    /// (who says so, whom) in order.
+    /// Losses in the order of their reports: the reporting rank, the lost one.
     pub(super) downs: Vec<(u32, u32)>,
-    /// (who was told, what waits there) in order.
+    /// Reports of waiting messages, in order: the rank that was told, the envelope.
     pub(super) waiting: Vec<(u32, Envelope)>,
-    /// Tickets that came back, in order.
+    /// Tickets of the receives that came back, in order.
     pub(super) returned: Vec<Ticket>,
     events: Vec<Event>,
     pending: usize,
     deadline: Instant,
 }
 
-/// Endpoints of all ranks, introduced and established.
+/// Makes endpoints of all ranks, introduced and established.
 pub(super) fn endpoints(subject: &dyn Subject, world_size: u32) -> Vec<Box<dyn Endpoint>> {
     let mut job = [0; 16];
     getrandom::fill(&mut job).expect("random numbers");
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// The world as seen from the process of one rank.
+    /// Makes the world as seen from the process of one rank.
     pub(super) fn alone(subject: &dyn Subject, rank: u32, world_size: u32, end: Box<dyn Endpoint>) -> Self {
         let mut ends: Vec<_> = (0..world_size).map(|_| None).collect();
         ends[rank as usize] = Some(end);
@@ -151,7 +151,7 @@ impl World {
         self.post(rank, Channel { peer, index }, tag, Direction::RecvIf, Memory::target(shape))
     }
 
-    /// Both ends of a message.
+    /// Posts both ends of a message.
     pub(super) fn exchange(&mut self, from: u32, to: u32, index: u16, tag: u64, shape: Shape) -> [Ticket; 2] {
         let recv = self.recv(to, from, index, tag, shape.clone());
         [self.send(from, to, index, tag, shape), recv]
@@ -164,8 +164,8 @@ impl World {
         self.ops.push(Op { rank, on, direction, outcome: Outcome::Pending, memory, fingerprint: None });
         let op = &mut self.ops[ticket.0];
         let end = self.ends[rank as usize].as_deref_mut().expect("an endpoint that was dropped");
-        // SAFETY: the memory lies on the heap behind `op`, which lives as long as the world does; an endpoint is
-        // dropped before (fields drop in order, and `ends` comes first). Nobody else writes to it.
+        // SAFETY: the memory lies on the heap behind `op`, which lives as long as the world. The endpoints are
+        // dropped before (fields drop in order, and `ends` comes first). Nobody else writes to the memory.
         let posted = unsafe {
             match direction {
                 Direction::Send => {
@@ -184,7 +184,7 @@ impl World {
         ticket
     }
 
-    /// Sends a message at once, or posts it where the transport says no. Whether it was at once.
+    /// Sends a message at once, or posts it if the transport declines. Returns whether it was sent at once.
     pub(super) fn send_now(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: &Shape) -> bool {
         let sent = self.send_now_only(rank, peer, index, tag, shape);
         if !sent {
@@ -193,7 +193,7 @@ impl World {
         sent
     }
 
-    /// Sends a message at once. Whether the transport does.
+    /// Sends a message at once. Returns whether the transport did so.
     pub(super) fn send_now_only(
         &mut self,
         rank: u32,
@@ -205,18 +205,18 @@ impl World {
         let memory = Memory::source(shape.clone());
         let piece = memory.pieces()[0];
         let piece = if piece.len == 0 { Piece { ptr: std::ptr::null_mut(), len: 0 } } else { piece };
-        // SAFETY: the memory lives here, and may be used again after the call.
+        // SAFETY: the memory lives in this function, and may be reused after the call.
         unsafe { self.end(rank).send_short(Channel { peer, index }, tag, piece) }
     }
 
-    /// Takes a message at once, which is to be the one of this shape.
+    /// Takes a message at once, which must be the one of this shape.
     pub(super) fn take_now(&mut self, rank: u32, peer: u32, index: u16, fits: Fits, shape: &Shape) -> Short {
         let memory = Memory::target(shape.clone());
         let before = memory.fingerprint();
         let to = memory.pieces()[0];
         assert!(to.len >= fits.room);
         let to = if to.len == 0 { std::ptr::null_mut() } else { to.ptr };
-        // SAFETY: the memory lives here, with so much room.
+        // SAFETY: the memory lives in this function, and has the required room.
         let answer = unsafe { self.end(rank).take_short(Channel { peer, index }, fits, to) };
         let fault = memory.fault();
         match answer {
@@ -249,7 +249,7 @@ impl World {
         moved
     }
 
-    /// Takes in what an end of `rank` has reported.
+    /// Processes the events that an endpoint of `rank` has reported.
     pub(super) fn absorb(&mut self, rank: u32, events: &mut Vec<Event>) {
         for event in events.drain(..) {
             match event {
@@ -298,7 +298,8 @@ impl World {
             panic!("rank {}, {:?}, operation {}: {fault}", op.rank, op.on, ticket.0);
         }
         if op.direction != Direction::Send {
-            // Long suites of large messages would add up. A source may still be read by mistake, and that show.
+            // Large messages of long suites would add up. A source is kept, since a late read of it would be a
+            // mistake and must show.
             op.memory = Memory::target(Shape::new(0, 0));
         }
     }
@@ -349,7 +350,7 @@ impl World {
         matches!(self.outcome(ticket), Outcome::Pending)
     }
 
-    /// The error of a failed operation.
+    /// Returns the error of a failed operation.
     pub(super) fn error(&self, ticket: Ticket) -> &Error {
         match self.outcome(ticket) {
             Outcome::Failed(error) => error,
@@ -357,7 +358,7 @@ impl World {
         }
     }
 
-    /// Steps until `condition`, or fails with `what`.
+    /// Steps until `condition` holds, or fails with `what`.
     pub(super) fn wait(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         while !condition(self) {
             let moved = self.step();
@@ -368,7 +369,7 @@ impl World {
         }
     }
 
-    /// Steps until nothing is pending, all of it done.
+    /// Steps until no operation is pending, and checks that all are done or came back.
     pub(super) fn finish(&mut self, what: &str) {
         self.wait(what, |world| world.pending == 0);
         for (number, op) in self.ops.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! How peers find an endpoint: its rails, and the address of its side connection.
+//! The address of an endpoint: its rails, and the address of its side connection.
 
 use kolo_verbs::{Gid, GidKind, Mtu};
 
 use super::rails::{RAILS_MAX, Rail};
 
-/// Changes with what peers say to each other.
+/// Version of the address, the hello and the wire format.
 const VERSION: u8 = 2;
 
 const RAIL_BYTES: usize = 24;
@@ -21,7 +21,7 @@ pub(super) struct RailAddress {
 /// The blob that the control plane carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// Peers that its rank's locked memory is enough for.
+    /// Number of peers for which its rank's locked memory suffices.
     pub(super) peers: u16,
     pub(super) rails: Vec<RailAddress>,
     pub(super) side: Vec<u8>,
@@ -54,7 +54,7 @@ impl Address {
         bytes
     }
 
-    /// From a peer; what is wrong with it if it is not one.
+    /// Decodes a peer's address. The error says what is wrong with it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let (head, rest) = bytes.split_at_checked(6).ok_or("too short")?;
         if head[0] != b'R' {

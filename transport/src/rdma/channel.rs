@@ -2,12 +2,12 @@
 //!
 //! # The block
 //!
-//! | from | to | written by | holds |
+//! | from | to | written by | contents |
 //! | --- | --- | --- | --- |
 //! | 0 | [`GRANTS_AT`] | the peer | slots: a line that ends in a header, then the message |
 //! | [`GRANTS_AT`] | [`SHARED_BYTES`] | the peer | grants |
-//! | [`SHARED_BYTES`] | [`OWN_PLACE_AT`] | this side | the same, as they are sent: a slot is free again when the peer frees its own |
-//! | [`OWN_PLACE_AT`] | [`BLOCK_BYTES`] | this side | where this block is, as it is sent |
+//! | [`SHARED_BYTES`] | [`OWN_PLACE_AT`] | this side | copies of the slots and grants that it sends: a slot is free again when the peer frees its own |
+//! | [`OWN_PLACE_AT`] | [`BLOCK_BYTES`] | this side | a copy of the block's address as it is sent |
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Place, SLOTS};
 use crate::endpoint::Token;
 use crate::pieces::{Cursor, Eater, Pieces};
 
-/// A header ends where the message begins: at a multiple of a cache line.
+/// Length of a line. A header ends where the message begins, at a multiple of it.
 const LINE_BYTES: usize = 64;
 const SLOT_BYTES: usize = LINE_BYTES + EAGER_BYTES;
 const GRANT_BYTES: usize = 64;
@@ -32,29 +32,29 @@ const SHARED_BYTES: usize = GRANTS_AT + GRANTS as usize * GRANT_BYTES;
 const OWN_PLACE_AT: usize = SHARED_BYTES + SHARED_BYTES;
 pub(super) const BLOCK_BYTES: usize = OWN_PLACE_AT + LINE_BYTES;
 
-/// Bytes of a piece of staging: long enough that a request does not count, short enough to be in the second-level
-/// cache when it is consumed.
+/// Length of a piece of staging: so long that the cost of a request is negligible, and so short that the piece is
+/// still in the second-level cache when it is consumed.
 pub(super) const CHUNK_BYTES: usize = 128 << 10;
 
-/// The same where what may be locked is short.
+/// Length of a piece of staging where lockable memory is short.
 pub(super) const CHUNK_BYTES_LEAST: usize = 16 << 10;
 
-/// Where the header of a slot is in the peer's or this side's shared part.
+/// Returns the offset of a slot's header in the shared part of either side.
 pub(super) fn slot_at(count: u32) -> usize {
     (count % SLOTS) as usize * SLOT_BYTES + LINE_BYTES - Header::BYTES
 }
 
-/// Where a grant is in the shared part.
+/// Returns the offset of a grant in the shared part.
 pub(super) fn grant_at(count: u32) -> usize {
     GRANTS_AT + (count % GRANTS) as usize * GRANT_BYTES
 }
 
-/// Where this side keeps a copy of what it sends to `at` of the peer's shared part.
+/// Returns the offset of this side's copy of the data for offset `at` of the peer's shared part.
 pub(super) fn own(at: usize) -> usize {
     SHARED_BYTES + at
 }
 
-/// Where this side keeps what it says of the block.
+/// Returns the offset of this side's copy of the block's address.
 pub(super) fn own_place() -> usize {
     OWN_PLACE_AT
 }
@@ -67,17 +67,17 @@ pub(super) struct SendOp {
     pub(super) len: usize,
     pub(super) pieces: Pieces,
     pub(super) cursor: Cursor,
-    /// Bytes handed to the adapter.
+    /// Number of bytes handed to the adapter.
     pub(super) written: usize,
-    /// Whether the peer has been told that it waits.
+    /// Whether the peer has been notified that the message waits.
     pub(super) noticed: bool,
     /// The region of the piece at the cursor, with the piece's bounds.
     pub(super) held: Option<(Use, usize, usize)>,
-    /// The bounds of a piece that is copied, as it cannot be registered or had better not be.
+    /// The bounds of a piece that is copied, because it cannot or should not be registered.
     pub(super) copied: Option<(usize, usize)>,
-    /// How often it was looked at without a grant.
+    /// How often the message was found without a grant.
     pub(super) stalled: u32,
-    /// If some of its memory may be such that the processor cannot look at it.
+    /// Copiers for memory that the processor cannot access, if the message may lie in such memory.
     pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
 }
 
@@ -88,12 +88,12 @@ pub(super) enum Landing {
     Eat(Eater),
 }
 
-/// How a long message is received.
+/// Method by which a long message is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Not decided yet.
     Open,
-    /// Into the caller's memory.
+    /// Straight into the caller's memory.
     Direct,
     /// Through staging.
     Staged,
@@ -105,35 +105,36 @@ pub(super) struct RecvOp {
     pub(super) token: Token,
     pub(super) tag: u64,
     pub(super) len: usize,
-    /// Whether it goes back if another message comes.
+    /// Whether the receive comes back if another message arrives.
     pub(super) conditional: bool,
     pub(super) landing: Landing,
     pub(super) way: Way,
-    /// Bytes granted, and the place in the pieces behind them.
+    /// Number of bytes granted, and the position in the pieces behind them.
     pub(super) granted: usize,
     pub(super) granted_to: Cursor,
-    /// Bytes that have arrived.
+    /// Number of bytes that have arrived.
     pub(super) filled: usize,
-    /// As for a send.
+    /// Copiers, as for a send.
     pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
-    /// Why some of it could not be put where it belongs.
+    /// The error, if some bytes could not be delivered.
     pub(super) failed: Option<crate::error::Error>,
 }
 
-/// A grant that the peer has not filled yet.
+/// A grant that the peer has not answered yet.
 #[derive(Debug)]
 pub(super) struct Granted {
     pub(super) sequence: u32,
     pub(super) len: usize,
-    /// The piece of staging, if it is one.
+    /// Number of the piece of staging, if the memory is staging.
     pub(super) chunk: Option<u8>,
-    /// The region, if it is the caller's memory.
+    /// The region, if the memory is the caller's.
     pub(super) held: Option<Use>,
-    /// Whether its receive has gone back: the peer answers it, unused.
+    /// Whether its receive has come back; the peer will return the grant unused.
     pub(super) dead: bool,
 }
 
-/// Memory for so many pieces, as long as what may be locked permits; and how long they are.
+/// Allocates memory for this many pieces, as far as lockable memory permits, and returns it with the length of a
+/// piece.
 pub(super) fn staging(
     pieces: usize,
     rail: usize,
@@ -150,51 +151,51 @@ pub(super) fn staging(
     }
 }
 
-/// A channel. Counters wrap.
+/// A channel. Its counters wrap.
 #[derive(Debug)]
 pub(super) struct Chan {
     pub(super) sends: VecDeque<SendOp>,
-    /// Number of the first of `sends`, or of the next.
+    /// Number of the first message in `sends`, or of the next one.
     pub(super) send_sequence: u32,
-    /// Slots of the peer's filled, and freed by it.
+    /// Counts of the peer's slots that this side filled, and that the peer freed.
     pub(super) slots_sent: u32,
     pub(super) slots_freed: u32,
     /// Grants received, in order.
     pub(super) grants: VecDeque<Grant>,
-    /// Bytes of the first that are written.
+    /// Number of bytes of the first grant that are written.
     pub(super) grant_written: usize,
     pub(super) grants_seen: u32,
-    /// The generation of the last grant on condition that was given back.
+    /// Generation of the last conditional grant that was returned.
     pub(super) void: Option<u8>,
-    /// A long message that the peer does not want, by the end of its number.
+    /// Lower bits of the number of a long message that the peer does not want.
     pub(super) refused: Option<u16>,
 
     pub(super) recvs: VecDeque<RecvOp>,
-    /// Number of the first of `recvs`, or of the next.
+    /// Number of the message for the first receive in `recvs`, or for the next one.
     pub(super) recv_sequence: u32,
-    /// Slots that have a message, those freed, and those that the peer was told of.
+    /// Counts of the slots that arrived, that were freed, and that the peer knows to be freed.
     pub(super) arrived: u32,
     pub(super) freed: u32,
     pub(super) freed_told: u32,
     pub(super) granted: VecDeque<Granted>,
     pub(super) grants_sent: u32,
-    /// How often receives that had been granted for have gone back, wrapping.
+    /// How often receives with grants have come back, wrapping.
     pub(super) generation: u8,
-    /// A long message that the peer is to be told is not wanted.
+    /// Lower bits of the number of a long message that the peer must be told is not wanted.
     pub(super) refuse: Option<u16>,
-    /// Whether the owner wants to know of the next message though nothing is posted.
+    /// Whether the owner wants to know of the next message although no receive is posted.
     pub(super) probed: bool,
-    /// Whether the first receive does not fit the message that is there, and is about to go back.
+    /// Whether the first receive does not fit the message that has arrived, and is about to come back.
     pub(super) unfit: bool,
 
-    /// The peer's block, once it has said where.
+    /// Address of the peer's block, once the peer has sent it.
     pub(super) remote: Option<Place>,
-    /// Whether the peer knows this one.
+    /// Whether the peer knows the address of this block.
     pub(super) opened: bool,
-    /// There once the connection is.
+    /// The block, once there is a connection.
     pub(super) block: Option<PinnedBuffer>,
     pub(super) staging: Option<PinnedBuffer>,
-    /// Free pieces of staging, a bit each, and how long they are.
+    /// Bit mask of the free pieces of staging, and the length of a piece.
     pub(super) chunks_free: u8,
     pub(super) chunk_bytes: usize,
 }
@@ -235,17 +236,18 @@ impl Chan {
         self.sends.is_empty() && self.recvs.is_empty()
     }
 
-    /// Whether a grant was made before the receiver knew what one that was given back has told this side.
+    /// Returns whether a grant is void, because its receive came back together with that of a grant that was
+    /// returned.
     pub(super) fn is_void(&self, grant: &Grant) -> bool {
         grant.conditional && self.void == Some(grant.generation)
     }
 
-    /// The block of an open channel.
+    /// Returns the block of an open channel.
     pub(super) fn block(&self) -> &PinnedBuffer {
         self.block.as_ref().expect("a channel over which something came or goes is open")
     }
 
-    /// A piece of staging, which is there from the first use on.
+    /// Reserves a piece of staging, which is allocated on first use; `None` if none is free.
     pub(super) fn chunk(&mut self, rail: usize, hands: &mut Hands<'_>) -> Result<Option<u8>, Trouble> {
         if self.staging.is_none() {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -261,19 +263,19 @@ impl Chan {
         Ok(Some(chunk))
     }
 
-    /// The header of the oldest slot that has a message; `Some(None)` if it is none.
+    /// Returns the header of the oldest slot that has arrived; `Some(None)` if its bytes are not a header.
     pub(super) fn arrival(&self) -> Option<Option<Header>> {
         (self.arrived != self.freed).then(|| self.header(self.freed))
     }
 
-    /// The header of a slot; none if it is not one.
+    /// Returns the header of a slot; `None` if its bytes are not one.
     pub(super) fn header(&self, count: u32) -> Option<Header> {
         let mut bytes = [0; Header::BYTES];
         self.block().read(slot_at(count), &mut bytes);
         Header::decode(&bytes)
     }
 
-    /// Where the message of the oldest slot is.
+    /// Returns the address of the message in the oldest slot.
     pub(super) fn arrived_message(&self) -> *const u8 {
         self.block().as_ptr().wrapping_add(slot_at(self.freed) + Header::BYTES)
     }

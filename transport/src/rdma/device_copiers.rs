@@ -1,4 +1,4 @@
-//! Memory that the CPU cannot read, and the component that copies from and to it: a GPU's driver.
+//! Memory that the processor cannot access, and the copier that does: a GPU's driver.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::NAME;
 use crate::error::{Error, ErrorKind};
 use crate::memory::DeviceCopier;
 
-/// Ranges of such memory. An operation keeps the list as it was when it was posted.
+/// Ranges of such memory with their copiers. An operation keeps the list as it was when it was posted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceCopiers(Vec<(usize, usize, Arc<dyn DeviceCopier>)>);
 
@@ -25,10 +25,10 @@ impl DeviceCopiers {
         }
     }
 
-    /// Copies, by whoever can.
+    /// Copies with the copier of either range, or with the processor if there is none.
     ///
     /// # Safety
-    /// Both are valid for so many bytes and do not overlap; what is not in a range of the list the processor may touch.
+    /// Both are valid for `len` bytes and do not overlap; the processor may access memory outside the listed ranges.
     pub(super) unsafe fn copy(
         this: Option<&Self>,
         from: *const u8,
@@ -39,7 +39,7 @@ impl DeviceCopiers {
             let ranges = this.map_or(&[][..], |device_copiers| &device_copiers.0);
             ranges.iter().find(|(start, end, _)| (*start..*end).contains(&at)).map(|(.., copier)| copier)
         };
-        // SAFETY: for the whole block: the caller's promise.
+        // SAFETY: the caller's promise, for the whole block.
         unsafe {
             if let Some(copier) = find(from.addr()) {
                 return copier.load(from, to, len).map_err(failed);
@@ -53,7 +53,7 @@ impl DeviceCopiers {
     }
 }
 
-/// It is the one message's affair: the peer has no part in it.
+/// Returns an error that concerns only one message, and not the peer.
 fn failed(words: String) -> Error {
     Error::new(ErrorKind::System, NAME, None, format!("a GPU's driver: {words}"))
 }

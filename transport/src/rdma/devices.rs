@@ -1,4 +1,4 @@
-//! Events of this side's adapters that no completion reports, read from the devices' descriptors.
+//! Events of this side's adapters that no completion reports; they are read from the devices' descriptors.
 
 use kolo_verbs::{AsyncEvent, QueuePairFault};
 
@@ -10,8 +10,8 @@ use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 
 impl RdmaEndpoint {
-    /// Takes in the events of all devices: peers behind what has failed are lost, by this side's fault; the rest is worth a
-    /// warning at most. Returns whether there were any.
+    /// Handles the events of all devices. Peers that depend on a failed device are lost, with this side at fault;
+    /// other events cause a warning at most. Returns whether there were any.
     pub(super) fn look_at_devices(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         for at in 0..self.rails.len() {
@@ -23,7 +23,7 @@ impl RdmaEndpoint {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        // The descriptor would wake everybody who sleeps from now on.
+                        // The descriptor would wake every sleep from now on.
                         let _ = epoll::delete(&self.epoll, self.rails[at].context().async_fd());
                         self.rails[at].mute = true;
                         moved = true;
@@ -76,12 +76,12 @@ impl RdmaEndpoint {
                     self.rank, opened.device
                 )));
             }
-            // Other ports, and what changes nothing for connections that are there.
+            // Events of other ports, and those that change nothing for existing connections.
             _ => {}
         }
     }
 
-    /// Loses the peers that `concerned` holds for, of those with a queue pair on this rail.
+    /// Loses the peers that have a queue pair on this rail and for which `concerned` returns `true`.
     fn lose_behind(
         &mut self,
         rail: u8,

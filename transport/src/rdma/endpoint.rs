@@ -1,4 +1,4 @@
-//! The endpoint: the operations that the owner calls.
+//! The endpoint of the RDMA transport: the operations that the owner calls.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,38 +27,38 @@ use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Post
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 
-/// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
+/// Maximum length of a message, which is that of a slice: long writes are cut into shorter ones.
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
 
-/// Facts about a rank.
+/// Known facts about a rank.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    // The queue pairs go before the memory of the channels.
+    // The queue pairs are dropped before the memory of the channels.
     pub(super) link: Option<Box<Link>>,
     pub(super) channels: Vec<Option<Box<Chan>>>,
     pub(super) address: Option<Address>,
-    /// Rails that reach each other: this side's, the peer's.
+    /// Pairs of rails that reach each other: this side's, the peer's.
     pub(super) pairs: Vec<(u8, u8)>,
     pub(super) started: bool,
     pub(super) probe_by: Option<Instant>,
-    /// Channels with something pending, and those of which something was heard; a bit each.
+    /// Bit masks of the channels with pending messages, and of those with news from the peer.
     pub(super) busy: u64,
     pub(super) touched: u64,
     pub(super) down: Option<Error>,
-    /// Whether the owner knows.
+    /// Whether the owner has been told of the loss.
     pub(super) told: bool,
 }
 
-/// One rank's end of RDMA. See the module for how it works.
+/// One rank's end of the RDMA transport.
 #[derive(Debug)]
 pub struct RdmaEndpoint {
-    // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
+    // Fields are dropped in this order: links, then the objects they were made of. `Peer` has an order of its own.
     pub(super) peers: Vec<Peer>,
     pub(super) registrations: Vec<Registrations>,
-    /// Why changes of memory go unnoticed, if they should not.
+    /// Reason why changes of memory go unnoticed although they should be watched.
     pub(super) unwatched: Option<String>,
     pub(super) lockable: Lockable,
-    /// None while there is no memory that needs them.
+    /// `None` until memory is registered that needs them.
     pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
     pub(super) rails: Vec<Rail>,
     pub(super) side: Side,
@@ -67,15 +67,15 @@ pub struct RdmaEndpoint {
     pub(super) options: RdmaOptions,
     passed_over: Vec<String>,
     address: Vec<u8>,
-    /// Peers with queue pairs that are connected.
+    /// Peers with connected queue pairs.
     pub(super) live: Vec<u32>,
-    /// Peers that are needed and not connected yet.
+    /// Number of peers that are needed and not connected yet.
     pub(super) connecting: u32,
     pub(super) counters: Counters,
-    /// Events from outside of a poll.
+    /// Events that arose outside of a poll.
     pub(super) backlog: Vec<Event>,
     pub(super) news: Vec<News>,
-    /// Peers that are lost and of which something that has arrived is asked for.
+    /// Lost peers from which the owner asked for messages that had arrived.
     pub(super) late: Vec<u32>,
     pub(super) epoll: OwnedFd,
     side_watched: bool,
@@ -83,16 +83,16 @@ pub struct RdmaEndpoint {
     pub(super) side_due: bool,
     pub(super) tick: u32,
     aborted: bool,
-    /// Whether the owner wants to know that everything is acknowledged.
+    /// Whether the owner wants to know that everything has been acknowledged.
     pub(super) flush_wanted: AtomicBool,
 }
 
 impl RdmaEndpoint {
-    /// Opens the endpoint of `rank` among `world_size`.
+    /// Opens the endpoint of `rank` among `world_size` ranks.
     ///
     /// # Errors
     /// If the rank is out of range, or RDMA cannot be used: no library, no device, no port that is up, no such GID,
-    /// too little memory that may be locked. The error says which, and what to do.
+    /// or too little lockable memory. The error names the cause and the remedy.
     pub fn new(rank: u32, world_size: u32, options: RdmaOptions) -> Result<Self, Error> {
         if rank >= world_size {
             let detail = format!("rank {rank} in a world of {world_size}");
@@ -145,7 +145,7 @@ impl RdmaEndpoint {
                 name: NAME,
                 channels_max: CHANNELS as u16,
                 message_max: MESSAGE_MAX,
-                // Before the connection is there, and while all slots are in use, a short send waits too.
+                // Before the connection is up, and while all slots are in use, even a short send waits.
                 eager_max: 0,
                 staging_per_channel: BLOCK_BYTES + GRANTS as usize * CHUNK_BYTES,
                 park_word: false,
@@ -173,13 +173,13 @@ impl RdmaEndpoint {
         })
     }
 
-    /// The adapters used, each in a line: name, port, address, MTU, rate, NUMA node.
+    /// Returns a line for each adapter in use: name, port, address, MTU, rate, NUMA node.
     #[must_use]
     pub fn adapters(&self) -> Vec<String> {
         self.rails.iter().map(Rail::describe).collect()
     }
 
-    /// Adapters that are there and not used, each with the reason.
+    /// Returns the adapters that exist and are not used, each with the reason.
     #[must_use]
     pub fn passed_over(&self) -> &[String] {
         &self.passed_over
@@ -234,7 +234,7 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
-        // Queue pairs are made on first use.
+        // Queue pairs are made on first use, or by `try_paths`.
         self.side.establish(deadline)
     }
 
@@ -376,13 +376,13 @@ impl Endpoint for RdmaEndpoint {
             };
             if peer.link.as_ref().is_some_and(|link| link.stage == Stage::Up) {
                 let due = peer.busy;
-                // A poll follows, and meets the same.
+                // A poll follows and meets the same error.
                 let _ = pump(number, peer, due, true, &mut hands);
             }
             if let Some(link) = peer.link.as_deref_mut().filter(|_| flush) {
                 let _ = link.flush();
             }
-            // If the device is gone the poll that follows says so.
+            // If the device is gone, the poll that follows reports it.
             let _ = peer.link.as_ref().map(|link| link.wake_for(true));
         }
         self.backlog = events;

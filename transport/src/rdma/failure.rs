@@ -1,4 +1,4 @@
-//! Giving up peers, and leaving.
+//! How peers are given up, and how this end leaves.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,21 @@ use super::receiving;
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// How long leaving may take: for a round trip to each peer's adapter, after which all that it waits for has been
+/// Time that leaving may take. It waits for a round trip to each peer's adapter, after which everything has been
 /// acknowledged. Soft-RoCE under load needs some ms.
 const GOODBYE: Duration = Duration::from_millis(50);
 
-/// Fate of messages that are there when a peer is given up.
+/// Treatment of messages that have arrived when a peer is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
-    /// Receives that they fit are complete.
+    /// Receives that they fit are completed.
     Counts,
     /// All receives fail.
     Fails,
 }
 
-/// An unusable peer is a loss, whatever the cause; a mistake of the peer's stays one, and so does a failure of this side.
+/// Returns the kind of error by which a peer is given up: a loss, unless the peer broke the protocol or this side
+/// failed.
 pub(super) fn given_up(kind: ErrorKind) -> ErrorKind {
     match kind {
         ErrorKind::Corrupt | ErrorKind::Local => kind,
@@ -33,7 +34,8 @@ pub(super) fn given_up(kind: ErrorKind) -> ErrorKind {
 }
 
 impl RdmaEndpoint {
-    /// A peer is lost. Messages that have arrived are still delivered; operations that need more of the peer fail.
+    /// Handles the loss of a peer. Messages that have arrived are still delivered; operations that need more from the
+    /// peer fail.
     pub(super) fn lose(&mut self, number: u32, error: Error, events: &mut Vec<Event>) {
         if self.peers[number as usize].down.is_some() {
             return;
@@ -49,7 +51,7 @@ impl RdmaEndpoint {
                 options: &self.options,
                 events,
             };
-            // Trouble is expected; what comes before it counts.
+            // An error is expected; the completions before it count.
             let _ = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands);
             for (at, chan) in peer.channels.iter_mut().enumerate() {
                 let on = Channel { peer: number, index: at as u16 };
@@ -57,7 +59,8 @@ impl RdmaEndpoint {
             }
         }
         let peer = &mut self.peers[number as usize];
-        // A peer that is through may leave: that is news only to those who want something of it, now or later.
+        // A peer that has finished may leave. That is news only to an owner that wants something from it, now or
+        // later.
         let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
             || peer.link.as_ref().is_some_and(|link| !link.is_settled());
         self.close(number, &cause, Arrived::Counts, events);
@@ -66,11 +69,11 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Moves the queue pairs to a peer to their error state, as a device does that gives them up: for tests, which have no
-    /// such device.
+    /// Moves the queue pairs to a peer to their error state, as a device does that gives them up. For tests, which
+    /// have no such device.
     ///
     /// # Errors
-    /// If there is no connection to it, or the device refuses.
+    /// If there is no connection to the peer, or the device refuses.
     #[doc(hidden)]
     pub fn sever(&mut self, peer: u32) -> Result<(), Error> {
         let none = || Error::new(ErrorKind::Usage, super::NAME, Some(peer), "there is no connection to it");
@@ -89,7 +92,7 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Fails all that involves a peer, and lets go of everything.
+    /// Fails everything that involves a peer, and releases all its resources.
     pub(super) fn close(&mut self, number: u32, cause: &Error, arrived: Arrived, events: &mut Vec<Event>) {
         let peer = &mut self.peers[number as usize];
         if peer.down.is_some() {
@@ -114,7 +117,7 @@ impl RdmaEndpoint {
                 let rail = lane.rail;
                 loose.extend(lane.take_all().into_iter().map(|settled| (rail, settled)));
             }
-            // From here on the adapter touches nothing of it.
+            // From here on the adapter touches none of the peer's memory.
             drop(link);
         }
         for (rail, settled) in loose {
@@ -143,7 +146,7 @@ impl RdmaEndpoint {
             }
             events.extend(chan.recvs.drain(..).map(|op| fail(op.token)));
             (chan.probed, chan.unfit) = (false, false);
-            // Messages that have arrived may still be asked for.
+            // The owner may still ask for messages that have arrived.
             if !has_arrivals(chan) {
                 *entry = None;
             }
@@ -151,7 +154,8 @@ impl RdmaEndpoint {
         self.side.abandon(number, cause);
     }
 
-    /// Receives posted, or channels watched, after their peer was lost: what had arrived is theirs still.
+    /// Serves the receives and probes that were posted after their peer was lost: messages that had arrived before
+    /// are still delivered.
     pub(super) fn serve_the_late(&mut self, events: &mut Vec<Event>) -> bool {
         let mut any = false;
         while let Some(number) = self.late.pop() {
@@ -172,8 +176,9 @@ impl RdmaEndpoint {
         any
     }
 
-    /// Waits until every peer's adapter has answered once more: what it had sent before, and its answers to what it
-    /// got, have then left this host. Without it a peer that is a little behind would count as deserted.
+    /// Waits until every peer's adapter has answered once more. All that this end had sent before, and its answers to
+    /// what it received, have then left this host. Otherwise a peer that is a little behind would find this end's
+    /// departure premature.
     pub(super) fn goodbye(&mut self) {
         let mut asked: Vec<u32> = Vec::new();
         for &number in &self.live {
@@ -203,16 +208,16 @@ impl RdmaEndpoint {
     }
 }
 
-/// Has the peer's adapter acknowledge on every lane.
+/// Makes the peer's adapter acknowledge on every lane. Returns `false` if that cannot be requested.
 fn ask(link: &mut Link) -> bool {
     let to = link.nowhere();
     link.lanes.iter_mut().all(|lane| {
-        // SAFETY: no memory.
+        // SAFETY: the write involves no memory.
         lane.has_room() && unsafe { lane.write(to, None, None, Some(Settled::default())) }.is_ok()
     })
 }
 
-/// Whether messages lie in slots that nobody has asked for yet.
+/// Returns whether slots hold messages that the owner has not asked for yet.
 fn has_arrivals(chan: &Chan) -> bool {
     chan.arrived != chan.freed && chan.block.is_some()
 }

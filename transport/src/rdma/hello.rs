@@ -1,4 +1,4 @@
-//! The messages over the side connection by which two ends connect their queue pairs.
+//! Hellos: the messages over the side connection by which two ends connect their queue pairs.
 
 use kolo_verbs::Address;
 
@@ -6,10 +6,10 @@ use super::rails::RAILS_MAX;
 use super::wire::Place;
 use crate::foreign::printable_bytes;
 
-/// Length of a hello; the side connection's messages have a length that both ends know.
+/// Length of a hello. It is fixed, since messages of the side connection have a length that both ends know.
 pub(super) const HELLO_BYTES: usize = 512;
 
-/// Queue pairs of a link at most: one for what is short, the others for what is long.
+/// Maximum number of queue pairs of a link: one for short messages, the others for long ones.
 pub(super) const LANES_MAX: usize = 9;
 
 const PROBE_AT: usize = 2 + Address::BYTES;
@@ -21,19 +21,19 @@ const _: () = assert!(HEAD_BYTES + LANES_MAX * LANE_BYTES <= HELLO_BYTES && RAIL
 
 const VERSION: u8 = 2;
 
-/// A queue pair of the sender's.
+/// A queue pair of the hello's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaneHello {
     /// The sender's rail.
     pub(super) ours: u8,
-    /// The receiver's rail that it is to be connected with.
+    /// The receiver's rail with which it is to be connected.
     pub(super) theirs: u8,
     pub(super) address: Address,
-    /// Where a probe may be written.
+    /// Memory into which a probe may be written.
     pub(super) probe: Place,
 }
 
-/// One end of a link; or why there will be none.
+/// Description of one end of a link, or the reason why there will be no link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Hello {
     Link { table: Place, lanes: Vec<LaneHello> },
@@ -66,7 +66,7 @@ impl Hello {
         }
     }
 
-    /// From a peer; what is wrong with it if it is none.
+    /// Decodes a peer's hello. The error names the invalid part.
     pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, &'static str> {
         if bytes[0] != VERSION {
             return Err("it is of another version of Kolo");

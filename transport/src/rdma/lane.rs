@@ -1,4 +1,4 @@
-//! A queue pair and its outstanding requests.
+//! A lane: a queue pair and its outstanding requests.
 
 use std::collections::VecDeque;
 
@@ -11,29 +11,30 @@ use super::rails::Rail;
 use super::registrations::Use;
 use crate::endpoint::Token;
 
-/// Requests that are reported at least one in so many: their slots of the queue are free again only then.
+/// Maximum number of requests without a report. Their entries of the queue become free only with a report.
 const UNREPORTED_MAX: u64 = 32;
 
-/// Receives posted anew at a time. So many less than there might be are there at worst.
+/// Number of receives that are posted again at a time. At worst, almost as many are missing.
 pub(super) const RECEIVES_AT_ONCE: u32 = 8;
 
-/// Names of requests: this bit for receives; the lane; the count.
+/// Identifiers of requests: this bit marks receives; the other bits hold the lane and the count.
 const RECEIVE: u64 = 1 << 63;
 const LANE_SHIFT: u32 = 48;
 
-/// Bytes asked for within a request: a header and a few cache lines. More makes the entries of the queue larger.
+/// Number of bytes that a request should hold inline: a header and a few cache lines. More would enlarge the entries
+/// of the queue.
 const INLINE_BYTES: u32 = 192;
 
 /// Resources that a completed request gives back.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// It was so long.
+    /// Length of the request.
     pub(super) bytes: usize,
-    /// The region it was read from.
+    /// The region that it was read from.
     pub(super) held: Option<Use>,
-    /// The piece of the bounce buffer it was read from.
+    /// Number of the piece of the bounce buffer that it was read from.
     pub(super) chunk: Option<u8>,
-    /// The message that is over with it.
+    /// Token of the message that completes with it.
     pub(super) token: Option<Token>,
 }
 
@@ -47,9 +48,9 @@ struct Posted {
 #[derive(Debug)]
 pub(super) struct Lane {
     pair: QueuePair,
-    /// Where it is in the link, which its requests are named by.
+    /// Number of the lane in the link, which is part of its requests' identifiers.
     number: u8,
-    /// Of this side.
+    /// Number of this side's rail.
     pub(super) rail: u8,
     first_packet: u32,
     depth: u64,
@@ -59,13 +60,13 @@ pub(super) struct Lane {
     reported: u64,
     under_way: VecDeque<Posted>,
     pub(super) bytes_under_way: usize,
-    /// Receives to be posted anew.
+    /// Number of receives to be posted again.
     taken: u32,
-    /// Whether a packet of the peer's has come through it.
+    /// Whether a packet of the peer's has come through the lane.
     pub(super) probed: bool,
 }
 
-/// Owner of a completed request.
+/// Kind and lane of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Receive { lane: u8 },
@@ -84,7 +85,7 @@ impl Request {
 }
 
 impl Lane {
-    /// Makes it, binds it to its port and posts `receives` of the `receive_depth` receives.
+    /// Makes the queue pair, binds it to its port, and posts `receives` of the `receive_depth` possible receives.
     pub(super) fn new(
         number: u8,
         (rail_number, rail): (u8, &Rail),
@@ -101,7 +102,7 @@ impl Lane {
             receive_pieces: 1,
             inline_bytes,
         };
-        // Not all adapters copy bytes into requests, and there is no asking how many.
+        // Not all adapters copy bytes into requests, and they cannot be asked how many.
         let pair = match rail.domain.queue_pair(&spec(INLINE_BYTES)) {
             Err(_) => rail.domain.queue_pair(&spec(0))?,
             made => made?,
@@ -127,12 +128,12 @@ impl Lane {
         Ok(lane)
     }
 
-    /// The queue pair's number.
+    /// Returns the queue pair's number.
     pub(super) fn pair_number(&self) -> u32 {
         self.pair.number()
     }
 
-    /// Has the queue pair fail as a device does that gives it up; for tests.
+    /// Moves the queue pair to its error state, as a device does that gives it up; for tests.
     pub(super) fn sever(&self) -> Result<(), Error> {
         self.pair.fail()
     }
@@ -151,7 +152,7 @@ impl Lane {
         self.pair.connect(&rail.path, self.first_packet, peer, &Reliability::default())
     }
 
-    /// A receive was taken; they are posted anew by some at a time.
+    /// Counts a receive that was taken. Receives are posted again in batches.
     pub(super) fn receive_taken(&mut self) -> Result<(), Error> {
         self.taken += 1;
         if self.taken < RECEIVES_AT_ONCE {
@@ -161,11 +162,11 @@ impl Lane {
         self.post_receives(count)
     }
 
-    /// Receives for notes: without memory.
+    /// Posts receives for notes, which need no memory.
     pub(super) fn post_receives(&self, count: u32) -> Result<(), Error> {
         let id = RECEIVE | u64::from(self.number) << LANE_SHIFT;
         for _ in 0..count {
-            // SAFETY: no memory.
+            // SAFETY: the receive has no memory.
             unsafe { self.pair.post_receive(id, &[])? };
         }
         Ok(())
@@ -175,22 +176,22 @@ impl Lane {
         self.posted - self.reaped < self.depth
     }
 
-    /// Whether nothing is under way whose end will be reported.
+    /// Returns whether no request is in flight that holds resources.
     pub(super) fn is_settled(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// Whether the peer has acknowledged everything, as far as has been reported.
+    /// Returns whether the peer has acknowledged everything, as far as has been reported.
     pub(super) fn is_flushed(&self) -> bool {
         self.reaped == self.posted
     }
 
-    /// Writes `local` to `to`, then tells the peer if there is a note. Requests to be settled afterwards are handed over; without that,
-    /// the completion may never be reported.
+    /// Writes `local` to `to`, then sends the note, if there is one. A request with `settled` is reported when it
+    /// completes, and its resources can then be taken; without that, the completion may never be reported.
     ///
     /// # Safety
-    /// The memory of `local` stays as it is until the peer has acknowledged it, which `settled` or an answer says,
-    /// or the lane is dropped.
+    /// The memory of `local` stays unchanged until the peer has acknowledged the request, which `settled` or an
+    /// answer shows, or until the lane is dropped.
     pub(super) unsafe fn write(
         &mut self,
         to: Remote,
@@ -225,7 +226,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The request of that count has completed, and so have all before it.
+    /// Marks the request of that count as completed, and with it all before it. Returns `false` if there is no such
+    /// request.
     pub(super) fn reap(&mut self, count: u64) -> bool {
         if count < self.reaped || count >= self.posted {
             return false;
@@ -234,7 +236,7 @@ impl Lane {
         true
     }
 
-    /// The next request to be settled.
+    /// Takes the resources of the next completed request.
     pub(super) fn settle(&mut self) -> Option<Settled> {
         let first = self.under_way.front()?;
         if first.count >= self.reaped {
@@ -245,7 +247,7 @@ impl Lane {
         Some(posted.settled)
     }
 
-    /// Takes all that was under way, of a lane that is given up.
+    /// Takes the resources of all requests in flight, of a lane that is given up.
     pub(super) fn take_all(&mut self) -> VecDeque<Settled> {
         self.under_way.drain(..).map(|posted| posted.settled).collect()
     }

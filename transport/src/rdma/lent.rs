@@ -1,4 +1,4 @@
-//! Memory of operations, registered as a whole once one of their messages needs it.
+//! Memory of operations, which is registered as a whole once one of their messages needs it.
 
 use super::registrations::{Registrations, Use};
 
@@ -7,11 +7,11 @@ use super::registrations::{Registrations, Use};
 pub(super) struct Lent {
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Operations that have lent it.
+    /// Number of operations that have lent it.
     times: u32,
     /// Its region, from the first message on.
     pub(super) held: Option<Use>,
-    /// Whether it cannot be registered as a whole.
+    /// Whether registering it as a whole has failed.
     pub(super) refused: bool,
 }
 
@@ -25,7 +25,7 @@ impl Registrations {
         }
     }
 
-    /// The operation is over.
+    /// Ends one [`Registrations::lend`] of this memory, whose operation is complete.
     pub(super) fn reclaim(&mut self, ptr: *mut u8, len: usize) {
         let (start, end) = (ptr.addr(), ptr.addr().saturating_add(len));
         let Some(at) = self.lent.iter().position(|lent| (lent.start, lent.end) == (start, end)) else {

@@ -1,9 +1,10 @@
 //! The queue pairs to one peer, and how they are connected.
 //!
-//! The lower rank makes its queue pairs and describes them in its hello. The higher rank connects its own to them and answers with its hello.
-//! The lower rank connects too, and sends a probe over each queue pair: a note with a full packet behind it. The higher rank answers each with a
-//! probe of its own, of the same length. A lane carries messages once a probe of the peer has come through it, so no plan uses a path on which
-//! packets of that size do not get through in both directions.
+//! The lower rank makes its queue pairs and describes them in its hello. The higher rank connects its own to them and
+//! answers with its hello. The lower rank connects too, and sends a probe over each queue pair: a note with a full
+//! packet behind it. The higher rank answers each with a probe of its own, of the same length. A lane carries
+//! messages once a probe of the peer has come through it, so no plan uses a path on which packets of that size do not
+//! get through in both directions.
 
 use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
 
@@ -13,60 +14,61 @@ use super::options::RdmaOptions;
 use super::rails::Rail;
 use super::wire::{CHANNELS, GRANTS, Note, Place, SLOTS};
 
-/// Notes about one channel that may come on lane 0 while none is taken: slots, grants, slots freed (told of at every
-/// half of them, so three), a refusal, and some to spare.
+/// Maximum number of untaken notes about one channel on lane 0: slots, grants, freed slots (one note for each half of
+/// them, so three), a refusal, and some to spare.
 const NOTES_PER_CHANNEL: u32 = SLOTS + GRANTS + 6;
 
-/// Notes that may come before any channel is open: one per channel, and a probe.
+/// Maximum number of notes before any channel is open: one per channel, and a probe.
 const NOTES_AT_FIRST: u32 = CHANNELS as u32 + 4 + RECEIVES_AT_ONCE;
 
-/// The same for the other lanes.
+/// As [`NOTES_AT_FIRST`], for the other lanes.
 const LONG_NOTES_AT_FIRST: u32 = 2 + RECEIVES_AT_ONCE;
 
-/// Requests under way for what is short: half of what all channels could have; the rest waits.
+/// Number of requests in flight on the lane for short messages: half of the number that all channels could have; the
+/// rest waits.
 const SHORT_DEPTH: u32 = 512;
 
-/// Requests under way for what is long.
+/// Number of requests in flight on a lane for long messages.
 const LONG_DEPTH: u32 = 64;
 
-/// The table of the channels' blocks.
+/// Length of an entry in the table of the channels' blocks.
 const ENTRY_BYTES: usize = 16;
 const TABLE_BYTES: usize = CHANNELS * ENTRY_BYTES;
 
-/// The longest packet that there is.
+/// Length of the longest possible packet.
 const PROBE_BYTES: usize = 4096;
 
-/// How far it is.
+/// Stage of a link's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Waiting for the peer's hello.
+    /// It waits for the peer's hello.
     Greeted,
-    /// Waiting for its probes.
+    /// It waits for the peer's probes.
     Probing,
     /// It carries messages.
     Up,
 }
 
-/// A peer's queue pairs. Lane 0 carries what is short, the others what is long.
+/// A peer's queue pairs. Lane 0 carries short messages and notes, the others carry long messages.
 #[derive(Debug)]
 pub(super) struct Link {
-    // Dropped before the memory.
+    // The lanes are dropped before the memory.
     pub(super) lanes: Vec<Lane>,
-    /// One per rail, with the rail's number.
+    /// A completion queue per rail, with the rail's number.
     pub(super) queues: Vec<(u8, CompletionQueue)>,
-    /// Written by the peer: its half; then this side's, as it is sent.
+    /// Table of block addresses: the half that the peer writes, then this side's copy of its own half, as it is sent.
     pub(super) table: PinnedBuffer,
     pub(super) remote_table: Place,
-    /// One per rail, as the queues: room for the peer's probes, then what this side's are.
+    /// Memory per rail, in the order of `queues`: room for the peer's probes, then the bytes of this side's.
     probe_memory: Vec<PinnedBuffer>,
-    /// Where each lane's probe goes, and how long it is; known when the lanes are connected.
+    /// Destination and length of each lane's probe, known once the lanes are connected.
     probes: Vec<(Remote, usize)>,
     pub(super) stage: Stage,
-    /// Staging to send from, per lane; there from the first use on.
+    /// Staging to send from, per lane, allocated on first use.
     pub(super) bounce: Vec<Option<Bounce>>,
 }
 
-/// Memory that long messages are copied into which cannot be read where they are.
+/// Bounce buffer for long messages that cannot be sent from where they are.
 #[derive(Debug)]
 pub(super) struct Bounce {
     pub(super) memory: PinnedBuffer,
@@ -75,7 +77,7 @@ pub(super) struct Bounce {
 }
 
 impl Link {
-    /// Makes the queue pairs. `cookie` comes back from the completion channels.
+    /// Makes the queue pairs. The completion channels return `cookie` with their events.
     pub(super) fn new(
         rails: &[Rail],
         pairs: &[(u8, u8)],
@@ -101,7 +103,7 @@ impl Link {
             let queue = match queues.iter().find(|(of, _)| *of == rail) {
                 Some((_, queue)) => queue.clone(),
                 None => {
-                    // For all lanes of the link that are on this rail.
+                    // The queue serves all lanes of the link that are on this rail.
                     let on_it = all.iter().enumerate().filter(|(_, of)| **of == rail);
                     let depth = on_it.map(|(number, _)| match number {
                         0 => SHORT_DEPTH + NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL,
@@ -128,7 +130,7 @@ impl Link {
         Ok(Self { lanes, queues, table, remote_table, probe_memory, probes, stage: Stage::Greeted, bounce })
     }
 
-    /// The answer to a hello: the queue pairs that it asks for, connected. Else what to tell the peer.
+    /// Makes and connects the queue pairs that a hello asks for. The error is the text to send to the peer.
     pub(super) fn answer(rails: &[Rail], hello: &Hello, cookie: usize) -> Result<Self, String> {
         let Hello::Link { lanes, .. } = hello else { return Err("no hello".into()) };
         if lanes.iter().any(|lane| usize::from(lane.theirs) >= rails.len()) {
@@ -153,7 +155,7 @@ impl Link {
             }
             let rail = &rails[usize::from(lane.rail)];
             lane.connect(rail, &theirs.address).map_err(|error| error.to_string())?;
-            // As long as the path carries.
+            // The probe is as long as the path permits.
             let bytes = rail.path.mtu.min(theirs.address.mtu).bytes() as usize;
             let Place { address, key } = theirs.probe;
             self.probes.push((Remote { address, key }, bytes.min(PROBE_BYTES)));
@@ -162,7 +164,8 @@ impl Link {
         Ok(())
     }
 
-    /// The hello for the peer. `theirs` says with which of its rails each of this side's is paired.
+    /// Returns the hello for the peer. `theirs` returns the number of the peer's rail that is paired with a rail of
+    /// this side.
     pub(super) fn hello(&self, rails: &[Rail], theirs: impl Fn(usize, u8) -> u8) -> Hello {
         let lanes = self.lanes.iter().enumerate().map(|(number, lane)| LaneHello {
             ours: lane.rail,
@@ -173,12 +176,12 @@ impl Link {
         Hello::Link { table: place_of(&self.table), lanes: lanes.collect() }
     }
 
-    /// Sends a probe over a lane that is connected: a packet as long as its path carries.
+    /// Sends a probe over a connected lane: the longest packet that its path permits.
     pub(super) fn probe(&mut self, number: usize) -> Result<(), Error> {
         let (to, bytes) = self.probes[number];
         let local = self.probe_memory(self.lanes[number].rail).region().local(PROBE_BYTES, bytes);
         let note = Some(Note::Probe.encode(0));
-        // SAFETY: the memory lives until the lanes are gone, and this part of it is not written.
+        // SAFETY: the memory lives until the lanes are gone, and this part of it is never written.
         unsafe { self.lanes[number].write(to, Some(local), note, Some(Settled::default())) }
     }
 
@@ -187,36 +190,36 @@ impl Link {
         &self.probe_memory[at.expect("each lane's rail has a queue")]
     }
 
-    /// For notes that come without bytes: the peer checks no address then.
+    /// Returns an address for notes without bytes; the peer's adapter checks no address for these.
     pub(super) fn nowhere(&self) -> Remote {
         Remote { address: self.remote_table.address, key: self.remote_table.key }
     }
 
-    /// Where the peer's table has the place of a channel's block.
+    /// Returns the location of a channel's entry in the peer's table.
     pub(super) fn remote_entry(&self, channel: u8) -> Remote {
         let at = u64::from(channel) * ENTRY_BYTES as u64;
         Remote { address: self.remote_table.address.wrapping_add(at), key: self.remote_table.key }
     }
 
-    /// The peer's entry in a channel's block.
+    /// Returns the location of the peer's block of a channel, as the peer has written it.
     pub(super) fn entry(&self, channel: u8) -> Place {
         let mut bytes = [0; Place::BYTES];
         self.table.read(usize::from(channel) * ENTRY_BYTES, &mut bytes);
         Place::decode(&bytes)
     }
 
-    /// The lane of a channel's long messages.
+    /// Returns the number of the lane for a channel's long messages.
     pub(super) fn long_lane(&self, channel: u8) -> usize {
         1 + usize::from(channel) % (self.lanes.len() - 1)
     }
 
-    /// Makes room for the notes of one more channel.
+    /// Posts the receives for the notes of one more channel.
     pub(super) fn make_room(&self, channel: u8) -> Result<(), Error> {
         self.lanes[0].post_receives(NOTES_PER_CHANNEL)?;
         self.lanes[self.long_lane(channel)].post_receives(GRANTS)
     }
 
-    /// Has the next completions wake the owner, if it is going to sleep.
+    /// Requests that the next completions wake the owner, if it is about to sleep.
     pub(super) fn wake_for(&self, sleep: bool) -> Result<(), Error> {
         match sleep {
             true => self.queues.iter().try_for_each(|(_, queue)| queue.request_event(Wake::Any)),
@@ -232,12 +235,13 @@ impl Link {
         self.lanes.iter().all(Lane::is_flushed)
     }
 
-    /// Short messages are not reported one by one. An empty request behind them is.
+    /// Sends an empty request behind short messages, whose completion is reported; short messages are not reported
+    /// one by one.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         let to = self.nowhere();
         for lane in &mut self.lanes {
             if !lane.is_flushed() && lane.is_settled() && lane.has_room() {
-                // SAFETY: no memory.
+                // SAFETY: the write involves no memory.
                 unsafe { lane.write(to, None, None, Some(Settled::default()))? };
             }
         }

@@ -1,4 +1,4 @@
-//! Memory that is registered once: the endpoint's share.
+//! Registration of memory, as the endpoint offers it.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Fate of registrations of the caller's memory that nobody uses any more.
+    /// Returns the treatment of registrations of the caller's memory that are no longer in use.
     #[must_use]
     pub fn registration_policy(&self) -> RegistrationPolicy {
         match (self.options.keep, &self.unwatched) {
@@ -32,13 +32,13 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Effect of a `fork` of this process on registered memory, in words.
+    /// Returns the effect of a `fork` of this process on registered memory, in words.
     #[must_use]
     pub fn fork_safety(&self) -> String {
         self.rails.first().map_or_else(String::new, |rail| rail.context().fork_safety().to_string())
     }
 
-    /// Its counters so far.
+    /// Returns the endpoint's counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut all = self.counters;
@@ -52,7 +52,7 @@ impl RdmaEndpoint {
         all
     }
 
-    /// Registers memory with all adapters, or with none.
+    /// Registers memory with all adapters, or, after an error, with none.
     ///
     /// # Safety
     /// As [`Endpoint::register`](crate::Endpoint::register).
@@ -119,10 +119,10 @@ impl RdmaEndpoint {
         self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
     }
 
-    /// Whether all adapters take memory of other drivers, such as a GPU's, as dma-bufs.
+    /// Checks that all adapters take memory of other drivers, such as a GPU's, as dma-bufs.
     ///
     /// # Errors
-    /// Which does not, and why.
+    /// Names an adapter or library that does not, and why.
     pub fn takes_dma_bufs(&self) -> Result<(), String> {
         self.rails.iter().try_for_each(|rail| match rail.domain.dma_buf_support() {
             DmaBufSupport::Yes => Ok(()),
@@ -133,7 +133,7 @@ impl RdmaEndpoint {
         })
     }
 
-    /// Whether messages from and to this memory need no registration now.
+    /// Returns whether messages from and to this memory need no registration of their own now.
     #[must_use]
     pub fn is_registered(&self, memory: Piece) -> bool {
         self.registrations.iter().all(|cache| cache.holds(memory.ptr, memory.len))

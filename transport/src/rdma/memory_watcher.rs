@@ -1,15 +1,18 @@
-//! Notification by the kernel when memory is unmapped, moved or given back: `userfaultfd(2)`, used for its events only.
+//! Notification by the kernel when memory is unmapped, moved or given back. It uses `userfaultfd(2)`, for the events
+//! only.
 //!
 //! # Rules
 //!
-//! 1. The kernel holds up every thread that changes watched memory until the watcher's thread has *read* the event. `busy` is set before
-//!    reading and cleared when the change is in the log, so that any thread that looks after the change sees one or the other.
-//! 2. The thread neither allocates nor frees, and takes no lock that is held across anything but copying: a thread that is held up may hold
-//!    any other lock.
-//! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given back would wait for the
-//!    thread. The thread therefore ends the watch of every range that it hears about, which lets all threads go on.
+//! 1. The kernel delays every thread that changes watched memory until the watcher's thread has *read* the event.
+//!    `busy` is set before reading and cleared when the change is in the log, so a thread that looks after the change
+//!    sees one or the other.
+//! 2. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
+//!    thread that is delayed may hold any other lock.
+//! 3. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
+//!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
+//!    about, which lets all threads go on.
 //!
-//! A descriptor watches memory that no other descriptor does, so all endpoints of a process share one watcher.
+//! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -19,7 +22,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-/// Changes remembered. A reader that has missed more takes everything for changed.
+/// Number of changes remembered. A reader that has missed more must assume that everything has changed.
 const LOG_LEN: usize = 256;
 
 // linux/userfaultfd.h
@@ -37,7 +40,7 @@ const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 
-/// Watches memory. Its thread ends with it.
+/// Watches memory. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct MemoryWatcher {
     shared: Arc<Shared>,
@@ -50,21 +53,21 @@ pub(super) struct MemoryWatcher {
 struct Shared {
     fd: OwnedFd,
     busy: AtomicBool,
-    /// Changes logged so far.
+    /// Number of changes logged so far.
     count: AtomicU64,
-    /// The last of them, each at its number modulo the length.
+    /// The latest changes, each at its number modulo the length.
     log: Mutex<[(usize, usize); LOG_LEN]>,
     page: usize,
 }
 
-/// The watcher of this process, while somebody uses it: the kernel has one at most for a range of a process' memory.
+/// The watcher of this process, while it is in use: the kernel permits at most one for a range of a process's memory.
 static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
 
 impl MemoryWatcher {
-    /// The watcher of this process, started if there is none.
+    /// Returns the watcher of this process, and starts it if there is none.
     ///
     /// # Errors
-    /// Why the kernel has none for this process.
+    /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watcher) = shared.upgrade() {
@@ -93,28 +96,29 @@ impl MemoryWatcher {
         Ok(Self { shared, mode, stop, thread: Some(thread) })
     }
 
-    /// Watches these pages from now on. False if they are of a kind that cannot be.
+    /// Watches these pages from now on. Returns `false` for memory that cannot be watched.
     pub(super) fn add(&self, start: usize, end: usize) -> bool {
-        // struct uffdio_register: start, length, mode, what is possible then.
+        // struct uffdio_register: start, length, mode, operations that are then possible.
         let mut argument = [start as u64, (end - start) as u64, self.mode, 0];
-        // SAFETY: the descriptor is a userfaultfd, the argument what the call wants. It changes nothing of the memory.
+        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
+        // does not change.
         unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) == 0 }
     }
 
-    /// How many changes there have been, up to now.
+    /// Returns the number of changes so far.
     pub(super) fn changes(&self) -> u64 {
-        // Rule 1; the thread does no more than write one entry meanwhile.
+        // By rule 1; the thread does no more than write one entry meanwhile.
         while self.shared.busy.load(Ordering::SeqCst) {
             std::hint::spin_loop();
         }
         self.shared.count.load(Ordering::SeqCst)
     }
 
-    /// Tells the changes from number `from` up to `to`, or that everything may have changed.
+    /// Reports the changes from number `from` up to `to`, or that everything may have changed.
     pub(super) fn changed(&self, from: u64, to: u64, mut each: impl FnMut(usize, usize)) {
-        // A copy, since what is called may wait for the thread (rule 2).
+        // This is a copy, since `each` may have to wait for the thread (rule 2).
         let log = *self.shared.log();
-        // While it was copied some may have been overwritten.
+        // Some entries may have been overwritten while they were copied.
         let now = self.shared.count.load(Ordering::SeqCst);
         if now - from > LOG_LEN as u64 {
             return each(0, usize::MAX);
@@ -128,10 +132,10 @@ impl MemoryWatcher {
 
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
-        // Fails only if it is signalled already.
+        // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and there would be nothing to do about it.
+            // The thread does not panic, and there would be no remedy.
             let _ = thread.join();
         }
     }
@@ -153,9 +157,9 @@ impl Shared {
                 return;
             }
             self.busy.store(true, Ordering::SeqCst);
-            // struct uffd_msg: the event, then what it is about.
+            // struct uffd_msg: the event, then its arguments.
             let mut message = [0u64; 4];
-            // SAFETY: 32 bytes of plain numbers, written through their bytes.
+            // SAFETY: the slice covers 32 bytes of plain numbers.
             let bytes = unsafe {
                 std::slice::from_raw_parts_mut(message.as_mut_ptr().cast::<u8>(), size_of::<[u64; 4]>())
             };
@@ -176,9 +180,9 @@ impl Shared {
             _ => return,
         };
         if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
-            // Rule 3. Threads that wait for a page go on.
+            // By rule 3: threads that wait for a page go on.
             let mut range = [start as u64, (end - start) as u64];
-            // SAFETY: the descriptor is a userfaultfd; it ends a watch.
+            // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
             unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
         }
         let count = self.count.load(Ordering::SeqCst);
@@ -187,26 +191,27 @@ impl Shared {
     }
 }
 
-/// A descriptor, and how it watches: for writes to protected pages, of which there are none; else for missing ones.
+/// Opens a descriptor, and returns it with its mode: it watches for writes to protected pages, of which there are
+/// none, or else for missing pages.
 fn open() -> std::io::Result<(OwnedFd, u64)> {
     let mut refused = None;
     for (features, mode) in
         [(FEATURE_EVENTS | FEATURE_WRITE_PROTECT, MODE_WRITE_PROTECT), (FEATURE_EVENTS, MODE_MISSING)]
     {
-        // The kernel's own accesses are covered where that is permitted.
+        // Without the flag, accesses by the kernel are covered too, where that is permitted.
         for flags in [0, UFFD_USER_MODE_ONLY] {
-            // SAFETY: makes a descriptor, or fails.
+            // SAFETY: the call makes a descriptor, or fails.
             let fd =
                 unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | flags) };
             let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
                 refused.get_or_insert_with(std::io::Error::last_os_error);
                 continue;
             };
-            // SAFETY: just made, and nobody else's.
+            // SAFETY: the descriptor was just made, and nobody else owns it.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            // struct uffdio_api: version, features, what is possible.
+            // struct uffdio_api: version, features, operations that are possible.
             let mut argument = [UFFD_API, features, 0];
-            // SAFETY: the argument is what the call wants.
+            // SAFETY: the argument has the form that the call requires.
             if unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, argument.as_mut_ptr()) } == 0 {
                 return Ok((fd, mode));
             }
@@ -229,7 +234,7 @@ mod tests {
         };
         let len = 64 * rustix::param::page_size();
         let map = || {
-            // SAFETY: new memory.
+            // SAFETY: the call maps new memory.
             let memory = unsafe {
                 mmap_anonymous(
                     std::ptr::null_mut(),
@@ -239,7 +244,7 @@ mod tests {
                 )
             };
             let memory = memory.expect("memory").cast::<u8>();
-            // SAFETY: `len` bytes that nobody else has.
+            // SAFETY: these are `len` bytes that nobody else uses.
             unsafe { memory.write_bytes(1, len) };
             memory
         };
@@ -248,25 +253,25 @@ mod tests {
             assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
         }
         assert_eq!(watcher.changes(), 0);
-        // SAFETY: mapped above, used no more.
+        // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(other.cast(), len).expect("munmap") };
         assert_eq!(watcher.changes(), 0, "memory that is not watched");
-        // SAFETY: mapped above; nobody relies on what is in it.
+        // SAFETY: the memory was mapped above; nobody relies on its contents.
         unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
         let mut told = Vec::new();
         let changes = watcher.changes();
         watcher.changed(0, changes, |start, end| told.push((start, end)));
         assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
-        // Nobody waits for a page for ever, with any watch of the kernel's. SAFETY: still mapped.
+        // No thread waits for a page for ever, in either mode of the kernel. SAFETY: the memory is still mapped.
         assert_eq!(unsafe { one.read_volatile() }, 0);
-        // SAFETY: mapped above, used no more.
+        // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(two.cast(), len).expect("munmap") };
         told.clear();
         let now = watcher.changes();
         assert!(now > changes);
         watcher.changed(changes, now, |start, end| told.push((start, end)));
         assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
-        // SAFETY: mapped above, used no more.
+        // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(one.cast(), len).expect("munmap") };
     }
 }

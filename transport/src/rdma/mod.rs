@@ -1,31 +1,37 @@
-//! Bytes between two ranks over RDMA: InfiniBand, RoCE, soft-RoCE.
+//! The RDMA transport, over InfiniBand, RoCE or soft-RoCE.
 //!
 //! # How it works
 //!
-//! * **libibverbs is found at run time** (crate `kolo-verbs`). Where it is missing, or no adapter works, making an endpoint fails with the
-//!   reason and a remedy.
-//! * **One link per peer**: one queue pair for short messages, and at least one per pair of adapters for long ones. All channels to the peer
-//!   share them. [`RdmaEndpoint::try_paths`] connects them, as the runtime does with all peers when a communicator is made; otherwise the first
-//!   use does. Both go over a TCP connection beside the link, whose end also reports the end of the peer: adapters notice that much later or
-//!   never.
-//! * **Failures of an adapter** (a reset, a port that goes down) are read from its own descriptor, beside the TCP connection: completions do
-//!   not report them.
-//! * **Short messages** are written into slots of the receiver. Each channel has slots of its own, so a channel that is not read holds up no
-//!   other. The sender knows how many are free.
-//! * **Long messages** use rendezvous: the receiver writes grants (address, key, length, and the expected message) to the sender, in advance.
-//!   The sender writes straight from the caller's memory into the receiving caller's memory, and announces the end with the last bytes. Data
-//!   for a consumer, and memory that cannot be registered, goes through staging memory of the receiver.
-//! * **The caller drives.** There is no thread and no lock; a poll reads memory, and looks at the side connection now and then.
+//! * **libibverbs is found at run time** (crate `kolo-verbs`). If it is missing, or no adapter works, making an
+//!   endpoint fails with the reason and a remedy.
+//! * **One link per peer**: one queue pair for short messages, and at least one per pair of adapters for long ones.
+//!   All channels to the peer share them. [`RdmaEndpoint::try_paths`] connects them; the runtime calls it for all
+//!   peers when it makes a communicator. Otherwise the first use connects them. Either way, the ends introduce their
+//!   queue pairs over a TCP connection beside the link (the side connection). Its end also reports the end of the
+//!   peer, which adapters notice much later or never.
+//! * **Failures of an adapter** (a reset, a port that goes down) are read from the adapter's own descriptor, because
+//!   completions do not report them.
+//! * **Short messages** are written into slots of the receiver. Each channel has slots of its own, so a channel that
+//!   is not read delays no other. The sender knows how many slots are free.
+//! * **Long messages** use rendezvous: the receiver writes grants (address, key, length, and the expected message) to
+//!   the sender, in advance. The sender writes straight from the caller's memory into the receiving caller's memory,
+//!   and announces the end with the last bytes. Data for a consumer, and memory that cannot be registered, goes
+//!   through staging memory of the receiver.
+//! * **The caller drives.** No thread and no lock takes part in a message; a poll reads memory, and looks at the side
+//!   connection now and then.
 //!
 //! # Rules that the files below rely on
 //!
-//! 1. Every note consumes a receive of the queue pair, which is posted anew when the note is taken. There are as many receives as notes can be
-//!    outstanding: slots and grants bound each kind per channel, so a note always finds a receive.
-//! 2. Each grant is answered once, filled or not, in order. Its place is therefore written again only after the peer has read it.
-//! 3. A slot of this side's half of a block is written again only when the peer has freed its own.
-//! 4. The adapter has let go of memory when a request is settled, or the lane is dropped. Links are dropped before the memory of channels, and
-//!    before tokens fail.
-//! 5. Bytes from a peer are parsed in `wire`, `hello` and `address`, and bounded there or where they are counted.
+//! 1. Every note consumes a receive of the queue pair, which is posted again when the note is taken. There are as
+//!    many receives as notes can be outstanding: slots and grants bound each kind per channel, so a note always finds
+//!    a receive.
+//! 2. Each grant is answered once, filled or not, in order. Its place is therefore overwritten only after the peer
+//!    has read it.
+//! 3. A slot in this side's half of a block is overwritten only when the peer has freed its own copy of the slot.
+//! 4. The adapter has finished with memory when a request is settled, or the lane is dropped. Links are dropped
+//!    before the memory of channels, and before tokens fail.
+//! 5. Bytes from a peer are parsed in `wire`, `hello` and `address`, and their bounds are checked there or where they
+//!    are counted.
 
 mod address;
 mod channel;

@@ -1,54 +1,56 @@
-//! The options of the RDMA transport.
+//! Options of the RDMA transport.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::tcp::TcpOptions;
 
-/// Which registrations of the caller's memory outlive the message that they were made for.
+/// Which registrations of the caller's memory outlive the message for which they were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// Those whose end would be noticed: the kernel tells (`userfaultfd`) when memory is unmapped or given back. Where
-    /// it does not, none.
+    /// Those whose invalidation would be noticed: the kernel reports (`userfaultfd`) when memory is unmapped or given
+    /// back. If it does not, none.
     #[default]
     Watched,
-    /// None but those made by [`Endpoint::register`](crate::Endpoint::register).
+    /// Only those made by [`Endpoint::register`](crate::Endpoint::register).
     Never,
-    /// All, within the bounds. The caller promises that no buffer is unmapped while the endpoint lives: memory that
-    /// the allocator gave back and got anew at the same address would be read and written where it was before.
+    /// All, within the bounds. The caller promises that no buffer is unmapped while the endpoint lives. If an
+    /// allocator gave memory back and got new memory at the same address, the adapter would still access the old
+    /// pages.
     Always,
 }
 
-/// Options of an [`RdmaEndpoint`](super::RdmaEndpoint). All have defaults but the cookie of the side connection.
+/// Options of an [`RdmaEndpoint`](super::RdmaEndpoint). All but the side connection's cookie have useful defaults.
 #[derive(Clone, Debug)]
 pub struct RdmaOptions {
-    /// The file of libibverbs; `None` is as the dynamic loader finds it.
+    /// The file of libibverbs; `None` lets the dynamic loader find it.
     pub library: Option<OsString>,
-    /// Adapters to use, as in `KOLO_IB_HCA`: names or beginnings of names, each with `:PORT` behind it or not; `=`
-    /// in front of the list makes names exact, `^` makes it a list of those not to use.
+    /// Adapters to use, as in `KOLO_IB_HCA`: names or beginnings of names, each optionally followed by `:PORT`. `=`
+    /// in front of the list makes names exact; `^` makes it a list of adapters not to use.
     pub adapters: Option<String>,
-    /// Entry of each port's table of addresses; `None` chooses: RoCE v2 over IPv4 first.
+    /// Index into each port's table of addresses; `None` chooses one, RoCE v2 over IPv4 first.
     pub gid_index: Option<u8>,
-    /// Class of the traffic for switches: DSCP in the upper six bits.
+    /// Traffic class for switches: DSCP in the upper six bits.
     pub traffic_class: u8,
     /// Service level, which maps to a virtual lane or a priority.
     pub service_level: u8,
-    /// Queue pairs for long messages per pair of adapters.
+    /// Number of queue pairs for long messages per pair of adapters.
     pub queue_pairs: u8,
-    /// Bytes a queue pair may have under way: above the product of rate and round trip (400 Gbit/s * 20 us = 1 MB),
-    /// and below what a switch, or soft-RoCE's queue between two guests, drops.
+    /// Number of bytes that a queue pair may have in flight. It should exceed the product of rate and round trip (400
+    /// Gbit/s * 20 us = 1 MB), and stay below the amount at which a switch, or soft-RoCE's queue between two guests,
+    /// drops packets.
     pub in_flight_bytes: usize,
-    /// How long a path may take to carry its first packet each way.
+    /// Time that a path may take to carry its first packet each way.
     pub probe_timeout: Duration,
     /// Which registrations are kept.
     pub keep: Keep,
-    /// Registrations kept at most, per adapter.
+    /// Maximum number of kept registrations per adapter.
     pub cache_regions: usize,
-    /// Bytes kept registered at most, per adapter, beyond what is in use.
+    /// Maximum number of bytes kept registered per adapter, beside memory in use.
     pub cache_bytes: usize,
-    /// Bytes that may be locked; `None` asks the system (`RLIMIT_MEMLOCK`).
+    /// Number of bytes that may be locked; `None` asks the system (`RLIMIT_MEMLOCK`).
     pub lockable_bytes: Option<u64>,
-    /// The connection beside it, over which queue pairs are made known and the end of a peer is noticed.
+    /// Options of the side connection, over which queue pairs are introduced and the end of a peer is noticed.
     pub side: TcpOptions,
 }
 

@@ -1,4 +1,4 @@
-//! Posts from the owner: while queues are empty, as much as possible is done at once; the rest waits for polls.
+//! Posts from the owner: if queues are empty, as much as possible is done at once; the rest is left to polls.
 
 use super::NAME;
 use super::channel::{Chan, Landing, RecvOp, SendOp, Way};
@@ -73,13 +73,13 @@ impl RdmaEndpoint {
         }
         self.backlog = events;
         if let Some(trouble) = trouble {
-            // Posted all the same: it fails with the others of this peer.
+            // The message stays posted: it fails together with the others of this peer.
             let _ = self.refuse(on.peer, trouble);
         }
         result.map_err(|trouble| self.refuse(on.peer, trouble))
     }
 
-    /// Takes a receive, on condition or not.
+    /// Takes a receive, which may be conditional.
     ///
     /// # Safety
     /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv).
@@ -131,7 +131,7 @@ impl RdmaEndpoint {
         let mut result = receiving::receive_now(chan, on.peer, &mut op);
         if matches!(result, Ok(Ok(Posted::Pending))) {
             if let Some(cause) = down {
-                // It may be another's message that is there.
+                // A message may have arrived that does not fit this receive.
                 if chan.unfit {
                     chan.recvs.push_back(op);
                     late = true;
@@ -145,7 +145,7 @@ impl RdmaEndpoint {
                     && len > EAGER_BYTES
                     && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
                 {
-                    // Posted all the same: it fails with the others of this peer.
+                    // The receive stays posted: it fails together with the others of this peer.
                     self.backlog = events;
                     let _ = self.refuse(on.peer, trouble);
                     return Ok(Posted::Pending);
@@ -167,7 +167,7 @@ impl RdmaEndpoint {
         }
     }
 
-    /// Asks for word of the next message.
+    /// Asks for a report of the next message.
     pub(super) fn probe_channel(&mut self, on: Channel) -> Result<(), Error> {
         self.usable(on)?;
         let down = self.peers[on.peer as usize].down.clone();
@@ -188,12 +188,12 @@ impl RdmaEndpoint {
         Ok(())
     }
 
-    /// Takes that back.
+    /// Cancels [`Self::probe_channel`].
     pub(super) fn cancel_probe_on(&mut self, on: Channel) {
         let Some(peer) = self.peers.get_mut(on.peer as usize) else { return };
         if let Some(Some(chan)) = peer.channels.get_mut(usize::from(on.index)) {
             chan.probed = false;
-            // Whether it is busy still is for the next poll to say.
+            // The next poll finds out whether the channel is still busy.
             peer.touched |= 1 << on.index;
         }
     }
@@ -212,7 +212,7 @@ impl RdmaEndpoint {
         Ok(())
     }
 
-    /// The channel, made on first use, and what else an operation on it needs.
+    /// Returns the peer, with the channel made if necessary, and the resources that an operation on it needs.
     fn parts<'a>(&'a mut self, on: Channel, events: &'a mut Vec<Event>) -> (&'a mut Peer, Hands<'a>) {
         let peer = &mut self.peers[on.peer as usize];
         peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
@@ -226,14 +226,14 @@ impl RdmaEndpoint {
         (peer, hands)
     }
 
-    /// With the next poll.
+    /// Reports the loss of a peer with the next poll.
     fn say_down(&mut self, peer: u32) {
         let mut backlog = std::mem::take(&mut self.backlog);
         self.tell_down(peer, &mut backlog);
         self.backlog = backlog;
     }
 
-    /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
+    /// Handles an error of a post that concerns the whole peer. The token is spent; a poll reports the rest.
     fn refuse(&mut self, peer: u32, trouble: Trouble) -> Error {
         if let Trouble::Message(error) = trouble {
             return error;

@@ -1,4 +1,4 @@
-//! Polling: completions, notes, channels, the side connection.
+//! Polling: completions, notes, channels, and the side connection.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -21,17 +21,18 @@ use super::{NAME, receiving, sending};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// Polls between two looks at the side connection, some system calls: it says nothing but that a peer is gone, which the control plane
-/// tells too. 2 ms where nothing is going on, and hardly ever beside a message. A thread looks before it sleeps.
+/// Number of polls between two looks at the side connection, each of which takes some system calls. It reports only
+/// that a peer is gone, which the control plane reports too. An idle endpoint looks every 2 ms; a look hardly ever
+/// delays a message. A thread looks before it sleeps.
 const SIDE_EVERY: u32 = 1 << 16;
 
-/// Polls between two looks at channels of which nothing is heard.
+/// Number of polls between two looks at channels without news.
 const QUIET_EVERY: u32 = 64;
 
-/// Completions taken at a time.
+/// Number of completions taken at a time.
 const BATCH: usize = 16;
 
-/// Context of both halves of a channel.
+/// Shared resources that both halves of a channel work with.
 pub(super) struct Hands<'a> {
     pub(super) rails: &'a [Rail],
     pub(super) registrations: &'a mut [Registrations],
@@ -41,13 +42,14 @@ pub(super) struct Hands<'a> {
 }
 
 impl RdmaEndpoint {
-    /// One round: completions and channels of all links, and now and then the side connection.
+    /// Makes one round: completions and channels of all links, and now and then the side connection.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) -> bool {
         self.tick = self.tick.wrapping_add(1);
         let mut moved = !self.backlog.is_empty();
         events.append(&mut self.backlog);
         let quiet = self.tick.is_multiple_of(QUIET_EVERY);
-        // An end that waits for the last acknowledgements polls seldom, and those of a peer that has left never come.
+        // An endpoint that waits for the last acknowledgements polls seldom, and those of a peer that has left never
+        // come.
         let leaving = quiet && self.flush_wanted.load(Ordering::Relaxed);
         if self.connecting > 0 || self.side_due || leaving || self.tick.is_multiple_of(SIDE_EVERY) {
             self.side_due = false;
@@ -60,14 +62,14 @@ impl RdmaEndpoint {
             match self.step(peer, quiet, events) {
                 Ok(some) => moved |= some,
                 Err(trouble) => {
-                    // An event of the device says more than what was flushed because of it.
+                    // An event of the device says more than the requests that were flushed because of it.
                     self.look_at_devices(events);
                     let error = trouble.words(self.rank, peer, &self.way_to(peer));
                     self.lose(peer, error, events);
                     moved = true;
                 }
             }
-            // A peer that was lost is not in the list any more.
+            // A peer that was lost is no longer in the list.
             if self.live.get(at) == Some(&peer) {
                 at += 1;
             }
@@ -75,7 +77,7 @@ impl RdmaEndpoint {
         moved
     }
 
-    /// The completions of a peer's queues, and what follows from them.
+    /// Handles the completions of a peer's queues, and pumps its channels.
     fn step(&mut self, number: u32, quiet: bool, events: &mut Vec<Event>) -> Result<bool, Trouble> {
         let answers = number < self.rank;
         let peer = &mut self.peers[number as usize];
@@ -116,7 +118,7 @@ impl RdmaEndpoint {
         Ok(moved)
     }
 
-    /// News from the side connection and the devices.
+    /// Handles news from the side connection and the devices.
     fn look_aside(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = self.look_at_devices(events);
         let mut news = std::mem::take(&mut self.news);
@@ -141,7 +143,7 @@ impl RdmaEndpoint {
         moved
     }
 
-    /// A peer's hello is here: connects.
+    /// Handles a peer's hello: connects the queue pairs.
     fn meet(&mut self, number: u32, hello: &Hello) -> Result<(), Error> {
         let failed = |kind, words: String| Error::new(kind, NAME, Some(number), words);
         if let Hello::Refusal(words) = hello {
@@ -150,7 +152,7 @@ impl RdmaEndpoint {
                 format!("the peer cannot connect its queue pairs: {words}"),
             ));
         }
-        // From now on its end is news.
+        // From now on, the end of this connection is news.
         self.side.listen(number)?;
         let peer = &mut self.peers[number as usize];
         if peer.down.is_some() {
@@ -181,7 +183,7 @@ impl RdmaEndpoint {
             return Err(failed(ErrorKind::Corrupt, "the peer said hello twice".into()));
         }
         link.connect(&self.rails, hello).map_err(|words| failed(ErrorKind::System, words))?;
-        // The owner may be about to sleep, and did not know of these queues when it said so.
+        // The owner may be about to sleep, and these queues did not exist when it announced that.
         link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         for lane in 0..link.lanes.len() {
             link.probe(lane).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
@@ -190,7 +192,7 @@ impl RdmaEndpoint {
         Ok(())
     }
 
-    /// Sees to it that a peer that is introduced and needed gets connected.
+    /// Starts the connection to a peer, if it is introduced and not connected yet.
     pub(super) fn start(&mut self, number: u32) -> Result<(), Error> {
         let peer = &mut self.peers[number as usize];
         if peer.started || peer.address.is_none() || peer.down.is_some() {
@@ -216,7 +218,7 @@ impl RdmaEndpoint {
         Ok(())
     }
 
-    /// For messages: "rxe0 10.77.0.1 to 10.77.0.2".
+    /// Describes the path to a peer for error texts: "rxe0 10.77.0.1 to 10.77.0.2".
     pub(super) fn way_to(&self, number: u32) -> String {
         let peer = &self.peers[number as usize];
         let Some((ours, theirs)) = peer.pairs.first() else { return "no way".into() };
@@ -227,7 +229,7 @@ impl RdmaEndpoint {
     }
 }
 
-/// Takes all completions of a link. `answers` says that this side answers probes.
+/// Takes all completions of a link. `answers` means that this side answers probes.
 pub(super) fn drain(
     link: &mut Link,
     channels: &mut [Option<Box<Chan>>],
@@ -244,7 +246,8 @@ pub(super) fn drain(
             for completion in &batch[..count] {
                 moved = true;
                 if let Err(failure) = completion.result() {
-                    // Requests posted behind a failure come back too, and say only that there was one: another completion may say more.
+                    // Requests behind a failed one are flushed, which says only that something failed; another
+                    // completion may say more.
                     if failure.status.blame() == Blame::Consequence {
                         flushed.get_or_insert((completion.queue_pair(), failure));
                         continue;
@@ -276,7 +279,7 @@ pub(super) fn drain(
     }
 }
 
-/// Requests up to this one are done.
+/// Settles all requests up to this one, which have completed.
 fn settle(link: &mut Link, lane: u8, count: u64, hands: &mut Hands<'_>) -> Result<(), Trouble> {
     let number = usize::from(lane);
     if !link.lanes.get_mut(number).is_some_and(|lane| lane.reap(count)) {
@@ -328,7 +331,8 @@ fn hear(
             if chan.arrived.wrapping_sub(chan.freed) >= SLOTS {
                 return Err(Trouble::Corrupt("as many messages as there is room for"));
             }
-            // Now, not when the message is taken: counts of freed slots come in order then.
+            // The count is taken now rather than with the message, so that counts of freed slots are processed in
+            // order.
             let header = chan.header(chan.arrived).ok_or(Trouble::Corrupt("the header of a message"))?;
             receiving::free_slots(chan, header.freed)?;
             chan.arrived = chan.arrived.wrapping_add(1);
@@ -352,7 +356,7 @@ fn hear(
     Ok(())
 }
 
-/// Moves the channels named by `due`, and notes which have something pending still.
+/// Moves the channels in `due`, and notes which of them still have pending messages.
 pub(super) fn pump(
     number: u32,
     peer: &mut Peer,

@@ -1,4 +1,5 @@
-//! The opened adapters of this side: which ones, through which port and address, and the reasons against the others.
+//! The opened adapters of this side (rails): the selection of ports and addresses, and the reasons against the
+//! others.
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
@@ -12,10 +13,10 @@ use super::NAME;
 use super::options::RdmaOptions;
 use crate::error::{Error, ErrorKind};
 
-/// Ports used at most: what fits into an address.
+/// Maximum number of ports used, which fit into an address.
 pub(super) const RAILS_MAX: usize = 4;
 
-/// One port of one adapter, opened. Rails of one adapter share nothing but the kernel's device.
+/// One opened port of one adapter. Rails of one adapter share only the kernel's device.
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) device: String,
@@ -27,7 +28,7 @@ pub(super) struct Rail {
     pub(super) kind: GidKind,
     pub(super) rate_mbps: Option<u32>,
     pub(super) numa_node: Option<u32>,
-    /// Whether the device tells of no more events, since it is gone.
+    /// Whether the device reports no more events, because it is gone.
     pub(super) mute: bool,
 }
 
@@ -36,7 +37,7 @@ impl Rail {
         self.domain.context()
     }
 
-    /// For the summary: "rxe0 port 1, 10.77.0.1 (GID 1, RoCE v2), MTU 4096, 2.5 Gbit/s".
+    /// Returns a line for the summary: "rxe0 port 1, 10.77.0.1 (GID 1, RoCE v2), MTU 4096, 2.5 Gbit/s".
     pub(super) fn describe(&self) -> String {
         let Path { port, gid_index, mtu, .. } = self.path;
         let rate =
@@ -52,7 +53,7 @@ impl Rail {
     }
 }
 
-/// Opens all that is admitted and works. Beside the rails, what was passed over, and why.
+/// Opens all ports that are admitted and usable. Returns the rails, and the reasons against the other ports.
 pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Error> {
     let refuse = |detail: String| Error::new(ErrorKind::System, NAME, None, detail);
     let absent = |absence: Absence| refuse(format!("{absence}; {}", absence.remedy()));
@@ -121,7 +122,7 @@ fn rail(
     })
 }
 
-/// The way out of a port: the address asked for, else the best that belongs to this network namespace.
+/// Chooses the address of a port: the requested one, or the best one that belongs to this network namespace.
 fn choose(report: &PortReport, options: &RdmaOptions) -> Result<(Path, GidEntry), String> {
     let Some(mut path) = report.path() else {
         let state = report.port.state;
@@ -156,8 +157,8 @@ fn choose(report: &PortReport, options: &RdmaOptions) -> Result<(Path, GidEntry)
     Ok((path, entry.clone()))
 }
 
-/// Whether packets can leave from this address: RDMA devices are seen from every network namespace, and work from
-/// the one of their network interface only.
+/// Checks that packets can leave from this address: RDMA devices are visible in every network namespace, but work
+/// only in that of their network interface.
 fn is_here(entry: &GidEntry) -> Result<(), String> {
     if entry.kind == GidKind::Infiniband {
         return Ok(());
@@ -171,7 +172,7 @@ fn is_here(entry: &GidEntry) -> Result<(), String> {
     UdpSocket::bind((address, 0)).map(|_| ()).map_err(|_| "not an address of this network namespace".into())
 }
 
-/// The address behind a RoCE GID.
+/// Returns the IP address that a RoCE GID represents.
 pub(super) fn ip(gid: Gid) -> IpAddr {
     match gid.ipv4() {
         Some(address) => IpAddr::V4(address),
@@ -179,7 +180,7 @@ pub(super) fn ip(gid: Gid) -> IpAddr {
     }
 }
 
-/// The list of `KOLO_IB_HCA`.
+/// The parsed list of `KOLO_IB_HCA`.
 struct Filter {
     exact: bool,
     exclude: bool,

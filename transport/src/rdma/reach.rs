@@ -1,4 +1,4 @@
-//! Which of this side's rails reach which of a peer's.
+//! Pairing of this side's rails with those of a peer that they reach.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -7,13 +7,13 @@ use kolo_verbs::GidKind;
 use super::address::RailAddress;
 use super::rails::{Rail, ip};
 
-/// Pairs of rails (this side's, the peer's) that reach each other, each rail in one pair at most; or why none do. The
-/// lower rank's choice counts for both.
+/// Returns pairs of rails (this side's, the peer's) that reach each other, each rail in at most one pair; or the
+/// reasons why there are none. The lower rank's choice counts for both.
 pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<Vec<(u8, u8)>, String> {
     let (mut pairs, mut reasons) = (Vec::new(), Vec::new());
     let mut taken = vec![false; theirs.len()];
     for (at, rail) in ours.iter().enumerate() {
-        // The one at the same place first: hosts of a fleet are wired alike.
+        // The rail with the same number comes first: hosts of a fleet are wired alike.
         let order = (0..theirs.len()).map(|step| (at + step) % theirs.len());
         for there in order.filter(|&there| !taken[there]).collect::<Vec<_>>() {
             match reaches(rail, &theirs[there]) {
@@ -37,7 +37,7 @@ fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
         return Ok(());
     }
     match rail.kind {
-        // The subnet's prefix; between subnets it would take a router.
+        // The upper half is the subnet's prefix; between subnets, a router would be needed.
         GidKind::Infiniband => match rail.gid.0[..8] == peer.gid.0[..8] {
             true => Ok(()),
             false => Err("another InfiniBand subnet".into()),
@@ -46,19 +46,20 @@ fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
     }
 }
 
-/// Whether the kernel's routes lead from this address to that one: RoCE follows them.
+/// Checks that the kernel's routes lead from one address to the other, since RoCE follows them.
 fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
     if let IpAddr::V6(address) = to
         && (address.segments()[0] & 0xffc0) == 0xfe80
     {
-        // Needs the interface to ask, and is one hop in any case: the first packets will tell.
+        // A check would need the interface, and such an address is one hop away in any case: the first packets will
+        // show whether it works.
         return Ok(());
     }
     let any: SocketAddr = match to {
         IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         IpAddr::V6(_) => ([0u16; 8], 0).into(),
     };
-    // Connecting sends nothing; it looks the route up and takes the address that packets would come from.
+    // Connecting sends nothing. It looks up the route and chooses the source address that packets would have.
     let source = UdpSocket::bind(any)
         .and_then(|socket| socket.connect((to, 4791)).and_then(|()| socket.local_addr()))
         .map_err(|error| format!("no route ({error})"))?;

@@ -1,18 +1,19 @@
-//! The receiver's half of a channel.
+//! The receiving half of a channel.
 //!
-//! Messages are taken in order. Short ones lie in slots. For long ones this side grants memory as soon as they are posted, and up to a few
-//! stretches in advance: the caller's own where it can be registered, else staging.
+//! Messages are taken in order. Short ones lie in slots. For long ones, this side grants memory as soon as the
+//! receives are posted, up to [`GRANTS`] ranges in advance: the caller's own memory if it can be registered,
+//! otherwise staging.
 //!
-//! # Conditional receives, granted in advance
+//! # Grants for conditional receives
 //!
-//! When a different message arrives, a conditional receive goes back with all receives behind it, and their grants are void: the sender must
-//! fill none of them. The sender does not know yet, but finds out by itself:
+//! If another message arrives, a conditional receive comes back with all receives behind it, and their grants are
+//! void: the sender must fill none of them. The sender does not know that yet, but finds it out by itself:
 //!
-//! 1. Grants are made in the order of the messages, and behind a conditional receive only if that one has grants too. The first void grant is
-//!    therefore for the very message that did not fit.
-//! 2. The sender meets that grant before the others, sees that its message is a different one (or a short one, which never has grants), and
-//!    gives the grant back.
-//! 3. From then on it gives back all grants of the same generation. Later grants belong to the next generation.
+//! 1. Grants are made in the order of the messages, and behind a conditional receive only if that receive has grants
+//!    too. The first void grant is therefore for the very message that did not fit.
+//! 2. The sender meets that grant before the others, sees that its message is another one (or a short one, which
+//!    never has grants), and returns the grant.
+//! 3. From then on it returns all grants of the same generation. Later grants belong to the next generation.
 
 use kolo_verbs::Remote;
 
@@ -27,10 +28,11 @@ use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
 use crate::endpoint::{Channel, Envelope, Event, Posted};
 use crate::error::{Error, ErrorKind};
 
-/// Pieces of the caller's memory that are shorter are received through staging.
+/// Length below which pieces of the caller's memory are received through staging.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
-/// A receive whose message is there already, past an empty queue. An error is the token's.
+/// Takes the message of a new receive at once if it has arrived and the queue is empty. The inner error fails only
+/// the token.
 pub(super) fn receive_now(
     chan: &mut Chan,
     peer: u32,
@@ -41,7 +43,7 @@ pub(super) fn receive_now(
     }
     let sequence = chan.recv_sequence;
     Ok(match take_slot(chan, peer, op, sequence)? {
-        // A poll reports a message that does not fit.
+        // A poll will report a message that does not fit.
         Taken::Nothing | Taken::Unfit(_) => Ok(Posted::Pending),
         Taken::Done => {
             chan.recv_sequence = sequence.wrapping_add(1);
@@ -58,11 +60,11 @@ enum Taken {
     Nothing,
     Done,
     Failed(Error),
-    /// Another message is there, and the receive was posted on condition.
+    /// Another message has arrived, and the receive is conditional.
     Unfit(Header),
 }
 
-/// Looks at the oldest slot for the receive at the head of the queue.
+/// Checks the oldest slot for the message of the receive at the head of the queue.
 fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Result<Taken, Trouble> {
     loop {
         let header = match chan.arrival() {
@@ -82,7 +84,7 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
                 return Ok(Taken::Unfit(header));
             }
             (0, kind) if !matches => {
-                // Where grants are out the sender learns from them.
+                // If grants are outstanding, the sender learns of the mismatch from them.
                 if kind == Kind::Notice && op.granted == 0 {
                     chan.refuse = Some(sequence as u16);
                 }
@@ -112,25 +114,25 @@ fn mismatch(peer: u32, op: &RecvOp, header: &Header) -> Error {
     Error::new(kind, NAME, Some(peer), "the message is not what was posted")
 }
 
-/// Hands `len` bytes at `from` to the caller.
+/// Delivers `len` bytes at `from` to the caller.
 fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) -> Result<(), Error> {
     let mut result = Ok(());
     let device_copiers = op.device_copiers.as_deref();
     match &mut op.landing {
         Landing::Place { pieces, cursor } => pieces.each_run(cursor, len, |to, at, len| {
             if result.is_ok() {
-                // SAFETY: so many bytes lie in a slot or a piece of staging, which a well-behaved peer leaves alone now; one
-                // that does not changes no more than the bytes. The caller's pieces are alive as long as the operation.
+                // SAFETY: `len` bytes lie in a slot or a piece of staging. A well-behaved peer leaves them alone now;
+                // another can change nothing but the bytes. The caller's pieces are alive as long as the operation.
                 result = unsafe { DeviceCopiers::copy(device_copiers, from.wrapping_add(at), to, len) };
             }
         }),
-        // SAFETY: as above.
+        // SAFETY: as for `Place`.
         Landing::Eat(eater) => unsafe { eater.eat_raw(offset, from, len) },
     }
     result
 }
 
-/// The peer has freed slots, by its count.
+/// Takes in the peer's count of the slots that it has freed.
 pub(super) fn free_slots(chan: &mut Chan, count: u16) -> Result<(), Trouble> {
     let newly = u32::from(count.wrapping_sub(chan.slots_freed as u16));
     let outstanding = chan.slots_sent.wrapping_sub(chan.slots_freed);
@@ -142,7 +144,7 @@ pub(super) fn free_slots(chan: &mut Chan, count: u16) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Takes what has arrived, and completes what is complete.
+/// Takes messages that have arrived, and completes their receives.
 pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
     let mut moved = false;
     while let Some(mut op) = chan.recvs.pop_front() {
@@ -153,7 +155,7 @@ pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Res
             false => match take_slot(chan, on.peer, &mut op, sequence) {
                 Ok(taken) => taken,
                 Err(trouble) => {
-                    // It fails with all others of this peer.
+                    // The receive fails together with all others of this peer.
                     chan.recvs.push_front(op);
                     return Err(trouble);
                 }
@@ -179,11 +181,12 @@ pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Res
     Ok(moved | probe(chan, on, events)?)
 }
 
-/// All receives go back, since another message than the first expects is there, and waits. The sender of a long one has
-/// compared tags too, or will: it answers what was granted for them, and writes nothing there.
+/// Returns all receives, since the message that has arrived is another than the first receive expects, and reports
+/// that message. The sender of a long message has compared tags too, or will: it answers the grants of these receives
+/// and writes nothing there.
 fn give_back(chan: &mut Chan, on: Channel, header: &Header, events: &mut Vec<Event>) {
-    // Not by `granted`: the sender may have answered all of them before its word of the message came. Each generation has
-    // been granted in, so few of them are under way, and the number may wrap.
+    // The condition is not whether grants are outstanding: the sender may have answered all of them before its notice
+    // came. Each generation contains at least one grant, so few generations are in flight, and the number may wrap.
     if chan.recvs.iter().any(|op| op.granted > 0) {
         chan.generation = chan.generation.wrapping_add(1);
     }
@@ -193,7 +196,7 @@ fn give_back(chan: &mut Chan, on: Channel, header: &Header, events: &mut Vec<Eve
     chan.unfit = false;
 }
 
-/// Tells of the message that waits in a channel that is probed.
+/// Reports the message that waits on a channel that is probed.
 fn probe(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
     while chan.probed && chan.recvs.is_empty() {
         let header = match chan.arrival() {
@@ -207,7 +210,7 @@ fn probe(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, 
                 events.push(waiting(on, &header));
                 return Ok(true);
             }
-            // Of a message that has come by grants meanwhile.
+            // The notice is of a message that has come by grants meanwhile.
             (..0, Kind::Notice) => chan.freed = chan.freed.wrapping_add(1),
             (1.., _) => return Ok(false),
             (..0, Kind::Message) => return Err(Trouble::Corrupt("the number of a message")),
@@ -220,21 +223,21 @@ fn waiting(on: Channel, header: &Header) -> Event {
     Event::Waiting(Envelope { on, tag: header.tag, len: header.len })
 }
 
-/// Serves a channel whose peer is gone: what has arrived is still delivered, or goes back; the rest fails. An
-/// announcement of a long message is worth nothing any more.
+/// Serves a channel whose peer is gone: messages that have arrived are still delivered, or their receives come back;
+/// the rest fails. Notices of long messages are void now.
 pub(super) fn serve_late(chan: &mut Chan, on: Channel, cause: &Error, events: &mut Vec<Event>) {
     while let Some(Some(Header { kind: Kind::Notice, .. })) = chan.arrival() {
         chan.freed = chan.freed.wrapping_add(1);
     }
     if chan.block.is_some() && pump(chan, on, events).is_err() {
-        // It is lost already, and nothing that comes after nonsense counts.
+        // The peer is lost already, and nothing after invalid bytes counts.
         chan.arrived = chan.freed;
     }
     (chan.probed, chan.unfit) = (false, false);
     events.extend(chan.recvs.drain(..).map(|op| Event::Failed(op.token, cause.clone())));
 }
 
-/// The oldest grant has been filled, or given back unused.
+/// Handles the answer to the oldest grant, which has been filled or returned unused.
 pub(super) fn answered(
     link: &Link,
     chan: &mut Chan,
@@ -250,7 +253,7 @@ pub(super) fn answered(
         return Err(Trouble::Corrupt("it filled what was granted for another message"));
     }
     let at = granted.sequence.wrapping_sub(chan.recv_sequence) as usize;
-    // A message that failed is not in the queue any more.
+    // A message that failed is no longer in the queue.
     if let Some(op) = chan.recvs.get_mut(at).filter(|_| used) {
         let offset = op.filled;
         op.filled += granted.len;
@@ -267,7 +270,7 @@ pub(super) fn answered(
             }
             _ => {
                 hands.counters.received_in_place_bytes += granted.len as u64;
-                // Later pieces may come through staging, and go behind.
+                // Later pieces may come through staging and go behind these bytes.
                 if let Landing::Place { pieces, cursor } = &mut op.landing {
                     pieces.advance(cursor, granted.len);
                 }
@@ -283,7 +286,7 @@ pub(super) fn answered(
     Ok(())
 }
 
-/// Offers memory for the long messages that are posted.
+/// Grants memory for the long receives that are posted.
 pub(super) fn grant(
     link: &mut Link,
     chan: &mut Chan,
@@ -306,7 +309,7 @@ pub(super) fn grant(
         let conditional = op.conditional;
         chan.recvs.insert(at, op);
         match granted? {
-            // Nothing tells the sender whether its next message is this one, so nothing is granted behind it.
+            // The sender cannot know whether its next message is this one, so no grant is made behind it.
             Granting::Complete if conditional && !long => break,
             Granting::Complete => at += 1,
             Granting::More => moved = true,
@@ -340,9 +343,9 @@ fn grant_one(
             let Some((piece, offset)) = pieces.piece(&mut op.granted_to) else {
                 return Ok(Granting::Blocked);
             };
-            // SAFETY: the caller's memory stays mapped until the token completes; the use is given back before.
+            // SAFETY: the caller's memory stays mapped until the token completes; the use is released before.
             let Some(held) = (unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) }) else {
-                // From here on; what is granted already is filled before.
+                // The rest is staged; the parts that are granted already are filled before.
                 op.way = Way::Staged;
                 return Ok(Granting::More);
             };
@@ -372,7 +375,7 @@ fn grant_one(
     let Some(block) = &mut chan.block else { return Ok(Granting::Blocked) };
     block.write(own(at), &grant.encode());
     let local = Link::local_of(block, own(at), Grant::BYTES);
-    // SAFETY: written again only when the grant before it in this place was answered.
+    // SAFETY: these bytes are overwritten only when the previous grant in this place has been answered.
     unsafe {
         link.lanes[0].write(remote(chan.remote, at), Some(local), Some(Note::Grant.encode(channel)), None)?
     };
@@ -382,19 +385,19 @@ fn grant_one(
     Ok(Granting::More)
 }
 
-/// How a message is received, by the shape of its memory. Whether that can be registered shows when it is.
+/// Decides how a message is received, by the shape of its memory. Whether that can be registered shows later.
 fn way(op: &RecvOp) -> Way {
     let Landing::Place { pieces, .. } = &op.landing else { return Way::Staged };
     let (shortest, count) = pieces.shortest();
     if count > 1 && shortest < PIECE_BYTES_MIN { Way::Staged } else { Way::Direct }
 }
 
-/// Tells the peer what it is to know: slots that were freed, when half of them have been since it was told; a message
-/// that is not wanted.
+/// Sends the peer the pending notes: the count of freed slots, once half of them have been freed since the last note;
+/// the refusal of a message.
 pub(super) fn tell(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
     if let Some(sequence) = chan.refuse.take_if(|_| link.lanes[0].has_room()) {
         let to = link.nowhere();
-        // SAFETY: no memory.
+        // SAFETY: the write involves no memory.
         unsafe { link.lanes[0].write(to, None, Some(Note::Refused(sequence).encode(channel)), None)? };
     }
     if chan.freed.wrapping_sub(chan.freed_told) < SLOTS / 2 || !chan.opened || !link.lanes[0].has_room() {
@@ -402,7 +405,7 @@ pub(super) fn tell(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool
     }
     let note = Note::Freed(chan.freed as u16).encode(channel);
     let to = link.nowhere();
-    // SAFETY: no memory.
+    // SAFETY: the write involves no memory.
     unsafe { link.lanes[0].write(to, None, Some(note), None)? };
     chan.freed_told = chan.freed;
     Ok(true)

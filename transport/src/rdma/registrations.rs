@@ -1,18 +1,19 @@
-//! The caller's memory, registered with an adapter: a cache of regions.
+//! Registrations of the caller's memory with an adapter: a cache of regions.
 //!
 //! # Rules
 //!
-//! 1. A region covers whole pages, except those of a dma-buf. Any range within a region finds it.
-//! 2. Every use of a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the cache. A region in use is
-//!    never deregistered.
-//! 3. An unused region is kept only if its memory cannot change unnoticed. A registration pins pages, not addresses: after memory is unmapped
-//!    and mapped anew at the same address, the adapter still accesses the old pages. A region is kept if the caller said so ([`Keep::Always`],
-//!    or an explicit registration), or if the kernel reports such changes ([`Keep::Watched`]; see `memory_watcher`).
-//! 4. The number and the bytes of kept regions are bounded; the least recently used region goes first.
-//! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until the operation is over; its
-//!    parts are found in it.
-//! 6. Memory that would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. Shorter memory is refused, and copied
-//!    through staging.
+//! 1. A region covers whole pages, except those of a dma-buf. A look-up for any range within a region finds it.
+//! 2. Every use of a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the
+//!    cache. A region in use is never deregistered.
+//! 3. An unused region is kept only if its memory cannot change unnoticed. A registration pins pages, not addresses:
+//!    after memory is unmapped and mapped anew at the same address, the adapter still accesses the old pages. A
+//!    region is kept if the caller asked for that ([`Keep::Always`], or an explicit registration), or if the kernel
+//!    reports such changes ([`Keep::Watched`]; see `memory_watcher`).
+//! 4. The number and the bytes of kept regions are bounded; the least recently used region is dropped first.
+//! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until
+//!    the operation is complete; its parts are found in it.
+//! 6. Memory that would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. Shorter
+//!    memory is refused, and copied through staging.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use super::lent::Lent;
 use super::memory_watcher::MemoryWatcher;
 use super::options::{Keep, RdmaOptions};
 
-/// A region that is in use.
+/// A use of a region.
 #[derive(Debug)]
 #[must_use = "to be given back to the cache"]
 pub(super) struct Use {
@@ -37,30 +38,30 @@ struct Entry {
     end: usize,
     region: MemoryRegion,
     users: u32,
-    /// By an explicit registration; how many of them.
+    /// Number of explicit registrations.
     pinned: u32,
-    /// Whether it may stay when nobody uses it.
+    /// Whether the region may stay when it is unused.
     keep: bool,
-    /// Whether some of its memory changed while it was in use: nobody else may find it.
+    /// Whether some of its memory changed while it was in use; look-ups then ignore it.
     stale: bool,
-    /// When it was last asked for, in look-ups.
+    /// Time of the last look-up that found it, counted in look-ups.
     stamp: u64,
 }
 
-/// The cache's counters.
+/// Counters of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Look-ups that found a region.
+    /// Number of look-ups that found a region.
     pub hits: u64,
-    /// Look-ups that registered one.
+    /// Number of look-ups that registered a region.
     pub misses: u64,
-    /// Regions let go of because of the bounds.
+    /// Number of regions dropped because of the bounds.
     pub evicted: u64,
-    /// Regions let go of because their memory changed.
+    /// Number of regions dropped because their memory changed.
     pub invalidated: u64,
 }
 
-/// The regions of one adapter.
+/// The registered regions of one adapter.
 #[derive(Debug)]
 pub(super) struct Registrations {
     domain: ProtectionDomain,
@@ -68,31 +69,32 @@ pub(super) struct Registrations {
     regions_max: usize,
     bytes_max: usize,
     page: usize,
-    /// By number.
+    /// Entries by number.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Starts and numbers, sorted.
+    /// Start and number of each region, sorted.
     order: Vec<(usize, u32)>,
     kept_bytes: usize,
-    /// Bytes of all regions, and how many there may be of the caller's buffers if locked memory is short.
+    /// Bytes of all regions, and the limit on the bytes of the caller's buffers if lockable memory is short.
     bytes: u64,
     room: Option<u64>,
     stamp: u64,
     watcher: Option<Arc<MemoryWatcher>>,
     seen: u64,
     pub(super) lent: Vec<Lent>,
-    /// Ranges that the watcher has refused, the latest first.
+    /// Ranges that could not be watched, the latest first.
     unwatchable: Vec<(usize, usize)>,
     pub(super) counters: CacheCounters,
 }
 
 const REMOTE: Access = Access::REMOTE_WRITE;
 
-/// Ranges that are not kept are registered for their operation from this length on. To register and deregister takes an adapter's driver
-/// some 20 to 100 us, and 0.1 to 0.25 us a page (4 KiB); to copy takes 25 us per 256 KiB at both ends. They meet here.
+/// Length in bytes from which ranges that are not kept are registered for their operation. Registering and
+/// deregistering takes an adapter's driver some 20 to 100 us, and 0.1 to 0.25 us a page (4 KiB); copying takes 25 us
+/// per 256 KiB at both ends. The costs are equal at about this length.
 const LONG_BYTES: usize = 1 << 20;
 
-/// Ranges remembered that cannot be watched.
+/// Maximum number of ranges that are remembered as unwatchable.
 const UNWATCHABLE_MAX: usize = 64;
 
 impl Registrations {
@@ -123,11 +125,11 @@ impl Registrations {
         }
     }
 
-    /// A region around these bytes; none if they had better be copied, or cannot be registered.
+    /// Returns a use of a region around these bytes; `None` if they should rather be copied, or cannot be registered.
     ///
     /// # Safety
-    /// The bytes stay mapped until the use is given back, and no reference that excludes others exists to what a
-    /// peer may write.
+    /// The bytes stay mapped until the use is given back, and there is no exclusive reference to bytes that a peer
+    /// may write.
     pub(super) unsafe fn acquire(&mut self, ptr: *mut u8, len: usize) -> Option<Use> {
         self.heed();
         if let Some(number) = self.find(ptr, len) {
@@ -139,7 +141,7 @@ impl Registrations {
         if let Some(at) = self.lent.iter().position(around) {
             let (start, end) = (self.lent[at].start, self.lent[at].end);
             let whole = std::ptr::with_exposed_provenance_mut::<u8>(start);
-            // SAFETY: mapped for as long as it is lent.
+            // SAFETY: the memory is mapped for as long as it is lent.
             if let Some(number) = unsafe { self.register_if_worth(whole, end - start) } {
                 let held = self.take(number);
                 if let Some(stale) = self.lent[at].held.replace(held) {
@@ -158,7 +160,7 @@ impl Registrations {
     unsafe fn register_if_worth(&mut self, ptr: *mut u8, len: usize) -> Option<u32> {
         let (start, end) = self.pages(ptr, len);
         let is_kept = match self.policy {
-            // Asked for by the user, and so not weighed.
+            // The user asked for registration, so its cost is not weighed.
             Keep::Always | Keep::Never => true,
             Keep::Watched => {
                 self.watcher.is_some()
@@ -174,21 +176,21 @@ impl Registrations {
                 return None;
             }
         }
-        // SAFETY: the caller's promise; pages are mapped whole.
+        // SAFETY: the caller's promise; pages are mapped as a whole.
         unsafe { self.register(start, end) }.ok()
     }
 
-    /// Bounds what buffers are registered for by themselves; those registered by hand are the user's affair.
+    /// Limits the memory that is registered implicitly. Explicit registrations are the user's responsibility.
     pub(super) fn bound(&mut self, room: Option<u64>) {
         self.room = room;
     }
 
-    /// One more use of the same region.
+    /// Returns one more use of the same region.
     pub(super) fn again(&mut self, of: &Use) -> Use {
         self.take(of.number)
     }
 
-    /// Gives a use back.
+    /// Ends a use. The region stays if it is kept, and is dropped otherwise.
     pub(super) fn release(&mut self, given: Use) {
         let Some(entry) = self.entries[given.number as usize].as_mut() else { return };
         entry.users -= 1;
@@ -205,7 +207,7 @@ impl Registrations {
     /// Registers memory until [`Registrations::unpin`].
     ///
     /// # Safety
-    /// It stays mapped until then.
+    /// The memory stays mapped until then.
     pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize) -> Result<(), Error> {
         self.heed();
         let (start, end) = self.pages(ptr, len);
@@ -222,7 +224,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// Takes a region made elsewhere, such as of a dma-buf, as registered for the addresses that it has.
+    /// Takes a region made elsewhere, such as that of a dma-buf, as an explicit registration of its addresses.
     pub(super) fn adopt(&mut self, region: MemoryRegion) {
         let start = region.address() as usize;
         let end = start + region.len();
@@ -241,7 +243,7 @@ impl Registrations {
             let holds = entry.pinned > 0 && entry.start <= start && end <= entry.end;
             holds.then_some((entry.end - entry.start, number))
         };
-        // The smallest, so that one around it stays for whoever asked for that.
+        // The smallest region is meant; a larger one around it stays for its own registration.
         let Some((_, number)) = self.order.iter().filter_map(size).min() else { return false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         entry.pinned -= 1;
@@ -252,7 +254,7 @@ impl Registrations {
         true
     }
 
-    /// Whether these bytes are registered now.
+    /// Returns whether these bytes are registered now.
     pub(super) fn holds(&self, ptr: *mut u8, len: usize) -> bool {
         self.find(ptr, len).is_some()
     }
@@ -294,7 +296,7 @@ impl Registrations {
             unsafe { domain.register(first, end - start, access) }
         };
         let region = match attempt(access) {
-            // Memory that may only be read, such as a constant: to be sent from.
+            // The memory may be read-only, such as a constant; it can then be sent from.
             Err(Error::Call { errno: libc::EFAULT | libc::EACCES, .. }) => attempt(Access::LOCAL_READ),
             Err(Error::MemoryLock { .. } | Error::Call { errno: libc::ENOMEM, .. }) if self.drop_kept() => {
                 attempt(access)
@@ -303,8 +305,8 @@ impl Registrations {
         };
         let number = self.insert(start, end, region?);
         self.counters.misses += 1;
-        // Only now: a page that was never touched is made while pinning, and a watch would have to do that. Nothing
-        // is missed, since the caller leaves the memory mapped for as long as it is in use.
+        // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
+        // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
         let watched = self.watcher.as_ref().is_some_and(|watcher| watcher.add(start, end));
         if !watched && self.watcher.is_some() {
             self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
@@ -329,17 +331,18 @@ impl Registrations {
         number
     }
 
-    /// Deregisters a region that nobody uses.
+    /// Deregisters a region that is not in use.
     fn forget(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.order.retain(|&(_, other)| other != number);
         self.bytes -= (entry.end - entry.start) as u64;
         self.free.push(number);
-        // Its memory stays watched: another region may cover the same pages. That costs nothing until it changes.
+        // Its memory stays watched, because another region may cover the same pages. That costs nothing until the
+        // memory changes.
         drop(entry);
     }
 
-    /// Lets go of the least recently used until the bounds hold.
+    /// Drops the least recently used regions until the bounds hold.
     fn shrink(&mut self) {
         while self.kept_bytes > self.bytes_max || self.order.len() > self.regions_max {
             if !self.evict() {
@@ -364,7 +367,7 @@ impl Registrations {
         true
     }
 
-    /// Lets go of all that nobody uses; for when no more can be locked.
+    /// Drops all unused regions, when no more memory can be locked. Returns whether there were any.
     pub(super) fn drop_kept(&mut self) -> bool {
         let mut any = false;
         while self.evict() {
@@ -373,7 +376,7 @@ impl Registrations {
         any
     }
 
-    /// Takes in what the kernel has told.
+    /// Handles the changes of memory that the kernel has reported.
     fn heed(&mut self) {
         let Some(watcher) = &self.watcher else { return };
         let now = watcher.changes();

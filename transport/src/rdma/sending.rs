@@ -1,9 +1,9 @@
-//! The sender's half of a channel.
+//! The sending half of a channel.
 //!
-//! Short messages go into the peer's slots while some are free, and are complete for the caller at once. Long messages wait for grants, and are
-//! complete when the adapter reports that the peer has them. A long message without a grant announces itself to the peer, but only after it
-//! has waited for a while or when this side goes to sleep: nearly always the receiver is only a little late, and only a mismatch needs the
-//! announcement.
+//! Short messages go into the peer's slots while some are free, and are then complete for the caller at once. Long
+//! messages wait for grants, and are complete when the adapter reports that the peer has them. A long message without
+//! a grant announces itself to the peer, but only after it has waited for a while, or when this side goes to sleep:
+//! nearly always the receiver is only a little late, and only a mismatch needs the notice.
 
 use kolo_verbs::{Access, Remote};
 
@@ -17,19 +17,20 @@ use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
 use crate::endpoint::{Event, Posted};
 
-/// Shorter runs of the caller's memory are copied together: registering and a request of their own cost more.
+/// Length below which runs of the caller's memory are copied together: a registration and a request for each would
+/// cost more.
 const RUN_BYTES_MIN: usize = 16 << 10;
 
-/// Bytes of a request: short enough that several are under way within the window.
+/// Maximum length of a request: so short that several are in flight within the window.
 const REQUEST_BYTES: usize = 512 << 10;
 
-/// Looks at a long message without a grant before the peer is told of it.
+/// Number of looks at a long message without a grant before the peer gets a notice of it.
 const PATIENCE_LOOKS: u32 = 32;
 
-/// Pieces of a lane's bounce buffer.
+/// Number of pieces of a lane's bounce buffer.
 const BOUNCE_CHUNKS: u8 = 4;
 
-/// Tells the peer where a channel's block is, once.
+/// Tells the peer, once, where a channel's block is.
 pub(super) fn open(
     link: &mut Link,
     chan: &mut Chan,
@@ -58,7 +59,7 @@ pub(super) fn open(
     Ok(true)
 }
 
-/// Whether a slot may be sent now.
+/// Returns whether a slot can be sent now.
 fn can_send_slot(link: &Link, chan: &Chan) -> bool {
     chan.opened
         && chan.remote.is_some()
@@ -66,7 +67,7 @@ fn can_send_slot(link: &Link, chan: &Chan) -> bool {
         && link.lanes[0].has_room()
 }
 
-/// Sends a slot: `header`, and with it the message if it is one.
+/// Sends a slot: a header of this `kind`, and with it the message unless it is a notice.
 fn send_slot(
     link: &mut Link,
     chan: &mut Chan,
@@ -85,25 +86,26 @@ fn send_slot(
     let Some(block) = &mut chan.block else { return Ok(()) };
     block.write(own(at), &header.encode());
     let len = if kind == Kind::Message { op.len } else { 0 };
-    // A slot has room for the longest short message. It was last sent when the peer had not freed it yet, and so the
+    // A slot has room for the longest short message. The peer has freed the slot since it was last sent, so the
     // adapter is done with it.
     collect(op, block.as_ptr().wrapping_add(own(at) + Header::BYTES), len)?;
     let local = Link::local_of(block, own(at), Header::BYTES + len);
     let to = remote(chan.remote, at);
-    // SAFETY: written again only after the peer has freed the slot.
+    // SAFETY: these bytes are overwritten only after the peer has freed the slot.
     unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(channel)), None)? };
     chan.slots_sent = chan.slots_sent.wrapping_add(1);
     chan.freed_told = chan.freed;
     Ok(())
 }
 
-/// Copies the next `len` bytes of a message to `to`, which is memory of ours with room for them.
+/// Copies the next `len` bytes of a message to `to`, which is memory of this endpoint with room for them.
 fn collect(op: &mut SendOp, to: *mut u8, len: usize) -> Result<(), Trouble> {
     let mut result = Ok(());
     let device_copiers = op.device_copiers.as_deref();
     op.pieces.each_run(&mut op.cursor, len, |from, at, len| {
         if result.is_ok() {
-            // SAFETY: the caller's pieces are alive as long as the operation; the place is the caller's of this function.
+            // SAFETY: the caller's pieces are alive as long as the operation; the caller of this function provides
+            // room at `to`.
             let copied = unsafe { DeviceCopiers::copy(device_copiers, from, to.wrapping_add(at), len) };
             result = copied.map_err(Trouble::Message);
         }
@@ -116,7 +118,7 @@ pub(super) fn remote(place: Option<Place>, at: usize) -> Remote {
     Remote { address: place.address.wrapping_add(at as u64), key: place.key }
 }
 
-/// A message that may go at once, past an empty queue.
+/// Sends a short message at once, if the queue is empty and a slot is free.
 pub(super) fn send_now(
     link: &mut Link,
     chan: &mut Chan,
@@ -133,7 +135,7 @@ pub(super) fn send_now(
     Ok(Posted::Done)
 }
 
-/// Sends what can be sent. `sleeping` says that this side will not look again for a while.
+/// Sends as much as can be sent. `sleeping` means that this side will not look again for a while.
 pub(super) fn pump(
     link: &mut Link,
     chan: &mut Chan,
@@ -160,7 +162,7 @@ pub(super) fn pump(
                 return Ok(true);
             }
             Err(trouble) => {
-                // It fails with all others of this peer.
+                // The send fails together with all others of this peer.
                 chan.sends.push_front(op);
                 return Err(trouble);
             }
@@ -181,7 +183,7 @@ pub(super) fn pump(
 }
 
 enum Step {
-    /// The message needs nothing more of this half.
+    /// The sending half has finished with the message.
     Over,
     Blocked {
         moved: bool,
@@ -236,7 +238,7 @@ fn send_long(
         };
         let differs = grant.tag != op.tag || grant.message_len != op.len as u64;
         if differs && grant.conditional {
-            // It stays here, and the receiver is told what it is.
+            // The message stays here, and a notice tells the receiver which one it is.
             if !op.noticed {
                 if !can_send_slot(link, chan) {
                     return Ok(Step::Blocked { moved });
@@ -253,7 +255,7 @@ fn send_long(
             continue;
         }
         if differs {
-            // The receiver expects something else; it is told what this is, and gets no bytes of it.
+            // The receiver expects another message; it gets a notice of this one, and none of its bytes.
             if !op.noticed {
                 if !can_send_slot(link, chan) {
                     return Ok(Step::Blocked { moved });
@@ -277,7 +279,7 @@ fn send_long(
     }
 }
 
-/// Writes one run of a message into a grant. False if there is no room for it now.
+/// Writes one run of a message into a grant. Returns `false` if there is no room for it now.
 fn send_request(
     link: &mut Link,
     chan: &mut Chan,
@@ -319,7 +321,7 @@ fn send_request(
         bounce.free &= !(1 << chunk);
         let at = usize::from(chunk) * bounce.chunk_bytes;
         let bytes = room.min(bounce.chunk_bytes);
-        // A free piece of the buffer is nobody else's.
+        // A free piece of the buffer is used by nobody else.
         collect(op, bounce.memory.as_ptr().wrapping_add(at), bytes)?;
         settled.chunk = Some(chunk);
         settled.bytes = bytes;
@@ -332,8 +334,8 @@ fn send_request(
     let last = op.written + bytes == op.len;
     settled.token = last.then_some(op.token);
     let note = full.then(|| Note::Filled.encode(channel));
-    // SAFETY: the caller's memory until the token completes, which `settled` says; a piece of the bounce buffer until
-    // it is settled. Both outlive the lane: see `progress`.
+    // SAFETY: the caller's memory stays valid until the token completes, which `settled` reports; a piece of the
+    // bounce buffer stays unused until it is settled. Both outlive the lane: see `progress`.
     unsafe { link.lanes[number].write(to, Some(local), note, Some(settled))? };
     op.written += bytes;
     chan.grant_written += bytes;
@@ -344,7 +346,7 @@ fn send_request(
     Ok(true)
 }
 
-/// Sees to it that the operation holds the region of this piece.
+/// Makes the operation hold the region of this piece; returns `false` if the piece is to be copied.
 fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hands<'_>) -> bool {
     let registrations = &mut hands.registrations[rail];
     if op.copied == Some((ptr.addr(), len)) {
@@ -357,7 +359,7 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
         }
         registrations.release(held);
     }
-    // SAFETY: the caller's memory stays mapped until the token completes, and uses are given back before.
+    // SAFETY: the caller's memory stays mapped until the token completes, and uses are released before.
     match unsafe { registrations.acquire(ptr, len) } {
         Some(held) => {
             op.held = Some((held, ptr.addr(), len));
@@ -370,8 +372,8 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
     }
 }
 
-/// Gives back grants for messages that have gone another way, and those that are void with them: each is answered, so that
-/// both ends count alike.
+/// Returns grants for messages that have gone another way, and the grants that are void with them. Each is answered,
+/// so both ends keep the same counts.
 fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
     let mut moved = false;
     while let Some(grant) = chan.grants.front() {
@@ -384,7 +386,7 @@ fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, 
     Ok(moved)
 }
 
-/// Gives the first grant back. False if there is no room for it now.
+/// Returns the first grant unused. Returns `false` if there is no room for that now.
 fn return_first(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
     let number = link.long_lane(channel);
     if !link.lanes[number].has_room() {
@@ -392,7 +394,7 @@ fn return_first(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, T
     }
     let note = Some(Note::Returned.encode(channel));
     let to = link.nowhere();
-    // SAFETY: no memory.
+    // SAFETY: the write involves no memory.
     unsafe { link.lanes[number].write(to, None, note, Some(Settled::default()))? };
     if let Some(grant) = chan.grants.pop_front().filter(|grant| grant.conditional) {
         chan.void = Some(grant.generation);

@@ -1,5 +1,5 @@
-//! The side connection: TCP beside RDMA. It carries one hello each way per peer, and its end reports the end of the peer, which the adapters do
-//! not notice.
+//! The side connection: TCP beside RDMA. It carries one hello each way per peer, and its end reports the end of the
+//! peer, which the adapters do not notice.
 
 use std::time::Instant;
 
@@ -9,10 +9,10 @@ use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Si
 use crate::error::{Error, ErrorKind};
 use crate::tcp::{TcpEndpoint, TcpOptions};
 
-/// Hellos are tagged so that a side connection is not taken for anything else.
+/// Tag of hellos, by which a side connection cannot be taken for anything else.
 const TAG: u64 = 0x4b4f_4c4f_5244_4d41;
 
-/// Memory of the hellos to and from one peer; it does not move while the connection has it.
+/// Memory of the hellos to and from one peer. It does not move while the connection uses it.
 #[derive(Debug)]
 struct Mail {
     out: Box<[u8; HELLO_BYTES]>,
@@ -22,13 +22,13 @@ struct Mail {
     greeted: bool,
 }
 
-// SAFETY: the pieces point to the boxes beside them, which move along.
+// SAFETY: the pieces point into the boxes beside them, which move together with them and keep their addresses.
 unsafe impl Send for Mail {}
 
-/// News on the side connection.
+/// News from the side connection.
 #[derive(Debug)]
 pub(super) enum News {
-    /// A peer's hello is here.
+    /// A peer's hello has arrived.
     Hello(u32, Result<Hello, &'static str>),
     /// A peer is gone.
     Gone(u32, Error),
@@ -37,7 +37,7 @@ pub(super) enum News {
 /// The side connections to all peers.
 #[derive(Debug)]
 pub(super) struct Side {
-    // Dropped before the mail.
+    // The endpoint is dropped before the mail.
     tcp: TcpEndpoint,
     mail: Vec<Option<Mail>>,
     events: Vec<Event>,
@@ -61,13 +61,13 @@ impl Side {
         self.tcp.establish(deadline)
     }
 
-    /// Waits for a peer's hello.
+    /// Posts the receive of a peer's hello.
     pub(super) fn listen(&mut self, peer: u32) -> Result<(), Error> {
         let mail = self.mail(peer);
         let sink: *const [Piece; 1] = &raw const *mail.back_piece;
         let token = Token(u64::from(peer) << 1 | 1);
         // SAFETY: piece and memory are boxes of `mail`, which is kept until after the endpoint is dropped; nobody
-        // else looks at them before the token completes.
+        // else accesses them before the token completes.
         let posted = unsafe { self.tcp.post_recv(on(peer), TAG, Sink::Place(&*sink), token)? };
         if posted == Posted::Done {
             self.events.push(Event::Done(token));
@@ -75,19 +75,19 @@ impl Side {
         Ok(())
     }
 
-    /// Sends this side's hello; once per peer.
+    /// Sends this side's hello. Called once per peer.
     pub(super) fn greet(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
         let mail = self.mail(peer);
         assert!(!mail.greeted, "a peer is greeted once");
         mail.greeted = true;
         hello.encode(&mut mail.out);
         let source: *const [Piece; 1] = &raw const *mail.out_piece;
-        // SAFETY: as above; the memory is not written again.
+        // SAFETY: as in `listen`; the memory is not written again.
         let _ = unsafe { self.tcp.post_send(on(peer), TAG, &*source, Token(u64::from(peer) << 1))? };
         Ok(())
     }
 
-    /// Makes progress, and tells what happened.
+    /// Makes progress, and passes the news to `each`.
     pub(super) fn poll(&mut self, mut each: impl FnMut(News)) -> bool {
         let mut events = std::mem::take(&mut self.events);
         let moved = self.tcp.poll(&mut events);
@@ -98,7 +98,7 @@ impl Side {
                     let Some(mail) = &self.mail[peer as usize] else { continue };
                     each(News::Hello(peer, Hello::decode(&mail.back)));
                 }
-                // Nothing here is posted on condition or watched, and TCP warns of nothing.
+                // No conditional receive or probe is posted here, and TCP gives no warnings.
                 Event::Done(_) | Event::Returned(_) | Event::Waiting(_) | Event::Warning(_) => {}
                 Event::Failed(Token(token), error) => each(News::Gone((token >> 1) as u32, lost(error))),
                 Event::Down { peer, cause } => each(News::Gone(peer, lost(cause))),
@@ -116,7 +116,7 @@ impl Side {
         self.tcp.disarm();
     }
 
-    /// Closes the connection to a peer, by which it learns that it was given up.
+    /// Closes the connection to a peer, by which the peer learns that it was given up.
     pub(super) fn abandon(&mut self, peer: u32, cause: &Error) {
         let mut events = Vec::new();
         self.tcp.abandon(peer, cause, &mut events);

@@ -1,7 +1,8 @@
-//! Memory of our own that peers need, and how many peers what may be locked is enough for.
+//! Memory of the endpoint itself that peers need, and the number of peers for which lockable memory suffices.
 //!
-//! A peer's needs are reckoned before anything relies on them: peers beyond the memory that this rank, or they, may lock go another way
-//! from the start. The caller's buffers are registered from the rest, and copied where nothing is left.
+//! A peer's needs are estimated before anything relies on them. Peers that exceed the memory that this rank or the
+//! peer may lock use another transport from the start. The caller's buffers are registered from the rest, and copied
+//! if nothing is left.
 
 use kolo_verbs::{Access, Error, MemoryLock, PinnedBuffer, ProtectionDomain};
 
@@ -13,33 +14,33 @@ use super::registrations::Registrations;
 use super::trouble::Trouble;
 use super::wire::GRANTS;
 
-/// Queues of the first rail: adapters pin theirs (soft-RoCE does not). 512 sends of 256 bytes, 1700 receives of 16, 2600
-/// completions of 64, and as many again for rounding up to powers of two.
+/// Size of the queues of the first rail, which adapters pin (soft-RoCE does not): 512 sends of 256 bytes, 1700
+/// receives of 16, 2600 completions of 64, and as much again for rounding up to powers of two.
 const QUEUES_BYTES: u64 = 416 << 10;
 
-/// Queues of each further rail, and the memory of its probes.
+/// Size of the queues of each further rail, and of the memory for its probes.
 const RAIL_BYTES: u64 = 96 << 10;
 
-/// Channels that a collective usually has in use to a peer: two lanes with four segments in flight each.
+/// Number of channels to a peer that a collective usually has in use: two lanes with four segments in flight each.
 const CHANNELS_USUAL: u64 = 8;
 
-/// Of a channel: its block, and staging as short as it gets.
+/// Size of a channel's memory: its block, and the shortest possible staging.
 const CHANNEL_BYTES: u64 = (BLOCK_BYTES.next_multiple_of(4096) + GRANTS as usize * CHUNK_BYTES_LEAST) as u64;
 
 /// Memory that may be locked, and the peers' share of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lockable {
-    /// Bytes left when the endpoint was opened; none without a limit.
+    /// Bytes left when the endpoint was opened; `None` without a limit.
     left: Option<u64>,
-    /// Bytes that a peer takes.
+    /// Number of bytes that a peer needs.
     pub(super) per_peer: u64,
-    /// Peers that this is enough for.
+    /// Number of peers for which this suffices.
     pub(super) peers: u16,
 }
 
 impl Lockable {
     /// # Errors
-    /// That it is not enough for one peer, and what to do.
+    /// If the memory does not suffice for one peer; the text names the remedy.
     pub(super) fn of(options: &RdmaOptions, rails: usize) -> Result<Self, String> {
         let lock = match options.lockable_bytes {
             Some(bytes) => MemoryLock::Limited { bytes },
@@ -60,14 +61,16 @@ impl Lockable {
         }
     }
 
-    /// Bytes of the caller's buffers that each of `rails` adapters may hold, beside what `peers` need.
+    /// Returns how many bytes of the caller's buffers each of `rails` adapters may register, beside the needs of
+    /// `peers`. `None` without a limit.
     pub(super) fn for_buffers(&self, peers: usize, rails: usize) -> Option<u64> {
         Some(self.left?.saturating_sub(peers as u64 * self.per_peer) / rails.max(1) as u64)
     }
 }
 
 impl RdmaEndpoint {
-    /// Why a peer is not to be reached though it could be: what this rank or the peer may lock is not enough for so many.
+    /// Returns the reason why a peer must not be used, if the memory that this rank or the peer may lock does not
+    /// suffice for so many peers.
     pub(super) fn beyond(&self, peer: u32, address: &Address) -> Option<String> {
         let world_size = self.peers.len() as u32;
         if affords(self.rank, peer, world_size, self.lockable.peers.min(address.peers)) {
@@ -85,7 +88,7 @@ impl RdmaEndpoint {
         ))
     }
 
-    /// Leaves of what may be locked to the caller's buffers what the peers do not need.
+    /// Gives the caller's buffers the lockable memory that the peers do not need.
     pub(super) fn share_out(&mut self) {
         let peers = self.peers.iter().filter(|peer| peer.address.is_some()).count();
         let room = self.lockable.for_buffers(peers, self.rails.len());
@@ -93,15 +96,15 @@ impl RdmaEndpoint {
     }
 }
 
-/// Whether ranks `one` and `other` of so many reach each other where locked memory is enough for so many peers of each.
-/// Both ends decide alike: the nearest come first, since they are each other's neighbours in rings.
+/// Returns whether ranks `one` and `other` of a world use RDMA with each other, where each may have at most `peers`
+/// peers. Both ends decide alike: the nearest ranks come first, since they are neighbours in rings.
 fn affords(one: u32, other: u32, world_size: u32, peers: u16) -> bool {
     let apart = one.abs_diff(other);
     let distance = apart.min(world_size - apart);
     (2 * distance).min(world_size - 1) <= u32::from(peers)
 }
 
-/// Memory of our own. Registrations of buffers that nobody uses make room for it.
+/// Allocates memory for the endpoint itself. If lockable memory is short, unused registrations of buffers make room.
 pub(super) fn allocate(
     domain: &ProtectionDomain,
     registrations: &mut [Registrations],

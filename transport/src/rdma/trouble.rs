@@ -5,18 +5,18 @@ use kolo_verbs::{Blame, Failure, MemoryLock, Status};
 use super::NAME;
 use crate::error::{Error, ErrorKind};
 
-/// Why a peer is given up.
+/// Reason for giving up a peer.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// A call failed.
+    /// A call of the library failed.
     Verbs(kolo_verbs::Error),
-    /// Memory of our own of this length is needed, and no more may be locked.
+    /// The endpoint itself needs memory of this length, and no more may be locked.
     Short(usize, kolo_verbs::Error),
-    /// A request failed, on a queue pair.
+    /// A request failed on the queue pair of this number.
     Failed(u32, Failure),
-    /// The peer sent what no peer of this version sends.
+    /// The peer sent bytes that no peer of this version sends.
     Corrupt(&'static str),
-    /// A message could not be copied from where it is: its own affair, and not the peer's.
+    /// A message could not be copied from where it is. This concerns only the message, and not the peer.
     Message(Error),
 }
 
@@ -27,7 +27,7 @@ impl From<kolo_verbs::Error> for Trouble {
 }
 
 impl Trouble {
-    /// In plain words: who, which queue pair, between which adapters, and what to do.
+    /// Returns the error in plain words: the rank at fault, the queue pair, the adapters, and the remedy.
     pub(super) fn words(self, rank: u32, peer: u32, way: &str) -> Error {
         let (kind, detail) = match self {
             Self::Verbs(error) => (ErrorKind::Local, format!("rank {rank}'s adapter: {error} ({way})")),

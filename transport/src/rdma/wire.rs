@@ -2,19 +2,19 @@
 //!
 //! All numbers are little-endian, and every decoded value is bounded.
 
-/// Channels per peer: as shared memory has, so that plans do not differ. An immediate has room for 256.
+/// Number of channels per peer, as for shared memory, so that plans do not differ. An immediate has room for 256.
 pub(super) const CHANNELS: usize = 64;
 
-/// Short messages a channel holds that its receiver has not taken yet. Two round trips' worth of 4 KiB at 25 GB/s
-/// and 2 us; and a power of two, as slots are numbered by counters that wrap.
+/// Number of short messages that a channel holds until its receiver takes them: two round trips' worth of 4 KiB at 25
+/// GB/s and 2 us. It is a power of two, since slots are numbered by counters that wrap.
 pub(super) const SLOTS: u32 = 16;
 
-/// Longest message that goes without being asked for. Beyond it a round trip (2 us on hardware) costs less than
-/// copying it twice.
+/// Maximum length of a message that is sent without a grant. For longer messages, a round trip (2 us on hardware)
+/// costs less than two copies.
 pub(super) const EAGER_BYTES: usize = 4096;
 
-/// Stretches of memory a receiver has offered for a channel and that are not filled yet: enough that one is always on
-/// its way while others are filled.
+/// Number of memory ranges that a receiver has granted for a channel and that are not filled yet: enough that one is
+/// always on its way while others are being filled.
 pub(super) const GRANTS: u32 = 4;
 
 const _: () = assert!(SLOTS.is_power_of_two() && GRANTS.is_power_of_two() && CHANNELS <= 64);
@@ -24,19 +24,19 @@ const _: () = assert!(SLOTS.is_power_of_two() && GRANTS.is_power_of_two() && CHA
 pub(super) enum Note {
     /// The next slot of the channel has a message.
     Slot,
-    /// The next grant of the channel is there.
+    /// The next grant of the channel has been written.
     Grant,
     /// The oldest grant has been filled.
     Filled,
-    /// The oldest grant will not be filled, since its message has gone another way.
+    /// The oldest grant will not be filled, because its message has gone another way.
     Returned,
-    /// The long message that was announced, by the end of its number, is not what was expected.
+    /// The announced long message whose number has these lower bits is not the expected one.
     Refused(u16),
-    /// So many slots have been freed, counted from the beginning.
+    /// Count of the slots freed since the beginning.
     Freed(u16),
-    /// The channel's block is in the table.
+    /// The address of the channel's block is in the table.
     Open,
-    /// The path works in this direction.
+    /// A packet got through in this direction.
     Probe,
 }
 
@@ -55,7 +55,7 @@ impl Note {
         kind << 24 | u32::from(channel) << 16 | u32::from(count)
     }
 
-    /// None if no peer of this version sends it.
+    /// Returns `None` if no peer of this version sends these bits.
     pub(super) fn decode(bits: u32) -> Option<(Self, u8)> {
         let channel = (bits >> 16) as u8;
         let note = match bits >> 24 {
@@ -78,11 +78,12 @@ impl Note {
 pub(super) enum Kind {
     /// The message itself, behind the header.
     Message,
-    /// That a long message waits for grants; or, if it is not what was granted for, that it will not come.
+    /// A notice that a long message waits for grants or, if it differs from the one that was granted for, that it
+    /// will not come.
     Notice,
 }
 
-/// The head of a slot.
+/// The header of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// Number of the message in its channel and direction, wrapping.
@@ -90,7 +91,7 @@ pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) len: u64,
     pub(super) tag: u64,
-    /// Slots of the other direction freed, counted from the beginning, wrapping.
+    /// Count of the slots of the other direction that were freed since the beginning, wrapping.
     pub(super) freed: u16,
 }
 
@@ -127,10 +128,10 @@ impl Header {
     }
 }
 
-/// A stretch of the receiver's memory, for a part of one message.
+/// A range of the receiver's memory, for a part of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Which message it is for.
+    /// Number of the message that it is for.
     pub(super) sequence: u32,
     pub(super) key: u32,
     pub(super) address: u64,
@@ -138,9 +139,9 @@ pub(super) struct Grant {
     /// Length of the whole message that the receiver expects.
     pub(super) message_len: u64,
     pub(super) tag: u64,
-    /// Whether a message that it is not for stays with its sender, until it is granted for.
+    /// Whether a message that it is not for stays with its sender until a grant for that message comes.
     pub(super) conditional: bool,
-    /// How often receives had gone back when it was made: those that had been granted for then are void together.
+    /// How often receives had come back when it was made. The grants of one generation become void together.
     pub(super) generation: u8,
 }
 
@@ -175,7 +176,7 @@ impl Grant {
     }
 }
 
-/// Where a peer's memory is: a channel's block, or the table of them.
+/// Location of memory of a peer: a channel's block, or the table of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) address: u64,

@@ -1,24 +1,25 @@
-//! The address blob: how the ranks of a host find each other.
+//! The address blob by which the ranks of a host find each other.
 
 use super::host::{Host, NAME_BYTES};
 
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
-/// Layout of the blob, of the greetings and of the shared memory: they change together.
+/// Version of the layout of the blob, the greetings and the shared memory, which change together.
 pub(crate) const VERSION: u32 = 9;
-/// magic, version, boot, namespace, uid, pid, name, cookie, beacon, whether it is registered
+/// Magic, version, boot, namespace, uid, pid, name, cookie, beacon, and whether it is registered.
 const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8 + 1;
 
-/// A rank's address blob for all others.
+/// Contents of a rank's address blob, which all other ranks get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: Host,
     pub(crate) uid: u32,
-    /// For error texts, and for reading its memory, which proves itself (see [`Remote`](super::remote::Remote)).
+    /// For error texts, and for reading the process's memory; the read proves that it is the right process (see
+    /// [`Remote`](super::remote::Remote)).
     pub(crate) pid: u32,
     /// Name of the stream listener.
     pub(crate) name: [u8; NAME_BYTES],
-    /// Proof that a rank has read this blob: socket names can be seen by every user of the host, blobs cannot.
+    /// Proof that its holder has read this blob: every user of the host can see socket names, but not blobs.
     pub(crate) cookie: [u8; 16],
     /// Address of the cookie in the process's own memory.
     pub(crate) beacon: u64,
@@ -42,7 +43,7 @@ impl Address {
         out
     }
 
-    /// Reads a blob, or says what is wrong with it.
+    /// Decodes a blob. The error says what is wrong with it.
     pub(crate) fn decode(blob: &[u8]) -> Result<Self, String> {
         let rest = blob.strip_prefix(&MAGIC).ok_or("not the address of a shared-memory endpoint")?;
         let (version, mut rest) = take::<4>(rest)?;
@@ -79,7 +80,7 @@ impl Address {
         })
     }
 
-    /// Name of the datagram socket on which a sleeping owner is nudged.
+    /// Returns the name of the datagram socket through which peers wake a sleeping owner.
     pub(crate) fn bell_name(&self) -> [u8; NAME_BYTES] {
         let mut name = self.name;
         name[..5].copy_from_slice(b"bell-");

@@ -8,14 +8,15 @@
 //!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
 //!   buffers       of each member: see `buffers`
 //! ```
-//! Area 0 is that of the compiled exchange, the others are the stage. Untouched pages cost nothing.
+//! Area 0 is that of the compiled exchange; the others are the stage. Untouched pages cost no memory.
 //!
 //! # Doorbells
-//! A member is `AWAKE`, or asleep on its doorbell word, or asleep on its descriptor. Only the member itself says
-//! that it sleeps; anybody may turn that into `AWAKE`, and whoever did so wakes it. To sleep it (1) says so, (2)
-//! has a heavy fence, (3) looks once more whether there is something to do, (4) sleeps while the word says asleep.
-//! A peer (1) publishes, (2) has a light fence, (3) looks at the doorbell. Of a heavy and a light fence one comes first
-//! (see [`Fences`]), so either the member sees what was published, or the peer sees that it must wake it.
+//! A member is `AWAKE`, asleep on its doorbell word, or asleep on its descriptor. Only the member itself marks itself
+//! as asleep. Any peer may change that to `AWAKE`, and the peer that did so wakes the member. A member that goes to
+//! sleep (1) marks itself as asleep, (2) executes a heavy fence, (3) looks once more whether there is something to
+//! do, (4) sleeps while the word says asleep. A peer (1) publishes, (2) executes a light fence, (3) looks at the
+//! doorbell. A heavy fence and a light fence are always ordered (see [`Fences`]), so either the member sees the
+//! published data, or the peer sees that it must wake the member.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -33,23 +34,24 @@ use crate::sys::{futex, memfd};
 
 pub(crate) const IS_MODEL: bool = cfg!(kolo_model = "transport");
 
-/// Longest flat exchange per member, in bytes. A longer payload takes several.
+/// Longest payload per member in an exchange, in bytes. A longer call takes several exchanges.
 pub const FLAT_MAX: usize = 648 * 1024;
 
-/// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the
-/// others once in so many calls.
+/// Number of rounds by which a member may be ahead of another. A root that broadcasts in a loop then waits for the
+/// others only once in so many calls.
 ///
-/// Models have few, to come round soon; so with the buffers.
+/// Models use few rounds and few buffers, so that they soon reuse them.
 pub(crate) const FLAT_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
 
-/// Areas of the stage: four for each of the four groups of calls that run at the same time, so that as many segments of a long
-/// call are under way. All four are in use with calls of several parts only; two suffice for one of few ranks.
+/// Number of areas of the stage: four for each of the four groups of calls that run at the same time, so that four
+/// segments of a long call are in flight. Only calls of several parts use all four; two suffice for a call of one
+/// part among few ranks.
 pub(crate) const STAGE_AREAS: u16 = 16;
 
-/// All areas: that of the compiled exchange comes first.
+/// Number of all areas. That of the compiled exchange comes first.
 const AREAS: usize = 1 + STAGE_AREAS as usize;
 
-/// Most members of one arena.
+/// Maximum number of members of an arena.
 pub(crate) const MEMBERS_MAX: u32 = 4096;
 
 const LINE: usize = 128;
@@ -67,14 +69,14 @@ const AWAKE: u32 = 0;
 pub(crate) const ASLEEP_WORD: u32 = 1;
 const ASLEEP_FD: u32 = 2;
 
-/// Members to wake, and how.
+/// Result of an attempt to wake a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// No wake-up is needed.
+    /// The member was awake.
     No,
-    /// Done, through the futex.
+    /// The member was woken through its futex.
     Done,
-    /// Through the member's datagram socket; up to the caller.
+    /// The caller must wake the member through its datagram socket.
     Nudge,
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Creates the memory. The descriptor is for the other members.
+    /// Creates the arena. The descriptor is for the other members.
     pub(crate) fn create(members: u32, fences: Fences) -> io::Result<(Self, OwnedFd)> {
         assert!((1..=MEMBERS_MAX).contains(&members), "{members} members");
         let bytes = arena_bytes(members);
@@ -104,7 +106,7 @@ impl Arena {
         Ok((arena, fd))
     }
 
-    /// Maps what the leader has handed over.
+    /// Maps the arena that the leader has handed over.
     pub(crate) fn open(fd: impl AsFd, members: u32, fences: Fences) -> io::Result<Self> {
         let bytes = arena_bytes(members);
         memfd::check_sealed(&fd, bytes)?;
@@ -117,34 +119,35 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub(crate) fn members(&self) -> u32 {
         self.members
     }
 
-    /// Fence scheme by which members order publications against doorbell states.
+    /// Returns the fence scheme by which members order publications against doorbell states.
     pub(crate) fn fences(&self) -> Fences {
         self.fences
     }
 
-    /// The abort word; 0 = no abort.
+    /// Returns the abort word; 0 means no abort.
     pub(crate) fn abort_word(&self) -> &AtomicU32 {
         self.word(ABORT_AT)
     }
 
-    /// Says that a member takes its memory back, before it does.
+    /// Announces that a member is about to take its memory back.
     pub(crate) fn withdraw(&self) {
         self.word(WITHDRAWN_AT).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Whether a member has said so before what was read so far was read.
+    /// Returns whether a member took its memory back before all earlier reads were complete.
     pub(crate) fn is_withdrawn(&self) -> bool {
         fence(Ordering::SeqCst);
         self.word(WITHDRAWN_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Wakes those asleep in the compiled exchange that wait for a member, if there are any. A light fence is inside.
+    /// Wakes the members that sleep in the compiled exchange and wait for `member`, if there are any. Includes a
+    /// light fence.
     #[inline]
     pub(crate) fn ring_bell(&self, member: usize) {
         self.fences.light();
@@ -159,45 +162,45 @@ impl Arena {
         futex::wake(self.bell(), bits);
     }
 
-    /// Wakes all asleep in the compiled exchange, and those about to be.
+    /// Wakes all members that sleep in the compiled exchange or are about to.
     #[cold]
     pub(crate) fn ring_bell_always(&self) {
         self.ring_bell_for(NonZeroU32::MAX);
     }
 
-    /// The word that sleepers of the compiled exchange sleep on.
+    /// Returns the word that sleepers of the compiled exchange sleep on.
     pub(crate) fn bell(&self) -> &AtomicU32 {
         self.word(BELL_AT)
     }
 
-    /// Number of threads asleep on the bell, or about to be.
+    /// Returns the number of threads that sleep on the bell or are about to.
     #[inline]
     pub(crate) fn sleepers(&self) -> &AtomicU32 {
         self.word(SLEEPERS_AT)
     }
 
-    /// A member's doorbell.
+    /// Returns a member's doorbell.
     pub(crate) fn doorbell(&self, member: u32) -> &AtomicU32 {
         self.word(self.desk(member))
     }
 
-    /// Number of arrivals on a member's sockets, which spares the member system calls on empty sockets.
+    /// Returns the number of arrivals on a member's sockets. It spares the member system calls on empty sockets.
     pub(crate) fn mail(&self, member: u32) -> &AtomicU32 {
         self.word(self.desk(member) + 4)
     }
 
-    /// Nonzero once a member has closed its endpoint in good order.
+    /// Returns a word that is nonzero once a member has closed its endpoint in good order.
     pub(crate) fn departed(&self, member: u32) -> &AtomicU32 {
         self.word(self.desk(member) + 8)
     }
 
-    /// Two words that a member shows to the others.
+    /// Returns the two words that a member shows to the others.
     pub(crate) fn announcement(&self, member: u32) -> (&AtomicU64, &AtomicU64) {
         let at = self.desk(member) + LINE;
         (self.map.atomic(at), self.map.atomic(at + 8))
     }
 
-    /// Says that a member is about to sleep. A heavy fence is inside.
+    /// Marks a member as asleep. Includes a heavy fence.
     pub(crate) fn fall_asleep(&self, member: u32, by: ParkBy) {
         let state = match by {
             ParkBy::Word => ASLEEP_WORD,
@@ -207,12 +210,12 @@ impl Arena {
         self.fences.heavy();
     }
 
-    /// Says that a member is up.
+    /// Marks a member as awake.
     pub(crate) fn rise(&self, member: u32) {
         self.doorbell(member).store(AWAKE, Ordering::Release);
     }
 
-    /// Wakes a member if it sleeps. After publishing, and after a light fence.
+    /// Wakes a member if it sleeps. Call this after publishing and a light fence.
     #[inline]
     pub(crate) fn wake(&self, member: u32) -> Wake {
         let doorbell = self.doorbell(member);
@@ -231,19 +234,20 @@ impl Arena {
         }
     }
 
-    /// The lines of an area: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and so on.
+    /// Returns the lines of an area: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and
+    /// so on.
     pub(crate) fn lines(&self, area: u16) -> *mut u8 {
         let at = areas_at(self.members) + usize::from(area) * area_bytes(self.members);
         self.map.bytes(at, lines_bytes(self.members))
     }
 
-    /// Layout of the members' payload buffers.
+    /// Returns the layout of the members' payload buffers.
     #[inline]
     pub(crate) fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
-    /// A member's buffer in an area for a payload of `len` bytes in the given round.
+    /// Returns a member's buffer in an area for a payload of `len` bytes in the given round.
     pub(crate) fn buffer(&self, area: usize, member: usize, round: u64, len: usize) -> *mut u8 {
         assert!(area < AREAS && member < self.members as usize && len <= FLAT_MAX);
         let area = areas_at(self.members) + area * area_bytes(self.members) + lines_bytes(self.members);
@@ -261,7 +265,7 @@ impl Arena {
     }
 }
 
-/// With which bit those are woken that wait for a member: of many, few others are.
+/// Returns the bit by which sleepers that wait for a member are woken. With many members, few others share the bit.
 pub(crate) fn bell_bit(member: usize) -> NonZeroU32 {
     NonZeroU32::new(1 << (member as u32 % u32::BITS)).unwrap_or(NonZeroU32::MAX)
 }
@@ -270,7 +274,7 @@ fn areas_at(members: u32) -> usize {
     (DESKS_AT + members as usize * DESK_BYTES).next_multiple_of(PAGE)
 }
 
-/// Lines of one area, up to its buffers.
+/// Returns the length of an area's lines, up to its buffers.
 fn lines_bytes(members: u32) -> usize {
     (FLAT_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
 }

@@ -1,4 +1,5 @@
-//! State that the ranks of a host show each other outside any message: the abort word and their latest operation.
+//! The board: state that the ranks of a host show each other outside any message, namely the abort word and their
+//! latest operation.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ pub struct Board {
     arena: Arena,
     member: u32,
     bell: Arc<OwnedFd>,
-    /// Datagram sockets by member.
+    /// Names of the members' datagram sockets.
     bell_names: Arc<[[u8; NAME_BYTES]]>,
 }
 
 impl ShmEndpoint {
-    /// The group's board; none before [`establish`](crate::Endpoint::establish), or if the system is out of
+    /// Returns the group's board; `None` before [`establish`](crate::Endpoint::establish), or if the system is out of
     /// descriptors.
     #[must_use]
     pub fn board(&self) -> Option<Board> {
@@ -37,7 +38,7 @@ impl ShmEndpoint {
 
 #[cfg(all(test, kolo_model = "transport"))]
 impl Board {
-    /// Without sockets: no thread sleeps on a descriptor.
+    /// Makes a board without sockets: in a model, no thread sleeps on a descriptor.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {
         let bell = crate::sys::memfd::create_sealed("kolo-model", 1).expect("a descriptor");
         let bell_names = vec![[0; NAME_BYTES]; arena.members() as usize].into();
@@ -46,8 +47,8 @@ impl Board {
 }
 
 impl Board {
-    /// Sets the abort word to `value` unless it is set already, and wakes all ranks of this host, however they
-    /// sleep. `value` is not 0; the epoch that is given up is a good one.
+    /// Sets the abort word to `value` unless it is set already, and wakes all ranks of this host, however they sleep.
+    /// The number of the epoch that is given up makes a good `value`.
     ///
     /// # Panics
     /// If `value` is 0.
@@ -63,27 +64,28 @@ impl Board {
         }
     }
 
-    /// The abort word: 0 until a rank of this host aborts.
+    /// Returns the value of the abort word: 0 until a rank of this host aborts.
     #[must_use]
     pub fn aborted(&self) -> u32 {
         self.abort_word().load(Ordering::Acquire)
     }
 
-    /// The abort word itself, for the inside of a waiting loop.
+    /// Returns the abort word itself, for use inside a waiting loop.
     #[must_use]
     pub fn abort_word(&self) -> &AtomicU32 {
         self.arena.abort_word()
     }
 
-    /// Shows the others two words that say which operation this rank is at. Two plain stores; a reader may see the first
-    /// word of one announcement with the second of its neighbour.
+    /// Shows the other ranks two words that say which operation this rank executes. These are two plain stores: a
+    /// reader may see the first word of one announcement with the second word of the previous or next one.
     pub fn announce(&self, first: u64, second: u64) {
         let (first_word, second_word) = self.arena.announcement(self.member);
         second_word.store(second, Ordering::Relaxed);
         first_word.store(first, Ordering::Release);
     }
 
-    /// A member's last announcement; zeros if there is none. Members are the indices of [`ShmEndpoint::members`].
+    /// Returns a member's last announcement, or zeros if there is none. Members are the indices of
+    /// [`ShmEndpoint::members`].
     ///
     /// # Panics
     /// If there is no such member.
@@ -94,7 +96,7 @@ impl Board {
         (first, second.load(Ordering::Relaxed))
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     #[must_use]
     pub fn members(&self) -> usize {
         self.arena.members() as usize

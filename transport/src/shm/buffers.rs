@@ -1,10 +1,11 @@
-//! Layout of a member's payloads in an area: one row of buffers per length, filled in turn.
+//! Layout of a member's payload buffers in an area: one row of buffers per length, used in turn.
 //!
-//! # How many
-//! Others have what a member wrote some rounds ago in their second-level caches, and there it is expensive to overwrite. Where its next payload
-//! lies in memory that those caches have lost meanwhile, and the third-level cache that all share has not, a copy takes half of the
-//! time. Two processes on two processors that share a third-level cache, each of which copies into shared memory and out of the
-//! other's, in us (1 MiB of second-level cache each):
+//! # Number of buffers
+//! Other ranks have the payloads that a member wrote some rounds ago in their second-level caches, and overwriting
+//! bytes there is expensive. A copy takes half the time if the next payload lies in memory that those caches have
+//! lost meanwhile, but that the shared third-level cache still holds. Two processes ran on two processors that share
+//! a third-level cache (1 MiB of second-level cache each). Each copied into shared memory and out of the other's;
+//! times in us:
 //!
 //! | payload | 128 KiB of buffers | 512 KiB | 1 MiB | 2 MiB | 4 MiB | 8 MiB | 16 MiB |
 //! | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -12,39 +13,44 @@
 //! | 64 KiB | 10 | 12 | 6.2 | 4.7 | 4.5 | 4.9 | 7.3 |
 //! | 256 KiB | | 22 | 18 | 20 | 19 | 22 | 31 |
 //!
-//! So the buffers of all members together take [`TOGETHER`], with each length; with many members, each has the least number that keeps
-//! rounds going. Where processors share no cache, the number makes no difference to [streaming stores](super::copier).
+//! The buffers of all members together therefore take [`TOGETHER`] bytes for each length. With many members, each has
+//! the smallest number of buffers that keeps rounds going. Where processors share no cache, the number makes no
+//! difference to [streaming stores](super::copier).
 
 use super::arena::{FLAT_DEPTH, FLAT_MAX, IS_MODEL, PAGE};
 
-/// Longest exchange for which a member has many buffers. A call of more is cut into parts where that is quicker.
+/// Longest payload in bytes for which a member has many buffers. A longer call is cut into parts where that is
+/// faster.
 pub const FLAT_LONG: usize = 64 * 1024;
 
-/// Payloads of a few lines stay in the first-level caches.
+/// Length up to which payloads are brief: a few lines, which stay in the first-level caches.
 const FLAT_BRIEF: usize = 2 * 1024;
 
-/// Bytes of their buffers: processors that read one fetch what follows it, and that had better not be the buffer that is written next.
-/// All-gathers of 2 ranks and 2 KiB each take 0.5 us instead of 0.7.
+/// Size of the buffers of brief payloads. Processors that read one buffer prefetch the memory behind it, which should
+/// not be the buffer that is written next. All-gathers of 2 ranks with 2 KiB each take 0.5 us instead of 0.7.
 const BRIEF_APART: usize = 8 * 1024;
 
-/// Lengths of buffers: powers of two from [`FLAT_BRIEF`] on, and [`FLAT_MAX`].
+/// Number of buffer lengths: powers of two from [`FLAT_BRIEF`] on, and [`FLAT_MAX`].
 const ROWS: usize = 10;
 
-/// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds, however many members there are.
+/// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds, for any number of members.
 const FLAT_SHORT: usize = 8 * 1024;
 
-/// Least buffers of a member for long payloads: with four instead of two, a root that gives one part after another waits for the others a
-/// third as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB 1.15 times as fast).
+/// Minimum number of a member's buffers for long payloads. With four instead of two, a root that publishes part after
+/// part waits for the others a third as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB
+/// 1.15 times as fast).
 const LONGS_LEAST: usize = 4;
 
-/// Bytes of the buffers of all members together, of each length: more than their second-level caches, and little of the third-level one.
+/// Size of all members' buffers of one length together: more than their second-level caches, and a small part of the
+/// third-level cache.
 const TOGETHER: usize = 5 << 20;
 
-/// Offset within a page at which long buffers begin. Callers' buffers begin at or shortly after the beginning of a page, and a copy to an
-/// address that is 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen 5, 64 KiB in the
-/// second-level cache): the processor cannot tell soon enough that what it reads is not what it has just written. Great
-/// buffers begin with a page: with 8 ranks broadcasts of 512 KiB from the middle of one take 1.1 times as long, with 4
-/// reduce_scatters of 2 MiB and more 1.04 times.
+/// Offset within a page at which long buffers begin. Callers' buffers begin at or shortly after the beginning of a
+/// page. A copy to an address that lies 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen
+/// 5, 64 KiB in the second-level cache), because the processor cannot tell soon enough that the bytes it reads are
+/// not those that it has just written. Buffers of more than [`FLAT_LONG`] begin at a page: in the middle of a page,
+/// broadcasts of 512 KiB among 8 ranks take 1.1 times as long, and reduce_scatters of 2 MiB and more among 4 ranks
+/// 1.04 times.
 const LONGS_IN_PAGE: usize = PAGE / 2;
 
 /// A member's buffers in an area.
@@ -64,7 +70,7 @@ struct Row {
 }
 
 impl Buffers {
-    /// Those of an area of so many members.
+    /// Returns the layout for an area of `members` members.
     pub(crate) fn new(members: u32) -> Self {
         let mut rows = [Row { at: 0, each: 0, count: 0 }; ROWS];
         let mut at = 0;
@@ -82,7 +88,7 @@ impl Buffers {
                 _ => (each, count(members, each, least)),
             };
             rows[index] = if index > 0 && each < longest && count == least {
-                // They may as well lie in longer ones.
+                // These payloads can use the longer buffers.
                 rows[index + 1]
             } else {
                 let in_page = if longest == FLAT_LONG { LONGS_IN_PAGE } else { 0 };
@@ -94,19 +100,19 @@ impl Buffers {
         Self { rows, bytes: at }
     }
 
-    /// Bytes of all of them.
+    /// Returns the size of all buffers of a member.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Offset of a payload of `len` bytes in a round.
+    /// Returns the offset of a payload of `len` bytes in a round.
     #[inline]
     pub(crate) fn place(&self, round: u64, len: usize) -> usize {
         let row = self.row(len);
         row.at + (round as usize & (row.count - 1)) * row.each
     }
 
-    /// In how many rounds a payload of `len` bytes stays where it is.
+    /// Returns the number of rounds for which a payload of `len` bytes stays in place.
     #[inline]
     pub(crate) fn depth(&self, len: usize) -> u64 {
         self.row(len).count.min(FLAT_DEPTH) as u64
@@ -122,7 +128,7 @@ impl Buffers {
     }
 }
 
-/// Number of buffers per member for one length. Models have few, so that they soon reuse them.
+/// Returns the number of buffers per member for one length. Models use few buffers, so that they soon reuse them.
 fn count(members: u32, each: usize, least: usize) -> usize {
     let share = TOGETHER / each / members.max(2) as usize;
     let most = if IS_MODEL { 2 } else { usize::MAX };
@@ -141,7 +147,7 @@ mod tests {
             for len in (0..ROWS - 1).map(|row| FLAT_BRIEF << row).chain([FLAT_MAX]) {
                 let (row, depth) = (*buffers.row(len), buffers.depth(len) as usize);
                 assert!(row.each >= len && (2..=FLAT_DEPTH).contains(&depth), "{members}, {len}: {row:?}");
-                // Any rounds in a row, as many as are read at a time.
+                // Any consecutive rounds, as many as may be read at a time.
                 for first in 0..1000 {
                     let mut at: Vec<_> =
                         (first..).take(depth).map(|round| buffers.place(round, len)).collect();

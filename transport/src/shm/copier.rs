@@ -1,8 +1,9 @@
-//! Copies into memory that others read: through the caches, or past them.
+//! Copies into memory that others read, through the caches or past them.
 //!
-//! An ordinary store takes the line from the caches of those who have read it. That is cheap where processors share a cache, and takes 35
-//! ns a line where they do not (other chiplets, other sockets), fifteen times as long as a streaming store. Readers find streamed bytes
-//! in memory. Two processes on two processors, each of which copies into shared memory and out of the other's, in us:
+//! An ordinary store takes the line away from the caches of the ranks that have read it. That is cheap where
+//! processors share a cache. Where they do not (other chiplets, other sockets), it takes 35 ns a line, fifteen times
+//! as long as a streaming store. Readers find streamed bytes in memory. Two processes ran on two processors; each
+//! copied into shared memory and out of the other's. Times in us, with the copy in as a part of them:
 //!
 //! | bytes | near, ordinary | near, streaming | far, ordinary | far, streaming |
 //! | ---: | ---: | ---: | ---: | ---: |
@@ -11,9 +12,9 @@
 //! | 256 KiB | 28 (15 in) | 37 (10 in) | 160 (136 in) | 31 (9.3 in) |
 //! | 1 MiB | 75 (24 in) | 140 (42 in) | 610 (500 in) | 120 (38 in) |
 //!
-//! So a rank times some of its own copies each way, adds to the streaming ones what they cost the reader ([`READER_NS`] and
-//! [`READER_NS_PER_BYTE`]: memory instead of a shared cache), and takes the cheaper way. It looks again now and then: processes move, and
-//! so do the processors of virtual machines.
+//! A rank therefore times some of its own copies each way, adds to the streaming ones the extra cost for the reader
+//! ([`READER_NS`] and [`READER_NS_PER_BYTE`]: memory instead of a shared cache), and takes the cheaper way. It
+//! measures again now and then, because processes move, and so do the processors of virtual machines.
 
 use std::fmt;
 use std::ptr;
@@ -22,36 +23,38 @@ use std::time::Instant;
 
 use super::copy::copy_streaming;
 
-/// Shorter copies are made with ordinary stores: they are over before streaming stores would have reached memory.
+/// Shortest copy that may use streaming stores, in bytes. A shorter one is complete before streaming stores would
+/// have reached memory.
 const STREAMING_MIN: usize = 1 << 10;
 
-/// Lengths that are judged together: powers of two from [`STREAMING_MIN`] on.
+/// Number of length classes that are judged separately: powers of two from [`STREAMING_MIN`] on.
 const CLASSES: usize = 11;
 
-/// Cost to the reader of finding the first line in memory.
+/// Cost for the reader of finding the first line in memory.
 const READER_NS: f32 = 300.0;
 
-/// Cost to the reader of each further byte.
+/// Cost for the reader of each further byte.
 const READER_NS_PER_BYTE: f32 = 0.06;
 
-/// Streaming stores are taken up where ordinary ones cost so many times as much, and given up where those cost less.
+/// Streaming stores are adopted where ordinary ones cost more than this many times as much, and given up where
+/// ordinary ones cost less.
 const WORTH: f32 = 1.25;
 
-/// One copy in so many is timed.
+/// One copy in this many is timed.
 const TIMED: u32 = 16;
 
-/// After the first few, one copy in so many is made the other way.
+/// After the first few copies, one copy in this many is made the other way.
 const TRIED: u32 = 512;
 
 /// Kind of stores with which a rank copies into memory that others read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stores {
-    /// In whichever way its own copies show to be quicker.
+    /// The faster kind, as its own copies show.
     #[default]
     Auto,
     /// Through the caches.
     Ordinary,
-    /// Past them, from 1 KiB on.
+    /// Streaming stores past the caches, from 1 KiB on.
     Streaming,
 }
 
@@ -78,7 +81,7 @@ impl FromStr for Stores {
     }
 }
 
-/// One rank's copies into memory that others read.
+/// Makes one rank's copies into memory that others read.
 #[derive(Debug)]
 pub struct Copier {
     stores: Stores,
@@ -86,10 +89,10 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// A copier that uses these stores.
+    /// Returns a copier that uses these stores.
     #[must_use]
     pub const fn new(stores: Stores) -> Self {
-        // Elsewhere there are no streaming stores.
+        // Other architectures have no streaming stores here.
         let stores = if cfg!(target_arch = "x86_64") { stores } else { Stores::Ordinary };
         Self { stores, classes: [Class::NEW; CLASSES] }
     }
@@ -143,14 +146,15 @@ enum Way {
 struct Class {
     way: Way,
     turn: u32,
-    /// The last two times of each way, in ns per byte: of a copy in which the processor was taken away, the other one tells.
+    /// The last two times of each way, in ns per byte. If the processor was taken away during one copy, the other
+    /// time is right.
     took: [[f32; 2]; 2],
 }
 
 impl Class {
     const NEW: Self = Self { way: Way::Ordinary, turn: 0, took: [[f32::INFINITY; 2]; 2] };
 
-    /// Method of the next copy, and whether to time it.
+    /// Returns the method of the next copy, and whether to time it.
     fn next(&mut self) -> (Way, bool) {
         let turn = self.turn;
         self.turn = self.turn.wrapping_add(1);
@@ -161,7 +165,7 @@ impl Class {
         }
     }
 
-    /// A copy took so long.
+    /// Records the duration of a copy and chooses the way for later copies.
     fn took(&mut self, way: Way, ns: f32, bytes: f32) {
         let times = &mut self.took[way as usize];
         *times = [times[1], ns / bytes];
@@ -188,7 +192,7 @@ impl Way {
 mod tests {
     use super::*;
 
-    /// Makes copies of 64 KiB that take so many us each way; returns how many were made the second way.
+    /// Makes copies of 64 KiB that take the given number of us each way; returns how many of them were streamed.
     fn make(class: &mut Class, copies: u32, took: [f32; 2]) -> u32 {
         (0..copies)
             .map(|_| {

@@ -1,15 +1,15 @@
-//! Copying out of the ring past the caches.
+//! Copies that bypass the caches.
 
-/// Messages at least this long go to their destination with streaming stores. Source and destination then take a
-/// third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination.
+/// Length in bytes from which messages go to their destination with streaming stores. Source and destination then
+/// fill a third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination.
 ///
-/// Measured, GB/s, ordinary / streaming stores, two processes in alternation: one way 8 MiB 27 / 25, 16 MiB 25 / 23,
-/// 32 MiB 17.5 / 22.5, 64 MiB 16.3 / 16.7; both ways, which is what collectives do, 8 MiB 26 / 25, 16 MiB 19 / 22.5,
-/// 32 MiB 16.5 / 20, 64 MiB 16.4 / 18.5.
+/// Measured in GB/s, ordinary / streaming stores, two processes in alternation. One way: 8 MiB 27 / 25, 16 MiB 25 /
+/// 23, 32 MiB 17.5 / 22.5, 64 MiB 16.3 / 16.7. Both ways, as in collectives: 8 MiB 26 / 25, 16 MiB 19 / 22.5, 32 MiB
+/// 16.5 / 20, 64 MiB 16.4 / 18.5.
 pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 
-/// Copies `len` bytes with stores that go to memory without reading the lines first. All of them are visible to
-/// whoever synchronises with this thread afterwards, as with ordinary stores.
+/// Copies `len` bytes with stores that go to memory without reading the lines first. As with ordinary stores, all
+/// bytes are visible to any thread that synchronises with this one afterwards.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
@@ -29,7 +29,7 @@ pub unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
         } else {
             stream_lines(from.add(head), to.add(head), lines);
         }
-        // Streaming stores are ordered by nothing else.
+        // Only this fence orders streaming stores.
         std::arch::x86_64::_mm_sfence();
         ptr::copy_nonoverlapping(from.add(tail), to.add(tail), len - tail);
     }
@@ -43,7 +43,7 @@ unsafe fn stream_lines(mut from: *const u8, mut to: *mut u8, lines: usize) {
 
     for _ in 0..lines {
         let (f, t) = (from.cast::<__m128i>(), to.cast::<__m128i>());
-        // SAFETY: one of the caller's lines; these instructions are part of every x86-64.
+        // SAFETY: this is one of the caller's lines; every x86-64 has these instructions.
         unsafe {
             let (a, b) = (_mm_loadu_si128(f), _mm_loadu_si128(f.add(1)));
             let (c, d) = (_mm_loadu_si128(f.add(2)), _mm_loadu_si128(f.add(3)));
@@ -65,7 +65,7 @@ unsafe fn stream_lines_wide(mut from: *const u8, mut to: *mut u8, lines: usize) 
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
 
     for _ in 0..lines {
-        // SAFETY: one of the caller's lines.
+        // SAFETY: this is one of the caller's lines.
         unsafe {
             let (f, t) = (from.cast::<__m256i>(), to.cast::<__m256i>());
             let (a, b) = (_mm256_loadu_si256(f), _mm256_loadu_si256(f.add(1)));
@@ -77,7 +77,7 @@ unsafe fn stream_lines_wide(mut from: *const u8, mut to: *mut u8, lines: usize) 
     }
 }
 
-/// Elsewhere, an ordinary copy.
+/// Copies `len` bytes with ordinary stores, on architectures without streaming stores.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
@@ -112,7 +112,7 @@ mod tests {
         struct Aligned([u8; 640]);
         let source: Vec<u8> = (0..641u32).map(|i| i as u8).collect();
         let mut target = Aligned([0; 640]);
-        // SAFETY: ten lines on both sides, the target's aligned.
+        // SAFETY: both sides have ten lines, and the target's are aligned.
         unsafe { stream_lines(source[1..].as_ptr(), target.0.as_mut_ptr(), 10) };
         assert_eq!(target.0[..], source[1..]);
     }

@@ -8,9 +8,9 @@ use super::remote::{NEAR_RUNS, Near};
 use super::rendezvous::Rts;
 use crate::endpoint::Piece;
 
-/// Walks a list of pieces front to back. The list and the memory it names belong to the caller, who has promised
-/// (in [`Endpoint::post_send`](crate::Endpoint::post_send) and `post_recv`) to keep both valid until the token
-/// completes; a cursor is dropped no later than that.
+/// A cursor that walks a list of pieces front to back. The list and the memory it names belong to the caller, who has
+/// promised (in [`Endpoint::post_send`](crate::Endpoint::post_send) and `post_recv`) to keep both valid until the
+/// token completes; a cursor is dropped no later than that.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     piece: *const Piece,
@@ -18,12 +18,12 @@ pub(crate) struct Cursor {
     offset: usize,
 }
 
-// SAFETY: whoever owns the endpoint may move it to another thread while messages are pending, and has promised that
-// the memory stays valid and untouched meanwhile; nothing in it belongs to a thread.
+// SAFETY: the owner of the endpoint may move it to another thread while messages are pending, and has promised that
+// the memory stays valid and untouched meanwhile. A cursor holds nothing that belongs to a thread.
 unsafe impl Send for Cursor {}
 
 impl Cursor {
-    /// At the front of `pieces`.
+    /// Returns a cursor at the front of `pieces`.
     pub(crate) fn new(pieces: &[Piece]) -> Self {
         let range = pieces.as_ptr_range();
         Self { piece: range.start, end: range.end, offset: 0 }
@@ -34,8 +34,8 @@ impl Cursor {
     /// # Safety
     /// The promise of `post_send` holds, `len` bytes are left in the list, and `to` is writable for `len` bytes.
     pub(crate) unsafe fn gather(&mut self, mut to: *mut u8, len: usize, copier: &mut Copier) {
-        // SAFETY: `run` gives ranges inside the caller's pieces; `to` advances by as much as was copied, `len` in
-        // all. The ranges do not overlap: one is shared memory mapped by this crate, the other is the caller's.
+        // SAFETY: `walk` yields ranges inside the caller's pieces; `to` advances by the number of bytes copied, `len`
+        // in all. The ranges do not overlap: one is shared memory mapped by this crate, the other is the caller's.
         unsafe {
             self.walk(len, |from, run| {
                 copier.copy(from, to, run);
@@ -44,12 +44,12 @@ impl Cursor {
         }
     }
 
-    /// Copies `len` bytes from `from` to the next place in the list, past the caches if `streaming`.
+    /// Copies `len` bytes from `from` to the next positions in the list, past the caches if `streaming`.
     ///
     /// # Safety
     /// The promise of `post_recv` holds, `len` bytes are left in the list, and `from` is readable for `len` bytes.
     pub(crate) unsafe fn scatter(&mut self, mut from: *const u8, len: usize, streaming: bool) {
-        // SAFETY: as for `gather`, the other way round.
+        // SAFETY: as in `gather`, with source and destination exchanged.
         unsafe {
             self.walk(len, |to, run| {
                 if streaming {
@@ -62,7 +62,8 @@ impl Cursor {
         }
     }
 
-    /// The whole list, if it is short enough for a request. Only at the front of it.
+    /// Returns the ranges of the whole list, if they are few enough for a request. Valid only at the front of the
+    /// list.
     ///
     /// # Safety
     /// The list is valid, and `total` bytes long.
@@ -73,7 +74,8 @@ impl Cursor {
         fits.then_some(rts)
     }
 
-    /// Steps over the next bytes, `len` of them or as many as lie in [`NEAR_RUNS`] pieces, and lists them.
+    /// Moves past the next bytes, `len` of them or as many as lie in [`NEAR_RUNS`] pieces, and appends their ranges
+    /// to `near`.
     ///
     /// # Safety
     /// The promise of `post_recv` holds, and `len` bytes are left in the list.
@@ -83,7 +85,7 @@ impl Cursor {
                 // SAFETY: bytes are left, so there is a piece here.
                 let piece = unsafe { *self.piece };
                 let run = len.min(piece.len - self.offset);
-                // SAFETY: as many are left in this piece.
+                // SAFETY: this piece holds `run` more bytes.
                 unsafe { self.walk(run, |at, run| near.push(at, run)) };
                 len -= run;
                 if run > 0 {
@@ -95,7 +97,7 @@ impl Cursor {
         }
     }
 
-    /// Steps over the next `len` bytes, calling `each` with every contiguous run of them.
+    /// Moves past the next `len` bytes and calls `each` with every contiguous run of them.
     ///
     /// # Safety
     /// The list is valid, and `len` bytes are left in it.

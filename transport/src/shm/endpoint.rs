@@ -1,18 +1,19 @@
-//! The endpoint: posts, polls, and sleeping.
+//! The endpoint of the shared-memory transport: posting, polling and sleeping.
 //!
 //! # The two halves of a link
-//! Each side makes what it sends through: upon its first post to a peer, of whatever kind, it creates a segment and
-//! delivers it over a UNIX stream to the peer's listener. It need not wait for anything: the connection and the
-//! descriptor lie in the listener's backlog until the peer looks, and messages go into the rings meanwhile. So
-//! nobody waits for a dial of the other, both may dial at the same time, and a message reported done survives its
-//! sender. The streams stay open; their end means that the peer is gone.
+//! Each side makes the half through which it sends. Upon its first post of any kind to a peer, it creates a segment
+//! and delivers it over a UNIX stream to the peer's listener. It does not wait for the peer: the connection and the
+//! descriptor lie in the listener's backlog until the peer looks there, and messages go into the rings meanwhile. So
+//! no rank waits for the other to dial, both may dial at the same time, and a message reported done survives its
+//! sender. The streams stay open; the end of a stream means that the peer is gone.
 //!
 //! # The order of a poll
-//! 1. One word of the arena, which peers count up after putting something into this endpoint's sockets; and the
-//!    sockets themselves only when it changed, around sleeping, and every [`LOOK_EVERY`] polls.
-//! 2. The channels with something pending, each up to a few pieces in turn, so that both directions of a flood advance
-//!    together and the two processes work on neighbouring pieces at the same time.
-//! 3. The doorbells of the peers for whom something was published or freed: one fence and one look each.
+//! 1. Check the mail word in the arena, which peers increment after putting something into this endpoint's sockets.
+//!    Look at the sockets themselves only when the word has changed, before and after sleeping, and every
+//!    [`LOOK_EVERY`] polls.
+//! 2. Advance the channels with pending messages, each by up to a few pieces in turn. Both directions of a flood thus
+//!    advance together, and the two processes work on neighbouring pieces at the same time.
+//! 3. Check the doorbells of the peers for whom something was published or freed: one fence, then one look each.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,8 +41,9 @@ use crate::endpoint::{
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
 
-/// Polls between two looks at the sockets when nothing calls for one: a look costs about 0.4 µs, a poll at least
-/// 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within 50 µs or so of spinning.
+/// Number of polls between two looks at the sockets when there is no other reason to look. A look costs about 0.4 µs
+/// and a poll at least 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within about 50
+/// µs of spinning.
 const LOOK_EVERY: u32 = 4096;
 
 /// One rank's end of the shared-memory transport.
@@ -52,11 +54,11 @@ pub struct ShmEndpoint {
     pub(super) options: ShmOptions,
     pub(super) caps: Caps,
     pub(super) identity: Address,
-    /// Target of the identity's `beacon`.
+    /// Keeps the memory at the identity's `beacon` address.
     _beacon: Beacon,
-    /// Location of huge pages, if a caller needs it.
+    /// Finds out whether memory lies in huge pages, if the options call for it.
     pub(super) pages: Option<Arc<Pages>>,
-    /// The process whose memory was tried to read last, and why it cannot be.
+    /// The process whose memory this rank tried to read last, and the reason if it cannot.
     pub(super) probed: Option<(u32, Result<(), String>)>,
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
@@ -65,15 +67,16 @@ pub struct ShmEndpoint {
     pub(super) epoll: OwnedFd,
     pub(super) budget: Budget,
 
-    /// Ranks of the local group, ascending; filled by `establish`.
+    /// Ranks of the local group, ascending; set by `establish`.
     pub(super) members: Vec<u32>,
-    /// This rank's index there.
+    /// This rank's index in `members`.
     pub(super) member: u32,
     pub(super) arena: Option<Arena>,
     pub(super) is_exchange_taken: bool,
-    /// Those of the stage; filled by `establish`.
+    /// Areas of the stage; set by `establish`.
     pub(super) areas: Vec<Area>,
-    /// Stores with which this rank copies into memory that others read, and the copier that applies them on the stage.
+    /// Stores with which this rank copies into memory that others read, and the copier that applies them on the
+    /// stage.
     pub(super) stores: Stores,
     pub(super) copier: Copier,
 
@@ -82,20 +85,20 @@ pub struct ShmEndpoint {
     pub(super) peers: Vec<Peer>,
     pub(super) send_lanes: Vec<SendLane>,
     pub(super) recv_lanes: Vec<RecvLane>,
-    /// Lanes with something pending and a ring to move it through.
+    /// Lanes with pending messages and a ring to move them through.
     pub(super) busy_sends: Vec<u32>,
     pub(super) busy_recvs: Vec<u32>,
-    /// Peers whose doorbell is to be looked at.
+    /// Peers whose doorbell is to be checked.
     pub(super) dirty: Vec<u32>,
     /// Peers whose segment could not be delivered yet.
     pub(super) undelivered: Vec<u32>,
     /// Peers in [`Fate::Leaving`](super::peer::Fate::Leaving).
     pub(super) leaving: Vec<u32>,
-    /// Scratch space: peers just found to be gone.
+    /// Scratch list of peers just found to be gone.
     pub(super) gone: Vec<u32>,
-    /// Events of posts, for the next poll.
+    /// Events that posts produced, for the next poll to report.
     pub(super) deferred: VecDeque<Event>,
-    /// Tokens that wait in lanes.
+    /// Number of tokens that wait in lanes.
     pub(super) pending: usize,
 
     pub(super) last_mail: u32,
@@ -163,18 +166,18 @@ impl ShmEndpoint {
         }
     }
 
-    /// Ranks of the local group, this one included, ascending. Empty before [`Endpoint::establish`].
+    /// Returns the ranks of the local group, this one included, ascending. Empty before [`Endpoint::establish`].
     #[must_use]
     pub fn members(&self) -> &[u32] {
         &self.members
     }
 
-    /// Whether the owner has said that it would sleep.
+    /// Returns whether the owner has announced that it is about to sleep.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 
-    /// Finds the peer and checks that one may post to it.
+    /// Returns the index of a peer after checking that a post to it is allowed.
     fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
         let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(on.peer), detail);
         if let Some(cause) = &self.aborted {
@@ -193,14 +196,14 @@ impl ShmEndpoint {
         Ok(index as usize)
     }
 
-    /// Index of a peer with whom all is well.
+    /// Returns the index of a peer, if no failure of it is known.
     #[inline]
     fn peer_at_hand(&self, rank: u32) -> Option<usize> {
         let index = *self.by_rank.get(rank as usize)? as usize;
         matches!(self.peers.get(index)?.fate, Fate::Fine).then_some(index)
     }
 
-    /// Lane for sending on a channel, made on first use together with the segment.
+    /// Returns the lane for sending on a channel. The first use makes the lane, and the segment if necessary.
     fn send_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].send_lanes[usize::from(channel)];
         if known != NO_LANE {
@@ -218,7 +221,7 @@ impl ShmEndpoint {
         Ok(id)
     }
 
-    /// Whether a long message should go by rendezvous.
+    /// Returns whether a long message should go by rendezvous.
     fn is_for_rendezvous(&self, lane: u32, src: &[Piece], total: usize) -> bool {
         let lane = &self.send_lanes[lane as usize];
         let is_short = src.len() <= FAR_RUNS;
@@ -281,14 +284,15 @@ impl ShmEndpoint {
         }
     }
 
-    /// Lane for receiving on a channel, made on first use.
+    /// Returns the lane for receiving on a channel. The first use makes it.
     fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].recv_lanes[usize::from(channel)];
         if known != NO_LANE {
             return Ok(known);
         }
-        // Also tells whether the peer lives, which nothing else would if it never sends. If it does not, what it
-        // has sent may still lie in the backlog: the next poll looks there before it gives the peer up.
+        // Reaching out also shows whether the peer is alive, which nothing else would show if it never sends. If the
+        // peer is gone, its messages may still lie in the backlog: the next poll looks there before it gives the peer
+        // up.
         match self.reach_out(peer) {
             Err(error) if error.kind == ErrorKind::PeerLost => self.look_soon = true,
             other => other?,
@@ -304,7 +308,7 @@ impl ShmEndpoint {
     }
 }
 
-/// Sum of the pieces, if it is within bounds.
+/// Returns the total length of the pieces, or `None` if it exceeds the limit.
 fn total(pieces: &[Piece]) -> Option<usize> {
     let sum = pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(piece.len))?;
     (sum <= isize::MAX as usize).then_some(sum)
@@ -459,7 +463,8 @@ impl Endpoint for ShmEndpoint {
         self.arena.is_some().then_some(self as &mut dyn Stage)
     }
 
-    /// Links to the peer if that has not been done, whose stream then ends with it; the next poll looks there.
+    /// Makes this side's half of the link, if there is none yet. Its stream ends when the peer ends, and the next
+    /// poll notices that.
     fn look_for(&mut self, peer: u32) -> Result<(), Error> {
         let index = self.peer_for_post(Channel { peer, index: 0 })?;
         self.presence(index)
@@ -485,8 +490,8 @@ impl Endpoint for ShmEndpoint {
         any
     }
 
-    /// Until [`Endpoint::disarm`], further calls give the same again and change nothing for the peers: a wake-up
-    /// between the last poll and sleeping is not lost by "arm, poll, arm, sleep".
+    /// Until [`Endpoint::disarm`], further calls return the same and change nothing for the peers. With "arm, poll,
+    /// arm, sleep", a wake-up between the last poll and the sleep is therefore not lost.
     fn arm(&mut self, by: ParkBy) -> Armed<'_> {
         let Some(arena) = &self.arena else { return Armed::Idle };
         if self.armed != Some(by) {
@@ -525,7 +530,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn is_flushed(&self) -> bool {
-        // Bytes in a delivered segment stay readable for the peer without this end.
+        // Bytes in a delivered segment stay readable for the peer after this endpoint is dropped.
         self.undelivered.is_empty() && self.send_lanes.iter().all(SendLane::is_idle)
     }
 }

@@ -1,8 +1,8 @@
-//! Birth of an endpoint, and how the ranks of a host come to share one arena.
+//! Creation of an endpoint, and how the ranks of a host come to share one arena.
 //!
-//! The lowest rank of the local group leads. It creates the arena and hands its descriptor to everybody who asks with
-//! both cookies. Nobody needs to be there before anybody else: a connection waits in the listener's backlog, and the
-//! listeners exist since before the addresses were made known.
+//! The lowest rank of the local group is the leader. It creates the arena and hands the descriptor to every rank that
+//! asks and proves that it knows both cookies. Ranks may come in any order: a connection waits in the listener's
+//! backlog, and the listeners exist before the addresses are distributed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,20 +31,20 @@ use crate::sys::{descriptors, unix};
 
 /// Name of the transport in errors and capabilities.
 pub(crate) const NAME: &str = "shm";
-/// In no peer's place.
+/// Marks a rank that is no peer of this endpoint.
 pub(crate) const NO_PEER: u32 = u32::MAX;
-/// A leader whose backlog is full is asked again after this long; the backlog empties within one accept.
+/// Time after which a leader whose backlog is full is asked again; one accept makes room in the backlog.
 const RETRY: Duration = Duration::from_millis(1);
-/// A leader that has waited this long checks whether the missing members are still alive. Long beside what members of
-/// one host are apart, short beside what a person takes for a hang.
+/// Time after which a waiting leader checks whether the missing members are still alive. Members of one host arrive
+/// within much less time, and a person takes longer to suspect a hang.
 const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
 impl ShmEndpoint {
-    /// Makes rank `rank`'s endpoint in a world of `world_size`.
+    /// Makes the endpoint of `rank` in a world of `world_size` ranks.
     ///
     /// # Errors
-    /// If the options make no sense ([`ErrorKind::Usage`]), or this machine does not permit shared memory between
-    /// processes ([`ErrorKind::System`]); see [`probe`](super::probe) for the latter.
+    /// [`ErrorKind::Usage`] if the options are invalid, [`ErrorKind::System`] if this machine does not permit shared
+    /// memory between processes; see [`probe`](super::probe) for the latter.
     pub fn new(rank: u32, world_size: u32, options: ShmOptions) -> Result<Self, Error> {
         let usage = |detail: String| Error::new(ErrorKind::Usage, NAME, None, detail);
         if rank >= world_size {
@@ -135,8 +135,8 @@ impl ShmEndpoint {
         Ok(Reach::Yes { how })
     }
 
-    /// Whether the peer's memory can be read. Peers that are threads of one process are alike, and asking for each would take as many
-    /// calls as there are pairs of threads.
+    /// Checks whether the peer's memory can be read. Peers that are threads of one process give the same answer, and
+    /// asking for each would take as many system calls as there are pairs of threads.
     fn probe(&mut self, peer: &Address) -> Result<Remote, String> {
         match &self.probed {
             Some((pid, probed)) if *pid == peer.pid => probed.clone().and_then(|()| Remote::of(peer)),
@@ -175,7 +175,7 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// The same on all members: each knows all addresses.
+    /// Returns the fence scheme, which is the same on all members, since each knows all addresses.
     fn fences(&self) -> Fences {
         let everybody = self.identity.is_registered && self.peers.iter().all(|p| p.address.is_registered);
         if everybody { Fences::Asymmetric } else { Fences::Symmetric }
@@ -205,7 +205,7 @@ impl ShmEndpoint {
                         caller: &self.identity.cookie,
                         callee: &self.peers[peer].address.cookie,
                     });
-                    // A member that went away meanwhile is missed at the deadline, or asks again.
+                    // A member that has gone away meanwhile is missed at the deadline, or asks again.
                     if unix::send(&caller.stream, &answer, Some(fd.as_fd())).is_ok() {
                         waiting.retain(|r| *r != rank);
                     }
@@ -222,7 +222,7 @@ impl ShmEndpoint {
                     format!("ranks {waiting:?} of this host did not ask for the shared arena in time");
                 Error::new(ErrorKind::Timeout, NAME, waiting.first().copied(), detail)
             })?;
-            // By the clock: the end of a peer that has already come keeps the descriptor readable.
+            // The clock decides, because the descriptor stays readable once a peer that has already come ends.
             if looked.elapsed() >= LOOK_FOR_THE_GONE {
                 self.check_presence(&waiting)?;
                 looked = Instant::now();
@@ -232,10 +232,10 @@ impl ShmEndpoint {
         Ok(arena)
     }
 
-    /// Fails if one of these peers has ended or given up: its socket is gone.
+    /// Fails if one of these peers has ended or given up, which shows by its missing socket.
     fn check_presence(&self, ranks: &[u32]) -> Result<(), Error> {
         for peer in self.peers.iter().filter(|peer| ranks.contains(&peer.rank)) {
-            // The peer takes the connection for one that says nothing, and drops it.
+            // The peer treats the connection as one that stays silent, and drops it.
             let refused = unix::connect(&peer.address.name)
                 .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
             if refused {
@@ -249,14 +249,14 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Connects to the leader. `late` is the error once the time is up.
+    /// Connects to the leader. `late` makes the error for a passed deadline.
     fn reach(&self, leader: &Peer, deadline: Instant, late: impl Fn() -> Error) -> Result<OwnedFd, Error> {
         loop {
             match unix::connect(&leader.address.name) {
                 Ok(stream) => return Ok(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     let patience = remaining(deadline).ok_or_else(&late)?;
-                    // Nothing tells when a full backlog has room again.
+                    // The system does not notify when a full backlog has room again.
                     std::thread::sleep(RETRY.min(patience));
                 }
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
@@ -288,7 +288,7 @@ impl ShmEndpoint {
             let detail = format!("rank {} closed its end before sharing its arena", leader.rank);
             Error::new(ErrorKind::PeerLost, NAME, rank, detail)
         };
-        // A leader that ends before it has read the question resets the connection.
+        // A leader that ends before it has read the request resets the connection.
         let failed = |what: &str, e: io::Error| match e.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => closed(),
             _ => system(what, e),
@@ -346,8 +346,9 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
     }
 }
 
-/// Bytes that an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of less than 4
-/// KiB (or of less than half the ring, if that is less) and one shorter piece. A message by rendezvous waits for its receiver.
+/// Returns how many bytes an empty ring of `ring` bytes takes at any position. Near the end of the ring, less than 4
+/// KiB (or less than half the ring, if that is less) may be skipped, and one piece may be shorter. A message by
+/// rendezvous waits for its receiver, so the limit stays below the length of such messages.
 fn eager_max(ring: usize, options: &ShmOptions) -> usize {
     let piece = options.piece_bytes.min(ring / 2);
     let fits = (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece);
@@ -356,7 +357,7 @@ fn eager_max(ring: usize, options: &ShmOptions) -> usize {
 
 const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);
 
-/// The set of descriptors whose readability the owner may sleep on.
+/// Makes the epoll set of the descriptors whose readability the owner may sleep on.
 fn watch(listener: &OwnedFd, bell: &OwnedFd) -> io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for fd in [listener, bell] {
@@ -369,7 +370,7 @@ fn remaining(deadline: Instant) -> Option<Duration> {
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
-/// Waits until `fd` is readable; the caller looks again in every case.
+/// Waits until `fd` is readable or the time is over; the caller looks again in either case.
 fn wait_readable(fd: &OwnedFd, patience: Duration) {
     let timeout = Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),

@@ -1,13 +1,14 @@
-//! The compiled short exchange: one round of the host's area 0 among all ranks, as a state machine of its own.
+//! The compiled exchange for short calls: a state machine that runs rounds of the host's area 0 among all ranks.
 //!
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, as long for all, or only that it is there, and waits for those
-//! members whose payload it needs ([`Needs`]). `rounds` tells the layout, and why nobody overwrites bytes that others read;
-//! [`Exchange::payload`] borrows the `Exchange` that [`Exchange::publish`] needs for itself, so nobody publishes before it has done with
-//! the payloads.
+//! In a round, every member publishes one payload of at most [`FLAT_MAX`] bytes, of the same length on all members,
+//! or only the fact that it is there. It then waits for the members whose payload it needs ([`Needs`]). The `rounds`
+//! module describes the layout, and why no member overwrites bytes that others read. [`Exchange::payload`] borrows
+//! the `Exchange`, and [`Exchange::publish`] needs it exclusively, so a member cannot publish before it has finished
+//! with the payloads.
 //!
 //! # Sleeping
-//! A member that waits may sleep on the bell, which everybody who publishes rings if there are sleepers: see
-//! [`Exchange::arm`]. The argument is that of the doorbells.
+//! A member that waits may sleep on the bell. Every member that publishes rings the bell if there are sleepers: see
+//! [`Exchange::arm`]. The argument is that of the doorbells (see `arena`).
 
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
@@ -24,8 +25,9 @@ use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::AtomicU32;
 
-/// A member's payload. Other processes can write there at any time, so nobody makes a reference to these bytes: they are reached by
-/// address, or copied out. With members that keep the protocol they do not change while this lives.
+/// A member's payload. Other processes can write there at any time, so no code makes a reference to these bytes: it
+/// reaches them by address or copies them out. If all members keep the protocol, the bytes do not change during the
+/// lifetime.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     start: *const u8,
@@ -34,10 +36,10 @@ pub struct Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// The address of `len` bytes from `at` on, valid for reads as long as this is.
+    /// Returns the address of `len` bytes from `at` on, valid for reads during the lifetime of the payload.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the payload ends before `at + len`.
     #[must_use]
     #[inline(always)]
     pub fn part(self, at: usize, len: usize) -> *const u8 {
@@ -49,18 +51,19 @@ impl Payload<'_> {
         self.start.wrapping_add(at)
     }
 
-    /// Copies the bytes from `at` on.
+    /// Copies the bytes from `at` on into `to`.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the payload ends before `to` is full.
     #[inline]
     pub fn read(self, at: usize, to: &mut [u8]) {
         let from = self.part(at, to.len());
-        // SAFETY: `part` has checked that the bytes are there, in memory that is mapped; `to` is memory of this process's own.
+        // SAFETY: `part` has checked that the bytes lie in the payload, in mapped memory; `to` is memory of this
+        // process alone.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
     }
 
-    /// A copy of all of it.
+    /// Returns a copy of the whole payload.
     #[must_use]
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -69,7 +72,8 @@ impl Payload<'_> {
     }
 }
 
-/// Destination of a member's payload; others can read it, and against the protocol write it, at any time.
+/// Destination of a member's payload. Others can read it at any time, and can even write it if they break the
+/// protocol.
 #[derive(Debug)]
 pub struct Slot<'a> {
     start: *mut u8,
@@ -78,10 +82,10 @@ pub struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// The address of `len` bytes from `at` on, valid for writes as long as this is.
+    /// Returns the address of `len` bytes from `at` on, valid for writes during the lifetime of the slot.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the slot ends before `at + len`.
     #[must_use]
     #[inline(always)]
     pub fn part(&mut self, at: usize, len: usize) -> *mut u8 {
@@ -89,24 +93,25 @@ impl Slot<'_> {
         self.start.wrapping_add(at)
     }
 
-    /// Writes the bytes from `at` on.
+    /// Writes `bytes` from `at` on.
     ///
     /// # Panics
-    /// If there is not so much room.
+    /// If the slot is too short for them.
     #[inline]
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = self.part(at, bytes.len());
-        // SAFETY: `part` has checked that the bytes are there, in memory that is mapped and is not this process's own.
+        // SAFETY: `part` has checked that the bytes lie in the slot, in mapped memory that does not overlap `bytes`,
+        // which is memory of this process alone.
         unsafe { self.copier.copy(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// Writes `len` bytes from `at` on.
     ///
     /// # Safety
-    /// `from` is readable for as much, memory of this process's own.
+    /// `from` is valid for reads of `len` bytes, and is memory of this process alone.
     ///
     /// # Panics
-    /// If there is not so much room.
+    /// If the slot is too short for them.
     #[inline]
     pub unsafe fn copy(&mut self, at: usize, from: *const u8, len: usize) {
         let to = self.part(at, len);
@@ -119,32 +124,32 @@ impl Slot<'_> {
 enum State {
     /// Between rounds.
     Idle,
-    /// Published, not all seen that are needed.
+    /// Published; some of the needed members have not been seen yet.
     Waiting,
-    /// All seen that are needed, their payloads may be read.
+    /// All needed members have been seen; their payloads may be read.
     Complete,
 }
 
-/// One member's part in exchanges. All ranks of the communicator are members, in rank order.
+/// One member's end of the exchange. All ranks of the communicator are members, in rank order.
 #[derive(Debug)]
 pub struct Exchange {
     rounds: Rounds,
     board: Board,
     ranks: Vec<u32>,
     state: State,
-    /// Of the current round: who is needed, and how long payloads are.
+    /// The members needed in the current round, and the length of its payloads.
     needs: Needs,
     len: usize,
-    /// The bell's value when the owner said that it would sleep.
+    /// The bell's value when the owner announced that it would sleep.
     armed_at: Option<u32>,
     copier: Copier,
-    /// Of buffers that members read in place.
+    /// Buffers that members read in place.
     pub(super) places: Places,
 }
 
 impl ShmEndpoint {
-    /// The compiled exchange, if all ranks of the world are on this host. Once per endpoint, after
-    /// [`establish`](crate::Endpoint::establish); it stays usable without the endpoint.
+    /// Makes the compiled exchange, if all ranks of the world are on this host. Succeeds once per endpoint, after
+    /// [`establish`](crate::Endpoint::establish). The exchange stays usable without the endpoint.
     pub(super) fn make_exchange(&mut self) -> Option<Exchange> {
         if self.is_exchange_taken || self.members.len() != self.world_size as usize {
             return None;
@@ -168,7 +173,7 @@ impl ShmEndpoint {
 
 #[cfg(all(test, kolo_model = "transport"))]
 impl Exchange {
-    /// Without an endpoint.
+    /// Makes an exchange without an endpoint.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {
         Self {
             ranks: (0..arena.members()).collect(),
@@ -185,13 +190,13 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// Number of members.
+    /// Returns the number of members.
     #[must_use]
     pub fn members(&self) -> usize {
         self.ranks.len()
     }
 
-    /// This rank's index among the members.
+    /// Returns this rank's index among the members.
     #[must_use]
     pub fn member(&self) -> usize {
         self.rounds.member()
@@ -201,34 +206,35 @@ impl Exchange {
         self.rounds.arena()
     }
 
-    /// Ranks of the members, ascending.
+    /// Returns the ranks of the members, ascending.
     #[must_use]
     pub fn ranks(&self) -> &[u32] {
         &self.ranks
     }
 
-    /// The abort word and the announcements of the group.
+    /// Returns the board: the abort word and the announcements of the group.
     #[must_use]
     pub fn board(&self) -> &Board {
         &self.board
     }
 
-    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while a member is so
-    /// far behind that it may still read what would be overwritten.
+    /// Returns whether the next round can be published with a payload of `len` bytes. Never blocks. The answer is
+    /// `false` while a member is so far behind that it may still read the bytes that would be overwritten.
     ///
     /// # Errors
-    /// If a member published another tag or length in an earlier round. The exchange is then over for good.
+    /// If a member published another tag or length in an earlier round. The exchange is then unusable.
     #[inline]
     pub fn is_free(&mut self, len: usize) -> Result<bool, StageMismatch> {
         self.rounds.is_free(len)
     }
 
-    /// Starts a round of payloads of `len` bytes. `fill` writes this member's, all of it or what matters (what it
-    /// leaves is old); a member that has nothing to give passes none. Tag and length are what all must agree on.
+    /// Starts a round with payloads of `len` bytes. `fill` writes this member's payload, all of it or the parts that
+    /// matter (the rest keeps old bytes). A member that contributes nothing passes `None`. All members must agree on
+    /// tag and length.
     ///
     /// # Panics
-    /// If `len` is beyond [`FLAT_MAX`], the previous round was not finished, or [`Exchange::is_free`] was not asked or has
-    /// not said yes for the length of what is filled in (0 for none).
+    /// If `len` exceeds [`FLAT_MAX`], if the previous round was not finished, or if [`Exchange::is_free`] has not
+    /// returned `true` for the length that is filled in (0 for `None`).
     #[inline]
     pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
         assert!(len <= FLAT_MAX, "an exchange of {len} bytes; at most {FLAT_MAX}");
@@ -236,9 +242,9 @@ impl Exchange {
         let given = if fill.is_some() { len } else { 0 };
         assert!(self.rounds.is_known_free(given), "somebody may still read what would be overwritten");
         if let Some(fill) = fill {
-            // `len` bytes of this member's own memory, which nobody else writes, and which nobody reads in this round before
-            // the word is stored (`rounds`, 2). A peer that breaks the protocol can read torn bytes, and hurts only
-            // itself; one that writes here garbles payload, and nothing else.
+            // The slot is `len` bytes of this member's own memory. No other member writes it, and none reads it in
+            // this round before the word is stored (`rounds`, rule 2). A peer that breaks the protocol by reading may
+            // read torn bytes, which hurts only itself; one that writes here garbles payload and nothing else.
             fill(Slot { start: self.rounds.slot(len), len, copier: &mut self.copier });
         }
         self.rounds.publish(tag, len as u64);
@@ -246,10 +252,11 @@ impl Exchange {
         self.rounds.arena().ring_bell(self.rounds.member());
     }
 
-    /// Whether all have published this round that are needed. Never blocks; remembers whom it has seen.
+    /// Returns whether all needed members have published this round. Never blocks; remembers the members that it has
+    /// seen.
     ///
     /// # Errors
-    /// If a member published another tag or length. The exchange is then over for good.
+    /// If a member published another tag or length. The exchange is then unusable.
     #[inline]
     pub fn poll(&mut self) -> Result<bool, StageMismatch> {
         if self.state != State::Waiting {
@@ -262,11 +269,11 @@ impl Exchange {
         Ok(is_complete)
     }
 
-    /// A member's payload in this round, this member's own included.
+    /// Returns the payload of a member, or of this member itself, in the current round.
     ///
     /// # Panics
-    /// Unless [`Exchange::poll`] has said that the round is complete, it is not finished, and this is one of the members
-    /// that were [needed](Needs) or this one itself.
+    /// Unless [`Exchange::poll`] has said that the round is complete, [`Exchange::finish`] has not been called since,
+    /// and the member is [needed](Needs) or is this one.
     #[must_use]
     #[inline]
     pub fn payload(&self, member: usize) -> Payload<'_> {
@@ -274,12 +281,13 @@ impl Exchange {
         let is_known = self.needs.include(member) || member == self.rounds.member();
         assert!(is_known, "member {member} was not waited for");
         assert!(member < self.ranks.len(), "member {member} of {}", self.ranks.len());
-        // `len` bytes of the member's memory for this round, visible through the acquire of its word. It does not write there
-        // before this member publishes the next round (`rounds`, 2), for which the borrow of `self` must have ended.
+        // The payload is `len` bytes of the member's memory for this round, visible through the acquire load of its
+        // word. The member does not write there before this member publishes the next round (`rounds`, rule 2), which
+        // requires that the borrow of `self` has ended.
         Payload { start: self.rounds.payload(member, self.len), len: self.len, _borrow: PhantomData }
     }
 
-    /// Ends a complete round. The payloads may then no longer be read.
+    /// Ends a complete round. Its payloads may no longer be read.
     ///
     /// # Panics
     /// Unless the round is complete.
@@ -289,8 +297,9 @@ impl Exchange {
         self.state = State::Idle;
     }
 
-    /// Members that are waited for, for error texts: in a round, those that are needed and have not published it;
-    /// between rounds, those that are so far behind that a payload of `len` bytes cannot be published.
+    /// Returns the members that are waited for, for error texts: during a round, the needed members that have not
+    /// published it; between rounds, the members that are too far behind for a payload of `len` bytes to be
+    /// published.
     #[must_use]
     pub fn waiting_for(&self, len: usize) -> Vec<usize> {
         match self.state {
@@ -300,10 +309,10 @@ impl Exchange {
         }
     }
 
-    /// Declares that the owner is about to sleep, and gives the word to sleep on while it holds the value (with
-    /// [`wait_word`](crate::wait_word)). The owner must poll once more before it sleeps, look again whenever it
-    /// wakes, and call [`Exchange::disarm`] after. Until then, further calls give the same again and change nothing:
-    /// arm, poll, arm, sleep. The word also moves on [`Board::abort`].
+    /// Announces that the owner is about to sleep. Returns the bell word, and the value that it must still have when
+    /// the owner sleeps on it (with [`wait_word`](crate::wait_word)). The owner must poll once more before it sleeps,
+    /// poll whenever it wakes, and then call [`Exchange::disarm`]. Until then, further calls return the same and
+    /// change nothing: arm, poll, arm, sleep. [`Board::abort`] changes the word too.
     pub fn arm(&mut self) -> (&AtomicU32, u32) {
         let arena = self.rounds.arena();
         let bell = arena.bell();
@@ -315,19 +324,20 @@ impl Exchange {
         (bell, value)
     }
 
-    /// For whom to be woken, for [`wait_word_for`](crate::wait_word_for) in place of [`wait_word`](crate::wait_word): for the first
-    /// member that has not published what this one waits for. Ask after the last poll before the sleep. Where all wait for all,
-    /// everybody would else wake at everybody's word.
+    /// Returns the bits for [`wait_word_for`](crate::wait_word_for), to be used in place of
+    /// [`wait_word`](crate::wait_word). They name the first member that has not published what this one waits for, so
+    /// that its publication wakes the owner. Call this after the last poll before the sleep. Without the bits, where
+    /// all members wait for all, every publication would wake all sleepers.
     #[must_use]
     pub fn awaited(&self) -> NonZeroU32 {
         match self.state {
             State::Waiting => self.rounds.first_late(self.needs).map_or(NonZeroU32::MAX, bell_bit),
-            // Only the owner knows its wait between rounds.
+            // Only the owner knows what it waits for between rounds.
             State::Idle | State::Complete => NonZeroU32::MAX,
         }
     }
 
-    /// Takes [`Exchange::arm`] back.
+    /// Cancels [`Exchange::arm`].
     pub fn disarm(&mut self) {
         if self.armed_at.take().is_some() {
             self.rounds.arena().sleepers().fetch_sub(1, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! Fetching a message by rendezvous.
+//! The receiver's side of a rendezvous: fetches a message from its sender's memory.
 
 use super::cursor::Cursor;
 use super::recv_lane::Trouble;
@@ -6,8 +6,8 @@ use super::remote::{FAR_RUNS, Far, Near, Remote, Unread};
 use super::rendezvous::RTS_WORDS;
 use super::ring::{Consumer as RingConsumer, Corrupt};
 
-/// Bytes that one call puts in place: long enough that the call (1 µs) and the first look-up of the pages do not count, short enough that
-/// a poll is over within 40 µs. 4 MiB at a time was no faster.
+/// Maximum number of bytes that one call fetches: so many that the cost of the call (1 µs) and of the first look-up
+/// of the pages is negligible, and so few that a poll is over within 40 µs. 4 MiB at a time was no faster.
 const PLACE_BYTES: usize = 512 << 10;
 
 /// Progress of fetching one message.
@@ -15,12 +15,12 @@ const PLACE_BYTES: usize = 512 << 10;
 pub(crate) struct Get {
     runs: [(u64, usize); FAR_RUNS],
     index: usize,
-    /// In the run at `index`.
+    /// Offset within the run at `index`.
     offset: usize,
 }
 
 impl Get {
-    /// Reads a request of `bytes` bytes in the cell for a message of `total`, and trusts nothing in it.
+    /// Parses a request of `bytes` bytes in the cell, for a message of `total` bytes. Every number in it is checked.
     pub(crate) fn checked(words: &[u64; RTS_WORDS], bytes: usize, total: u64) -> Result<Self, Corrupt> {
         let count = bytes / 16;
         if !bytes.is_multiple_of(16) || !(1..=FAR_RUNS).contains(&count) {
@@ -40,7 +40,7 @@ impl Get {
         Ok(Self { runs, index: 0, offset: 0 })
     }
 
-    /// The ranges of the next `len` bytes, which are there.
+    /// Returns the ranges of the next `len` bytes. The request must have as many left.
     fn far(&self, mut len: usize) -> Far {
         let (mut far, mut offset) = (Far::new(), self.offset);
         for (at, run) in &self.runs[self.index..] {
@@ -64,8 +64,8 @@ impl Get {
         }
     }
 
-    /// Fetches the next part of a message, of which `left` bytes are left, to where it is placed; returns how much.
-    /// After an error nothing has moved.
+    /// Fetches the next part of a message, of which `left` bytes remain, and places it; returns its length. After an
+    /// error, neither position has moved.
     ///
     /// # Safety
     /// The promise of `post_recv` holds for `cursor`, in which `left` bytes are left.
@@ -80,7 +80,7 @@ impl Get {
         // SAFETY: the caller's promise.
         unsafe { ahead.runs(left.min(PLACE_BYTES), &mut near) };
         let len = near.bytes();
-        // SAFETY: the ranges are the caller's memory, of which it has promised that nobody else touches it.
+        // SAFETY: the ranges are the caller's memory, and the caller has promised that nobody else touches it.
         let read = unsafe { remote.read(&mut near, &mut self.far(len)) };
         believe(read, ring)?;
         *cursor = ahead;
@@ -89,7 +89,7 @@ impl Get {
     }
 }
 
-/// Whether what has been read counts.
+/// Returns the outcome of a read, once it is clear that the sender had not withdrawn the memory before.
 fn believe(read: Result<(), Unread>, ring: &RingConsumer) -> Result<(), Trouble> {
     match read {
         _ if ring.is_withdrawn() => Err(Trouble::Gone),

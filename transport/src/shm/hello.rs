@@ -1,12 +1,14 @@
-//! The one message over a UNIX stream: the caller's identity, and the shared memory that comes along.
+//! The greeting: the only message over a UNIX stream. It identifies the caller and carries a descriptor of shared
+//! memory.
 //!
-//! It proves that the caller has the addresses of both ends, which only the control plane tells, by a MAC under a key derived from the cookies in
-//! both. The cookies themselves are not sent, because another process can take a socket's name once its owner has ended.
+//! A greeting proves that the caller has the addresses of both ends, which only the control plane distributes. The
+//! proof is a MAC under a key derived from the cookies in both addresses. The cookies themselves are not sent,
+//! because another process can take a socket's name once its owner has ended.
 
 use super::address::VERSION;
 use crate::proof::{Key, PROOF_BYTES};
 
-/// Bytes of an encoded greeting.
+/// Length of an encoded greeting.
 pub(crate) const HELLO_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
 const HEAD_BYTES: usize = 40;
 const MAGIC: u32 = 0x6f6c_6f6b;
@@ -14,23 +16,23 @@ const MAGIC: u32 = 0x6f6c_6f6b;
 /// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A member asks its leader for the arena.
+    /// A member asks the leader for the arena.
     AskArena,
-    /// The leader's answer; the arena's descriptor comes along.
+    /// The leader answers and attaches the arena's descriptor.
     Arena {
         /// Number of members.
         members: u32,
     },
-    /// A sender brings its segment; the descriptor comes along.
+    /// A sender delivers its segment and attaches the descriptor.
     Segment {
-        /// Channels in it.
+        /// Number of channels in the segment.
         channels: u32,
-        /// Bytes set aside for each ring.
+        /// Bytes reserved for each ring.
         ring_max: u32,
     },
-    /// A rank shares memory of its program's; the descriptor comes along.
+    /// A rank shares memory of its program and attaches the descriptor.
     Memory {
-        /// Its length.
+        /// Length of the memory in bytes.
         bytes: u64,
     },
 }
@@ -48,17 +50,17 @@ impl Ends<'_> {
     }
 }
 
-/// A greeting.
+/// The contents of a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) purpose: Purpose,
     /// The caller's rank.
     pub(crate) rank: u32,
-    /// Drawn by who asks; an answer repeats it.
+    /// Random bits that the asking side draws; the answer repeats them.
     pub(crate) nonce: [u8; 16],
 }
 
-/// A greeting as it came, not proven yet.
+/// A greeting as received, whose proof has not been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
     pub(crate) hello: Hello,
@@ -66,7 +68,7 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
-    /// Whether it was made by the caller for the callee of these two.
+    /// Returns whether the caller among these two made the greeting for the callee.
     pub(crate) fn is_between(&self, ends: Ends<'_>) -> bool {
         let (head, proof) = self.bytes.split_at(HEAD_BYTES);
         ends.key().verify(&[head], proof)
@@ -91,7 +93,7 @@ impl Hello {
         out
     }
 
-    /// Reads a greeting; nothing if it is not one.
+    /// Decodes a greeting; `None` if the bytes are not one.
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Greeting> {
         let word = |i: usize| {
             u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])

@@ -1,4 +1,4 @@
-//! The identity of this host, and what it permits.
+//! Identity of this host, and a check of the system features that the transport needs.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -6,18 +6,19 @@ use std::os::unix::fs::MetadataExt;
 use crate::sys::map::Mapping;
 use crate::sys::{memfd, unix};
 
-/// Identity of a host as far as shared memory goes. Abstract socket names are visible within one network
-/// namespace, and file descriptors travel over those sockets; so the kernel's boot and the namespace decide.
+/// Identity of a host as far as shared memory is concerned. Abstract socket names are visible within one network
+/// namespace, and file descriptors travel over those sockets. The identity is therefore the kernel's boot id and the
+/// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The kernel's boot id, or a digest of the key that stands for it.
+    /// The kernel's boot id, or a digest of the key that replaces it.
     pub(crate) boot: [u8; 16],
     /// Inode of the network namespace.
     pub(crate) namespace: u64,
 }
 
 impl Host {
-    /// This host, or the one that `key` stands for.
+    /// Returns the identity of this host, or the one that `key` stands for.
     pub(crate) fn current(key: Option<&str>) -> io::Result<Self> {
         if let Some(key) = key {
             return Ok(Self { boot: digest(key), namespace: 0 });
@@ -42,7 +43,7 @@ impl Host {
     }
 }
 
-/// Spreads a key over 128 bits (FNV-1a from two offsets). Not a secret, only an identity.
+/// Hashes a key to 128 bits (FNV-1a from two offsets). The result is an identity, not a secret.
 fn digest(key: &str) -> [u8; 16] {
     let hash = |seed: u64| key.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     let mut out = [0; 16];
@@ -51,10 +52,10 @@ fn digest(key: &str) -> [u8; 16] {
     out
 }
 
-/// Whether this process can use the transport at all.
+/// Checks that this process can use the transport at all.
 ///
 /// # Errors
-/// The first thing that does not work: `/proc`, memory files, sealing, mapping or UNIX sockets.
+/// Names the first requirement that fails: `/proc`, memory files, sealing, mapping or UNIX sockets.
 pub fn probe() -> Result<(), String> {
     let text = |what: &str, e: io::Error| format!("{what}: {e}");
     Host::current(None).map_err(|e| text("host identity", e))?;
@@ -66,17 +67,17 @@ pub fn probe() -> Result<(), String> {
     Ok(())
 }
 
-/// 128 random bits.
+/// Returns 128 random bits.
 pub(crate) fn random_bits() -> io::Result<[u8; 16]> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits).map_err(|e| io::Error::other(e.to_string()))?;
     Ok(bits)
 }
 
-/// Length of the names that [`random_name`] makes.
+/// Length in bytes of the names that [`random_name`] makes.
 pub(crate) const NAME_BYTES: usize = 37;
 
-/// An abstract socket name that cannot be guessed and is not in use.
+/// Returns a new abstract socket name that cannot be guessed.
 pub(crate) fn random_name() -> io::Result<[u8; NAME_BYTES]> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut name = *b"kolo-00000000000000000000000000000000";

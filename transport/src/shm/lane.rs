@@ -1,6 +1,6 @@
-//! The messages that wait to be sent on one channel.
+//! Messages that wait to be sent on one channel.
 //!
-//! A lane owns its end of the ring, once there is one, and the queue of what was posted and is not over yet. It
+//! A lane owns its end of the ring, once there is one, and the queue of posted messages that are not complete. It
 //! knows nothing of peers, doorbells or connections.
 
 use std::collections::VecDeque;
@@ -17,11 +17,11 @@ struct Outgoing {
     tag: u64,
     total: usize,
     sent: usize,
-    /// Whether the first piece has gone; `sent` does not tell for an empty message.
+    /// Whether the first piece has gone out. For an empty message, `sent` does not show it.
     is_started: bool,
-    /// Whether it goes by rendezvous, if the list of its ranges is short enough.
+    /// Whether the message goes by rendezvous, if the list of its ranges is short enough.
     by_rendezvous: bool,
-    /// Its request has been sent, and is answered when the receiver has freed so many cells.
+    /// The number of freed cells that marks the answer to the message's request, once the request has been sent.
     mark: Option<u64>,
     source: Cursor,
     token: Token,
@@ -40,12 +40,12 @@ pub(crate) struct SendLane {
     copier: Copier,
 }
 
-/// Outcome of handing a message to a lane.
+/// Outcome of passing a message to a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handed {
-    /// All of it is in the ring.
+    /// The whole message is in the ring.
     Over,
-    /// It waits, and perhaps part of it is in the ring.
+    /// The message waits; part of it may be in the ring.
     Queued {
         /// Whether anything went into the ring.
         moved: bool,
@@ -58,12 +58,13 @@ impl SendLane {
         Self { peer, is_listed: false, ring: None, queue: VecDeque::new(), copier }
     }
 
-    /// Whether the receiver reads this process's memory.
+    /// Returns whether the receiver reads this process's memory.
     pub(crate) fn may_rendezvous(&self) -> bool {
         self.ring.as_ref().is_some_and(Producer::may_rendezvous)
     }
 
-    /// Takes a message of `total` bytes, by rendezvous if `by_rendezvous`, and puts into the ring what fits at once, up to about `budget` bytes.
+    /// Takes a message of `total` bytes, by rendezvous if `by_rendezvous`. Puts into the ring as much as fits at
+    /// once, up to about `budget` bytes.
     ///
     /// # Safety
     /// As [`Endpoint::post_send`](crate::Endpoint::post_send); `total` is the sum of the pieces.
@@ -89,7 +90,7 @@ impl SendLane {
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
-                // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
+                // SAFETY: the caller's promise. `advance` meets a corrupt ring again, and reports it.
                 match unsafe { put_next(ring, &mut message, &mut self.copier) } {
                     Ok(Some(_)) if message.is_over() => return Handed::Over,
                     Ok(Some(bytes)) => moved += bytes.max(1),
@@ -101,14 +102,14 @@ impl SendLane {
         Handed::Queued { moved: moved > 0 }
     }
 
-    /// Sends a message at once, if nothing is before it, it fits into one piece and there is room.
+    /// Sends a message at once, if no message waits before it, it fits into one piece and there is room.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
     #[inline]
     pub(crate) unsafe fn put_whole(&mut self, tag: u64, from: *const u8, len: usize) -> bool {
         match &mut self.ring {
-            // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by those who post.
+            // SAFETY: the caller's promise. The next post meets a corrupt ring again, and reports it.
             Some(ring) if self.queue.is_empty() => unsafe {
                 ring.put_whole(tag, from, len, &mut self.copier).unwrap_or(false)
             },
@@ -116,7 +117,7 @@ impl SendLane {
         }
     }
 
-    /// Something to do while an answer is awaited.
+    /// Prepares the place of the next message, while the owner awaits an answer anyway.
     #[inline]
     pub(crate) fn claim_next(&mut self) {
         if let Some(ring) = &mut self.ring {
@@ -124,8 +125,8 @@ impl SendLane {
         }
     }
 
-    /// Puts up to about `budget` bytes of what waits into the ring. Calls `done` for every message that is over.
-    /// Returns whether anything moved.
+    /// Puts up to about `budget` bytes of waiting messages into the ring. Calls `done` for every message that is
+    /// complete. Returns whether anything moved.
     pub(crate) fn advance(&mut self, budget: usize, mut done: impl FnMut(Token)) -> Result<bool, Corrupt> {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         let mut moved = 0;
@@ -144,34 +145,34 @@ impl SendLane {
         Ok(moved > 0)
     }
 
-    /// Whether nothing waits here.
+    /// Returns whether no message waits here.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Calls `done` if a pending request has been served: the last word of a peer that is gone.
+    /// Calls `done` if a pending request has been served. This counts even if the peer has gone since.
     pub(crate) fn settle(&mut self, done: impl FnOnce(Token)) {
         let (Some(ring), Some(message)) = (&mut self.ring, self.queue.front_mut()) else { return };
-        // A corrupt ring has no last word.
+        // Nothing more is read from a corrupt ring.
         if matches!(message.answer(ring), Ok(Some(Answer::Taken))) {
             done(message.token);
             self.queue.pop_front();
         }
     }
 
-    /// Whether the first message waits for the receiver to fetch it.
+    /// Returns whether the first message waits for the receiver to fetch it.
     pub(crate) fn has_requested(&self) -> bool {
         self.queue.front().is_some_and(|message| message.mark.is_some())
     }
 
-    /// Takes back a pending request, so that its memory may be let go of.
+    /// Takes a pending request back, so that its memory may be released.
     pub(crate) fn withdraw(&self) {
         if let (true, Some(ring)) = (self.has_requested(), &self.ring) {
             ring.withdraw();
         }
     }
 
-    /// Gives up everything that waits.
+    /// Drops all waiting messages and calls `failed` for each.
     pub(crate) fn fail_all(&mut self, mut failed: impl FnMut(Token)) {
         self.withdraw();
         self.ring = None;
@@ -181,7 +182,8 @@ impl SendLane {
     }
 }
 
-/// Cost of handling a piece, as bytes copied in the same time: bounds the number of small messages per visit.
+/// Cost of handling a piece, as the number of bytes copied in the same time. It bounds the number of small messages
+/// per visit.
 pub(super) const PIECE_COST_BYTES: usize = 1024;
 
 impl Outgoing {
@@ -189,7 +191,7 @@ impl Outgoing {
         self.is_started && self.sent == self.total
     }
 
-    /// Takes the next step of a rendezvous, or says that the message goes through the ring.
+    /// Takes the next step of a rendezvous. Returns `None` if the message goes through the ring instead.
     ///
     /// # Safety
     /// The promise of `post_send` holds for the message.
@@ -202,7 +204,7 @@ impl Outgoing {
                 Some(Answer::Declined) => None,
             });
         }
-        // SAFETY: the caller's promise; nothing of the message has gone.
+        // SAFETY: the caller's promise; no part of the message has been sent.
         let Some(rts) = (unsafe { self.source.rts(self.total) }) else {
             self.by_rendezvous = false;
             return Ok(None);
@@ -211,7 +213,7 @@ impl Outgoing {
         Ok(Some(self.mark.map(|_| 0)))
     }
 
-    /// The receiver's answer to a request, once there is one.
+    /// Returns the receiver's answer to a request, once there is one.
     fn answer(&mut self, ring: &mut Producer) -> Result<Option<Answer>, Corrupt> {
         let Some(mark) = self.mark else { return Ok(None) };
         if ring.freed()? < mark {
@@ -227,16 +229,17 @@ impl Outgoing {
     }
 }
 
-/// The end of a rendezvous.
+/// The receiver's answer to a rendezvous request.
 enum Answer {
-    /// The message is with the receiver.
+    /// The receiver has the message.
     Taken,
-    /// The receiver wants it through the ring.
+    /// The receiver wants the message through the ring.
     Declined,
 }
 
-/// Puts the next piece of a message into the ring, or a rendezvous request for it, if there is room, and returns how many bytes went
-/// in. While a request is not answered, nothing more goes in: what comes next depends on the answer.
+/// Puts the next piece of a message into the ring, or a rendezvous request for it, if there is room, and returns how
+/// many bytes went in. While a request is unanswered nothing more goes in, because the next step depends on the
+/// answer.
 ///
 /// # Safety
 /// The promise of `post_send` holds for the message.

@@ -1,4 +1,4 @@
-//! Links to peers: made on first use, welcomed, noticed broken, and taken down.
+//! Links to peers: how they are made on first use, accepted, found to be broken, and taken down.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 use crate::sys::{descriptors, unix};
 
-/// Events taken from epoll at one go; level-triggered, so the rest comes next time.
+/// Number of events taken from epoll at a time. It is level-triggered, so the rest comes next time.
 const EPOLL_EVENTS: usize = 32;
-/// Nudges read away at one go.
+/// Number of nudges read from the socket at a time.
 const NUDGES: usize = 64;
 
 impl ShmEndpoint {
-    /// Makes this side's half of the link, if it is not there.
+    /// Makes this side's half of the link, if there is none yet.
     pub(super) fn reach_out(&mut self, peer: usize) -> Result<(), Error> {
         if self.peers[peer].outward.is_some() {
             return Ok(());
@@ -51,7 +51,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Tries to deliver the segment. `false`: not now.
+    /// Tries to deliver the segment. Returns `false` if the peer cannot take it now.
     fn deliver(&mut self, peer: usize) -> Result<bool, Error> {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
@@ -63,7 +63,7 @@ impl ShmEndpoint {
                 ring_max: u32::try_from(self.options.ring_bytes).expect("checked in new"),
             },
             rank: self.rank,
-            nonce: [0; 16], // nothing is answered
+            nonce: [0; 16], // no answer follows
         };
         let ends = Ends { caller: &self.identity.cookie, callee: &target.address.cookie };
         let sent = unix::connect(&target.address.name).and_then(|stream| {
@@ -100,14 +100,15 @@ impl ShmEndpoint {
         }
     }
 
-    /// Index of the peer that sent a greeting, if the greeting proves that.
+    /// Returns the index of the peer that sent a greeting, if the greeting's proof is right.
     pub(super) fn recognise(&self, greeting: &Greeting) -> Option<usize> {
         let index = *self.by_rank.get(greeting.hello.rank as usize).filter(|i| **i != NO_PEER)? as usize;
         let ends = Ends { caller: &self.peers[index].address.cookie, callee: &self.identity.cookie };
         greeting.is_between(ends).then_some(index)
     }
 
-    /// Takes the half of a link that a peer has made. A piece that does not fit is dropped: it is no peer of ours.
+    /// Accepts the half of a link that a peer has made. A greeting without a segment is dropped: it comes from no
+    /// peer.
     pub(super) fn welcome(&mut self, peer: usize, caller: Caller) {
         let (Purpose::Segment { channels, ring_max }, Some(fd)) = (caller.greeting.hello.purpose, caller.fd)
         else {
@@ -118,7 +119,7 @@ impl ShmEndpoint {
         }
         let fd = match fd {
             Ok(fd) => fd,
-            // The peer has given it away and will not send it again.
+            // The peer has sent its descriptor and will not send it again.
             Err(error) => return self.starve(peer, &error),
         };
         let is_fine = matches!(self.peers[peer].fate, Fate::Fine);
@@ -165,14 +166,16 @@ impl ShmEndpoint {
         self.peers[peer].inward = Some(Inward { segment, stream: caller.stream });
     }
 
-    /// There is no descriptor for the memory that a peer shares: this rank is the cause, and says so.
+    /// Gives up a peer because this rank has no free descriptor for the memory that the peer shares; the error says
+    /// so.
     fn starve(&mut self, peer: usize, error: &io::Error) {
         let to_do = "take the memory that a peer shares";
         let cause = descriptors::shortage(NAME, (self.rank, Some(self.peers[peer].rank)), to_do, error);
         self.start_leaving(peer, cause, true);
     }
 
-    /// A connection cannot be accepted: that concerns peers that are awaited and have not shared memory yet.
+    /// Handles a lack of descriptors for accepting connections: gives up the peers that are awaited and have not
+    /// shared memory yet.
     fn starve_all(&mut self, error: &io::Error) -> bool {
         let awaits = |peer: &Peer| {
             let has_work = |id: &u32| *id != NO_LANE && self.recv_lanes[*id as usize].has_work();
@@ -183,13 +186,13 @@ impl ShmEndpoint {
         !awaited.is_empty()
     }
 
-    /// Accepts, delivers, and notices who is gone. Returns whether anything happened.
+    /// Accepts connections, delivers segments, and notices departed peers. Returns whether anything happened.
     #[cold]
     pub(super) fn look_at_sockets(&mut self, events: &mut Vec<Event>) -> bool {
         self.look_soon = false;
         let mut any = self.deliver_again();
         let mut gone = std::mem::take(&mut self.gone);
-        // Departures first: whatever a peer has sent before it left is then in the backlog already.
+        // Departures are looked up first: everything that a peer sent before it left is then in the backlog already.
         self.find_departed(&mut gone);
         self.take_epoll_events(&mut gone);
         let mut callers = std::mem::take(&mut self.callers);
@@ -200,7 +203,8 @@ impl ShmEndpoint {
             self.welcome(peer, caller);
         }
         self.callers = callers;
-        // Until there is a descriptor, or its time is over: turns of a busy processor are no measure of time.
+        // The next polls look again until there is a descriptor or the time is over. The number of polls of a busy
+        // processor is no measure of time.
         self.look_soon |= self.newcomers.is_hungry();
         if let Err(error) = starved {
             any |= self.starve_all(&error);
@@ -232,13 +236,13 @@ impl ShmEndpoint {
         any
     }
 
-    /// Whether a peer has said good-bye in the arena.
+    /// Returns whether a peer has announced its departure in the arena.
     fn has_departed(&self, peer: usize) -> bool {
         let member = self.peers[peer].member;
         self.arena.as_ref().is_some_and(|a| a.departed(member).load(Ordering::Acquire) != 0)
     }
 
-    /// Linked peers that have said good-bye.
+    /// Collects the linked peers that have announced their departure.
     fn find_departed(&self, gone: &mut Vec<u32>) {
         let has_left = |index: &u32| {
             let peer = &self.peers[*index as usize];
@@ -248,7 +252,7 @@ impl ShmEndpoint {
         gone.extend((0..self.peers.len() as u32).filter(has_left));
     }
 
-    /// Peers one of whose streams has ended, or on which something came that no peer sends.
+    /// Collects the peers that have a stream that ended, or on which unexpected bytes came.
     fn take_epoll_events(&self, gone: &mut Vec<u32>) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut buffer = [MaybeUninit::uninit(); EPOLL_EVENTS];
@@ -256,8 +260,9 @@ impl ShmEndpoint {
         for event in events {
             let data = event.data.u64();
             if data == EPOLL_PENDING {
-                // A nudge that finds this end armed must stay: it has disarmed this end, so no other nudge follows, and the
-                // owner may yet sleep on what it saw before.
+                // A nudge that finds this endpoint armed must stay: the sender of the nudge has set the doorbell to
+                // awake, so no other nudge follows, and the owner may still go to sleep on the state that it saw
+                // before.
                 if !self.is_armed() {
                     unix::drain(&self.bell, NUDGES);
                 }
@@ -267,13 +272,13 @@ impl ShmEndpoint {
         }
     }
 
-    /// A peer's stream has ended or its departure was seen.
+    /// Starts the departure of a peer whose stream has ended or whose departure was seen.
     pub(super) fn part_with(&mut self, peer: usize) {
         let cause = self.parting(peer);
         self.start_leaving(peer, cause, !self.has_departed(peer));
     }
 
-    /// Error that says how a lost peer went.
+    /// Returns the error that says how a lost peer went.
     fn parting(&self, peer: usize) -> Error {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
@@ -287,14 +292,14 @@ impl ShmEndpoint {
         Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail)
     }
 
-    /// Stops sending to a peer; receiving goes on with what is in its rings.
+    /// Stops sending to a peer. Receiving goes on with the contents of its rings.
     pub(super) fn start_leaving(&mut self, peer: usize, cause: Error, report: bool) {
         let target = &mut self.peers[peer];
         if !matches!(target.fate, Fate::Fine) {
             return;
         }
         target.fate = Fate::Leaving { cause, report };
-        // Streams at their end stay readable, which would keep waking a sleeping owner.
+        // A stream at its end stays readable, which would keep waking a sleeping owner.
         if let Some(outward) = &mut target.outward {
             outward.stream = None;
         }
@@ -304,7 +309,7 @@ impl ShmEndpoint {
         self.leaving.push(peer as u32);
     }
 
-    /// Whether one may still send to a peer.
+    /// Checks that messages can still be sent to a peer.
     pub(super) fn check_can_send(&mut self, peer: usize) -> Result<(), Error> {
         match &mut self.peers[peer].fate {
             Fate::Fine => Ok(()),
@@ -316,7 +321,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Whether a peer is there, as far as its stream and the arena tell; has the next poll look at the stream.
+    /// Checks that a peer is present, as far as its stream and the arena show; makes the next poll look at the
+    /// stream.
     pub(super) fn presence(&mut self, peer: usize) -> Result<(), Error> {
         self.reach_out(peer)?;
         self.look_soon = true;
@@ -327,7 +333,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Whether something may still be received from a peer.
+    /// Checks that messages can still be received from a peer.
     pub(super) fn check_can_receive(&self, peer: usize) -> Result<(), Error> {
         match &self.peers[peer].fate {
             Fate::Fine | Fate::Leaving { .. } => Ok(()),
@@ -335,7 +341,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Serves the receives of leaving peers with what is left, and loses those peers of whom nothing is left.
+    /// Serves the receives from leaving peers with the data that is left, and declares a peer lost when none is left.
     pub(super) fn see_off(&mut self, events: &mut Vec<Event>) -> bool {
         let mut any = false;
         for i in (0..self.leaving.len()).rev() {
@@ -343,7 +349,7 @@ impl ShmEndpoint {
             let Fate::Leaving { cause, report } = &self.peers[peer].fate else { continue };
             let (cause, mut report) = (cause.clone(), *report);
             let before = events.len();
-            // A peer that takes a message and leaves at once has taken it.
+            // A message that the peer took before it left counts as delivered.
             self.settle_sends(peer, events);
             report |= self.fail_sends(peer, &cause, events);
             let (waits, corrupt) = self.receive_the_rest(peer, events);
@@ -377,7 +383,8 @@ impl ShmEndpoint {
         failed > 0
     }
 
-    /// Moves all that is there for posted receives. Returns whether one still waits, and whether nonsense was found.
+    /// Moves all data that is there for posted receives. Returns whether a receive still waits, and whether the
+    /// peer's memory was corrupt.
     fn receive_the_rest(&mut self, peer: usize, events: &mut Vec<Event>) -> (bool, bool) {
         let rank = self.peers[peer].rank;
         let mut waits = false;
@@ -390,7 +397,7 @@ impl ShmEndpoint {
                 });
                 match result {
                     Ok(true) => {}
-                    // Memory that the peer took back is not there.
+                    // The peer took this memory back, so it cannot be read.
                     Ok(false) | Err(Trouble::Gone | Trouble::Unreadable(_)) => break,
                     Err(Trouble::Unfit) => {
                         give_back(lane, rank, &mut self.pending, events);
@@ -404,7 +411,7 @@ impl ShmEndpoint {
         (waits, false)
     }
 
-    /// Whether the peer has left an unreceived message.
+    /// Returns whether the peer has left a message that was not received.
     fn has_unread(&mut self, peer: usize) -> bool {
         let target = &self.peers[peer];
         let Some(inward) = &target.inward else { return false };
@@ -425,7 +432,7 @@ impl ShmEndpoint {
         false
     }
 
-    /// Fails everything that involves a peer, and lets go of its memory and streams.
+    /// Fails everything that involves a peer, and releases its memory and streams.
     pub(super) fn lose(&mut self, peer: usize, cause: Error, report: bool, events: &mut Vec<Event>) {
         if matches!(self.peers[peer].fate, Fate::Lost(_)) {
             return;
@@ -446,7 +453,7 @@ impl ShmEndpoint {
         self.leaving.retain(|p| *p as usize != peer);
         self.undelivered.retain(|p| *p as usize != peer);
         if was_linked {
-            // The streams are closed by now, so the peer will find their end.
+            // The streams are closed by now, so the peer will see that they ended.
             self.send_mail(peer);
         }
         if report {
@@ -455,7 +462,8 @@ impl ShmEndpoint {
     }
 }
 
-/// The backlog is full, or too many descriptors are in flight: the peer has only to look at its sockets.
+/// Returns whether the backlog is full or too many descriptors are in flight: the condition passes once the peer
+/// looks at its sockets.
 fn is_transient(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
     matches!(code, Some(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS | rustix::io::Errno::INTR))

@@ -1,45 +1,47 @@
-//! The shared-memory transport: ranks of one host talk through sealed memory files.
+//! The shared-memory transport: ranks of one host exchange messages through sealed memory files.
 //!
 //! # Map
-//! | file | what |
+//! | file | contents |
 //! | --- | --- |
-//! | `options` | what can be chosen, and the budget of staging that follows |
-//! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
+//! | `options` | the options, and the staging budget that follows from them |
+//! | `host`, `address`, `hello` | which ranks are on this host, how they find each other, and how they identify themselves |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, areas of exchanges |
-//! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links made on first use, and broken |
+//! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links, which are made on first use and may break |
 //! | `lane`, `recv_lane`, `cursor` | messages that wait on a channel |
-//! | `copier`, `copy` | copies into memory that others read, and past the caches |
-//! | `segment`, `ring`, `producer` | one sender's memory to one receiver, and the ring of a channel in it |
+//! | `copier`, `copy` | copies into memory that others read, and copies past the caches |
+//! | `segment`, `ring`, `producer` | one sender's memory for one receiver, and the ring of each channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
-//! | `places` | callers' buffers, read in place by the members of an exchange |
-//! | `sharing` | memory of the program, which all members map |
-//! | `rounds`, `buffers` | rounds of an area: what each member publishes, when it may do so, and where |
-//! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
+//! | `places` | callers' buffers, which the members of an exchange read in place |
+//! | `sharing` | memory of the program that all members map |
+//! | `rounds`, `buffers` | rounds of an area: which data each member publishes, when it may do so, and where |
+//! | `exchange`, `stage` | the compiled exchange on area 0; the stage on the other areas |
 //!
-//! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`, `pages`, `places`, `rounds`,
-//! `exchange`, `sharing`, `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
-//! promises on.
+//! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`,
+//! `pages`, `places`, `rounds`, `exchange`, `sharing`, `sys::map` and `sys::credentials`; `endpoint` only passes its
+//! caller's promises on.
 //!
 //! # How an owner waits
-//! *Messages*: post, then [`poll`](crate::Endpoint::poll) until the events are there. To sleep: `arm`, `poll`; if that
-//! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
-//! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
+//! *Messages*: post, then [`poll`](crate::Endpoint::poll) until the events have come. To sleep: `arm`, then `poll`.
+//! If the poll brought nothing, `arm` again (it returns the same word or descriptor and changes nothing), sleep,
+//! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private
+//! futex.
 //!
-//! *Compiled exchange*: [`Endpoint::exchange`] once, then for each round [`Exchange::is_free`] until true,
-//! [`Exchange::publish`], [`Exchange::poll`] until true,
-//! [`Exchange::payload`] of everybody, [`Exchange::finish`]; asleep with [`Exchange::arm`] in the same way. Rounds and messages
-//! are independent of each other.
+//! *Compiled exchange*: call [`Endpoint::exchange`] once. For each round, call [`Exchange::is_free`] until it is
+//! true, [`Exchange::publish`], [`Exchange::poll`] until it is true, [`Exchange::payload`] for every member that is
+//! needed, and [`Exchange::finish`]. To sleep, use [`Exchange::arm`] in the same way as for messages. Rounds and
+//! messages are independent of each other.
 //!
-//! *Stage*: [`Endpoint::stage`], whose contract says how. An owner that waits on it sleeps as for messages.
+//! *Stage*: [`Endpoint::stage`], by the contract of [`Stage`](crate::Stage). An owner that waits on it sleeps as for
+//! messages.
 //!
-//! *Abort*: look at [`Board::abort_word`] in every waiting loop; [`Board::abort`] wakes all sleepers of the host,
-//! whichever of these ways they sleep.
+//! *Abort*: check [`Board::abort_word`] in every waiting loop. [`Board::abort`] wakes all sleeping ranks of the host,
+//! in whichever of these ways they sleep.
 //!
 //! # A peer's death
-//! Seen as the end of its streams: at once by an owner that sleeps on its descriptor
-//! ([`ParkBy::Fd`](crate::ParkBy::Fd)) or polls. An owner that sleeps on its word
-//! ([`ParkBy::Word`](crate::ParkBy::Word)) is woken by messages and good-byes, but not by a crash: it should wake by
-//! itself now and then (100 ms, say); the first poll after sleeping looks.
+//! A peer's death shows as the end of its streams. An owner that polls, or sleeps on its descriptor
+//! ([`ParkBy::Fd`](crate::ParkBy::Fd)), notices it at once. An owner that sleeps on its word
+//! ([`ParkBy::Word`](crate::ParkBy::Word)) is woken by messages and goodbyes, but not by a crash. It should therefore
+//! wake by itself now and then (every 100 ms, say); its first poll after sleeping checks the streams.
 
 mod address;
 mod arena;

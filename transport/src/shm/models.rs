@@ -1,9 +1,10 @@
-//! Models of what processes do to each other through shared memory, run by loom in every order of events that the memory model
-//! permits: `.ci/models`. The code is that of the transport; circles are shorter (two cells, two rounds).
+//! Models of the interaction of processes through shared memory, which loom runs in every order of events that the
+//! memory model permits: `.ci/models`. The code is that of the transport; rings and rounds are shorter (three cells,
+//! two rounds).
 //!
-//! A thread that touches a payload while another writes it ends the model; a wake-up that is lost is a deadlock. Without any one of the
-//! releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models pass through, some model fails, as it does
-//! if a sender or member may run one cell or round further ahead.
+//! If a thread touches a payload while another writes it, the model fails; a lost wake-up is a deadlock. Without any
+//! one of the releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models exercise,
+//! some model fails. The same holds if a sender or member may run one cell or round further ahead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,18 +29,18 @@ use crate::{wait_word, wait_word_for};
 
 const RING_BYTES: usize = 4096;
 
-/// To loom, a word is zero from when it is first named: before the threads begin.
+/// Loads each word once before the threads begin: to loom, a word is zero from its first access on.
 fn name_words(words: impl IntoIterator<Item = *mut u8>) {
     for at in words {
-        // SAFETY: aligned, and in a mapping that the model keeps.
+        // SAFETY: the word is aligned, and lies in a mapping that the model keeps.
         let _ = unsafe { AtomicU64::at(at) }.load(Ordering::Relaxed);
     }
 }
 
-/// Ends of a ring, whose pieces are at most half of it.
+/// Makes both ends of a ring, whose pieces are at most half of it.
 fn ring() -> (Producer, Consumer) {
     let map = Arc::new(Mapping::private(CONTROL_BYTES + RING_BYTES).expect("memory"));
-    // Both sides' lines; of the cells, what is in front of a payload, or two words of a request.
+    // The words of both sides' lines; of the cells, the words before a payload, or two words of a request.
     let words = [8, 128, 136, 144].into_iter().chain((0..CELLS as usize).flat_map(|cell| {
         let cell = 256 + 128 * cell;
         [cell, cell + 8, cell + 16, cell + 24, cell + 32]
@@ -59,7 +60,7 @@ fn arena(members: u32) -> Arena {
     arena
 }
 
-/// Messages of `len` bytes, one more than there is room for, come out as they went in.
+/// Checks that messages of `len` bytes, one more than there is room for, come out as they went in.
 fn passes(len: usize) {
     const MESSAGES: u64 = CELLS as u64 + 1;
     model(move || {
@@ -103,14 +104,15 @@ fn messages_in_the_ring_come_out_as_they_went_in() {
     passes(RING_BYTES / 2);
 }
 
-/// A receiver that finds a request not withdrawn has read what the sender wanted to send.
+/// A receiver that finds a request not withdrawn must have read the bytes that the sender wanted to send.
 #[test]
 fn a_request_that_is_withdrawn_gives_nothing_wrong() {
     model(|| {
         let (mut producer, mut consumer) = ring();
         let map = Arc::new(Mapping::private(4096).expect("memory"));
         let memory = map.bytes(0, 8);
-        // SAFETY: inside the mapping, which all keep. It is read while it is written, as the kernel does.
+        // SAFETY: the word lies inside the mapping, which all threads keep. It is read while it is written, as the
+        // kernel would.
         let word = |map: &Arc<Mapping>| -> &AtomicU64 { unsafe { AtomicU64::at(map.bytes(0, 8)) } };
         word(&map).store(1, Ordering::Relaxed);
         let mut rts = Rts::new();
@@ -119,7 +121,7 @@ fn a_request_that_is_withdrawn_gives_nothing_wrong() {
         let owner = Arc::clone(&map);
         let sender = thread::spawn(move || {
             producer.withdraw();
-            // The memory is the caller's again.
+            // The memory belongs to the caller again.
             word(&owner).store(2, Ordering::Relaxed);
         });
         assert!(consumer.peek().expect("well-behaved").expect("it was sent before").is_rts);
@@ -131,7 +133,7 @@ fn a_request_that_is_withdrawn_gives_nothing_wrong() {
     });
 }
 
-/// Publishes `rounds` rounds of `len` bytes as one member, and reads from whom it needs.
+/// Publishes `rounds` rounds of `len` bytes as one member, and reads from the members that it needs.
 fn take_part(rounds: &mut Rounds, count: u64, len: usize, needs: Needs, gives: bool) {
     for round in 1..=count {
         let given = if gives { len } else { 0 };
@@ -152,7 +154,7 @@ fn take_part(rounds: &mut Rounds, count: u64, len: usize, needs: Needs, gives: b
     }
 }
 
-/// Runs a member on each thread.
+/// Runs one member on each thread.
 fn members(count: u32, body: impl Fn(Rounds) + Clone + Send + Sync + 'static) {
     model(move || {
         let arena = arena(count);
@@ -183,7 +185,7 @@ fn rounds_in_which_a_root_gives_and_runs_ahead() {
     });
 }
 
-/// A member that is not needed may be a round ahead, or behind, when another compares.
+/// A member that is not needed may be a round ahead or behind when another compares.
 #[test]
 fn rounds_that_differ_are_told_apart() {
     members(2, |mut rounds| {
@@ -225,7 +227,7 @@ fn who_sleeps_on_its_doorbell_is_woken() {
     });
 }
 
-/// One call of the compiled exchange: publish, look, sleep.
+/// Makes one call of the compiled exchange: publish, poll, sleep.
 fn call(exchange: &mut Exchange) {
     let mine = exchange.member() as u64 + 1;
     assert!(exchange.is_free(8).expect("they agree"));
@@ -248,7 +250,7 @@ fn sleep_until(exchange: &mut Exchange, is_over: impl Fn(&mut Exchange) -> bool)
         let bell = std::ptr::from_ref(bell);
         if !is_over(exchange) {
             let bits = exchange.awaited();
-            // SAFETY: the word lies in the arena, which the exchange holds.
+            // SAFETY: the word lies in the arena, which the exchange keeps alive.
             wait_word_for(unsafe { &*bell }, value, bits, Duration::MAX).expect("a word");
         }
         exchange.disarm();

@@ -1,43 +1,44 @@
-//! The options of the shared-memory transport, and the values that follow from them.
+//! Options of the shared-memory transport, and the values that follow from them.
 
 use super::copier::Stores;
 
-/// Options of a shared-memory endpoint. The fields that shape shared memory are decided by one side and checked
-/// by the other: a channel's sender sizes its rings, the lowest local rank sizes the arena.
+/// Options of a shared-memory endpoint. One side decides the options that shape shared memory, and the other side
+/// checks them: a channel's sender sizes its rings, and the lowest local rank sizes the arena.
 #[derive(Clone, Debug)]
 pub struct ShmOptions {
-    /// Longest piece of a message that is handed over at once, in bytes: the grain of the pipeline between the
-    /// sender's copy in and the receiver's copy out. A multiple of 128.
+    /// Longest piece of a message that the sender hands over at once, in bytes: the granularity of the pipeline
+    /// between the sender's copy in and the receiver's copy out. A multiple of 128.
     pub piece_bytes: usize,
-    /// Bytes of staging per channel and direction, as long as the budget lasts. A multiple of 4096.
+    /// Bytes of staging per channel and direction, while the budget lasts. A multiple of 4096.
     pub ring_bytes: usize,
-    /// Bound on the staging that this rank creates for all of its sending, in bytes.
+    /// Limit on the staging that this rank creates for all of its sending, in bytes.
     pub staging_max: usize,
-    /// Whether long messages are read straight from their sender's memory.
+    /// Whether receivers read long messages straight from their sender's memory.
     pub single_copy: SingleCopy,
     /// Kind of stores with which this rank copies into memory that others read.
     pub stores: Stores,
-    /// Stands for the identity of the host, instead of the kernel's boot id and network namespace. Ranks with
+    /// Replaces the identity of the host, which is otherwise the kernel's boot id and network namespace. Ranks with
     /// different keys do not reach each other. For tests.
     pub host_key: Option<String>,
 }
 
-/// Whether long messages are read straight from their sender's memory, instead of going through a ring.
+/// Whether receivers read long messages straight from their sender's memory, instead of through a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Only with the kernel's permission and where it is faster: for long messages whose source lies in huge pages.
+    /// Only where the kernel permits it and it is faster: for long messages whose source lies in huge pages.
     Auto,
-    /// Not at all: this end neither lets others read its memory nor reads that of others.
+    /// Never: this rank neither lets others read its memory nor reads theirs.
     Never,
-    /// Messages of at least so many bytes in pages of any size, where the kernel permits it. For measurements and
-    /// tests.
+    /// For messages of at least this many bytes, in pages of any size, where the kernel permits it. For measurements
+    /// and tests.
     From(usize),
 }
 
-/// From this length on messages in huge pages go by rendezvous. Measured between processes with real-time priority, in
-/// alternation, best of 5 batches, GB/s of all ranks together, every rank sending to the next one, two copies / single
-/// copy; 2 processors, "near" for the huge pages and "far" for the others (see [`PIECE_BYTES`]; far processors gain
-/// more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
+/// Length in bytes from which messages in huge pages go by rendezvous. Each cell has GB/s of all ranks together, with
+/// two copies / with a single copy. Every rank sends to the next one. Receivers store messages ("placed"), or add
+/// them to their own data through a consumer, for which they decline the request ("added"). Best of 5 batches, in
+/// alternation, between processes with real-time priority on 2 processors: "near" for the huge pages, "far" for the
+/// others (see [`PIECE_BYTES`]; far processors gain more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
 ///
 /// | | 128 KiB | 256 KiB | 512 KiB | 1 MiB | 4 MiB | 16 MiB |
 /// | --- | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -51,13 +52,14 @@ pub enum SingleCopy {
 /// | 4 ranks, 4 KiB pages, placed | 24 / 18 | 25 / 23 | | 24 / 23 | 22 / 15 | 17 / 12 |
 /// | 8 ranks, 4 KiB pages, placed | 25 / 19 | 25 / 22 | | 24 / 23 | 13 / 14 | 16 / 20 |
 ///
-/// From 512 KiB on what is placed gains, and what is declined loses no more than 5 %. Below, a request that is declined
-/// costs a round trip that shows. One way with two processors loses, because the sender's has nothing to do then;
-/// collectives go both ways. In 4 KiB pages single copy loses at nearly all lengths: see the `pages` module.
+/// From 512 KiB on, messages that the receiver places gain, and messages that it declines lose no more than 5 %.
+/// Below that length, the round trip of a declined request shows. One-way traffic between two processors loses,
+/// because the sender's processor is then idle; collectives send both ways. In 4 KiB pages, single copy loses at
+/// nearly all lengths: see the `pages` module.
 pub(crate) const SINGLE_COPY_MIN: usize = 512 << 10;
 
 impl ShmOptions {
-    /// Messages so long go by rendezvous.
+    /// Returns the length in bytes from which messages go by rendezvous.
     pub(crate) fn rendezvous_min(&self) -> usize {
         match self.single_copy {
             SingleCopy::Auto => SINGLE_COPY_MIN,
@@ -68,9 +70,10 @@ impl ShmOptions {
     }
 }
 
-/// Bytes of a piece. Measured between two processes, the best of 9 batches of one run on a machine that others used
-/// too, 2 x 1 MiB second-level cache; "near" and "far" is where the hypervisor happened to put the two processors.
-/// Columns: GB/s one way at 64 KiB / 1 MiB / 8 MiB near, at 1 MiB far, and µs for one message of 32 KiB near:
+/// Default length of a piece in bytes. Measured between two processes, best of 9 batches of one run, on a machine
+/// that others used too, with a 1 MiB second-level cache per processor. "Near" and "far" depend on where the
+/// hypervisor happened to place the two processors. Columns: GB/s one way at 64 KiB / 1 MiB / 8 MiB near, at 1 MiB
+/// far, and µs for one message of 32 KiB near:
 ///
 /// | piece | ring | 64 KiB | 1 MiB | 8 MiB | 1 MiB far | 32 KiB message |
 /// | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -84,14 +87,15 @@ impl ShmOptions {
 /// | 64 KiB | 128 KiB | 52 | 47 | 42 | | |
 /// | 64 KiB | 512 KiB | 58 | 56 | 48 | 33 | |
 ///
-/// Shorter pieces pay for their cells (about 60 ns each near), longer ones for the time until the receiver can begin.
-/// Far processors would rather have longer ones. The figures are from before several pieces shared a fence.
+/// Short pieces cost more for their cells (about 60 ns each, near); with long pieces, the receiver begins later. Far
+/// processors would do better with longer pieces. The figures are from before several pieces shared a fence.
 pub(crate) const PIECE_BYTES: usize = 16 * 1024;
-/// Eight pieces: with two, the ends wait for each other's jitter. Four times as much gains a tenth, and takes half of a
-/// 1 MiB second-level cache for one channel; this takes an eighth, so that the channels of 4 lanes in both directions
-/// just fit.
+/// Default length of a ring in bytes: eight pieces. With two pieces, the two ends wait for each other's jitter. A
+/// ring four times as long gains a tenth and takes half of a 1 MiB second-level cache for one channel. This one takes
+/// an eighth, so the channels of 4 lanes in both directions just fit.
 pub(crate) const RING_BYTES: usize = 128 * 1024;
-/// A thirty-second of what a small machine has per core (1 GiB), whatever the number of local ranks.
+/// Default limit on staging in bytes: a thirty-second of the memory per core of a small machine (1 GiB), whatever the
+/// number of local ranks.
 const STAGING_MAX: usize = 32 << 20;
 
 impl Default for ShmOptions {
@@ -107,26 +111,29 @@ impl Default for ShmOptions {
     }
 }
 
-/// Smallest ring that a channel gets when the budget is tight: a page.
+/// Smallest ring that a channel gets when the budget is tight: one page.
 pub(crate) const RING_MIN_BYTES: usize = 4096;
-/// Largest ring that is accepted from a peer: bounds what its segment makes us map.
+/// Largest ring that this side accepts from a peer, which bounds the size of the mapping that the peer's segment
+/// takes.
 pub(crate) const RING_MAX_BYTES: usize = 4 << 20;
-/// Channels to one peer at most, whatever the world: the executor's lanes are fewer.
+/// Maximum number of channels to one peer, in a world of any size: the executor uses fewer lanes.
 pub(crate) const CHANNELS_MAX: u16 = 64;
-/// Channels to one peer at least.
+/// Minimum number of channels to one peer.
 const CHANNELS_MIN: usize = 8;
-/// Channels to all peers together, so that even the smallest rings of all stay within a quarter of the default
-/// budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
+/// Number of channels to all peers together. Even if all of them have the smallest ring, they stay within a quarter
+/// of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
 const CHANNELS_TOTAL: usize = 1024;
-/// Control page of a channel.
+/// Length of a channel's control page.
 pub(crate) const CONTROL_BYTES: usize = 4096;
 
-/// Shares the staging budget out among the channels as they are first used.
+/// Divides the staging budget among the channels as they are first used.
 ///
-/// Half of it is for everybody: each channel that may still come is reserved a ring of a *floor*, the power of two that fits. The rest
-/// beyond the reserve is given in shares of one 64th. With 8 local ranks and 32 MiB the floor is 32 KiB, and the first 80 channels of a
-/// rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never exceeds the budget, or the smallest rings for everybody if
-/// that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each local rank beyond.
+/// Half of the budget is reserved for all channels alike: each channel that may still be opened is reserved a ring of
+/// the *floor*, the greatest power of two that fits. The rest of the budget is handed out in shares: each opened
+/// channel gets a 64th of what is left. With 8 local ranks and 32 MiB, the floor is 32 KiB; the first 80 channels of
+/// a rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never exceeds the budget, or the sum of the
+/// smallest rings for all channels if that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each
+/// local rank beyond.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,
@@ -136,7 +143,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// A budget for channels to `peers` peers.
+    /// Returns the budget for channels to `peers` peers.
     pub(crate) fn new(options: &ShmOptions, channels_max: u16, peers: usize) -> Self {
         let unopened = usize::from(channels_max) * peers;
         let ring_bytes = options.ring_bytes;
@@ -144,16 +151,16 @@ impl Budget {
         let fair = (options.staging_max / 2).checked_div(unopened).unwrap_or(0).saturating_sub(CONTROL_BYTES);
         let floor =
             if is_ample { ring_bytes } else { power_of_two_below(fair).clamp(RING_MIN_BYTES, ring_bytes) };
-        // A ring is whole pages; a power of two that is clamped to them is.
+        // The floor consists of whole pages: it is a power of two of at least a page, or `ring_bytes`.
         Self { left: options.staging_max, unopened, ring_bytes, floor }
     }
 
-    /// Smallest ring that a channel gets.
+    /// Returns the size of the smallest ring that a channel gets.
     pub(crate) fn floor(&self) -> usize {
         self.floor
     }
 
-    /// Size of the ring for one more channel.
+    /// Returns the size of the ring for one more channel, and takes it from the budget.
     pub(crate) fn take(&mut self) -> usize {
         let reserve = self.unopened * (self.floor + CONTROL_BYTES);
         let share = power_of_two_below(self.left.saturating_sub(reserve) / 64);
@@ -164,12 +171,12 @@ impl Budget {
     }
 }
 
-/// The largest power of two up to `n`; 0 for 0.
+/// Returns the largest power of two up to `n`, or 0 for 0.
 fn power_of_two_below(n: usize) -> usize {
     n.checked_ilog2().map_or(0, |bits| 1 << bits)
 }
 
-/// Channels per peer in a world of this size.
+/// Returns the number of channels per peer in a world of this size.
 pub(crate) fn channels_max(world_size: u32) -> u16 {
     let share = CHANNELS_TOTAL / (world_size.max(1) as usize);
     u16::try_from(share.clamp(CHANNELS_MIN, CHANNELS_MAX.into())).unwrap_or(CHANNELS_MAX)

@@ -1,8 +1,9 @@
-//! Whether memory lies in huge pages.
+//! Finds out whether memory lies in huge pages.
 //!
-//! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this costs more than the copy itself, and in
-//! huge pages next to nothing. A long message is therefore sent by rendezvous if its source lies in huge pages. The kernel reports this since version 6.7,
-//! through `/proc/self/pagemap`; on older kernels no message is.
+//! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this costs more than
+//! the copy itself, in huge pages almost nothing. A long message is therefore sent by rendezvous only if its source
+//! lies in huge pages. The kernel reports this since version 6.7, through `/proc/self/pagemap`; on older kernels, no
+//! message goes by rendezvous.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -32,7 +33,7 @@ struct ScanArg {
     return_mask: u64,
 }
 
-/// Asks about this process's pages.
+/// A handle for queries about this process's pages.
 #[derive(Debug)]
 pub(crate) struct Pages {
     map: File,
@@ -40,7 +41,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Nothing if the kernel does not tell.
+    /// Opens the page map; `None` if the kernel does not report huge pages.
     pub(crate) fn open() -> Option<Self> {
         let pages = Self {
             map: File::open("/proc/self/pagemap").ok()?,
@@ -50,15 +51,15 @@ impl Pages {
         pages.is_huge((&raw const any).addr() as u64).map(|_| pages)
     }
 
-    /// Whether at least half of the bytes are in pieces whose middle is in a huge page: half a microsecond for
-    /// each piece, of which there should be few.
+    /// Returns whether at least half of the bytes lie in pieces whose middle is in a huge page. Takes half a
+    /// microsecond per piece, so there should be few pieces.
     pub(crate) fn hold(&self, pieces: &[Piece], total: usize) -> bool {
         let middle = |piece: &Piece| (piece.ptr.addr() + piece.len / 2) as u64;
         let is_huge = |piece: &&Piece| piece.len > 0 && self.is_huge(middle(piece)) == Some(true);
         pieces.iter().filter(is_huge).map(|piece| piece.len).sum::<usize>() >= total.div_ceil(2)
     }
 
-    /// Whether the page at an address is huge, if the kernel tells.
+    /// Returns whether the page at an address is huge; `None` if the kernel does not report it.
     fn is_huge(&self, at: u64) -> Option<bool> {
         let start = at - at % self.page_bytes;
         // The kernel's `struct page_region`: start, end, categories.
@@ -73,8 +74,8 @@ impl Pages {
             return_mask: HUGE,
             ..ScanArg::default()
         };
-        // SAFETY: the kernel reads and writes `arg`, which has the size that the request and its first field say, and
-        // one entry at `vec`, which is `region`. Without flags it changes nothing else.
+        // SAFETY: the kernel reads and writes `arg`, whose size matches the request code and the first field, and
+        // writes one entry at `vec`, which is `region`. Without flags it changes nothing else.
         let found = unsafe { libc::ioctl(self.map.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
         (found >= 0).then_some(found > 0)
     }
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn tells_small_pages_from_huge_ones() {
-        // An older kernel does not tell.
+        // An older kernel does not report huge pages.
         let Some(pages) = Pages::open() else { return };
         let huge = 2 << 20;
         let small = vec![1u8; 4096];
@@ -100,7 +101,7 @@ mod tests {
         let piece = |ptr: *const u8, len| Piece { ptr: ptr.cast_mut(), len };
         let (near, far) = (piece(small.as_ptr(), 4096), piece(inside, 2 * huge));
         assert!(!pages.hold(&[near], 4096));
-        // Under pressure the kernel may have had no huge pages to give.
+        // Under memory pressure the kernel may have had no huge pages to grant.
         if advised.is_ok() && pages.is_huge((inside.addr() + huge) as u64) == Some(true) {
             assert!(pages.hold(&[near, far], 4096 + 2 * huge));
             assert!(!pages.hold(&[near, far], 10 * huge));

@@ -1,4 +1,4 @@
-//! An endpoint's knowledge of one peer.
+//! State that an endpoint keeps about one peer.
 
 use std::os::fd::OwnedFd;
 
@@ -8,16 +8,16 @@ use super::remote::Remote;
 use super::segment::Segment;
 use crate::error::Error;
 
-/// No lane yet.
+/// Marks a channel that has no lane yet.
 pub(crate) const NO_LANE: u32 = u32::MAX;
 
-/// The half of a link that this side made: its own segment, and the stream that took it to the peer.
+/// The half of a link that this side made: its own segment, and the stream that carried it to the peer.
 #[derive(Debug)]
 pub(crate) struct Outward {
     pub(crate) segment: Segment,
-    /// The segment's descriptor, as long as it is not delivered.
+    /// The segment's descriptor, until it is delivered.
     pub(crate) parcel: Option<OwnedFd>,
-    /// Open for as long as both ends live: its end is the end of the peer.
+    /// Open as long as both ends live: when it ends, the peer is gone.
     pub(crate) stream: Option<OwnedFd>,
 }
 
@@ -25,24 +25,24 @@ pub(crate) struct Outward {
 #[derive(Debug)]
 pub(crate) struct Inward {
     pub(crate) segment: Segment,
-    /// Kept open, as in [`Outward`].
+    /// Kept open for the same reason as in [`Outward`].
     pub(crate) stream: OwnedFd,
 }
 
 /// State of a peer.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// Well, as far as is known.
+    /// No failure is known.
     Fine,
-    /// It is gone, but what it left in the rings may still be received.
+    /// The peer is gone, but the data that it left in the rings may still be received.
     Leaving {
-        /// The error of its tokens.
+        /// The error with which its tokens fail.
         cause: Error,
-        /// Whether the loss is to be reported as soon as nothing is left to receive: it did not close in good
-        /// order, or a token has failed.
+        /// Whether to report the loss once nothing is left to receive: the peer did not close in good order, or a
+        /// token has failed.
         report: bool,
     },
-    /// It is gone, and everything of it is released.
+    /// The peer is gone, and all its resources are released.
     Lost(Error),
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Peer {
     pub(crate) member: u32,
     pub(crate) address: Address,
     pub(crate) bell_name: [u8; NAME_BYTES],
-    /// Its memory, if this side reads it.
+    /// Access to its memory, if this side reads it.
     pub(crate) remote: Option<Remote>,
     /// Lane by channel, or [`NO_LANE`].
     pub(crate) send_lanes: Box<[u32]>,
@@ -63,7 +63,7 @@ pub(crate) struct Peer {
     pub(crate) outward: Option<Outward>,
     pub(crate) inward: Option<Inward>,
     pub(crate) fate: Fate,
-    /// Whether something was published for it, or freed, since its doorbell was last looked at.
+    /// Whether something was published for it, or freed, since its doorbell was last checked.
     pub(crate) is_dirty: bool,
 }
 

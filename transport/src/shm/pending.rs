@@ -1,7 +1,8 @@
-//! Connections that have not yet identified themselves.
+//! Pending connections: those that have not yet identified themselves.
 //!
-//! Every process on the host can connect to an abstract socket. Such a connection costs one accept. Its process must belong to the same user, its
-//! greeting is read without waiting, and the number of silent connections is bounded: the oldest is closed for the newest.
+//! Every process on the host can connect to an abstract socket. Such a connection costs one accept. Its process must
+//! belong to the same user, its greeting is read without blocking, and the number of silent connections is bounded:
+//! the newest replaces the oldest.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,14 +15,15 @@ use crate::sys::credentials;
 use crate::sys::descriptors::{self, STARVED_FOR};
 use crate::sys::unix::{self, Attached};
 
-/// Silent pending kept at most. A peer's greeting is sent with one call right after connecting, so an honest
-/// pending is silent only between those two calls of its own.
+/// Maximum number of silent pending connections. A peer sends its greeting with one call right after connecting, so
+/// an honest connection is silent only between these two calls.
 const PENDING_MAX: usize = 64;
-/// Connections accepted at one go at most: as many as the backlog holds. So everything that lay there when a look
-/// began has been seen when it ends, and a flood holds up the owner for some milliseconds at the worst.
+/// Maximum number of connections accepted at a time: as many as the backlog holds. All connections that lay there
+/// when a look began have therefore been seen when it ends, and a flood delays the owner by some milliseconds at
+/// worst.
 const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
 
-/// The mark that `epoll` reports for the listener, the bell and the pending: nothing needs to be told apart.
+/// The mark that `epoll` reports for the listener, the bell and pending connections, which need not be told apart.
 pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 
 /// A connection that has sent its greeting.
@@ -29,7 +31,7 @@ pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 pub(crate) struct Caller {
     pub(crate) greeting: Greeting,
     pub(crate) stream: OwnedFd,
-    /// The descriptor that came along.
+    /// The descriptor that came with the greeting.
     pub(crate) fd: Attached,
 }
 
@@ -43,21 +45,21 @@ struct Pending {
 
 /// Result of reading from a pending connection.
 enum Heard {
-    /// More is to come.
+    /// More bytes are to come.
     Silence,
-    /// A greeting.
+    /// A complete greeting.
     Greeting(Greeting),
-    /// Nonsense, or the end.
+    /// Bytes that are no greeting, or the end of the stream.
     Nonsense,
 }
 
-/// The listener and its silent pending.
+/// The listener and its silent connections.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
     listener: OwnedFd,
     uid: u32,
     pending: Vec<Pending>,
-    /// Time since which a connection has waited for a descriptor to be accepted with.
+    /// Time since which a connection has waited because no descriptor is free to accept it.
     hungry_since: Option<Instant>,
 }
 
@@ -66,10 +68,11 @@ impl PendingConnections {
         Self { listener, uid, pending: Vec::new(), hungry_since: None }
     }
 
-    /// Accepts who is waiting and listens to everybody. Those who have greeted go into `callers`.
+    /// Accepts waiting connections and reads from all pending ones. Those that have sent a greeting go into
+    /// `callers`.
     ///
     /// # Errors
-    /// If a connection has waited to be accepted for [`STARVED_FOR`] and the system has no descriptor.
+    /// If a connection has waited to be accepted for [`STARVED_FOR`] and the system has no free descriptor.
     pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) -> io::Result<()> {
         let mut index = 0;
         while index < self.pending.len() {
@@ -78,7 +81,7 @@ impl PendingConnections {
                 Heard::Nonsense => drop(self.pending.remove(index)),
                 Heard::Greeting(greeting) => {
                     let pending = self.pending.remove(index);
-                    // The new owner adds the stream again, under its own name.
+                    // The new owner adds the stream again, with its own mark.
                     let _ = epoll::delete(epoll, &pending.stream);
                     callers.push(Caller { greeting, stream: pending.stream, fd: pending.fd });
                 }
@@ -107,12 +110,13 @@ impl PendingConnections {
         Ok(())
     }
 
-    /// Whether a connection cannot be accepted because descriptors have run out.
+    /// Returns whether a connection cannot be accepted because descriptors have run out.
     pub(crate) fn is_hungry(&self) -> bool {
         self.hungry_since.is_some()
     }
 
-    /// Descriptors have run out for connections that wait, if any: the system reports this without checking for one.
+    /// Handles a lack of descriptors, if a connection really waits: the system reports the lack without checking for
+    /// one.
     #[cold]
     fn hunger(&mut self, error: io::Error) -> io::Result<()> {
         if !unix::is_readable(&self.listener) {

@@ -1,17 +1,19 @@
-//! Buffers of the callers' own, which the members of an exchange read in place: with one copy, made by the kernel.
+//! Callers' buffers that the members of an exchange read in place, with a single copy made by the kernel.
 //!
 //! # Protocol
-//! A member publishes where its contribution lies ([`Exchange::place`]), and the others copy from there ([`Exchange::fetch`]). The exchange
-//! does not know about it: whoever publishes places sees to it that nobody's call is over before all have read.
+//! A member publishes the address of its contribution, its place ([`Exchange::place`]), and the others copy from
+//! there ([`Exchange::fetch`]). The exchange does not know about this: a caller that publishes places must make sure
+//! that no member's call returns before all have read.
 //!
 //! # Taking places back
-//! A member whose call fails lets go of its memory although others may be reading it. As with messages by rendezvous (see
-//! `rendezvous`, "Taking a request back") it first writes a word, then has a fence ([`Exchange::withdraw`]). A reader reads, has a fence,
-//! and looks at the word: if it is not set, every byte was read before the owner had its memory back. One word serves all
-//! members, since a call that fails is the end of the exchange on all of them.
+//! A member whose call fails releases its memory although others may be reading it. As with messages by rendezvous
+//! (see `rendezvous`, "Taking a request back"), it first writes a word and executes a fence ([`Exchange::withdraw`]).
+//! A reader reads, executes a fence, and looks at the word: if it is not set, every byte was read before the owner
+//! had its memory back. One word serves all members, because a call that fails ends the exchange on all of them.
 //!
 //! # Trust
-//! Places from others are handed to the kernel as addresses of the process that named them, and used in no other way.
+//! Places from others are passed to the kernel as addresses of the process that published them, and used in no other
+//! way.
 
 use std::sync::Arc;
 
@@ -22,19 +24,19 @@ use super::pages::Pages;
 use super::remote::{Far, Near, Remote};
 use crate::endpoint::Piece;
 
-/// A member's view of the others' memory.
+/// A member's access to the others' memory.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// By member; this one has none of its own.
+    /// Access by member; `None` for this member itself.
     readers: Vec<Option<Remote>>,
     /// Whether this member reads all others' memory.
     reads_all: bool,
-    /// Location of huge pages; none if pages of all sizes are as good.
+    /// Finds out whether memory lies in huge pages; `None` if pages of all sizes qualify.
     pages: Option<Arc<Pages>>,
 }
 
 impl Places {
-    /// Those of an endpoint that knows all members.
+    /// Returns the access that an endpoint has which knows all members.
     pub(super) fn of(endpoint: &ShmEndpoint) -> Self {
         let mut readers = vec![None; endpoint.members.len()];
         for peer in &endpoint.peers {
@@ -48,21 +50,21 @@ impl Places {
 }
 
 impl Exchange {
-    /// The place of `len` bytes of this member's memory, to be published for [`Exchange::fetch`]; none if the others had better not
-    /// read there, or this member cannot read theirs.
+    /// Returns the place of `len` bytes of this member's memory, to be published for [`Exchange::fetch`]. `None` if
+    /// the others should not read there, or if this member cannot read their memory.
     #[must_use]
     pub fn place(&self, at: *const u8, len: usize) -> Option<u64> {
         let piece = Piece { ptr: at.cast_mut(), len };
         let is_worth_it = || self.places.pages.as_ref().is_none_or(|pages| pages.hold(&[piece], len));
-        // The address leaves the language here: the kernel will use it for another process.
+        // The address leaves the language here: the kernel will use it on behalf of another process.
         (self.places.reads_all && is_worth_it()).then(|| at.expose_provenance() as u64)
     }
 
-    /// Copies `len` bytes of a member's memory, from `offset` on beyond the place that it has published. False if they could not be read, or
-    /// do not count because a member has taken its memory back.
+    /// Copies `len` bytes of a member's memory, from `offset` bytes beyond its published place. Returns `false` if
+    /// they could not be read, or are invalid because a member has taken its memory back.
     ///
     /// # Safety
-    /// `to` is writable for as much, memory of this process's own that nobody else uses meanwhile.
+    /// `to` is valid for writes of `len` bytes, in memory of this process alone that nobody else uses meanwhile.
     #[must_use]
     pub unsafe fn fetch(&self, member: usize, place: u64, offset: usize, to: *mut u8, len: usize) -> bool {
         let Some(Some(remote)) = self.places.readers.get(member) else { return false };
@@ -74,8 +76,8 @@ impl Exchange {
         is_read && !self.arena().is_withdrawn()
     }
 
-    /// Takes this member's places back: what others read from now on does not count, and neither does what they are reading. The exchange
-    /// is over for good.
+    /// Takes this member's places back: reads by others that are not complete are invalid. The exchange is unusable
+    /// afterwards.
     pub fn withdraw(&self) {
         self.arena().withdraw();
     }

@@ -1,4 +1,4 @@
-//! The sending end of a ring; the rules are those of the [`ring`](super::ring) module.
+//! The sending end of a ring. The rules are those of the [`ring`](super::ring) module.
 
 use std::ptr;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::ring::{
 use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
 use crate::sys::{lines, map::Mapping};
 
-/// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
+/// A shorter space at the end of the ring is skipped rather than filled, unless the message fits.
 const WORTHWHILE_BYTES: usize = 4096;
 
-/// Longest message whose successor's place is [claimed](Producer::claim_next).
+/// Longest message after which the place of the next one is [claimed](Producer::claim_next).
 const CLAIM_MAX_BYTES: usize = 4096;
 
 /// Longest piece that is [handed on](crate::sys::lines::hand_on) to the cache that processors share.
@@ -28,32 +28,32 @@ const HANDED_ON_MAX_BYTES: usize = 512;
 pub(crate) struct Space {
     /// First byte.
     pub(crate) ptr: *mut u8,
-    /// Bytes of the message to put there.
+    /// Number of bytes of the message to put there.
     pub(crate) len: usize,
     skip: bool,
 }
 
-/// The sending end.
+/// The sending end of a ring.
 #[derive(Debug)]
 pub(crate) struct Producer {
     control: *mut u8,
     ring: *mut u8,
     ring_bytes: usize,
     piece_bytes: usize,
-    /// Next cell.
+    /// Index of the next cell.
     cell: u32,
     pub(super) produced: u64,
-    /// As last seen.
+    /// Count of freed cells, as last seen.
     pub(super) freed: u64,
     position: usize,
     bytes_produced: u64,
     bytes_freed: u64,
-    /// Length of the latest message, if the place of one as long is to be [claimed](Self::claim_next).
+    /// Length of the latest message, if the place of the next one is to be [claimed](Self::claim_next); otherwise 0.
     claimable: usize,
     map: Arc<Mapping>,
     /// Offset of the ring in the mapping, until its pages are allocated.
     unbacked: Option<usize>,
-    /// Offset in the mapping of the word by which the receiver says that it reads this process's memory.
+    /// Offset in the mapping of the word that says whether the receiver reads this process's memory.
     can_get: Option<usize>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Producer {
 unsafe impl Send for Producer {}
 
 impl Producer {
-    /// The producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
+    /// Returns the producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
     pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_bytes: usize, piece_bytes: usize) -> Self {
         assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
         map.atomic::<AtomicU32>(offset + RING_SIZE)
@@ -70,7 +70,7 @@ impl Producer {
             control: map.bytes(offset, CONTROL_BYTES),
             ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
             ring_bytes,
-            // Half a ring at most, so that one piece can be filled while another is eaten.
+            // A piece is at most half a ring, so that one piece can be filled while the receiver works on another.
             piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
             cell: 0,
             produced: 0,
@@ -85,19 +85,19 @@ impl Producer {
         }
     }
 
-    /// Messages go by rendezvous as soon as the word at `can_get` says that the receiver can read them.
+    /// Lets messages go by rendezvous once the word at `can_get` says that the receiver can read them.
     pub(crate) fn with_rendezvous(mut self, can_get: usize) -> Self {
         self.can_get = Some(can_get);
         self
     }
 
-    /// Whether the receiver reads this process's memory.
+    /// Returns whether the receiver reads this process's memory.
     #[inline]
     pub(crate) fn may_rendezvous(&self) -> bool {
         self.can_get.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == CAN_GET)
     }
 
-    /// Whether there is a free cell.
+    /// Returns whether there is a free cell.
     fn has_cell(&mut self) -> Result<bool, Corrupt> {
         if self.produced - self.freed >= u64::from(CELLS) {
             self.freed()?;
@@ -105,13 +105,14 @@ impl Producer {
         Ok(self.produced - self.freed < u64::from(CELLS))
     }
 
-    /// Number of cells that the receiver has freed.
+    /// Returns the number of cells that the receiver has freed.
     pub(crate) fn freed(&mut self) -> Result<u64, Corrupt> {
         self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
         Ok(self.freed)
     }
 
-    /// Sends a rendezvous request for a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
+    /// Sends a rendezvous request for a message, if there is a free cell. Returns the count of freed cells at which
+    /// the request is answered.
     pub(crate) fn request(&mut self, tag: u64, total: u64, rts: &Rts) -> Result<Option<u64>, Corrupt> {
         if !self.has_cell()? {
             return Ok(None);
@@ -126,8 +127,8 @@ impl Producer {
         Ok(Some(self.produced))
     }
 
-    /// Whether the receiver wants the message through the ring that the request with this mark, which it has freed, stood
-    /// for.
+    /// Returns whether the receiver has declined the request with this mark, which it has freed, and so wants the
+    /// message through the ring.
     pub(crate) fn is_declined(&self, mark: u64) -> bool {
         self.control_word(DECLINED).load(Ordering::Relaxed) == mark
     }
@@ -138,7 +139,7 @@ impl Producer {
         fence(Ordering::SeqCst);
     }
 
-    /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
+    /// Reserves room for the next piece of a message of which `remaining` bytes are left, if there is any.
     #[inline]
     pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
         if !self.has_cell()? {
@@ -157,8 +158,8 @@ impl Producer {
         let contiguous = self.ring_bytes - self.position;
         let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
         let len = if skip { wanted } else { wanted.min(contiguous) };
-        // A last piece of up to INLINE_BYTES would be taken for an inline one: `contiguous` is a multiple of ALIGN,
-        // which is more, and `remaining` is more as well.
+        // A last piece in the ring must not be as short as INLINE_BYTES, or it would be taken for an inline one. It
+        // is not: `contiguous` is a multiple of ALIGN, which is greater, and `remaining` is greater as well.
         let needed = len.next_multiple_of(ALIGN) + if skip { contiguous } else { 0 };
         if self.ring_free() < needed {
             self.bytes_freed = self.refresh(BYTES_FREED, self.bytes_freed, self.bytes_produced)?;
@@ -167,8 +168,8 @@ impl Producer {
             }
         }
         if let Some(offset) = self.unbacked.take() {
-            // A channel of small messages never gets here. Page by page on first touch would cost half a microsecond
-            // for each page, in the first messages.
+            // A channel of small messages never gets here. Allocation page by page, on first touch, would cost the
+            // first messages half a microsecond for each page.
             self.map.populate(offset, self.ring_bytes);
         }
         let at = if skip { 0 } else { self.position };
@@ -177,7 +178,7 @@ impl Producer {
         Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
     }
 
-    /// Sends a message that fits into one piece, if there is room.
+    /// Sends a message that fits into one piece, if there is room. Returns whether it was sent.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
@@ -194,10 +195,11 @@ impl Producer {
         }
         let Some(space) = self.reserve(len)? else { return Ok(false) };
         if space.len < len {
-            // The end of the ring cuts it.
+            // The end of the ring would cut the message.
             return Ok(false);
         }
-        // SAFETY: the caller's promise; the space is writable for as much. Test: `short_messages` of the conformance suite.
+        // SAFETY: the caller's promise; the space is writable for `len` bytes. Test: `short_messages` of the
+        // conformance suite.
         unsafe {
             if len > INLINE_BYTES {
                 copier.copy(from, space.ptr, len);
@@ -213,8 +215,8 @@ impl Producer {
         Ok(true)
     }
 
-    /// Publishes the piece that was put into `space`, the latest one reserved. `first` carries tag and total length
-    /// with a message's first piece.
+    /// Publishes the piece that was put into `space`, the latest one reserved. For a message's first piece, `first`
+    /// carries tag and total length.
     pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
         let mut length = u32::try_from(space.len).expect("bounded by the ring");
         if let Some((tag, total)) = first {
@@ -245,8 +247,8 @@ impl Producer {
         self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
     }
 
-    /// Has the lines brought to this processor into which a message as long as the latest one would be copied: something to do while
-    /// its answer is awaited.
+    /// Brings to this processor the lines into which a message as long as the latest one would be copied: useful work
+    /// while its answer is awaited.
     #[inline]
     pub(crate) fn claim_next(&mut self) {
         let total = std::mem::take(&mut self.claimable);
@@ -257,11 +259,11 @@ impl Producer {
     }
 
     fn ring_free(&self) -> usize {
-        // Both are within `ring_bytes` of each other: `refresh` checks it.
+        // The two counters differ by at most `ring_bytes`: `refresh` checks that.
         self.ring_bytes - (self.bytes_produced - self.bytes_freed) as usize
     }
 
-    /// Loads one of the consumer's counters, which must lie between what it was and what was produced.
+    /// Loads one of the consumer's counters, which must lie between its last value and the count of items produced.
     fn refresh(&self, offset: usize, seen: u64, produced: u64) -> Result<u64, Corrupt> {
         let freed = self.control_word(offset).load(Ordering::Acquire);
         if freed < seen || freed > produced {
@@ -282,14 +284,14 @@ impl Producer {
     }
 
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
-        // both sides.
+        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
+        // access it as an atomic.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
 
-/// Copies into a cell. The line of the stamp comes last: a receiver that looks for the stamp takes that line away as soon as it changes, and
-/// it would have to come back for the rest.
+/// Copies into a cell. The line of the stamp is written last: a receiver that watches the stamp takes that line away
+/// as soon as it changes, and the line would have to come back for the rest.
 ///
 /// # Safety
 /// `from` is readable and `to`, the inline part of a cell, writable for `len` bytes.

@@ -1,4 +1,4 @@
-//! Progress: moving pieces, and waking those who wait for them.
+//! Progress: moves pieces, and wakes the peers that wait for them.
 
 use std::sync::atomic::Ordering;
 
@@ -12,21 +12,21 @@ use crate::endpoint::{Channel, Envelope, Event, Token};
 use crate::error::{Error, ErrorKind};
 use crate::sys::unix;
 
-/// Pieces that a poll moves on one channel: half a ring, so that the peer can work on the other half. With one at a time,
-/// the fence and the look at the doorbell after each cost 5 % of the bandwidth.
+/// Number of pieces that a poll moves on one channel: half a ring, so that the peer can work on the other half. With
+/// one piece at a time, the fence and the doorbell check after each piece cost 5 % of the bandwidth.
 const PIECES_A_VISIT: usize = 4;
-/// Passes of one poll before sleeping: as many as it takes to empty or fill a ring of many short pieces.
+/// Number of passes of the last poll before sleeping: enough to empty or fill a ring of many short pieces.
 const PASSES_BEFORE_SLEEP: usize = 64;
 
 impl ShmEndpoint {
-    /// Looks at a peer's doorbell after something was published for it or freed.
+    /// Checks a peer's doorbell after something was published for it or freed, and wakes the peer if it sleeps.
     #[inline]
     pub(super) fn ring_doorbell(&self, peer: usize) {
         self.fence();
         self.ring_doorbell_after_fence(peer);
     }
 
-    /// Before a look at doorbells.
+    /// Executes the light fence that must precede a doorbell check.
     #[inline]
     fn fence(&self) {
         if let Some(arena) = &self.arena {
@@ -42,8 +42,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Wakes a peer that sleeps on its descriptors. If its socket is full, it is awake; if it is gone, its stream
-    /// tells.
+    /// Wakes a peer that sleeps on its descriptors. Errors are ignored: if its socket is full, the peer is awake; if
+    /// the peer is gone, its stream shows it.
     #[cold]
     pub(super) fn nudge(&self, peer: &Peer) {
         let _ = unix::nudge(&self.bell, &peer.bell_name);
@@ -64,8 +64,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Moves all that can be moved: the owner sleeps after this poll in any case, and no peer wakes it for what
-    /// was there before. If peers keep pace, this end is woken instead.
+    /// Moves everything that can be moved: the owner may sleep after this poll, and no peer wakes it for data that
+    /// was there before. If peers keep adding data, this end wakes itself instead.
     pub(super) fn pass_before_sleep(&mut self, events: &mut Vec<Event>) -> bool {
         let mut any = false;
         for _ in 0..PASSES_BEFORE_SLEEP {
@@ -82,7 +82,7 @@ impl ShmEndpoint {
         any
     }
 
-    /// Moves what can be moved, up to a few pieces per lane. One peer with whom there is trouble is lost.
+    /// Moves pending pieces, up to a few per lane. If a peer causes an error, that peer is lost.
     pub(super) fn pass(&mut self, events: &mut Vec<Event>) -> bool {
         let budget = PIECES_A_VISIT * self.options.piece_bytes;
         let mut any = false;
@@ -157,7 +157,7 @@ impl ShmEndpoint {
         any
     }
 
-    /// Draws the consequences for a peer.
+    /// Handles an error that a peer caused.
     #[cold]
     fn suffer(&mut self, peer: usize, trouble: Trouble, events: &mut Vec<Event>) {
         let rank = Some(self.peers[peer].rank);
@@ -183,7 +183,7 @@ impl ShmEndpoint {
     }
 }
 
-/// Tells of the message that waits in a probed lane, if one does.
+/// Reports the message that waits in a probed lane, if there is one.
 fn tell_waiting(
     lane: &mut RecvLane,
     rank: u32,
@@ -196,7 +196,7 @@ fn tell_waiting(
     Ok(true)
 }
 
-/// Returns the receives of a lane, of which the first does not fit what has come, and tells what that is.
+/// Returns the receives of a lane whose first one does not fit the next message, and reports that message.
 pub(super) fn give_back(lane: &mut RecvLane, rank: u32, pending: &mut usize, events: &mut Vec<Event>) {
     lane.take_back(|token| {
         *pending -= 1;
@@ -207,7 +207,7 @@ pub(super) fn give_back(lane: &mut RecvLane, rank: u32, pending: &mut usize, eve
     }
 }
 
-/// The event of a receive that is over.
+/// Returns the event for a completed receive.
 pub(super) fn received(token: Token, verdict: Result<(), ErrorKind>, rank: u32) -> Event {
     match verdict {
         Ok(()) => Event::Done(token),

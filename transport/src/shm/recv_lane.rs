@@ -1,7 +1,7 @@
-//! The messages expected on one channel from one peer.
+//! Receives that wait for messages from one peer on one channel.
 //!
-//! Like a [`SendLane`](super::lane::SendLane), a lane for receiving owns its end of the ring and the queue of what was
-//! posted; beyond that it knows how to read the peer's memory.
+//! Like a [`SendLane`](super::lane::SendLane), a receiving lane owns its end of the ring and the queue of posted
+//! receives. It also knows how to read the peer's memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ enum Target {
     Consume(Consumer),
 }
 
-/// A message expected.
+/// A posted receive.
 #[derive(Debug)]
 struct Incoming {
     tag: u64,
@@ -31,27 +31,27 @@ struct Incoming {
     arrived: Option<(u64, u64)>,
     received: u64,
     target: Target,
-    /// Whether it goes back if another message comes.
+    /// Whether the receive comes back if another message arrives.
     conditional: bool,
-    /// Of a message by rendezvous.
+    /// Progress of a message by rendezvous.
     get: Option<Get>,
     token: Token,
 }
 
-// SAFETY: the consumer's context is the caller's, who has promised that it stays valid until the token completes, and
-// that the endpoint may call it from whichever thread polls.
+// SAFETY: the consumer's context belongs to the caller, who has promised that it stays valid until the token
+// completes, and that the endpoint may call it from whichever thread polls.
 unsafe impl Send for Incoming {}
 
-/// Why a channel cannot go on.
+/// Reason why a channel cannot go on.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The sender wrote nonsense.
+    /// The sender wrote invalid values.
     Corrupt(Corrupt),
-    /// The sender has taken its request back, or is no more.
+    /// The sender has taken its request back, or has ended.
     Gone,
-    /// The sender named memory that the kernel does not let us read.
+    /// The sender named memory that the kernel does not permit this process to read.
     Unreadable(io::Error),
-    /// Not with the channel: the first receive does not fit what has come, and was posted on condition.
+    /// Not a failure of the channel: the first receive is conditional and does not fit the next message.
     Unfit,
 }
 
@@ -61,19 +61,19 @@ impl From<Corrupt> for Trouble {
     }
 }
 
-/// A receive's expectations.
+/// The message that a receive expects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) tag: u64,
     pub(crate) len: usize,
-    /// Whether it goes back if another message comes.
+    /// Whether the receive comes back if another message arrives.
     pub(crate) conditional: bool,
 }
 
 /// Outcome of a receive.
 pub(crate) type Verdict = Result<(), ErrorKind>;
 
-/// Messages from one peer on one channel.
+/// Receives from one peer on one channel.
 #[derive(Debug)]
 pub(crate) struct RecvLane {
     /// Index of the peer in the endpoint's table.
@@ -81,12 +81,12 @@ pub(crate) struct RecvLane {
     pub(crate) channel: u16,
     /// Whether the endpoint's list of busy lanes has this one.
     pub(crate) is_listed: bool,
-    /// Set once the peer has brought its segment.
+    /// Set once the peer has delivered its segment.
     pub(crate) ring: Option<RingConsumer>,
     /// The peer's memory, if this side reads it.
     remote: Option<Remote>,
     queue: VecDeque<Incoming>,
-    /// Whether the envelope of the next message is wanted though nothing is posted.
+    /// Whether the owner wants the envelope of the next message although no receive is posted.
     pub(crate) is_probed: bool,
 }
 
@@ -96,9 +96,10 @@ impl RecvLane {
         Self { peer, channel, is_listed: false, ring: None, remote, queue, is_probed: false }
     }
 
-    /// Takes a receive, and serves it with what has arrived, up to about `budget` bytes: a sender
-    /// that keeps pace must not keep the owner here. A verdict comes through `done`, with [`Handed::Over`]. A
-    /// `conditional` one that does not fit what has come stays in the queue until [`RecvLane::advance`] says so.
+    /// Takes a receive and serves it with the data that has arrived, up to about `budget` bytes, so that a sender
+    /// that keeps pace cannot keep the owner here. If the receive completes, `done` gets the verdict and the result
+    /// is [`Handed::Over`]. A `conditional` receive that does not fit the next message stays in the queue until
+    /// [`RecvLane::advance`] reports it.
     ///
     /// # Safety
     /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv); `len` is the length of the sink.
@@ -119,7 +120,7 @@ impl RecvLane {
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
-                // SAFETY: the caller's promise. `advance` finds the defect again, and reports it.
+                // SAFETY: the caller's promise. `advance` meets an error again, and reports it.
                 match unsafe { take_next(ring, self.remote.as_ref(), &mut message) } {
                     Ok(Some(_)) if message.is_over() => {
                         done(token, message.verdict());
@@ -134,7 +135,7 @@ impl RecvLane {
         Handed::Queued { moved: moved > 0 }
     }
 
-    /// Takes the next message at once, if nothing is posted, it is there in one piece and fits.
+    /// Takes the next message at once, if no receive is posted and the message has arrived in one piece and fits.
     ///
     /// # Safety
     /// `to` is writable for `fits.room` bytes.
@@ -144,7 +145,7 @@ impl RecvLane {
         if !self.queue.is_empty() {
             return Short::Other;
         }
-        // A corrupt ring is found again, and reported, by those who post.
+        // The next post meets a corrupt ring again, and reports it.
         let Ok(arrival) = ring.peek() else { return Short::Other };
         let Some(arrival) = arrival else { return Short::NotYet };
         let (tag, len) = ring.envelope();
@@ -152,16 +153,16 @@ impl RecvLane {
             return Short::Other;
         }
         if arrival.len > 0 {
-            // SAFETY: the arrival is readable for its length until it is released, and the room is at least that. Test: `short_messages` of
-            // the conformance suite.
+            // SAFETY: the arrival is readable for its length until it is released, and `to` has room for at least
+            // that. Test: `short_messages` of the conformance suite.
             unsafe { std::ptr::copy_nonoverlapping(arrival.ptr, to, arrival.len) };
         }
         ring.release(&arrival);
         Short::Taken { tag, len: arrival.len }
     }
 
-    /// Serves what waits with up to about `budget` bytes of what has arrived. Calls `done` for every message that is
-    /// over. Returns whether anything moved.
+    /// Serves waiting receives with up to about `budget` bytes of the data that has arrived. Calls `done` for every
+    /// receive that is complete. Returns whether anything moved.
     #[inline]
     pub(crate) fn advance(
         &mut self,
@@ -187,30 +188,30 @@ impl RecvLane {
         Ok(moved > 0)
     }
 
-    /// Whether nothing waits here.
+    /// Returns whether no receive waits here.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether there is anything to look for here.
+    /// Returns whether a receive or a probe waits here.
     pub(crate) fn has_work(&self) -> bool {
         self.is_probed || !self.queue.is_empty()
     }
 
-    /// Takes the receives back of which [`RecvLane::advance`] said [`Trouble::Unfit`].
+    /// Returns the receives that [`RecvLane::advance`] reported as [`Trouble::Unfit`].
     pub(crate) fn take_back(&mut self, mut returned: impl FnMut(Token)) {
         for message in self.queue.drain(..) {
             returned(message.token);
         }
     }
 
-    /// Tag and length of the next message, if it is there. Only while nothing is posted.
+    /// Returns tag and length of the next message, if it has arrived. Valid only while no receive is posted.
     pub(crate) fn envelope(&mut self) -> Result<Option<(u64, u64)>, Corrupt> {
         let Some(ring) = &mut self.ring else { return Ok(None) };
         Ok(ring.peek()?.map(|_| ring.envelope()))
     }
 
-    /// Gives up everything that waits.
+    /// Drops all waiting receives and calls `failed` for each.
     pub(crate) fn fail_all(&mut self, mut failed: impl FnMut(Token)) {
         self.ring = None;
         for message in self.queue.drain(..) {
@@ -241,8 +242,8 @@ impl Incoming {
     }
 }
 
-/// Takes the next piece of a message from the ring, if it is there; returns its length. The payload of a message that
-/// is not the one expected is dropped.
+/// Takes the next piece of a message from the ring, if it has arrived; returns its length. The payload of a message
+/// that is not the expected one is dropped.
 ///
 /// # Safety
 /// The promise of `post_recv` holds for the message.
@@ -295,7 +296,7 @@ unsafe fn take_next(
             Target::Place(cursor) => unsafe {
                 cursor.scatter(arrival.ptr, len, message.expected >= STREAMING_BYTES);
             },
-            // SAFETY: the caller's promise for the context; the data is readable for the duration of the call.
+            // SAFETY: the caller's promise covers the context; the data is readable for the duration of the call.
             Target::Consume(consumer) => unsafe {
                 (consumer.call)(consumer.context, offset, arrival.ptr, len);
             },
@@ -306,7 +307,8 @@ unsafe fn take_next(
     Ok(Some(len))
 }
 
-/// Fetches the next part of a message by rendezvous; returns its length. One that is not the one expected is let go.
+/// Fetches the next part of a message by rendezvous; returns its length. A message that is not the expected one is
+/// skipped.
 ///
 /// # Safety
 /// The promise of `post_recv` holds for the message.
@@ -328,7 +330,7 @@ unsafe fn get_some(
     };
     let Target::Place(cursor) = &mut message.target else { return Ok(0) };
     let left = message.expected - message.received as usize;
-    // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` are behind the cursor.
+    // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` lie before the cursor.
     let len = unsafe { get.place(remote, ring, cursor, left)? };
     message.received += len as u64;
     if len == left {

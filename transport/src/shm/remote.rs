@@ -1,9 +1,10 @@
-//! Reading another process's memory, with proof that it is the right process.
+//! Reads another process's memory, with proof that it is the right process.
 //!
-//! The kernel checks every address, so a wrong one is an error and never a fault of ours. It does not check the identity of the process:
-//! a number may have passed to another process, or the process may have started another program. So every call also reads the peer's
-//! *beacon*, 16 bytes at an address of which its endpoint has told, which hold the cookie of that endpoint and go when it goes. One call
-//! reads one address space, so the beacon vouches for the rest of the same call.
+//! The kernel checks every address, so a wrong address is an error and never a fault in this process. The kernel does
+//! not check the identity of the process: its number may have passed to another process, or it may have started
+//! another program. Every call therefore also reads the peer's *beacon*: 16 bytes that hold the cookie of the peer's
+//! endpoint and vanish with that endpoint, at an address that the endpoint has published. One call reads one address
+//! space, so the beacon vouches for the rest of the same call.
 
 use std::fs;
 use std::io;
@@ -12,9 +13,9 @@ use libc::iovec;
 
 use super::address::Address;
 
-/// Runs of the peer's memory that a message may consist of; more do not fit in the cell of the request.
+/// Maximum number of ranges of the peer's memory in a message; more do not fit in the cell of the request.
 pub(crate) const FAR_RUNS: usize = 6;
-/// Runs of this process's memory that one call fills at most.
+/// Maximum number of ranges of this process's memory that one call fills.
 pub(crate) const NEAR_RUNS: usize = 32;
 const COOKIE_BYTES: usize = 16;
 
@@ -27,13 +28,13 @@ impl Beacon {
         Self(Box::new(cookie))
     }
 
-    /// Address at which peers read the beacon.
+    /// Returns the address at which peers read the beacon.
     pub(crate) fn address(&self) -> u64 {
         self.0.as_ptr().addr() as u64
     }
 }
 
-/// A list of memory ranges, of one process, that starts with room for the beacon.
+/// A list of memory ranges of one process. The first entry is reserved for the beacon.
 #[derive(Debug)]
 pub(crate) struct Runs<const N: usize> {
     runs: [iovec; N],
@@ -41,9 +42,9 @@ pub(crate) struct Runs<const N: usize> {
     bytes: usize,
 }
 
-/// Ranges of the peer and the beacon.
+/// Ranges of the peer's memory, behind the beacon.
 pub(crate) type Far = Runs<{ FAR_RUNS + 1 }>;
-/// Ranges of this process and the beacon.
+/// Ranges of this process's memory, behind the beacon.
 pub(crate) type Near = Runs<{ NEAR_RUNS + 1 }>;
 
 impl<const N: usize> Runs<N> {
@@ -51,23 +52,23 @@ impl<const N: usize> Runs<N> {
         Self { runs: [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N], count: 1, bytes: 0 }
     }
 
-    /// Appends a range. There must be room.
+    /// Appends a range. The list must have room.
     pub(crate) fn push(&mut self, at: *mut u8, len: usize) {
         self.runs[self.count] = iovec { iov_base: at.cast(), iov_len: len };
         self.count += 1;
         self.bytes += len;
     }
 
-    /// Bytes in all.
+    /// Returns the total length of the ranges.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Why memory could not be read.
+/// Reason why memory could not be read.
 #[derive(Debug)]
 pub(crate) enum Unread {
-    /// The process is gone, or is another one by now.
+    /// The process is gone, or its number belongs to another one by now.
     Gone,
     /// The kernel refused.
     Refused(io::Error),
@@ -82,16 +83,17 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// One whose memory can be read if that of its process can. Every read says whether it could.
+    /// Returns access to the memory of the endpoint at `address`, without trying it. Every read reports whether it
+    /// succeeded.
     pub(crate) fn of(address: &Address) -> Result<Self, String> {
         let pid = i32::try_from(address.pid).map_err(|_| "its process number is none".to_owned())?;
         Ok(Self { pid, beacon: address.beacon, cookie: address.cookie })
     }
 
-    /// Tries to read the beacon of the endpoint at `address`, or says in a few words why not.
+    /// Tries to read the beacon of the endpoint at `address`. The error says in a few words why that failed.
     pub(crate) fn probe(address: &Address) -> Result<Self, String> {
         let remote = Self::of(address)?;
-        // SAFETY: nothing of this process is filled but the beacon's own copy.
+        // SAFETY: the read fills nothing but its own copy of the beacon.
         match unsafe { remote.read(&mut Near::new(), &mut Far::new()) } {
             Ok(()) => Ok(remote),
             Err(Unread::Gone) => Err("its process is not visible here".to_owned()),
@@ -99,17 +101,17 @@ impl Remote {
         }
     }
 
-    /// Fills the ranges `near` from the ranges `far` of the peer, as many bytes.
+    /// Fills the ranges `near` from the peer's ranges `far`, which have the same total length.
     ///
     /// # Safety
-    /// The ranges in `near` are writable, and nobody else uses them during the call. `far` may be anything.
+    /// The ranges in `near` are writable, and nobody else uses them during the call. `far` may hold any addresses.
     pub(crate) unsafe fn read(&self, near: &mut Near, far: &mut Far) -> Result<(), Unread> {
         debug_assert_eq!(near.bytes, far.bytes, "as many bytes here as there");
         let mut seen = [0u8; COOKIE_BYTES];
         near.runs[0] = iovec { iov_base: seen.as_mut_ptr().cast(), iov_len: COOKIE_BYTES };
         let beacon = std::ptr::without_provenance_mut(self.beacon as usize);
         far.runs[0] = iovec { iov_base: beacon, iov_len: COOKIE_BYTES };
-        // SAFETY: the kernel writes to the ranges in `near` only, for which the caller vouches, and to `seen`; it
+        // SAFETY: the kernel writes only to the ranges in `near`, for which the caller vouches, and to `seen`; it
         // checks those in `far`. The counts are those of the arrays' filled parts.
         let read = unsafe {
             libc::process_vm_readv(
@@ -139,18 +141,18 @@ impl Remote {
     }
 }
 
-/// Yama's setting, on systems that have it.
+/// Returns the setting of Yama, on systems that have it.
 fn ptrace_scope() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().map(|text| text.trim().to_owned())
 }
 
-/// Why the kernel refused, for people.
+/// Describes a refusal by the kernel, for people.
 fn refusal(error: &io::Error, ptrace_scope: Option<&str>) -> String {
     match (error.raw_os_error(), ptrace_scope) {
         (Some(libc::EPERM), Some(scope)) if scope != "0" => format!("ptrace_scope is {scope}"),
         (Some(libc::EPERM), _) => "the kernel does not permit reading its memory".to_owned(),
         (Some(libc::ENOSYS), _) => "the kernel has no process_vm_readv".to_owned(),
-        // No memory at the beacon's address: the number means another process here.
+        // No memory at the beacon's address: in this namespace, the number belongs to another process.
         (Some(libc::EFAULT), _) => "its process is not visible here".to_owned(),
         _ => error.to_string(),
     }
@@ -186,7 +188,7 @@ mod tests {
         near.push(target[1..].as_mut_ptr(), 99);
         far.push(source.as_ptr().cast_mut(), 60);
         far.push(source[60..].as_ptr().cast_mut(), 40);
-        // SAFETY: the target is this test's.
+        // SAFETY: the target belongs to this test.
         unsafe { remote.read(&mut near, &mut far) }.expect("read");
         assert_eq!(source, target);
         assert!(
@@ -205,7 +207,7 @@ mod tests {
             let (mut near, mut far) = (Near::new(), Far::new());
             near.push(target.as_mut_ptr(), 100);
             far.push(std::ptr::without_provenance_mut(at), 100);
-            // SAFETY: the target is this test's.
+            // SAFETY: the target belongs to this test.
             assert!(matches!(unsafe { remote.read(&mut near, &mut far) }, Err(Unread::Refused(_))), "{at}");
         }
     }

@@ -1,9 +1,9 @@
-//! The ring of one channel in one direction: one producer, one consumer, no read-modify-write.
+//! Ring of one channel in one direction: one producer, one consumer, no read-modify-write instructions.
 //!
 //! # States and owners
-//! A message travels in *pieces*, each announced by a *cell*. Cells are used in order, 30 of them in a circle. A
-//! piece of at most [`INLINE_BYTES`] lies in its cell, so that a small message is one cache line that moves once;
-//! a longer one lies in the ring, at the producer's position there.
+//! A message travels in *pieces*, each announced by a *cell*. The 30 cells are used in order, over and over. A piece
+//! of at most [`INLINE_BYTES`] lies in its cell, so a small message is one cache line that moves once. A longer piece
+//! lies in the ring, at the producer's position there.
 //!
 //! ```text
 //! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | rts (bit 30) | length of the piece
@@ -11,21 +11,23 @@
 //!       16  total    length of the message; written with its first piece
 //!       24  inline   up to 104 bytes
 //! ```
-//! 1. The cell number `k` (counted from 0 for ever) is published by storing the word with stamp `k + 1` (mod 2^32)
-//!    with release, after everything else of the cell and the piece. The place held 0 before its first cell (whose
-//!    stamp is 30 at most, and not 0), and stamp `k - 29` before any later one, so the consumer takes cell `k`
-//!    exactly when it loads stamp `k + 1` with acquire.
-//! 2. Only the producer writes cells, ring and its line; only the consumer writes the `freed` counters. Cell `k`
-//!    is written only when `k - cells_freed < 30`, and ring bytes only when they were freed: the producer's
-//!    acquire of the counters orders its writes after the consumer's reads.
-//! 3. Both ends keep their own position in the ring; it advances by the length of a piece rounded up to 128, and
-//!    goes back to 0 at the end, or before a piece with the `skip` bit: the rest up to the end counts as used.
-//! 4. Pieces but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
+//! 1. Cell number `k` (counted from 0 without end) is published by storing its word with stamp `k + 1` (mod 2^32)
+//!    with release order, after the rest of the cell and the piece. Before that, the word of the cell's place holds
+//!    0, if no cell was there before (the stamp of the first one is at most 30 and not 0), or stamp `k - 29`. The
+//!    consumer therefore takes cell `k` exactly when it loads stamp `k + 1` with acquire order.
+//! 2. Only the producer writes cells, the ring and its own line; only the consumer writes the `freed` counters. The
+//!    producer writes cell `k` only when `k - cells_freed < 30`, and ring bytes only after they were freed: its
+//!    acquire loads of the counters order its writes after the consumer's reads.
+//! 3. Both ends keep their own position in the ring. The position advances by the length of a piece rounded up to
+//!    128. It returns to 0 at the end of the ring, or before a piece with the `skip` bit: the rest of the ring up to
+//!    its end then counts as used.
+//! 4. All pieces of a message but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
 //! 5. A cell with the `rts` bit stands for a whole message, which stays with its sender: see the `rendezvous` module.
 //!
 //! # Trust
 //! Every number from the other side is checked before use: a piece must lie inside the ring as this side has mapped
-//! it, and counters may not run ahead of what was produced. The other side can garble payload, and nothing else.
+//! it, and counters may not run ahead of the number of items produced. A hostile peer can garble payload and nothing
+//! else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,9 +38,9 @@ use crate::endpoint::GRAIN_BYTES;
 use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
 use crate::sys::map::Mapping;
 
-/// Cells of a channel: what is left of the control page after two lines.
+/// Number of cells of a channel: the control page without its first two lines, in cells.
 ///
-/// Models have few, to come round soon.
+/// Models use few cells so that they soon reuse them.
 pub(crate) const CELLS: u32 = if cfg!(kolo_model = "transport") { 3 } else { 30 };
 pub(super) const CELL_BYTES: usize = 128;
 pub(super) const CELLS_OFFSET: usize = 256;
@@ -47,19 +49,19 @@ const _: () = assert!(CELLS_OFFSET + 30 * CELL_BYTES == CONTROL_BYTES && CELLS <
 pub(super) const CELL_TAG: usize = 8;
 pub(super) const CELL_TOTAL: usize = 16;
 pub(super) const CELL_INLINE: usize = 24;
-/// Longest piece that travels in its cell. The first 40 bytes share the line with the stamp.
+/// Longest piece that travels in its cell. Its first 40 bytes share the line with the stamp.
 pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
 
 const _: () = assert!(RTS_WORDS * 8 <= INLINE_BYTES);
-/// Value of the word `can_get` of a receiver that reads its sender's memory.
+/// Value of the word `can_get` once the receiver reads its sender's memory.
 pub(crate) const CAN_GET: u32 = 1;
 
-/// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
+/// Granularity of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
 pub(super) const ALIGN: usize = 128;
 const _: () = assert!(ALIGN.is_multiple_of(GRAIN_BYTES) && ALIGN > INLINE_BYTES);
 
 pub(super) const RING_SIZE: usize = 0;
-/// In the sender's line: not 0 once the ranges of pending requests must no longer be believed.
+/// In the sender's line: nonzero once the ranges of pending requests are no longer valid.
 pub(super) const WITHDRAWN: usize = 8;
 pub(super) const CELLS_FREED: usize = 128;
 pub(super) const BYTES_FREED: usize = 136;
@@ -69,30 +71,30 @@ pub(super) const DECLINED: usize = 144;
 pub(super) const SKIP: u32 = 1 << 31;
 pub(super) const RTS: u32 = 1 << 30;
 
-/// The other side wrote what no peer of this version writes.
+/// Error: the other side wrote a value that no peer of this version writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt(pub(crate) String);
 
-/// A piece that has arrived. Stays where it is until [`Consumer::release`].
+/// A piece that has arrived. It stays in place until [`Consumer::release`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     /// First byte.
     pub(crate) ptr: *const u8,
-    /// Bytes of the piece.
+    /// Length of the piece in bytes.
     pub(crate) len: usize,
-    /// Whether it is a rendezvous request in place of a message.
+    /// Whether the cell is a rendezvous request in place of a message.
     pub(crate) is_rts: bool,
     skip: bool,
 }
 
-/// The receiving end.
+/// The receiving end of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     control: *mut u8,
     ring: *mut u8,
-    /// Bytes mapped.
+    /// Number of bytes mapped.
     ring_max: usize,
-    /// Bytes that the sender uses; 0 until the first piece in the ring.
+    /// Number of bytes that the sender uses; 0 until the first piece in the ring.
     ring_bytes: usize,
     cell: u32,
     consumed: u64,
@@ -107,7 +109,7 @@ pub(crate) struct Consumer {
 unsafe impl Send for Consumer {}
 
 impl Consumer {
-    /// The consumer of the channel at `offset`, for whose ring `ring_max` bytes are mapped.
+    /// Returns the consumer of the channel at `offset`, for whose ring `ring_max` bytes are mapped.
     pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_max: usize) -> Self {
         Self {
             control: map.bytes(offset, CONTROL_BYTES),
@@ -123,7 +125,7 @@ impl Consumer {
         }
     }
 
-    /// The next piece, if it is there.
+    /// Returns the next piece, if it has arrived.
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<Arrival>, Corrupt> {
         let word = self.cell_word(0).load(Ordering::Acquire);
@@ -158,11 +160,12 @@ impl Consumer {
         Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, is_rts: false, skip })
     }
 
-    /// Fetches the next cell's line while this piece is being eaten: a sender that is ahead has written it already.
+    /// Prefetches the next cell's line while the caller works on this piece: a sender that is ahead has written that
+    /// line already.
     fn prefetch_next_cell(&self) {
         let next = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
         let line = self.control.wrapping_add(CELLS_OFFSET + next as usize * CELL_BYTES);
-        // SAFETY: a hint, without effect on contents.
+        // SAFETY: a prefetch is a hint and has no effect on memory contents.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
@@ -171,23 +174,24 @@ impl Consumer {
         let _ = line;
     }
 
-    /// Tag and total length of the message whose first piece is the next one. Only after [`Self::peek`] saw it.
+    /// Returns tag and total length of the message whose first piece comes next. Valid only after [`Self::peek`] saw
+    /// that piece.
     pub(crate) fn envelope(&self) -> (u64, u64) {
         (self.cell_word(CELL_TAG).load(Ordering::Relaxed), self.cell_word(CELL_TOTAL).load(Ordering::Relaxed))
     }
 
-    /// The words of a request. Only after [`Self::peek`] saw it.
+    /// Returns the words of a request. Valid only after [`Self::peek`] saw the request.
     pub(crate) fn rts_words(&self) -> [u64; RTS_WORDS] {
         std::array::from_fn(|i| self.cell_word(CELL_INLINE + 8 * i).load(Ordering::Relaxed))
     }
 
-    /// Whether the sender has taken back requests that were not yet released.
+    /// Returns whether the sender has taken back requests that were not yet released.
     pub(crate) fn is_withdrawn(&self) -> bool {
         fence(Ordering::SeqCst);
         self.control_word(WITHDRAWN).load(Ordering::SeqCst) != 0
     }
 
-    /// Gives the latest piece that was peeked back to the sender.
+    /// Gives the sender back the space of the piece that was last peeked.
     #[inline]
     pub(crate) fn release(&mut self, arrival: &Arrival) {
         if arrival.len > INLINE_BYTES {
@@ -206,22 +210,22 @@ impl Consumer {
         self.release_cell();
     }
 
-    /// Gives a request's cell back, asking for the message's bytes in the ring.
+    /// Releases a request's cell and asks for the message's bytes through the ring.
     pub(crate) fn decline(&mut self) {
         self.control_word(DECLINED).store(self.consumed + 1, Ordering::Relaxed);
         self.release_cell();
     }
 
-    /// Gives a cell back whose piece was not in the ring: a request's.
+    /// Releases a cell whose piece was not in the ring: that of a request.
     pub(crate) fn release_cell(&mut self) {
         self.consumed += 1;
         self.control_word(CELLS_FREED).store(self.consumed, Ordering::Release);
         self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
     }
 
-    /// The ring's size as the sender says, checked. Read once.
+    /// Returns the ring's size as the sender states it, after checking it. Called once.
     fn ring_size(&self) -> Result<usize, Corrupt> {
-        // SAFETY: aligned, in the control page, reached as an atomic on both sides.
+        // SAFETY: the word is aligned, lies in the control page, and is accessed as an atomic on both sides.
         let size = unsafe { AtomicU32::at(self.control.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
         if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
             return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
@@ -241,14 +245,14 @@ impl Consumer {
     }
 
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
-        // both sides.
+        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
+        // access it as an atomic.
         unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
 
-/// See [`crate::fuzzing`]. Bytes are a script: what the peer writes where in the control page, and what the owner of
-/// either end does in between.
+/// See [`crate::fuzzing`]. The bytes are a script that says which values the peer writes where in the control page,
+/// and what the owners of both ends do in between.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz_control(script: &[u8]) {
     use super::copier::{Copier, Stores};
@@ -267,7 +271,7 @@ pub(super) fn fuzz_control(script: &[u8]) {
         let at = usize::from(u16::from_le_bytes([step[1], step[2]])) % (CONTROL_BYTES / 8) * 8;
         match step[0] % 6 {
             0 => map.atomic::<AtomicU64>(at).store(value, Ordering::Relaxed),
-            // The words that are looked at, so that they are hit more often than by chance.
+            // The words that the owners read, so that they are hit more often than by chance.
             1 => {
                 let words = [RING_SIZE, WITHDRAWN, CELLS_FREED, BYTES_FREED, DECLINED];
                 map.atomic::<AtomicU64>(words[at / 8 % words.len()]).store(value, Ordering::Relaxed);
@@ -299,7 +303,7 @@ pub(super) fn fuzz_control(script: &[u8]) {
             5 if value & 3 == 0 && sends => {
                 let (bytes, len) = ([value as u8; INLINE_BYTES], value as usize / 4 % (INLINE_BYTES + 1));
                 let mut copier = Copier::new(Stores::Auto);
-                // SAFETY: so many bytes are there.
+                // SAFETY: `bytes` holds at least `len` bytes.
                 let put = unsafe { producer.put_whole(value, bytes.as_ptr(), len, &mut copier) };
                 sends = put.is_ok();
             }
@@ -355,7 +359,7 @@ mod tests {
                     continue;
                 };
                 assert!(space.len <= len && (space.len == len || space.len.is_multiple_of(ALIGN)));
-                // SAFETY: the space that was just reserved.
+                // SAFETY: this is the space that was just reserved.
                 unsafe { space.ptr.write_bytes(seed, space.len) };
                 producer.publish(&space, Some((i as u64, len as u64)));
                 model.push_back((space.len, seed));
@@ -369,7 +373,7 @@ mod tests {
                 };
                 let arrival = arrival.expect("published");
                 assert_eq!(arrival.len, len);
-                // SAFETY: the piece that was just peeked.
+                // SAFETY: this is the piece that was just peeked.
                 let bytes = unsafe { std::slice::from_raw_parts(arrival.ptr, arrival.len) };
                 assert!(bytes.iter().all(|b| *b == seed), "piece {i} was overwritten");
                 consumer.release(&arrival);
@@ -386,7 +390,7 @@ mod tests {
             near_wrap in any::<bool>(),
             script in proptest::collection::vec((any::<bool>(), prop_oneof![0usize..300, 0usize..40_000]), 0..600),
         ) {
-            // Stamps have 32 bits: they must agree across their wrap, where every cell has been written before.
+            // Stamps have 32 bits: both ends must agree across the wrap, where every cell has been written before.
             let start = if near_wrap { u64::from(u32::MAX) - 2 * u64::from(CELLS) } else { 0 };
             run(pages * 4096, piece * ALIGN, start, &script);
         }

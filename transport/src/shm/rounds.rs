@@ -1,9 +1,9 @@
-//! Rounds of an area: in each, every member publishes one payload, or only that it is there.
+//! Rounds of an area: in each round, every member publishes one payload, or only its presence.
 //!
 //! # A round
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only that it is there, and waits for those
-//! members whose payload it needs ([`Needs`]): for everybody in an all-reduce, for the root in a broadcast, for nobody
-//! where it only gives. Small payloads lie in the line that carries the flag, so a round costs each member one line
+//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only its presence. It then waits for the
+//! members whose payload it needs ([`Needs`]): for all in an all-reduce, for the root in a broadcast, for none where
+//! it only contributes. A small payload lies in the line that carries the flag, so a round costs each member one line
 //! transfer per peer.
 //!
 //! ```text
@@ -11,19 +11,23 @@
 //!         8  tag      for error texts
 //!        16  payload  up to 112 bytes, of which 48 share the line with the word
 //! ```
-//! A longer payload lies in the member's buffer. The word is stored last with release, and loaded with acquire.
+//! A longer payload lies in the member's buffer. The word is stored last, with release order, and loaded with acquire
+//! order.
 //!
 //! # Why a few lines and buffers are enough
-//! With D = [`FLAT_DEPTH`], round `k` uses the lines `k mod D`, and of as many buffers as there are for its length, d, the
-//! one `k mod d`. Only the member itself writes them.
-//! 1. A member publishes round `k` only after it has done with the payloads of all rounds before.
-//! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - d + 1` if it fills a
-//!    buffer ([`Rounds::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
-//! 3. A member that looks for round `r` at somebody's line finds `r - D` or `r` or `r + D`. Not later, by rule 2,
-//!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^24.
-//! 4. Tags and digests must agree. A member that finds `r` compares them, which came with the round in one load:
-//!    the line may be overwritten at any time if this member was not needed. One that finds `r + D` need not compare,
-//!    since then the other has: by rule 2 it has seen this one's round `r + 1`, and `r` before.
+//! Let D = [`FLAT_DEPTH`], and let d be the number of buffers for the length of a payload. Round `k` uses the line `k
+//! mod D` and the buffer `k mod d`. Only the member itself writes its lines and buffers.
+//! 1. A member publishes round `k` only after it has finished with the payloads of all earlier rounds.
+//! 2. It publishes round `k` only after it has seen all members publish round `k - D + 1`, or `k - d + 1` if it fills
+//!    a buffer ([`Rounds::is_free`]). All members have therefore finished with the round whose line or buffer it
+//!    overwrites.
+//! 3. A member that looks for round `r` in another's line finds `r - D`, `r` or `r + D`. It cannot find a later
+//!    round, by rule 2, because it looks for all rounds in turn and has not published round `r + D` itself. Rounds
+//!    are compared mod 2^24.
+//! 4. Tags and digests must agree. A member that finds `r` compares them; they came with the round in one load, since
+//!    the line may be overwritten at any time if this member was not needed. A member that finds `r + D` need not
+//!    compare, since the other member has done so: by rule 2, it has seen this member's round `r + 1`, and `r`
+//!    before.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +38,7 @@ use crate::sys::atomic::{Atomic, AtomicU64};
 const LINE_BYTES: usize = 128;
 const LINE_TAG: usize = 8;
 const LINE_PAYLOAD: usize = 16;
-/// Longest payload that shares its lines with the flag.
+/// Longest payload in bytes that shares its lines with the flag.
 pub const FLAT_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 
 /// One member's view of the rounds of an area.
@@ -44,13 +48,13 @@ pub(super) struct Rounds {
     area: usize,
     members: usize,
     member: usize,
-    /// Lines of all members for all rounds mod [`FLAT_DEPTH`].
+    /// Lines of all members, for all rounds mod [`FLAT_DEPTH`].
     lines: *mut u8,
     /// The last round that this member has published. The first is 1.
     round: u64,
-    /// The last round that each member was seen to have published, of those looked for.
+    /// Last round that each member was seen to have published, among those looked for.
     seen: Vec<u64>,
-    /// Everybody was seen to have published so much.
+    /// Last round that all members were seen to have published.
     all_seen: u64,
 }
 
@@ -58,7 +62,7 @@ pub(super) struct Rounds {
 unsafe impl Send for Rounds {}
 
 impl Rounds {
-    /// The rounds of an area, before the first one.
+    /// Returns the rounds of an area, before the first one.
     pub(super) fn new(arena: Arena, area: u16, member: u32) -> Self {
         let members = arena.members() as usize;
         Self {
@@ -77,40 +81,40 @@ impl Rounds {
         &self.arena
     }
 
-    /// This member's index.
+    /// Returns this member's index.
     #[inline]
     pub(super) fn member(&self) -> usize {
         self.member
     }
 
-    /// Whether the next round can be published with a payload of `len` bytes, 0 for presence only. False while a member is so
-    /// far behind that it may still read what would be overwritten.
+    /// Returns whether the next round can be published with a payload of `len` bytes, 0 for presence only. The answer
+    /// is `false` while a member is so far behind that it may still read the bytes that would be overwritten.
     #[inline]
     pub(super) fn is_free(&mut self, len: usize) -> Result<bool, StageMismatch> {
         let least = self.least_seen(len);
         Ok(self.all_seen >= least || self.see_all(least)?)
     }
 
-    /// Whether [`Rounds::is_free`] has said yes for as much.
+    /// Returns whether [`Rounds::is_free`] has returned `true` for a payload of `len` bytes.
     #[inline]
     pub(super) fn is_known_free(&self, len: usize) -> bool {
         self.all_seen >= self.least_seen(len)
     }
 
-    /// The round that everybody must have published before this member publishes the next one.
+    /// Returns the round that all members must have published before this member publishes the next one.
     #[inline]
     fn least_seen(&self, len: usize) -> u64 {
         let depth = self.arena.buffers().depth(len);
         (self.round + 2).saturating_sub(depth)
     }
 
-    /// Destination of the next round's payload.
+    /// Returns the address for the next round's payload.
     #[inline]
     pub(super) fn slot(&self, len: usize) -> *mut u8 {
         self.place(self.member, self.round + 1, len)
     }
 
-    /// Publishes the next round: what lies in its slot is there for the others.
+    /// Publishes the next round, and with it the contents of its slot.
     #[inline]
     pub(super) fn publish(&mut self, tag: u64, digest: u64) {
         self.round += 1;
@@ -120,7 +124,7 @@ impl Rounds {
         self.seen[self.member] = self.round;
     }
 
-    /// Whether these have published the round that this member has published last.
+    /// Returns whether these members have published the round that this member has published last.
     #[inline]
     pub(super) fn have_published(&mut self, needs: Needs) -> Result<bool, StageMismatch> {
         match needs {
@@ -148,7 +152,7 @@ impl Rounds {
         Ok(true)
     }
 
-    /// Whether a member has published a round; looks at those before it too.
+    /// Returns whether a member has published round `upto`; checks the rounds before it too.
     #[inline]
     fn see(&mut self, member: usize, upto: u64) -> Result<bool, StageMismatch> {
         while self.seen[member] < upto {
@@ -172,19 +176,19 @@ impl Rounds {
         Ok(true)
     }
 
-    /// Whether a member was seen to have published the round at hand.
+    /// Returns whether a member was seen to have published the current round.
     #[inline]
     pub(super) fn was_seen(&self, member: usize) -> bool {
         self.seen[member] >= self.round
     }
 
-    /// Address of a member's payload of `len` bytes in the current round.
+    /// Returns the address of a member's payload of `len` bytes in the current round.
     #[inline]
     pub(super) fn payload(&self, member: usize, len: usize) -> *mut u8 {
         self.place(member, self.round, len)
     }
 
-    /// Members that are waited for and late.
+    /// Returns the members that are waited for and late.
     pub(super) fn late(&self, awaited: Awaited) -> Vec<usize> {
         let (round, needs) = match awaited {
             Awaited::Room(len) => (self.least_seen(len), Needs::All),
@@ -197,7 +201,7 @@ impl Rounds {
         (0..self.members).filter(is_late).collect()
     }
 
-    /// The first member that is waited for, as far as was seen at the last look.
+    /// Returns the first member that is waited for, according to the last look.
     pub(super) fn first_late(&self, needs: Needs) -> Option<usize> {
         (0..self.members).find(|member| needs.include(*member) && self.seen[*member] < self.round)
     }
@@ -206,14 +210,15 @@ impl Rounds {
     fn line(&self, member: usize, round: u64) -> *mut u8 {
         debug_assert!(member < self.members);
         let index = round as usize % FLAT_DEPTH * self.members + member;
-        // SAFETY: the lines of all members for each of the rounds lie one after another, and `member` is one of them.
+        // SAFETY: the lines of all members lie one after another, for each of the rounds, and `member` is one of
+        // them.
         unsafe { self.lines.add(index * LINE_BYTES) }
     }
 
     #[inline]
     fn place(&self, member: usize, round: u64, len: usize) -> *mut u8 {
         if len <= FLAT_INLINE {
-            // SAFETY: inside the line.
+            // SAFETY: the payload lies inside the line.
             unsafe { self.line(member, round).add(LINE_PAYLOAD) }
         } else {
             self.arena.buffer(self.area, member, round, len)
@@ -221,27 +226,28 @@ impl Rounds {
     }
 }
 
-/// Bits of a word that hold the round.
+/// Number of bits of a word that hold the round.
 const ROUND_BITS: u32 = 24;
 
-/// A member's word: the round, and a digest of the facts on which all must agree.
+/// Returns a member's word: the round, and a digest of the facts on which all members must agree.
 #[inline]
 fn word_of(round: u64, tag: u64, digest: u64) -> u64 {
-    // Multiplications by odd numbers (of the golden ratio and of Steele and Vigna's mixers) spread both over the upper bits.
+    // Multiplications by odd numbers (from the golden ratio and from Steele and Vigna's mixers) spread both values
+    // over the upper bits.
     let digest = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ digest.wrapping_mul(0xd134_2543_de82_ef95);
     round << (64 - ROUND_BITS) | digest >> ROUND_BITS
 }
 
-/// Number of rounds by which a word is ahead of a round.
+/// Returns the number of rounds by which a word is ahead of a round.
 #[inline]
 fn rounds_ahead(word: u64, round: u64) -> i64 {
     (word & !(u64::MAX >> ROUND_BITS)).wrapping_sub(round << (64 - ROUND_BITS)) as i64 >> (64 - ROUND_BITS)
 }
 
-/// The word at `offset` of a flat line.
+/// Returns the word at `offset` of a line.
 #[inline]
 fn word_at<'a>(line: *mut u8, offset: usize) -> &'a AtomicU64 {
-    // SAFETY: every caller passes a line of its arena, aligned to 128 bytes, and one of two constant offsets; the
-    // reference is used within the statement, while the arena is borrowed; these words are reached as atomics only.
+    // SAFETY: every caller passes a line of its arena, aligned to 128 bytes, and one of two constant offsets. The
+    // reference is used within the statement, while the arena is borrowed. These words are accessed as atomics only.
     unsafe { AtomicU64::at(line.add(offset)) }
 }

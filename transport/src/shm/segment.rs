@@ -1,4 +1,4 @@
-//! One sender's memory for all its channels to one receiver.
+//! A segment: one sender's memory for all its channels to one receiver.
 //!
 //! ```text
 //! page 0            offset   0  used: bit c is set before the first message of channel c
@@ -9,8 +9,8 @@
 //!                   offset 256  30 cells of 128 bytes
 //!   ring            `ring_max` bytes, of which the sender uses as many as it says in its line
 //! ```
-//! The file is sparse: a channel that is not used, and the part of a ring beyond its size, cost address space only.
-//! Lines with different writers are 128 bytes apart, because processors fetch lines of 64 bytes in pairs.
+//! The file is sparse: an unused channel, and the part of a ring beyond its size, cost address space only. Lines with
+//! different writers are 128 bytes apart, because processors fetch lines of 64 bytes in pairs.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,12 +32,12 @@ const CAN_GET_AT: usize = 128;
 pub(crate) struct Geometry {
     /// Number of channels.
     pub(crate) channels: u16,
-    /// Bytes set aside for each ring.
+    /// Bytes reserved for each ring.
     pub(crate) ring_max: usize,
 }
 
 impl Geometry {
-    /// The geometry that a peer claims, if it is one that this version makes.
+    /// Returns the geometry that a peer claims, if this version can have made it.
     pub(crate) fn checked(channels: u32, ring_max: u32) -> Option<Self> {
         let channels = u16::try_from(channels).ok().filter(|c| (1..=CHANNELS_MAX).contains(c))?;
         let ring_max = usize::try_from(ring_max).ok()?;
@@ -55,7 +55,7 @@ impl Geometry {
     }
 }
 
-/// A mapped segment, of either end.
+/// A segment as mapped by either end.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     map: Arc<Mapping>,
@@ -63,13 +63,13 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Creates the memory. The descriptor is for the receiver.
+    /// Creates a segment. The descriptor is for the receiver.
     pub(crate) fn create(geometry: Geometry) -> io::Result<(Self, OwnedFd)> {
         let fd = memfd::create_sealed("kolo-segment", geometry.bytes())?;
         Ok((Self::map(&fd, geometry)?, fd))
     }
 
-    /// Maps what a sender has handed over.
+    /// Maps the segment that a sender has handed over.
     pub(crate) fn open(fd: impl AsFd, geometry: Geometry) -> io::Result<Self> {
         memfd::check_sealed(&fd, geometry.bytes())?;
         Self::map(fd, geometry)
@@ -79,7 +79,7 @@ impl Segment {
         Ok(Self { map: Arc::new(Mapping::new(fd, geometry.bytes())?), geometry })
     }
 
-    /// Opens a channel for sending with a ring of `ring_bytes`. Once per channel.
+    /// Opens a channel for sending, with a ring of `ring_bytes`. Called once per channel.
     pub(crate) fn producer(&self, channel: u16, ring_bytes: usize, piece_bytes: usize) -> Producer {
         let offset = self.geometry.channel_offset(channel);
         let ring_bytes = ring_bytes.min(self.geometry.ring_max);
@@ -89,22 +89,22 @@ impl Segment {
         producer
     }
 
-    /// Opens a channel for receiving. Once per channel, before or after the sender opens it.
+    /// Opens a channel for receiving. Called once per channel, before or after the sender opens it.
     pub(crate) fn consumer(&self, channel: u16) -> Consumer {
         Consumer::new(self.map.clone(), self.geometry.channel_offset(channel), self.geometry.ring_max)
     }
 
-    /// Tells the sender that it may send rendezvous requests instead of copying them into the ring.
+    /// Tells the sender that it may send rendezvous requests instead of copying messages into the ring.
     pub(crate) fn allow_rendezvous(&self) {
         self.map.atomic::<AtomicU32>(CAN_GET_AT).store(CAN_GET, Ordering::Release);
     }
 
-    /// Whether the sender has ever used this channel.
+    /// Returns whether the sender has ever used this channel.
     pub(crate) fn is_used(&self, channel: u16) -> bool {
         self.used().load(Ordering::Acquire) & 1 << channel != 0
     }
 
-    /// Number of channels.
+    /// Returns the number of channels.
     pub(crate) fn channels(&self) -> u16 {
         self.geometry.channels
     }
@@ -113,13 +113,13 @@ impl Segment {
         self.map.atomic(0)
     }
 
-    /// The mapping, for tests that play a hostile peer.
+    /// Returns the mapping, for tests that play a hostile peer.
     #[cfg(test)]
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.map
     }
 
-    /// Offset of a channel's control page, for tests that play a hostile peer.
+    /// Returns the offset of a channel's control page, for tests that play a hostile peer.
     #[cfg(test)]
     pub(crate) fn control_offset(&self, channel: u16) -> usize {
         self.geometry.channel_offset(channel)

@@ -1,8 +1,9 @@
 //! Memory of the program that all ranks of a host map: how it is made and shared.
 //!
-//! Every rank makes a sealed memory file and a listening socket, and tells the others the socket's address and a cookie (by a way that the owner
-//! chooses). It then sends its descriptor to every other rank and takes theirs. No call blocks: connections queue in the listener's backlog, and
-//! the owner polls until it has heard from all ranks.
+//! Every rank makes a sealed memory file and a listening socket, and tells the others the socket's address and a
+//! cookie, by a way that the owner chooses. It then sends its descriptor to every other rank and receives theirs. No
+//! call blocks, except [`MemorySharing::wait`] and those that back or copy memory: connections queue in the
+//! listener's backlog, and the owner polls until it has heard from all ranks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,9 +22,10 @@ use crate::sys::{descriptors, memfd, unix};
 
 const COOKIE_BYTES: usize = 16;
 
-/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as any process maps them.
+/// Memory of whole pages, shared with other processes or private. It is unmapped when dropped; the pages live as long
+/// as any process maps them.
 ///
-/// Other processes may write to shared memory at any time: whoever makes references into it answers for when they do.
+/// Other processes may write to shared memory at any time: code that makes references into it must know when they do.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: Mapping,
@@ -31,62 +33,63 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Memory of this process alone, zeroed, of at least `bytes` bytes. Its pages come with [`back`](Self::back), or when
-    /// they are first used.
+    /// Allocates zeroed memory of this process alone, of at least `bytes` bytes. Its pages come with
+    /// [`back`](Self::back), or on first use.
     ///
     /// # Errors
-    /// If the system has no addresses for it.
+    /// If the system has no address space for it.
     pub fn private(bytes: usize) -> io::Result<Self> {
         let map = Mapping::private(whole_pages(bytes)?)?;
         Ok(Self { map, is_shared: false })
     }
 
-    /// Has the system back a range with pages now (huge ones where it grants them). Blocks for as long as that takes: some
+    /// Backs a range with pages now (huge ones where the system grants them). Blocks for as long as that takes: some
     /// tenths of a second for each gigabyte.
     ///
     /// # Errors
-    /// If it has none. If it has none and does not say so, it may end a process.
+    /// If the system has too few pages. A system that does not report this may kill a process instead.
     ///
     /// # Panics
-    /// If the range is not inside the memory, or does not begin with a page.
+    /// If the range is not inside the memory, or does not begin at a page.
     pub fn back(&self, offset: usize, len: usize) -> io::Result<()> {
         self.map.back(offset, len)
     }
 
-    /// Its first byte, aligned to a page.
+    /// Returns the address of its first byte, which is aligned to a page.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.map.bytes(0, 0)
     }
 
-    /// Its length in bytes, a multiple of the page size.
+    /// Returns its length in bytes, a multiple of the page size.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.map.len()
     }
 
-    /// Gives the pages back to the system now, for all who map them. The addresses stay valid; they read as zeroes, and
-    /// what is written there takes pages again.
+    /// Returns the pages to the system now, for all processes that map them. The addresses stay valid; they read as
+    /// zeroes, and writes there allocate pages again.
     pub fn discard(&self) {
         if self.is_shared {
             self.map.discard();
         }
     }
 
-    /// Replaces whole pages of this process's mapping by private copies, which other processes no longer reach. Contents
-    /// and addresses stay; what others write at this moment may be in the copy or not. Blocks for as long as copying takes.
+    /// Replaces whole pages of this process's mapping by private copies, which other processes can no longer reach.
+    /// Contents and addresses stay; bytes that others write at this moment may be in the copy or not. Blocks for as
+    /// long as copying takes.
     ///
     /// # Errors
-    /// If the system has no memory for the copies. Pages before that are private.
+    /// If the system has no memory for all copies. Some of the pages may then be private already.
     ///
     /// # Panics
-    /// If the range is not inside the memory, or not of whole pages.
+    /// If the range is not inside the memory, or does not consist of whole pages.
     pub fn take_private(&self, offset: usize, len: usize) -> io::Result<()> {
         if self.is_shared { self.map.take_private(offset, len) } else { Ok(()) }
     }
 }
 
-/// This rank's new memory on its way to the others, and theirs on its way here.
+/// The exchange of memory in progress: this rank's new memory on its way to the others, and theirs on the way here.
 #[derive(Debug)]
 pub struct MemorySharing {
     memory: SharedMemory,
@@ -114,13 +117,13 @@ pub(super) fn fuzz_address(bytes: &[u8]) {
 struct Peer {
     rank: u32,
     address: Address,
-    /// The connection over which it has been given this rank's memory.
+    /// The connection over which the peer has been given this rank's memory.
     given: Option<OwnedFd>,
     memory: Option<SharedMemory>,
 }
 
 impl MemorySharing {
-    /// Makes zeroed memory of at least `bytes` bytes. Its pages come with [`SharedMemory::back`], or when they are first used.
+    /// Makes zeroed memory of at least `bytes` bytes. Its pages come with [`SharedMemory::back`], or on first use.
     ///
     /// # Errors
     /// If the system refuses memory, descriptors or sockets.
@@ -136,22 +139,22 @@ impl MemorySharing {
         Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new() })
     }
 
-    /// This rank's memory.
+    /// Returns this rank's memory.
     #[must_use]
     pub fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
-    /// The blob for the other ranks.
+    /// Returns the address blob for the other ranks.
     #[must_use]
     pub fn address(&self) -> Vec<u8> {
         [&self.address.name[..], &self.address.cookie[..]].concat()
     }
 
-    /// Says who this rank is and where the others are: each one's rank and [address](Self::address).
+    /// Sets this rank's number and the other ranks, each by its rank and [address](Self::address).
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if an address is none.
+    /// [`ErrorKind::Corrupt`] if an address is malformed.
     pub fn introduce(&mut self, rank: u32, peers: &[(u32, &[u8])]) -> Result<(), Error> {
         self.rank = rank;
         for (peer, address) in peers {
@@ -163,18 +166,19 @@ impl MemorySharing {
         Ok(())
     }
 
-    /// Moves on as far as it goes; true once everybody has this rank's memory on its way and this rank has everybody's.
-    /// Never blocks.
+    /// Makes progress without waiting for a peer. Returns `true` once this rank's memory is on its way to all others
+    /// and all of theirs has arrived. Blocks only to back the memory that arrives.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerLost`] if a peer's socket is gone; [`ErrorKind::System`] if what it sent cannot be mapped.
+    /// [`ErrorKind::PeerLost`] if a peer's socket is gone; [`ErrorKind::System`] if the memory that it sent cannot be
+    /// mapped.
     pub fn poll(&mut self) -> Result<bool, Error> {
         let bytes = self.memory.bytes();
         for peer in self.peers.iter_mut().filter(|peer| peer.given.is_none()) {
             let hello = Hello {
                 purpose: Purpose::Memory { bytes: bytes as u64 },
                 rank: self.rank,
-                nonce: [0; 16], // nothing is answered
+                nonce: [0; 16], // no answer follows
             };
             let ends = Ends { caller: &self.address.cookie, callee: &peer.address.cookie };
             let given = unix::connect(&peer.address.name).and_then(|stream| {
@@ -183,7 +187,7 @@ impl MemorySharing {
             });
             match given {
                 Ok(stream) => peer.given = Some(stream),
-                // Its backlog is full.
+                // The peer's backlog is full.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     let detail = "its process is gone";
@@ -223,7 +227,7 @@ impl MemorySharing {
         Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some()))
     }
 
-    /// Sleeps until there may be something to do, at most `patience`.
+    /// Sleeps until there may be something to do, for at most `patience`.
     pub fn wait(&self, patience: Duration) {
         let timeout = Timespec {
             tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
@@ -232,16 +236,16 @@ impl MemorySharing {
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Ranks whose memory has not come.
+    /// Returns the ranks whose memory has not come.
     #[must_use]
     pub fn waiting_for(&self) -> Vec<u32> {
         self.peers.iter().filter(|peer| peer.memory.is_none()).map(|peer| peer.rank).collect()
     }
 
-    /// This rank's memory, and that of the others in the order of their introduction.
+    /// Returns this rank's memory, and that of the others in the order of their introduction.
     ///
     /// # Panics
-    /// Unless [`poll`](Self::poll) has said that all is there.
+    /// Unless [`poll`](Self::poll) has returned `true`.
     #[must_use]
     pub fn finish(self) -> (SharedMemory, Vec<SharedMemory>) {
         let peers = self.peers.into_iter().map(|peer| peer.memory.expect("everybody's memory is here"));
@@ -286,7 +290,7 @@ mod tests {
     fn everybody_sees_everybodys_memory_until_it_is_taken_private() {
         let all = handed_round(3);
         let read = |memory: &SharedMemory, at: usize| {
-            // SAFETY: inside the memory, which nobody else touches in this test.
+            // SAFETY: the byte lies inside the memory, which nobody else touches in this test.
             unsafe { memory.base().add(at).read() }
         };
         for (value, (own, _)) in (1..).zip(&all) {

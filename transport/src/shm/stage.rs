@@ -1,7 +1,7 @@
-//! The stage of a host: the areas of its arena behind that of the compiled exchange.
+//! The stage of a host: all areas of its arena except that of the compiled exchange.
 //!
-//! A member that publishes looks at the doorbells of all others, as it does at one peer's after a message: one fence and a line
-//! for each, which stays in the caches while no member sleeps.
+//! A member that publishes checks the doorbells of all others, as it checks one peer's after a message. This costs
+//! one fence and one line per member, which stays in the caches while no member sleeps.
 
 use super::arena::{Arena, FLAT_MAX, STAGE_AREAS, Wake};
 use super::copier::Copier;
@@ -9,18 +9,18 @@ use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 
-/// The stage's capabilities, whoever its members are.
+/// Capabilities of the stage, for any members.
 pub(super) const STAGE: StageCaps = StageCaps { areas: STAGE_AREAS, payload_max: FLAT_MAX };
 
-/// One area, as its owner sees it.
+/// One area, as seen by the owner of the endpoint.
 #[derive(Debug)]
 pub(super) struct Area {
     rounds: Rounds,
-    /// Whether the owner was last told to wait, and may sleep.
+    /// Whether the latest answer was "not yet", so that the owner may sleep.
     waits: bool,
 }
 
-/// All areas of the stage, before their first rounds.
+/// Returns all areas of the stage, before their first rounds.
 pub(super) fn areas(arena: &Arena, member: u32) -> Vec<Area> {
     (1..=STAGE_AREAS)
         .map(|area| Area { rounds: Rounds::new(arena.clone(), area, member), waits: false })
@@ -35,7 +35,7 @@ impl Area {
 }
 
 impl ShmEndpoint {
-    /// Whether the owner waits for something on the stage.
+    /// Returns whether the owner waits for something on the stage.
     pub(super) fn waits_on_stage(&self) -> bool {
         self.areas.iter().any(|area| area.waits)
     }

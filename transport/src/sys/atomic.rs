@@ -1,5 +1,5 @@
-//! The words that several processes use at once: the processor's atomics, or in the models (`.ci/models`) those of loom, which
-//! runs every order of events that the memory model permits.
+//! Atomic words that several processes use at once. They are the processor's atomics, or loom's in the models
+//! (`.ci/models`), which run every order of events that the memory model permits.
 
 #[cfg(not(kolo_model = "transport"))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -13,23 +13,25 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(kolo_model = "transport")]
 pub(crate) use loom::sync::atomic::fence;
 
-/// An atomic integer in memory that is shared.
+/// An atomic integer in shared memory.
 ///
 /// # Safety
-/// [`Atomic::at`] gives the same integer for the same address, and shared references permit mutation.
+/// [`Atomic::at`] returns the same integer for the same address, and the integer permits mutation through shared
+/// references.
 pub(crate) unsafe trait Atomic: Sized {
     /// Its length and alignment in memory.
     const BYTES: usize;
 
-    /// The atomic at an address.
+    /// Returns the atomic at an address.
     ///
     /// # Safety
-    /// The address is aligned, and inside memory that is mapped for longer than the reference lives. All who use these bytes
-    /// at the same time use them as this type, or are hostile: then only the value is garbage, since every bit pattern is valid.
+    /// The address is aligned, and inside memory that stays mapped for longer than the reference lives. All
+    /// concurrent accesses to these bytes use this type. A hostile process may break that rule; then only the value
+    /// is garbage, since every bit pattern is valid.
     unsafe fn at<'a>(address: *mut u8) -> &'a Self;
 }
 
-/// The processor's own, which are the bytes at that address.
+/// The processor's atomics, which are the bytes at the address themselves.
 mod in_place {
     use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -37,7 +39,7 @@ mod in_place {
 
     macro_rules! in_place {
         ($($integer:ident),*) => {$(
-            // SAFETY: it is the integer at that address; atomics permit mutation through shared references.
+            // SAFETY: `at` returns the integer at that address; atomics permit mutation through shared references.
             unsafe impl Atomic for $integer {
                 const BYTES: usize = size_of::<Self>();
 

@@ -1,16 +1,16 @@
-//! The process at the other end of a UNIX stream.
+//! Identity of the process at the other end of a UNIX stream.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The user at the other end, as the kernel knows it.
+/// Returns the user at the other end, as the kernel knows it.
 ///
-/// Not by way of rustix, whose `UCred` holds a process number that cannot be 0: the kernel says 0 for a process in a
-/// PID namespace that this one does not see, as containers of one host are for each other.
+/// This does not use rustix, whose `UCred` holds a process number that cannot be 0. The kernel reports 0 for a
+/// process in a PID namespace that this process does not see, as between containers of one host.
 pub(crate) fn peer_uid(stream: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is `len` bytes of plain numbers, which the kernel fills at most; both outlive the call.
+    // SAFETY: `peer` is `len` bytes of plain numbers, of which the kernel fills at most `len`; both outlive the call.
     let status = unsafe {
         libc::getsockopt(
             stream.as_fd().as_raw_fd(),

@@ -1,19 +1,21 @@
-//! A process that has run out of descriptors: what is concluded from it, and what is said.
+//! Lack of descriptors in this process: how it is recognised and reported.
 
 use std::io;
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// How long an endpoint goes on without a descriptor for whoever waits for it: others of this process may close some.
+/// How long an endpoint goes on without a descriptor for a waiting connection; other parts of the process may close
+/// some in that time.
 pub(crate) const STARVED_FOR: Duration = Duration::from_secs(1);
 
-/// Whether an error says that no descriptor can be made now, which passes once some are closed.
+/// Returns whether an error says that no descriptor can be made now, which may pass once some are closed.
 pub(crate) fn are_out(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// The error of `rank`, which has none left `to_do` something with a peer: it is the cause, and says so.
+/// Returns the error of `rank`, which has no descriptor left `to_do` something with a peer. The text names this rank
+/// as the cause.
 pub(crate) fn shortage(
     transport: &'static str,
     (rank, peer): (u32, Option<u32>),

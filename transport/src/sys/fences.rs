@@ -1,10 +1,11 @@
-//! Fences between a side that must be quick and one that need not be, in different processes.
+//! Fences between a side that must be fast and one that need not be, in different processes.
 //!
-//! Somebody publishes and then looks whether anybody sleeps; somebody else says that it sleeps and then looks whether
-//! anything was published. Each side needs a fence between its store and its load (Dekker's pattern), or both may miss
-//! the other. The publisher's comes with every message, and drains the store buffer: as long as a cache line takes to
-//! arrive. The sleeper's comes before a system call. Linux can execute both on the sleeper's side: `membarrier` makes
-//! every running thread of all registered processes pass a fence (see membarrier(2), "expedited").
+//! One side publishes and then looks whether a member sleeps; the other announces that it sleeps and then looks
+//! whether anything was published. Each side needs a fence between its store and its load (Dekker's pattern), or both
+//! may miss the other. The publisher's fence comes with every message and drains the store buffer, which takes as
+//! long as a cache line takes to arrive. The sleeper's fence comes before a system call anyway. Linux can execute
+//! both fences on the sleeper's side: `membarrier` makes every running thread of all registered processes pass a
+//! fence (see membarrier(2), "expedited").
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -13,7 +14,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use super::atomic::fence;
 
-/// How the two sides are fenced. All processes that share memory must use the same.
+/// Fence scheme of the two sides. All processes that share memory must use the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fences {
     /// A fence on each side.
@@ -23,8 +24,8 @@ pub(crate) enum Fences {
 }
 
 impl Fences {
-    /// Registers this process, once, and tells whether it is. Quick in a process of one thread; else the kernel may wait
-    /// for some milliseconds until all processors have heard of it.
+    /// Registers this process once, and returns whether it is registered. Fast in a process of one thread; with more
+    /// threads, the kernel may wait for some milliseconds until all processors have taken note.
     pub(crate) fn register() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
         *REGISTERED.get_or_init(|| {
@@ -33,7 +34,7 @@ impl Fences {
         })
     }
 
-    /// Between the publisher's store and its load.
+    /// Executes the publisher's fence, between its store and its load.
     #[inline]
     pub(crate) fn light(self) {
         match self {
@@ -42,11 +43,11 @@ impl Fences {
         }
     }
 
-    /// Between the sleeper's store and its load.
+    /// Executes the sleeper's fence, between its store and its load.
     pub(crate) fn heavy(self) {
         fence(Ordering::SeqCst);
         if self == Self::Asymmetric {
-            // It cannot fail where the registration has succeeded; and a sleep is bounded anyway.
+            // This cannot fail after a successful registration, and every sleep is bounded anyway.
             let _ = membarrier(MembarrierCommand::GlobalExpedited);
         }
     }

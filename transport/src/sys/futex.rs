@@ -1,4 +1,4 @@
-//! Sleeping on a word that several processes see.
+//! Futexes: sleeping on a word that several processes see.
 //!
 //! The words of [`Armed::Word`](crate::Armed) lie in memory shared between processes, so the *shared* form of the
 //! futex is used throughout: a private wait on such a word would never be woken.
@@ -13,8 +13,8 @@ use rustix::time::Timespec;
 
 use super::atomic::AtomicU32;
 
-/// Sleeps while `word` holds `value`, at most `timeout`. Returns on a wake-up, a signal, the timeout, or at once
-/// when the word holds something else: the caller looks again in every case.
+/// Sleeps while `word` holds `value`, for at most `timeout`. Returns on a wake-up, a signal or the timeout, and at
+/// once if the word holds another value; the caller checks its condition in every case.
 ///
 /// # Errors
 /// If the system refuses to wait on this address, which it never does for the words of this crate.
@@ -26,12 +26,12 @@ pub fn wait_word(word: &AtomicU32, value: u32, timeout: Duration) -> io::Result<
     }
 }
 
-/// As [`wait_word`], for whoever is woken with one of these bits.
+/// Like [`wait_word`], but only wake-ups with one of these bits end the sleep.
 ///
 /// # Errors
 /// As [`wait_word`].
 pub fn wait_word_for(word: &AtomicU32, value: u32, bits: NonZeroU32, timeout: Duration) -> io::Result<()> {
-    // This form of the call takes the time of its end.
+    // This form of the call takes the time at which the sleep ends.
     let until = timespec(monotonic().saturating_add(timeout));
     match futex::wait_bitset(word, futex::Flags::empty(), value, Some(&until), bits) {
         Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
@@ -39,12 +39,12 @@ pub fn wait_word_for(word: &AtomicU32, value: u32, bits: NonZeroU32, timeout: Du
     }
 }
 
-/// The clock that the kernel times waits by. Not rustix's: it panics where the kernel's vDSO has no clock, as under
-/// user-mode Linux.
+/// Returns the time of the clock by which the kernel times waits. Rustix's function panics where the kernel's vDSO
+/// has no clock, as under user-mode Linux.
 fn monotonic() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec, which `now` is, and keeps no pointer to it. Zeros, where it has no such
-    // clock, end a wait at once. Tests: `shm::tests::exchange`, and all of tests/softroce.
+    // SAFETY: the kernel writes one timespec, which `now` is, and keeps no pointer to it. If the kernel lacks the
+    // clock, the zeros end a wait at once. Tests: `shm::tests::exchange`, and all of tests/softroce.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
@@ -56,14 +56,14 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Wakes everybody who sleeps on `word`.
+/// Wakes all threads that sleep on `word`.
 pub(crate) fn wake_all(word: &AtomicU32) {
     // Waking cannot fail on a mapped, aligned address.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Wakes those who sleep on `word` until they are woken with one of these bits, or with any.
+/// Wakes the threads that sleep on `word` for one of these bits, or for any.
 pub(crate) fn wake(word: &AtomicU32, bits: NonZeroU32) {
-    // As above.
+    // As in `wake_all`.
     let _ = futex::wake_bitset(word, futex::Flags::empty(), i32::MAX as u32, bits);
 }

@@ -1,11 +1,11 @@
-//! A shared mapping, and typed access into it that is checked against its bounds.
+//! A shared mapping, with bounds-checked typed access.
 //!
 //! # Why this is sound
-//! Other processes write to this memory at any time, so nothing here ever makes a `&` or `&mut` to its plain bytes.
-//! Words that both sides use are reached as atomics (every bit pattern is a valid integer; the mapping is page
-//! aligned, and [`Mapping::atomic`] checks offset and alignment), and payload is reached through raw pointers
-//! whose range [`Mapping::bytes`] has checked. The file is sealed against shrinking
-//! ([`memfd`](super::memfd)), so a checked address stays backed as long as the mapping lives.
+//! Other processes may write to this memory at any time, so this module never makes a `&` or `&mut` to its plain
+//! bytes. Words that both sides use are accessed as atomics: every bit pattern is a valid integer, the mapping is
+//! page aligned, and [`Mapping::atomic`] checks offset and alignment. Payload is accessed through raw pointers whose
+//! range [`Mapping::bytes`] has checked. The file is sealed against shrinking ([`memfd`](super::memfd)), so a checked
+//! address stays backed as long as the mapping lives.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::atomic::Atomic;
 
-/// A read-write mapping of a whole sealed file. Unmapped when dropped.
+/// A read-write mapping of a whole sealed file, or of private memory. Unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -47,7 +47,7 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Fresh zeroes that no other process sees.
+    /// Maps zeroed memory that no other process sees.
     pub(crate) fn private(bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `new`.
@@ -57,10 +57,10 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Address of `offset..offset + len`.
+    /// Returns the address of `offset..offset + len`.
     ///
     /// # Panics
-    /// If the range is not inside the mapping: offsets come from constants and checked geometry only.
+    /// If the range is not inside the mapping. Offsets come only from constants and checked geometry.
     #[inline]
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("offset overflows");
@@ -69,7 +69,7 @@ impl Mapping {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// The atomic at `offset`.
+    /// Returns the atomic at `offset`.
     ///
     /// # Panics
     /// If it is not inside the mapping or not aligned.
@@ -77,24 +77,24 @@ impl Mapping {
     pub(crate) fn atomic<T: Atomic>(&self, offset: usize) -> &T {
         let at = self.bytes(offset, T::BYTES);
         assert!(at.addr().is_multiple_of(T::BYTES), "offset {offset} is not aligned");
-        // SAFETY: in bounds and aligned as just checked; these bytes are reached as atomics only; the reference lives no longer
-        // than the mapping.
+        // SAFETY: the address is in bounds and aligned, as just checked; these bytes are accessed as atomics only;
+        // the reference lives no longer than the mapping.
         unsafe { T::at(at) }
     }
 
-    /// Length in bytes.
+    /// Returns its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Asks for huge pages for a range that begins with a page, and has the kernel back it now. Kernels that know neither
-    /// leave it to first touch.
+    /// Asks for huge pages for a range that begins at a page, and has the kernel back it now. Kernels that support
+    /// neither back it on first touch.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
     pub(crate) fn back(&self, offset: usize, len: usize) -> io::Result<()> {
         let at = self.bytes(offset, len).cast();
-        // SAFETY: the range is inside the mapping; neither changes contents.
+        // SAFETY: the range is inside the mapping; neither call changes its contents.
         let populated = unsafe {
             let _ = rustix::mm::madvise(at, len, Advice::LinuxHugepage);
             rustix::mm::madvise(at, len, Advice::LinuxPopulateWrite)
@@ -105,26 +105,26 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel zero it in every child that is made by `fork`. Only for private mappings.
+    /// Makes the kernel zero the mapping in every child that `fork` makes. Only for private mappings.
     pub(crate) fn wipe_on_fork(&self) -> io::Result<()> {
-        // SAFETY: the range is the mapping; this process's contents stay.
+        // SAFETY: the range is the mapping; its contents stay in this process.
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxWipeOnFork) }?)
     }
 
-    /// Gives the pages of a shared mapping back, for all who map the file: what is there reads as zeroes then.
+    /// Frees the pages of a shared mapping for all processes that map the file. They then read as zeroes.
     pub(crate) fn discard(&self) {
-        // SAFETY: the range is the mapping, and its owner no longer reads it. Refusal only delays the return until
-        // the last mapping goes.
+        // SAFETY: the range is the mapping, and its owner no longer reads it. If the kernel refuses, the pages are
+        // freed when the last mapping goes.
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxRemove) };
     }
 
-    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. Bytes that others write
-    /// meanwhile are in the copy or not.
+    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. Bytes
+    /// that others write meanwhile may be in the copy or not.
     ///
     /// # Panics
-    /// If the range is not inside the mapping or not of whole pages.
+    /// If the range is not inside the mapping, or does not consist of whole pages.
     pub(crate) fn take_private(&self, offset: usize, len: usize) -> io::Result<()> {
-        /// Copied at a time: bounds what is needed beside the copy itself.
+        /// Number of bytes copied at a time, which bounds the memory needed beside the copy itself.
         const PIECE_BYTES: usize = 2 << 20;
         let page = rustix::param::page_size();
         assert!(offset.is_multiple_of(page) && len.is_multiple_of(page), "{offset} and {len} are not pages");
@@ -135,7 +135,7 @@ impl Mapping {
             // SAFETY: the copy goes to a fresh mapping, which then takes the place of a range inside this one: the
             // addresses stay mapped throughout, and hold the same bytes. Both are plain memory without invariants.
             unsafe {
-                // Backed at once, rather than by a fault for each page.
+                // Pages are backed at once, rather than by a fault each.
                 let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
                 let copy = rustix::mm::mmap_anonymous(ptr::null_mut(), piece, protection, flags)?;
                 ptr::copy_nonoverlapping(to.cast_const(), copy.cast::<u8>(), piece);
@@ -149,7 +149,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Asks the kernel to back a range now rather than on first touch. A hint: refusal is not an error.
+    /// Asks the kernel to back a range now rather than on first touch. This is a hint: refusal is not an error.
     pub(crate) fn populate(&self, offset: usize, len: usize) {
         let at = self.bytes(offset, len);
         // SAFETY: the range is inside the mapping; populating changes no contents.
@@ -159,8 +159,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this range was mapped by `new` and every reference into it borrows from `self`; raw pointers
-        // are kept only beside an `Arc` of this mapping.
+        // SAFETY: this range was mapped by a constructor of `Mapping`, and every reference into it borrows from
+        // `self`; raw pointers are kept only beside an `Arc` of this mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

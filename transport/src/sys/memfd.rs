@@ -1,4 +1,5 @@
-//! Anonymous files for shared memory: no name to leak, no limit of /dev/shm, gone with their last user.
+//! Anonymous files for shared memory. They have no name to leak, do not count against /dev/shm, and vanish with their
+//! last user.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,14 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-/// Without these a peer could truncate the file under a mapping, and an access would raise SIGBUS.
+/// Seals without which a peer could truncate the file under a mapping, so that an access would raise SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Creates a sparse file of zeroes whose size nobody can change.
+/// Creates a sparse file of zeroes whose size cannot be changed.
 pub(crate) fn create_sealed(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let base = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = match rustix::fs::memfd_create(name, base | MemfdFlags::NOEXEC_SEAL) {
-        // Before Linux 6.3 the flag is not known.
+        // Linux before 6.3 does not know the flag.
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, base)?,
         other => other?,
     };
@@ -22,7 +23,7 @@ pub(crate) fn create_sealed(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Checks that a file from somebody else is of the given size and will stay so.
+/// Checks that a file from another process has the given size and cannot change it.
 pub(crate) fn check_sealed(fd: impl AsFd, bytes: usize) -> io::Result<()> {
     let seals = rustix::fs::fcntl_get_seals(&fd)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {

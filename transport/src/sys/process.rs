@@ -1,27 +1,28 @@
-//! Which process this is: a child made by `fork` has its parent's memory, but none of its threads, and its sockets and
-//! shared memory are the parent's still.
+//! Identity of the process, to distinguish a child made by `fork` from its parent. A child has its parent's memory
+//! but none of its threads, and it shares sockets and shared memory with the parent.
 //!
-//! The word that tells lies on a page that the kernel zeroes in every child (`MADV_WIPEONFORK`, Linux 4.14), however it
-//! was made; where the kernel knows no such page, a handler of `pthread_atfork` zeroes it. The first that asks in a process
-//! where the word is 0 gives it a number that none of its ancestors had. So to compare is one load, without a system call.
+//! A word lies on a page that the kernel zeroes in every child, however the child is made (`MADV_WIPEONFORK`, Linux
+//! 4.14). Where the kernel does not support that, a handler of `pthread_atfork` zeroes the word. The first query in a
+//! process where the word is 0 gives it a number that none of its ancestors had. A comparison is thus one load,
+//! without a system call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
 use super::map::Mapping;
 
-/// The process in which something was made.
+/// A reference to the process in which it was made.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     word: &'static AtomicU32,
     number: u32,
 }
 
-/// The last number that was given, by this process or an ancestor.
+/// The last number given, by this process or an ancestor.
 static LAST: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
-    /// The one that runs now.
+    /// Returns the running process.
     #[must_use]
     pub fn current() -> Self {
         static PAGE: OnceLock<Option<Mapping>> = OnceLock::new();
@@ -37,13 +38,13 @@ impl Process {
         let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let number = match word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => fresh,
-            // Another thread was quicker.
+            // Another thread was faster.
             Err(known) => known,
         };
         Self { word, number }
     }
 
-    /// Whether this process is still that one, and not a child of it.
+    /// Returns whether the running process is this one, and not a child of it.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
@@ -51,14 +52,14 @@ impl Process {
     }
 }
 
-/// A page that the kernel zeroes in children.
+/// Maps a page that the kernel zeroes in children.
 fn wiped_page() -> std::io::Result<Mapping> {
     let page = Mapping::private(rustix::param::page_size())?;
     page.wipe_on_fork()?;
     Ok(page)
 }
 
-/// A word that `fork` of the C library zeroes in children.
+/// Returns a word that the C library's `fork` zeroes in children.
 fn handled_word() -> &'static AtomicU32 {
     static WORD: AtomicU32 = AtomicU32::new(0);
     static ONCE: Once = Once::new();
@@ -67,7 +68,7 @@ fn handled_word() -> &'static AtomicU32 {
     }
     ONCE.call_once(|| {
         // SAFETY: the handler only stores to an atomic, as a signal handler may, and the C library forgets it if this
-        // library is unloaded. It is refused for want of memory alone; then forks are not noticed. Tested below.
+        // library is unloaded. Registration fails only for lack of memory; forks then go unnoticed. Tested below.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     &WORD
@@ -77,20 +78,20 @@ fn handled_word() -> &'static AtomicU32 {
 mod tests {
     use super::*;
 
-    /// Forks, and gives what the child found out: one bit each.
+    /// Forks, and returns the child's answers.
     fn in_child(questions: impl FnOnce() -> [bool; 4]) -> [bool; 4] {
         // SAFETY: the child only loads and stores atomics and ends without running destructors.
         match unsafe { libc::fork() } {
             0 => {
                 let answers = questions();
                 let bits = (0..).zip(answers).map(|(bit, answer)| i32::from(answer) << bit).sum::<i32>();
-                // SAFETY: ends the process.
+                // SAFETY: this ends the process.
                 unsafe { libc::_exit(bits) }
             }
             child => {
                 assert!(child > 0, "cannot fork");
                 let mut status = 0;
-                // SAFETY: waits for the child that was just made.
+                // SAFETY: this waits for the child that was just made.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert!(libc::WIFEXITED(status));
                 std::array::from_fn(|bit| libc::WEXITSTATUS(status) >> bit & 1 == 1)

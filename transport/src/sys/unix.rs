@@ -13,10 +13,10 @@ use rustix::time::Timespec;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Connections that wait for being accepted, at most: what the kernel grants by default (net.core.somaxconn).
+/// Maximum number of connections that wait to be accepted: the kernel's default limit (net.core.somaxconn).
 pub(crate) const BACKLOG: i32 = 4096;
 
-/// A listener for streams.
+/// Makes a listener for streams.
 pub(crate) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -24,40 +24,41 @@ pub(crate) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A datagram socket with a name.
+/// Makes a datagram socket with a name.
 pub(crate) fn datagram(name: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(fd)
 }
 
-/// Connects a stream. On a UNIX socket this is over at once: it fails with `WouldBlock` if the backlog is full,
-/// with `ConnectionRefused` if nobody listens.
+/// Connects a stream. A UNIX socket connects at once, or fails: with `WouldBlock` if the backlog is full, with
+/// `ConnectionRefused` if nobody listens.
 pub(crate) fn connect(name: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(fd)
 }
 
-/// The next connection of a listener.
+/// Accepts the next connection of a listener.
 pub(crate) fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, FLAGS)?)
 }
 
-/// Whether something waits to be read or accepted.
+/// Returns whether something waits to be read or accepted.
 pub(crate) fn is_readable(socket: impl AsFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut fds = [PollFd::new(&socket, PollFlags::IN)];
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Sends an empty datagram to a named socket.
+/// Sends a datagram of one byte to a named socket.
 pub(crate) fn nudge(from: impl AsFd, name: &[u8]) -> io::Result<()> {
     rustix::net::sendto(from, &[1], SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(())
 }
 
-/// Reads away what lies in a socket, at most `rounds` reads, so that nobody can keep the reader busy.
+/// Discards the datagrams that lie in a socket, in at most `rounds` reads, so that a sender cannot keep the reader
+/// busy.
 pub(crate) fn drain(socket: impl AsFd, rounds: usize) {
     let mut buffer = [0u8; 16];
     for _ in 0..rounds {
@@ -67,7 +68,7 @@ pub(crate) fn drain(socket: impl AsFd, rounds: usize) {
     }
 }
 
-/// Sends `message` and perhaps a descriptor. Returns how many bytes went; the descriptor goes with the first.
+/// Sends `message`, with a descriptor if given. Returns how many bytes were sent; the descriptor goes with the first.
 pub(crate) fn send(stream: impl AsFd, message: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -79,12 +80,12 @@ pub(crate) fn send(stream: impl AsFd, message: &[u8], fd: Option<BorrowedFd<'_>>
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// A descriptor that came along with a message, or why it was lost on the way.
+/// A descriptor that came with a message, or the reason why it was lost on the way.
 pub(crate) type Attached = Option<io::Result<OwnedFd>>;
 
-/// Receives into `buffer`; 0 bytes is the end of the stream. A descriptor that came along replaces `fd`; a sender
-/// that attaches more than one has the others closed by the kernel, since there is no space for them. One for which this
-/// process has no number left is closed too, for good: then `fd` says so.
+/// Receives into `buffer`; 0 bytes mean the end of the stream. A descriptor that came along replaces `fd`. There is
+/// space for one descriptor, so the kernel closes the others if a sender attaches more. If this process has no free
+/// descriptor number, the descriptor is lost for good, and `fd` holds the error.
 pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Attached) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -103,7 +104,7 @@ pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Attached) -
     if let Some(right) = came {
         *fd = Some(Ok(right));
     } else if result.flags.contains(ReturnFlags::CTRUNC) {
-        // There is space for one: it was refused a number.
+        // There was space for a descriptor, so the kernel could not give it a number.
         *fd = Some(Err(io::Error::from_raw_os_error(libc::EMFILE)));
     }
     Ok(result.bytes)

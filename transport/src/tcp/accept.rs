@@ -1,4 +1,4 @@
-//! The acceptor: a connection is let in once it has identified itself.
+//! The acceptor, which admits a connection once it has identified itself.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,14 +17,14 @@ use crate::endpoint::Channel;
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
-/// Most connections that have not said who they are yet. When more come the oldest goes: a peer says its hello at
-/// once, so the oldest is the likeliest stranger; a peer that is hit dials again.
+/// Maximum number of connections that have not identified themselves. If more come, the oldest is closed: a peer
+/// sends its hello at once, so the oldest is most likely a stranger. A peer that is hit dials again.
 const PENDING_MAX: usize = 256;
 
-/// Most connections taken per step, so that a flood does not hold up the traffic.
+/// Maximum number of connections accepted per step, so that a flood does not delay the traffic.
 const ACCEPTS_PER_STEP: usize = 64;
 
-/// A pending may be turned away for its descriptor after this long: a peer says its hello at once.
+/// Time after which a pending connection may be closed to free its descriptor; a peer sends its hello at once.
 const HESITATION: Duration = Duration::from_millis(100);
 
 /// This endpoint's identity.
@@ -33,16 +33,16 @@ pub(super) struct Identity {
     pub(super) rank: u32,
     pub(super) world_size: u32,
     pub(super) instance: u64,
-    /// Follows from the job's cookie.
+    /// Key derived from the job's cookie.
     pub(super) key: Key,
 }
 
-/// Connections that were turned away.
+/// Count of rejected connections.
 #[derive(Clone, Debug, Default)]
 pub struct RejectedConnections {
-    /// How many.
+    /// Number of rejected connections.
     pub count: u64,
-    /// The last one: from where, and why.
+    /// Origin of the last one, and the reason.
     pub last: Option<String>,
 }
 
@@ -56,18 +56,18 @@ struct Pending {
     received: usize,
 }
 
-/// A peer at the acceptor, as it says.
+/// A connection whose hello proves that it comes from a peer.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) socket: Socket,
     pub(super) from: Option<SocketAddr>,
     pub(super) is_relayed: bool,
     pub(super) hello: Hello,
-    /// The same as it came, which the answer is about.
+    /// The bytes of the hello, which the answer's proof covers.
     pub(super) bytes: [u8; HELLO_BYTES],
 }
 
-/// Where connections come in.
+/// Source of an acceptor's connections.
 #[derive(Debug)]
 enum Entrance {
     /// A listener of this endpoint's own.
@@ -76,18 +76,18 @@ enum Entrance {
     Shared(Lodging),
 }
 
-/// The entrance, and who waits there.
+/// The acceptor: its source of connections, and those that have not identified themselves.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     entrance: Entrance,
     pending: Vec<Pending>,
     pub(super) rejected: RejectedConnections,
-    /// Since when there has been no descriptor for whoever waits at the acceptor.
+    /// Time since which no descriptor has been free for waiting connections.
     hungry_since: Option<Instant>,
 }
 
 impl Acceptor {
-    /// Of the endpoint with this number; at the shared port if there is one that `fits`.
+    /// Opens the acceptor of endpoint number `instance`, at the shared port if there is one that `fits`.
     pub(super) fn open(
         options: &TcpOptions,
         instance: u64,
@@ -101,7 +101,7 @@ impl Acceptor {
         Ok(Self { entrance, pending, rejected, hungry_since: None })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub(super) fn at(&self) -> io::Result<SocketAddr> {
         match &self.entrance {
             Entrance::Own(listener) => {
@@ -111,7 +111,7 @@ impl Acceptor {
         }
     }
 
-    /// Readable when somebody comes.
+    /// Returns a descriptor that is readable when a connection has come.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         match &self.entrance {
             Entrance::Own(listener) => listener.as_fd(),
@@ -119,12 +119,12 @@ impl Acceptor {
         }
     }
 
-    /// Whether somebody has come, as far as that is known without asking the kernel.
+    /// Returns whether a connection has come, as far as that is known without asking the kernel.
     pub(super) fn has_news(&self) -> bool {
         matches!(&self.entrance, Entrance::Shared(lodging) if lodging.has_news())
     }
 
-    /// When [`Acceptor::step`] has something to do even if nothing arrives.
+    /// Returns the time at which [`Acceptor::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let silent = self.pending.iter().map(|pending| pending.since + options.hello_timeout);
         silent.chain(self.hungry_since.map(|since| since + STARVED_FOR)).min()
@@ -134,16 +134,16 @@ impl Acceptor {
         self.pending.iter().map(|pending| &pending.socket)
     }
 
-    /// Whether nobody stands at the acceptor. Only after a step that returned `false`.
+    /// Returns whether no connection is pending. Valid only after a step that returned `false`.
     pub(super) fn is_quiet(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Takes connections and reads hellos; those that prove the job's cookie become `arrivals`. `opened` is called with
+    /// Takes connections and reads hellos; those that prove the job's cookie become `arrivals`. Calls `opened` with
     /// every new connection. Returns whether anything happened.
     ///
     /// # Errors
-    /// If somebody has waited at the acceptor for [`STARVED_FOR`] and the system has no descriptor.
+    /// If a connection has waited for [`STARVED_FOR`] and the system has no free descriptor.
     pub(super) fn step(
         &mut self,
         me: &Identity,
@@ -184,7 +184,7 @@ impl Acceptor {
         Ok(moved)
     }
 
-    /// Takes connections from the own listener.
+    /// Accepts connections at the endpoint's own listener.
     fn accept(
         &mut self,
         now: Instant,
@@ -198,7 +198,7 @@ impl Acceptor {
                 Ok((socket, from)) => {
                     moved = true;
                     self.hungry_since = None;
-                    // The listener of both families shows IPv4 as mapped into IPv6.
+                    // A listener of both families reports IPv4 addresses as mapped into IPv6.
                     let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
                     self.admit(socket, (from, None), now, options, opened);
                 }
@@ -216,7 +216,7 @@ impl Acceptor {
                     }
                     break;
                 }
-                // A connection that broke in the queue.
+                // The connection broke in the queue.
                 Err(error) => {
                     if error.kind() != io::ErrorKind::Interrupted
                         && error.kind() != io::ErrorKind::ConnectionAborted
@@ -230,7 +230,7 @@ impl Acceptor {
         Ok(moved)
     }
 
-    /// Takes the connections that have come at the shared port.
+    /// Takes the connections that the shared port has for this endpoint.
     fn collect(
         &mut self,
         now: Instant,
@@ -255,7 +255,7 @@ impl Acceptor {
         }
     }
 
-    /// Lets a connection wait, with its hello if that has been read.
+    /// Adds a pending connection, with its hello if that has been read.
     fn admit(
         &mut self,
         socket: Socket,
@@ -279,7 +279,7 @@ impl Acceptor {
         self.pending.push(Pending { socket, from, is_relayed: false, since: now, hello, received });
     }
 
-    /// Takes a connection by a relay, where the other end is there.
+    /// Adds a pending connection that goes through a relay, where the other end has arrived.
     pub(super) fn take_relayed(&mut self, socket: Socket, relay: Option<SocketAddr>, now: Instant) {
         let hello = [0; HELLO_BYTES];
         self.pending.push(Pending { socket, from: relay, is_relayed: true, since: now, hello, received: 0 });
@@ -288,7 +288,7 @@ impl Acceptor {
     fn turn_away(&mut self, at: usize, why: &str, answer: Option<[u8; ANSWER_BYTES]>) {
         let pending = self.pending.swap_remove(at);
         if let Some(answer) = answer {
-            // Whether it hears the answer is its own affair.
+            // The connection is closed whether or not the answer gets through.
             let _ = socket::send_bytes(&pending.socket, &answer);
         }
         self.note(pending.from, why);
@@ -302,11 +302,11 @@ impl Acceptor {
 }
 
 impl Identity {
-    /// This endpoint's first bytes on a connection of a channel, and the key that proves the answer.
+    /// Returns this endpoint's first bytes on a connection of a channel, and the key that proves the answer.
     pub(super) fn hello(&self, on: Channel, strand: u16, target: u64) -> ([u8; HELLO_BYTES], Key) {
         let mut nonce = [0; NONCE_BYTES];
-        // The system had random numbers when the endpoint was made. Without one, the answer's proof is still about this
-        // channel of these two endpoints.
+        // The system had random numbers when the endpoint was made. If it has none now, the answer's proof still
+        // covers this channel of these two endpoints.
         let _ = getrandom::fill(&mut nonce);
         let hello = Hello {
             from: self.rank,
@@ -322,7 +322,7 @@ impl Identity {
     }
 }
 
-/// This endpoint's answer.
+/// Returns this endpoint's answer with a verdict.
 pub(super) fn answer_of(me: &Identity, verdict: Verdict) -> Answer {
     Answer { verdict, protocol: PROTOCOL, instance: me.instance }
 }

@@ -1,4 +1,4 @@
-//! How peers find an endpoint: the address that the control plane carries.
+//! The address of an endpoint, by which peers find it; the control plane carries it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,40 +12,41 @@ const VERSION: u8 = 1;
 const MAGIC: [u8; 3] = *b"KoT";
 /// Fixed part: magic, version, port, count, reserved, instance, boot id, network namespace.
 const FIXED_BYTES: usize = 3 + 1 + 2 + 1 + 1 + 8 + 16 + 8;
-/// Interface names are at most this long (IFNAMSIZ less the final zero).
+/// Maximum length of an interface name (IFNAMSIZ without the final zero).
 const NAME_MAX: usize = 15;
-/// A peer's name for its interface as it is shown here, each byte escaped at the worst.
+/// Maximum length of a peer's interface name in escaped form, in the worst case.
 const SHOWN_MAX: usize = 8 * NAME_MAX;
-/// Most networks told: 24 of the longest (family, prefix, name length, IPv6, name) are 816 bytes, within the
-/// 1 KiB that an address may have.
+/// Maximum number of networks in an address: 24 of the longest (family, prefix, name length, IPv6, name) are 816
+/// bytes, within the 1 KiB that an address may have.
 const NETWORKS_MAX: usize = 24;
 
 const _: () = assert!(FIXED_BYTES + NETWORKS_MAX * (3 + 16 + NAME_MAX) <= 1024);
 
-/// Which host, and which network stack on it.
+/// Identity of a host and of its network stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Host {
-    /// Differs between hosts and boots.
+    /// Differs between hosts and between boots.
     pub(super) boot: [u8; 16],
     /// Inode of the network namespace.
     pub(super) namespace: u64,
 }
 
 impl Host {
-    /// This one. Facts that the system does not tell are made up, so that nobody shares it.
+    /// Returns the identity of this host. Facts that the system withholds are replaced by unique values, so that no
+    /// peer shares them.
     pub(super) fn here(instance: u64) -> Self {
         let mut boot = [0; 16];
         match std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().and_then(|text| hex(&text)) {
             Some(id) => boot = id,
             None => boot[..8].copy_from_slice(&instance.to_le_bytes()),
         }
-        // Of this thread: threads of one process may be in different ones.
+        // This is the namespace of this thread: threads of one process may be in different ones.
         let namespace = std::fs::metadata("/proc/thread-self/ns/net").map_or(instance, |meta| meta.ino());
         Self { boot, namespace }
     }
 
-    /// Whether packets between the two pass the loopback device. Containers of one host that have network namespaces of their own are
-    /// joined by a network, with queues and losses of its own.
+    /// Returns whether packets between the two pass the loopback device. Containers of one host that have network
+    /// namespaces of their own are connected by a network, with queues and losses of its own.
     pub(super) fn same_stack(&self, other: &Self) -> bool {
         self == other
     }
@@ -63,7 +64,7 @@ fn hex(text: &str) -> Option<[u8; 16]> {
     Some(out)
 }
 
-/// One way to a host.
+/// A network by which a host can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Network {
     pub(super) interface: String,

@@ -1,4 +1,4 @@
-//! Which congestion control a connection uses, and why.
+//! Choice of a connection's congestion control, and the reasons for it.
 
 use std::io;
 use std::time::Duration;
@@ -9,11 +9,12 @@ use super::options::Congestion;
 use super::socket::TcpInfo;
 use super::window;
 
-/// Pacing spaces packets out in time, for the good of queues in a network; on the loopback device there
-/// is none, and the timers halve the throughput (loopback, 256 KiB calls: 3.5 GB/s with bbr, 7 with these).
+/// Congestion controls that pace: they space packets out in time, for the good of queues in a network. The loopback
+/// device has no such queue, and the timers halve the throughput (loopback, 256 KiB calls: 3.5 GB/s with bbr, 7 with
+/// [`UNPACED`]).
 const PACING: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 
-/// Alternatives: both keep loopback full; an ordinary process is always allowed reno.
+/// Alternatives that do not pace. Both keep the loopback device busy; an ordinary process may always use reno.
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
 /// Sets a connection's congestion control; returns its name.
@@ -28,7 +29,7 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io
             })?;
         }
         Congestion::Auto if loopback && PACING.contains(&current(socket).as_str()) => {
-            // If the system allows neither, it stays as it is; the caller records the name.
+            // If the system permits neither, the choice stays as it is; the caller records the name.
             let _ = UNPACED.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
         }
         Congestion::Auto | Congestion::System => {}
@@ -36,24 +37,26 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io
     Ok(current(socket))
 }
 
-/// From this round trip on a path is long: a window that was halved needs hundreds of milliseconds to grow back, and a call waits
-/// for that. bbr goes by the rate it measures instead. On `kolo-netlab run --hosts 4 --rate 200M`, all_reduce of 4 MiB takes 0.6 to
-/// 0.9 s with cubic and 0.35 to 0.45 s with bbr at a delay of 20 ms; with 10 ms and 0.1 % loss 0.83 to 0.89 and 0.33 to 0.7 s.
-/// At 25 us bbr makes calls of 64 KiB slower.
+/// Round trip from which a path counts as long. On such a path, a window that was halved needs hundreds of
+/// milliseconds to grow back, and a call waits for that. bbr instead follows the rate that it measures. On
+/// `kolo-netlab run --hosts 4 --rate 200M`, all_reduce of 4 MiB takes 0.6 to 0.9 s with cubic and 0.35 to 0.45 s with
+/// bbr at a delay of 20 ms; with 10 ms and 0.1 % loss, 0.83 to 0.89 and 0.33 to 0.7 s. At 25 us, bbr makes calls of
+/// 64 KiB slower.
 const FAR: Duration = Duration::from_millis(5);
 
-/// Looks at a connection that has just been made; returns the name of the congestion control that suits it better, and now counts.
+/// Gives a new connection a congestion control that suits it better, if there is one; returns its name.
 pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
     let is_free = *wanted == Congestion::Auto && !PACING.contains(&current(socket).as_str());
     (is_free && is_far(socket) && socket.set_tcp_congestion(PACING[0].as_bytes()).is_ok())
         .then(|| current(socket))
 }
 
-/// How many connections share a long message on the way of this one, if the user does not say. On a long way a lost packet costs
-/// a connection much of its rate for many round trips, unless its congestion control goes by the rate; of several connections, one is hit
-/// at a time. On `kolo-netlab run --hosts 2 --rate 200M --delay 20ms --loss 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s
-/// with one and 0.23 to 0.44 s with four. On a near way four are slower: see docs/tried.md. There are also as many as it takes
-/// to fill a way of which the rate is known (bytes per second, or 0).
+/// Returns how many connections share a long message on this one's path, unless the user has chosen. On a long path,
+/// a lost packet costs a connection much of its rate for many round trips, unless its congestion control follows the
+/// rate; of several connections, one is hit at a time. On `kolo-netlab run --hosts 2 --rate 200M --delay 20ms --loss
+/// 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s with one and 0.23 to 0.44 s with four. On a near path
+/// four are slower: see docs/tried.md. A path of known rate (`rate`, in bytes per second, or 0) gets at least as many
+/// connections as fill it.
 pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
     const STREAMS_WHERE_FAR: usize = 4;
     let is_far = || is_far(socket) && !PACING.contains(&current(socket).as_str());
@@ -61,32 +64,34 @@ pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
     wanted.map_or_else(needed, usize::from)
 }
 
-/// Bytes that a connection sends between two looks at what was lost.
+/// Bytes that a connection sends between two looks at its losses.
 const LOOK_BYTES: usize = 256 << 10;
 
-/// So many of the last 64 looks found a loss: the network loses packets by itself, or its queues are short. A window that fills a long
-/// queue now and then loses some at one look in hundreds.
+/// Number of looks with a loss, among the last 64, that shows that the network itself loses packets or has short
+/// queues. A window that sometimes fills a long queue loses packets at one look in hundreds.
 const LOSSES_MOST: u32 = 4;
 
-/// Watches a connection for lost packets, whose congestion control takes each for a full queue. On `kolo-netlab run --hosts 4 --rate 1G
-/// --delay 100us --loss 0.1%`, all_gather of 16 MiB takes 320 to 450 ms with cubic and 140 to 160 ms with bbr.
+/// Watches a connection for lost packets, where its congestion control takes each loss for a full queue. On
+/// `kolo-netlab run --hosts 4 --rate 1G --delay 100us --loss 0.1%`, all_gather of 16 MiB takes 320 to 450 ms with
+/// cubic and 140 to 160 ms with bbr.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     /// Bytes sent since the last look.
     bytes: usize,
-    /// Segments lost until then.
+    /// Number of segments lost until then.
     lost: u32,
-    /// A bit for each look: whether there were further ones.
+    /// A bit for each look: whether there were further losses.
     looks: u64,
 }
 
 impl Losses {
-    /// Of a connection to another host, if its congestion control may be replaced and takes losses for full queues.
+    /// Returns a watch on a connection to another host, if its congestion control may be replaced and takes losses
+    /// for full queues.
     pub(super) fn of(socket: &Socket, wanted: &Congestion) -> Option<Self> {
         (*wanted == Congestion::Auto && !PACING.contains(&current(socket).as_str())).then(Self::default)
     }
 
-    /// Notes how many segments a connection has lost since it began. Whether it loses too many.
+    /// Notes how many segments a connection has lost since it began. Returns whether it loses too many.
     fn look(&mut self, lost: u32) -> bool {
         self.looks = self.looks << 1 | u64::from(lost > self.lost);
         (self.bytes, self.lost) = (0, lost);
@@ -94,8 +99,8 @@ impl Losses {
     }
 }
 
-/// Notes that a connection has sent so many bytes. If it turns out to lose packets, gives it a congestion control that goes by the rate;
-/// returns in words which it has now, and why.
+/// Notes that a connection has sent `bytes` bytes. If it turns out to lose packets, gives it a congestion control
+/// that follows the rate, and describes the new one and the reason.
 pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) -> Option<String> {
     let known = losses.as_mut()?;
     known.bytes += bytes;
@@ -106,7 +111,7 @@ pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) 
         *losses = None;
         return None;
     };
-    // Segments that arrived twice were not lost, but late.
+    // Segments that arrived twice were late, not lost.
     if !known.look(info.resent.saturating_sub(info.duplicates)) {
         return None;
     }
@@ -134,7 +139,7 @@ mod tests {
     #[test]
     fn losses_now_and_then_are_those_of_a_full_queue() {
         let mut losses = Losses::default();
-        // A burst of them at one look in 40, for a GiB.
+        // A burst of losses at one look in 40, over a GiB.
         assert!((1..4096).all(|look| !losses.look(look / 40 * 50)));
     }
 

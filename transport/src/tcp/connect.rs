@@ -1,4 +1,4 @@
-//! Connections: made on first use, and closed when a peer is lost.
+//! Connections, which are made on first use and closed when a peer is lost.
 
 use std::io;
 use std::time::Instant;
@@ -14,11 +14,11 @@ use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 use crate::sys::descriptors;
 
-/// A peer that should dial but has gone shows on its other connections; they are looked at every so many polls.
+/// Number of polls between two checks for awaited peers that are gone, which shows on their other connections.
 const GONE_TICKS: u32 = 64;
 
 impl TcpEndpoint {
-    /// Starts what gets an idle link connected.
+    /// Starts to connect an idle link: dials, or waits for the peer to dial.
     pub(super) fn ensure_connection(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         link.asked_at = Some(Instant::now());
@@ -31,7 +31,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Dials, if the peer has been introduced; if not, that will do it.
+    /// Dials if the peer has been introduced; otherwise the introduction will.
     pub(super) fn dial(&mut self, number: u32) {
         let now = Instant::now();
         let relay = self.detour(number, now);
@@ -78,7 +78,7 @@ impl TcpEndpoint {
             }
         }
         moved |= self.step_strands(now);
-        // After the dials, which may have been welcomed meanwhile.
+        // This comes after the dials, which may have been welcomed meanwhile.
         moved |= self.receive_all(arrivals);
         moved |= self.look_after_awaited(now, events);
         if !moved && self.acceptor.is_quiet() {
@@ -87,7 +87,8 @@ impl TcpEndpoint {
         moved
     }
 
-    /// There are no descriptors for the connections that peers are to make: this rank is the cause, and says so.
+    /// Gives up the awaited peers because there are no descriptors for their connections; the error names this rank
+    /// as the cause.
     fn starve(&mut self, error: &io::Error, events: &mut Vec<Event>) -> bool {
         let waited_for = self.awaited.iter().map(|&number| &self.links[number as usize]);
         let peers: Vec<u32> =
@@ -130,7 +131,7 @@ impl TcpEndpoint {
                     is_relayed: made.is_relayed,
                 };
                 self.open(number, made.socket, route);
-                // The next channels to that peer try first what works.
+                // The next channels to that peer first try the address that works.
                 let candidates = &mut self.peers[peer as usize].candidates;
                 if let Some(worked) = candidates.iter().position(|c| c.to == made.to) {
                     candidates[..=worked].rotate_right(1);
@@ -173,7 +174,7 @@ impl TcpEndpoint {
         self.prepare(number);
     }
 
-    /// Registers every socket there is.
+    /// Registers all existing sockets.
     pub(super) fn watch_all(&mut self) {
         self.watching = true;
         self.deaf |= self.park.watch(self.acceptor.bell(), Whose::Connecting).is_err();
@@ -196,8 +197,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Loses the peers that should dial, but have closed their other connections (rule 2 of the module: they will
-    /// not dial any more). Only when nobody is at the acceptor.
+    /// Loses the peers that should dial, but have closed their other connections (by rule 2 of the module, they will
+    /// not dial any more). Called only when no connection is pending at the acceptor.
     fn miss_the_gone(&mut self, events: &mut Vec<Event>) -> bool {
         let thorough = self.tick.is_multiple_of(GONE_TICKS) || self.armed;
         let gone = self
@@ -220,7 +221,7 @@ impl TcpEndpoint {
         true
     }
 
-    /// The end of a peer: what it had sent in full is still delivered, everything else fails.
+    /// Handles the end of a peer: delivers the messages that it had sent whole, and fails everything else.
     pub(super) fn lose(&mut self, peer: u32, cause: Error, events: &mut Vec<Event>) {
         for &number in &self.peers[peer as usize].links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
@@ -229,7 +230,7 @@ impl TcpEndpoint {
         self.close_peer(peer, &cause, events);
         let known = &mut self.peers[peer as usize];
         if cause.kind != ErrorKind::PeerLost {
-            // The operation that caused it is told once; later ones are told that the peer is lost.
+            // The operation that met the cause reports it; later operations report that the peer is lost.
             known.down = Some(Error { kind: ErrorKind::PeerLost, ..cause.clone() });
         }
         events.push(Event::Down { peer, cause });

@@ -1,8 +1,9 @@
-//! Dialing: one connection to a peer, over the first of its addresses that answers.
+//! Dialing: makes one connection to a peer, over the first of its addresses that answers.
 //!
-//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a
-//! while: a short one if nobody lets this end connect, a longer one if a peer does not answer. The silent one stays in the race: a peer
-//! that is busy computing answers late at the right address, and a wrong address never answers. The first welcome wins.
+//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent
+//! for a while: a short while if the address does not let this end connect, a longer one if it connects but the peer
+//! does not answer. The silent attempt stays in the race, because a peer that is busy computing answers late at the
+//! right address, while a wrong address never answers. The first welcome wins.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,35 +20,36 @@ use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
-/// How often an address is tried again whose connection broke before the answer: the peer may have taken this
-/// rank's hello for a stranger's when its waiting room was full.
+/// Number of repeated attempts for an address whose connection broke before the answer: the peer may have rejected
+/// this rank's hello among strangers' while its pending connections were full.
 const RETRIES: u32 = 3;
 
-/// How long no address may have let this end connect before the next is tried beside it, as RFC 8305 has it: a kernel answers at
-/// once, even for a process that is busy.
+/// Time after which the next address is tried beside those that have not let this end connect, as in RFC 8305: a
+/// kernel answers at once, even for a process that is busy.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(250);
 
-/// How soon an attempt is made again for which there was no descriptor.
+/// Time after which an attempt is repeated for which there was no descriptor.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A dial under way.
+/// A dial in progress.
 #[derive(Debug)]
 pub(super) struct Dial {
     hello: [u8; HELLO_BYTES],
     key: Key,
-    /// Instance that must answer.
+    /// Number of the endpoint that must answer.
     target: u64,
     loopback: bool,
     waiting: VecDeque<(Candidate, u32)>,
     attempts: Vec<Attempt>,
-    /// When the next address is started although none has failed.
+    /// Time at which the next address is tried although none has failed.
     next_at: Instant,
     failures: Vec<String>,
-    /// Whether one of them was silence.
+    /// Whether one of the failures was silence or an unreachable address.
     is_silent: bool,
-    /// Since when there has been no descriptor for the next attempt.
+    /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
-    /// The relay that is asked if no address has answered by then.
+    /// The relay, until it is asked: at its set time, unless an address has let this end connect, or as the last
+    /// hope.
     relay: Option<Detour>,
 }
 
@@ -57,7 +59,7 @@ struct Attempt {
     try_number: u32,
     socket: Socket,
     since: Instant,
-    /// By a relay, until the peer is there.
+    /// The call to the relay, until the peer has arrived there.
     calling: Option<Calling>,
     is_relayed: bool,
     sent: usize,
@@ -66,28 +68,28 @@ struct Attempt {
     congestion: String,
 }
 
-/// A connection that dialing made.
+/// A connection made by dialing.
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) socket: Socket,
     pub(super) to: SocketAddr,
     pub(super) congestion: String,
-    /// Whether it goes by a relay, whose address that is.
+    /// Whether it goes through a relay, whose address `to` then is.
     pub(super) is_relayed: bool,
 }
 
 /// Result of a step of dialing.
 #[derive(Debug)]
 pub(super) enum Dialed {
-    /// Not there yet.
+    /// There is no connection yet.
     Waiting,
-    /// There.
+    /// A connection has been made.
     Connected(Connected),
-    /// No address works.
+    /// All addresses have failed.
     Failed {
         /// The addresses tried.
         tried: String,
-        /// Whether an address did not answer, or there is no way to it: the peer may still get through to this end.
+        /// Whether an address did not answer or is unreachable: the peer may still get through to this end.
         is_silent: bool,
     },
     /// The system has had no descriptor for a connection for [`STARVED_FOR`].
@@ -117,29 +119,29 @@ impl Dial {
         }
     }
 
-    /// The same, by a relay where no address lets this end connect.
+    /// Returns this dial with a relay as a detour, for when no address lets this end connect.
     pub(super) fn or_by(self, relay: Option<Detour>) -> Self {
         Self { relay, ..self }
     }
 
-    /// When [`Dial::step`] has something to do even if nothing arrives.
+    /// Returns the time at which [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
         silent.chain(next).chain(self.relay.as_ref().map(|relay| relay.at)).min()
     }
 
-    /// Whether a connection is there on which an answer may come.
+    /// Returns whether the hello has been sent on a connection, so that an answer may come.
     pub(super) fn has_said_hello(&self) -> bool {
         self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
     }
 
-    /// Whether the peer may have a hello, or a part of it.
+    /// Returns whether the peer may have received the hello, or a part of it.
     pub(super) fn has_begun_hello(&self) -> bool {
         self.attempts.iter().any(|attempt| attempt.sent > 0)
     }
 
-    /// Whether none of the addresses tried answers.
+    /// Returns whether none of the addresses being tried answers.
     pub(super) fn is_unheard(&self) -> bool {
         !self.attempts.is_empty()
             && self
@@ -152,7 +154,7 @@ impl Dial {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }
 
-    /// Makes progress. `opened` is called with every new socket before it connects.
+    /// Makes progress. Calls `opened` with every new socket before it connects.
     pub(super) fn step(
         &mut self,
         now: Instant,
@@ -259,7 +261,7 @@ impl Dial {
         Ok(())
     }
 
-    /// When the next address is tried.
+    /// Returns the time at which the next address is tried.
     fn next_at(&self) -> Instant {
         match self.attempts.iter().map(|attempt| attempt.since).max() {
             Some(last) if self.hungry_since.is_none() && !self.has_begun_hello() => {
@@ -277,17 +279,17 @@ impl Dial {
     }
 }
 
-/// Why an attempt ended.
+/// Reason why an attempt ended.
 enum Broken {
-    /// For good.
+    /// The address failed, and is not tried again.
     For(String),
-    /// Before it reached anybody.
+    /// The packets do not reach the address.
     Unreachable(String),
-    /// Closed before the answer.
+    /// The connection closed before the answer.
     Early(String),
 }
 
-/// Whether packets do not get to an address, as far as the network says. A refusal says that they do.
+/// Returns whether the network reports that packets do not reach an address. A refusal shows that they do.
 fn is_unreachable(error: &std::io::Error) -> bool {
     [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ETIMEDOUT].map(Some).contains(&error.raw_os_error())
 }
@@ -303,8 +305,8 @@ impl Attempt {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
         socket::configure(&socket, options)?;
         if let Some((interface, source)) = &candidate.from {
-            // Two interfaces may be in one network, of which the kernel would take the first. Old kernels let only root say
-            // which; the address is enough where networks differ.
+            // Two interfaces may be in one network, and the kernel would take the first. Old kernels let only root
+            // choose the interface; the source address is enough where networks differ.
             let _ = socket.bind_device(Some(interface.as_bytes()));
             socket.bind(&SockAddr::from(SocketAddr::new(*source, 0)))?;
         }
@@ -350,12 +352,13 @@ impl Attempt {
         })
     }
 
-    /// Whether nobody has let this end connect yet. A relay that has is waiting for the peer.
+    /// Returns whether the address has not let this end connect yet. Once a relay has the call, the attempt waits for
+    /// the peer and is not silent.
     fn is_silent(&self) -> bool {
         self.sent == 0 && !self.calling.as_ref().is_some_and(Calling::is_sent)
     }
 
-    /// Whether the peer has said welcome.
+    /// Makes progress; returns whether the peer has welcomed this end.
     fn step(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
         let early = |error: Option<std::io::Error>| {
             Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
@@ -370,7 +373,7 @@ impl Attempt {
                 }
             }
         }
-        // A socket that is still connecting takes nothing, and tells its error when that failed.
+        // A socket that is still connecting blocks, and returns its error if connecting failed.
         while self.sent < HELLO_BYTES {
             match socket::send_bytes(&self.socket, &hello[self.sent..]) {
                 Ok(bytes) => self.sent += bytes,
@@ -395,7 +398,7 @@ impl Attempt {
         }
         match Answer::decode(&self.answer) {
             None => Err(Broken::For("something else than Kolo answers there".into())),
-            // These two are said by who cannot prove anything to this rank. They end this attempt, nothing else.
+            // These two verdicts come from ends that cannot prove anything to this rank. They end only this attempt.
             Some(answer) if matches!(answer.verdict, Verdict::Version | Verdict::Cookie) => {
                 Err(Broken::For(answer.explain()))
             }
@@ -418,7 +421,8 @@ mod tests {
     use super::super::wire::key_of;
     use super::*;
 
-    /// A listener whose queue is full, so that the kernel drops what else comes, and those in the queue.
+    /// Returns a listener with a full queue, so that the kernel drops further connections, and the connections in the
+    /// queue.
     fn silent() -> (TcpListener, Vec<TcpStream>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
@@ -449,7 +453,7 @@ mod tests {
                 (dial.attempts.len(), dial.has_begun_hello())
             };
             attempts_after(Duration::ZERO);
-            // The handshake of the kernel, which is no matter of the time that the dial is told.
+            // The kernel makes the handshake, whatever the time that the dial is told.
             let is_open = std::ptr::eq(first, &raw const open);
             while is_open && !attempts_after(Duration::ZERO).1 {
                 assert!(began.elapsed() < Duration::from_secs(20), "no connection");

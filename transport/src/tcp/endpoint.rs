@@ -1,4 +1,4 @@
-//! The endpoint: the operations that the owner calls.
+//! The endpoint of the TCP transport: the operations that the owner calls.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -22,14 +22,14 @@ use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Post
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Eater, Pieces};
 
-/// Channels per peer: each is a connection, and thus a descriptor; plans use a few dozen at most.
+/// Maximum number of channels per peer. Each is a connection, and thus a descriptor; plans use a few dozen at most.
 const CHANNELS_MAX: u16 = 256;
 
-/// Bytes handed to the kernel in a post: what its send buffer may take at once (4 MiB by default) is a long wait
-/// for the caller, and a call of 1 MiB is long enough for its cost not to matter.
+/// Maximum number of bytes that a post hands to the kernel. The send buffer may take 4 MiB (the default) at once,
+/// which would be a long wait for the caller; a call of 1 MiB is long enough for its own cost not to matter.
 pub(super) const CALL_BYTES: usize = 1 << 20;
 
-/// One rank's end of TCP. See the module for how it works.
+/// One rank's end of the TCP transport.
 #[derive(Debug)]
 pub struct TcpEndpoint {
     caps: Caps,
@@ -40,65 +40,66 @@ pub struct TcpEndpoint {
     address: Vec<u8>,
     port: u16,
     pub(super) acceptor: Acceptor,
-    /// By rank.
+    /// Known facts about each rank, by rank.
     pub(super) peers: Vec<Peer>,
     pub(super) links: Vec<Link>,
-    /// Links with something pending.
+    /// Links with pending messages.
     pub(super) listed: Vec<u32>,
-    /// Links that are dialed.
+    /// Links that this end dials.
     pub(super) dialing: Vec<u32>,
-    /// Links of which further connections are dialed.
+    /// Links for which this end dials further connections.
     pub(super) stranding: Vec<u32>,
-    /// Links that the peer is to dial and that have something pending.
+    /// Links with pending messages that the peer is to dial.
     pub(super) awaited: Vec<u32>,
-    /// Connections that the kernel would reset on closing, with bytes of this rank unsent: kept for a moment.
+    /// Closed connections with unsent bytes of this rank, kept for a moment because the kernel would otherwise reset
+    /// them.
     pub(super) leaving: Vec<socket2::Socket>,
-    /// Where this end waits for peers that cannot dial it, nor it them.
+    /// Connections to the relay on which this end waits for peers when neither can dial the other.
     pub(super) at_relay: Vec<AtRelay>,
-    /// Empty between calls.
+    /// Scratch list of arrivals, empty between calls.
     pub(super) arrivals: Vec<Arrival>,
-    /// Arrivals from peers that this end dials itself: see `turns`.
+    /// Arrivals from peers that this end itself is dialing: see `turns`.
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
     pub(super) watching: bool,
-    /// Whether the system refused to register one; sleeps are short then.
+    /// Whether the system refused to register one; sleeps are then short.
     pub(super) deaf: bool,
     pub(super) armed: bool,
-    /// Whether something has happened at the acceptor or with a dial, as far as epoll has told.
+    /// Whether epoll has reported an event at the acceptor or for a dial.
     pub(super) stirred: bool,
     timer_set: bool,
-    /// Counts polls.
+    /// Number of polls so far.
     pub(super) tick: u32,
 }
 
-/// Facts about a rank.
+/// Known facts about a rank.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) address: Option<Address>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) rails: Vec<Rail>,
-    /// The ways on which there have been connections, and those that could not be dialled.
+    /// Paths on which there have been connections, and those on which dialing failed.
     pub(super) paths: Vec<Path>,
-    /// Link numbers by channel index; `NO_LINK` where there is none.
+    /// Link numbers by channel index, or `NO_LINK`.
     pub(super) links: Vec<u32>,
     pub(super) down: Option<Error>,
-    /// Whether this end dials first; if not set, the lower rank does.
+    /// Whether this end dials first; `None` means that the lower rank does.
     pub(super) dials_first: Option<bool>,
     /// Whether neither end got through to the other, and they have met at a relay.
     pub(super) is_relayed: bool,
-    /// Bytes per second of the way there; 0 while nobody has said.
+    /// Bytes per second that the path to it carries; 0 if unknown.
     pub(super) expected: f64,
 }
 
 const NO_LINK: u32 = u32::MAX;
 
 impl TcpEndpoint {
-    /// Opens the endpoint of `rank` among `world_size`: it listens from now on.
+    /// Opens the endpoint of `rank` among `world_size` ranks. It listens from now on.
     ///
     /// # Errors
-    /// If the rank is out of range, no interface is admitted, or the system refuses.
+    /// If the rank is out of range, no interface is admitted, or the system refuses a resource.
     pub fn new(rank: u32, world_size: u32, options: TcpOptions) -> Result<Self, Error> {
         let system = |what: &'static str| move |error| Error::system(NAME, None, what, error);
         if rank >= world_size {
@@ -127,7 +128,7 @@ impl TcpEndpoint {
                 name: NAME,
                 channels_max: CHANNELS_MAX,
                 message_max: MESSAGE_MAX,
-                // The room in the kernel's buffers is unknown, and before the peer has polled there is no connection.
+                // The room in the kernel's buffers is unknown, and there is no connection before the peer has polled.
                 eager_max: 0,
                 staging_per_channel: 0,
                 park_word: false,
@@ -163,19 +164,19 @@ impl TcpEndpoint {
         })
     }
 
-    /// The port it listens at, on all addresses.
+    /// Returns the port at which it listens, on all its addresses.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Connections that were turned away: scanners, other jobs, ranks of another version.
+    /// Returns a count of the connections that were rejected: port scanners, other jobs, ranks of another version.
     #[must_use]
     pub fn rejected_connections(&self) -> &RejectedConnections {
         &self.acceptor.rejected
     }
 
-    /// How a connected channel runs, for the summary: the peer's address and the congestion control.
+    /// Describes a connected channel for the summary: the peer's address and the congestion control.
     #[must_use]
     pub fn route(&self, on: Channel) -> Option<(Option<SocketAddr>, String)> {
         let number = *self.peers.get(on.peer as usize)?.links.get(usize::from(on.index))?;
@@ -183,7 +184,7 @@ impl TcpEndpoint {
         link.route.as_ref().map(|route| (route.remote, route.congestion.clone()))
     }
 
-    /// Over how many connections a channel's long messages go.
+    /// Returns the number of connections over which a channel's long messages go.
     #[must_use]
     pub fn connections(&self, on: Channel) -> usize {
         let numbers = self.peers.get(on.peer as usize).map_or(&[][..], |peer| &peer.links);
@@ -192,7 +193,7 @@ impl TcpEndpoint {
         link.filter(|link| matches!(link.state, State::Open(_))).map_or(0, strands)
     }
 
-    /// The number of a channel's link, which is made if there is none.
+    /// Returns the number of a channel's link, which is made on first use.
     pub(super) fn link(&mut self, on: Channel) -> Result<u32, Error> {
         let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));
         let Some(peer) = self.peers.get_mut(on.peer as usize) else {
@@ -216,7 +217,7 @@ impl TcpEndpoint {
         if peer.links.len() <= index {
             peer.links.resize(index + 1, NO_LINK);
         }
-        // At most 2^32 ranks of 2^8 channels; memory ends long before the numbers do.
+        // There are at most 2^32 ranks with 2^8 channels; memory runs out long before the numbers do.
         let number = self.links.len() as u32;
         peer.links[index] = number;
         self.links.push(Link::new(on));
@@ -253,13 +254,13 @@ impl TcpEndpoint {
         Ok(Posted::Pending)
     }
 
-    /// The links of a peer that there are.
+    /// Returns the existing links to a peer.
     fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
         let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
         numbers.iter().filter_map(|&number| self.links.get(number as usize))
     }
 
-    /// Notes that a link has something pending, and gets it connected.
+    /// Notes that a link has pending messages, and starts its connection.
     fn enlist(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         if !link.listed {
@@ -320,7 +321,7 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn establish(&mut self, _deadline: Instant) -> Result<(), Error> {
-        // Listening since `new`; connections are made on first use.
+        // It has listened since `new`, and connections are made on first use.
         Ok(())
     }
 
@@ -345,7 +346,7 @@ impl Endpoint for TcpEndpoint {
             let paths = &mut self.peers[on.peer as usize].paths;
             match link.transmit(paths, &mut self.work, CALL_BYTES, |_| through = true) {
                 Err(Stop::Blocked) => link.writable = false,
-                // If it is closed the next poll meets the same, and says so.
+                // If the connection is closed, the next poll meets that again and reports it.
                 Ok(_) | Err(Stop::Closed(_)) => {}
             }
             if through {
@@ -398,7 +399,7 @@ impl Endpoint for TcpEndpoint {
     fn is_hearing(&self, peer: u32) -> bool {
         self.links_to(peer).any(|link| match &link.state {
             State::Open(_) => link.inbound.is_wanted(),
-            // The peer may have said welcome, and all the rest.
+            // The peer may have sent its welcome and all the rest.
             State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
             State::Idle | State::Awaited(_) | State::Gone => false,
         })
@@ -476,7 +477,7 @@ impl Endpoint for TcpEndpoint {
         let due = due.chain(self.acceptor.due(&self.options)).chain(short).min();
         if due.is_some() || self.timer_set {
             self.timer_set = due.is_some();
-            // A timer that cannot be set is a bad argument, and there is none.
+            // Setting a timer fails only for invalid arguments, which this one never has.
             let _ = self.park.set_timer(due);
         }
         Armed::Fd(self.park.fd())

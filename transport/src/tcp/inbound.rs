@@ -1,16 +1,19 @@
 //! The receiving half of a channel.
 //!
-//! A system call asks for exactly the bytes that the posted receives expect: the rest of a header, the payload into its place, and, while
-//! messages are small, the headers and payloads of the receives behind it. Each header is checked before its message is reported.
+//! A system call asks for exactly the bytes that the posted receives expect: the rest of a header, the payload into
+//! its place, and, while messages are small, the headers and payloads of the receives behind it. Each header is
+//! checked before its message is reported.
 //!
-//! If a header differs from the one expected, the bytes behind it went to wrong places. They are collected from there, in the order of the
-//! stream, into the `stash`; the payload of the mismatched message is dropped, and the stream continues from the stash until it is empty. A
-//! mismatch therefore costs its token, not the channel.
+//! If a header differs from the expected one, the bytes behind it went to wrong places. They are collected from
+//! there, in the order of the stream, into the `stash`; the payload of the mismatched message is dropped, and the
+//! stream continues from the stash until that is empty. A mismatch therefore costs its token, not the channel.
 //!
-//! If that receive was conditional, all posted receives go back instead, and the message is *held*: its header is kept, and its payload
-//! waits, in stash and socket, for the next receive. A header that is being probed for is read, and the message held, without any receive.
+//! If that receive was conditional, all posted receives are returned instead, and the message is *held*: its header
+//! is kept, and its payload waits, in stash and socket, for the next receive. A header that is probed for is read,
+//! and its message held, without any receive.
 //!
-//! The payload of a striped message comes in parts, over all strands of the channel: see `parts` and `stripes`.
+//! The payload of a striped message comes in parts over all connections (*strands*) of the channel: see `parts` and
+//! `stripes`.
 
 use std::collections::VecDeque;
 
@@ -28,7 +31,7 @@ use crate::pieces::{Cursor, Eater, Pieces};
 
 mod parts;
 
-/// Where a message goes.
+/// Destination of a message.
 #[derive(Debug)]
 pub(super) enum Landing {
     Place(Pieces),
@@ -42,70 +45,71 @@ pub(super) struct Recv {
     pub(super) tag: u64,
     pub(super) len: usize,
     pub(super) landing: Landing,
-    /// Whether it goes back if another message comes.
+    /// Whether the receive is returned if another message comes.
     pub(super) conditional: bool,
 }
 
-/// Why receiving stopped.
+/// Reason why receiving stopped.
 #[derive(Debug)]
 pub(super) enum Halt {
-    /// Nothing is posted.
+    /// No receive is posted.
     Idle,
-    /// Nothing is there.
+    /// No more bytes have arrived.
     Blocked,
-    /// There may be more.
+    /// The budget is used up; there may be more.
     Budget,
-    /// A striped message is at the front: its parts are to be received.
+    /// A striped message is at the front, and its parts must be received next.
     Parts,
     /// The connection is closed.
     Closed(Option<std::io::Error>),
-    /// The peer sends what no peer sends.
+    /// The peer sent bytes that no peer sends.
     Corrupt(&'static str),
 }
 
-/// Receives posted and not complete, and how far the front one is.
+/// Posted receives that are not complete, and the progress of the front one.
 #[derive(Debug)]
 pub(super) struct Inbound {
     pub(super) queue: VecDeque<Recv>,
-    /// Header of the front message, as far as it is there.
+    /// Header of the front message, as far as it has arrived.
     header: [u8; HEADER_BYTES],
     header_bytes: usize,
-    /// Payload of the front message that is there.
+    /// Number of payload bytes of the front message that have arrived.
     payload_bytes: usize,
     cursor: Cursor,
-    /// The end of that payload that makes no whole grain yet, for a consumer.
+    /// The end of that payload that does not fill a grain yet, for a consumer.
     grain: [u8; GRAIN_BYTES],
     grain_bytes: usize,
-    /// Number of the front message.
+    /// Sequence number of the front message.
     sequence: u32,
-    /// Whether the header of the next message is wanted though nothing is posted.
+    /// Whether the header of the next message is wanted although no receive is posted.
     pub(super) probed: bool,
-    /// Whether the front header is of a message that waits for a receive.
+    /// Whether the front header belongs to a message that waits for a receive.
     held: bool,
-    /// Bytes of a mismatched payload still to drop.
+    /// Number of bytes of a mismatched payload that are still to be dropped.
     skip: u64,
-    /// The striped message whose parts are received.
+    /// The striped message whose parts are being received.
     striped: Option<Striped>,
-    /// Which of its bytes have come: where runs begin and end, in order and apart.
+    /// Ranges of its bytes that have arrived or are arriving, as begin and end, in ascending order and merged where
+    /// they touch.
     runs: Vec<(usize, usize)>,
-    /// The header of the message behind it, if that came first.
+    /// The header of the message behind it, if that header came first.
     ahead: Option<[u8; HEADER_BYTES]>,
-    /// Whether long messages are likely to be striped, so that nothing is asked for behind their headers.
+    /// Whether long messages are likely to be striped, so that no bytes are requested behind their headers.
     pub(super) expects_parts: bool,
-    /// Bytes read too far, and where they begin.
+    /// Bytes that were read too far, and the index of the first one that is not taken yet.
     stash: Vec<u8>,
     stash_start: usize,
-    /// The defect that made the stream unreadable for good.
+    /// The defect that made the stream permanently unreadable.
     corrupt: Option<&'static str>,
 }
 
-/// A striped message.
+/// State of a striped message.
 #[derive(Clone, Copy, Debug)]
 struct Striped {
     sequence: u32,
     len: usize,
     got: usize,
-    /// Whether nobody wants it.
+    /// Whether its payload is dropped, because it fits no receive.
     is_dropped: bool,
 }
 
@@ -135,8 +139,9 @@ impl Default for Inbound {
 }
 
 impl Inbound {
-    /// Receives up to about `budget` bytes, and appends what completes. `exhaust` goes on until the kernel says
-    /// that there is no more, instead of guessing it from a short read. Returns the bytes moved, and why it ended.
+    /// Receives up to about `budget` bytes, and appends the events of completed receives. With `exhaust`, goes on
+    /// until the kernel reports that there is no more, instead of concluding that from a short read. Returns the
+    /// number of bytes moved and the reason why it stopped.
     pub(super) fn progress(
         &mut self,
         socket: &Socket,
@@ -161,7 +166,7 @@ impl Inbound {
                 return (total, Halt::Budget);
             }
             let (moved, wanted) = if self.held {
-                // A receive was posted for the message since its header came, or it is asked for again.
+                // A receive was posted for the message since its header came, or it is probed for again.
                 self.held = false;
                 self.corrupt = self.settle(on, events).err();
                 (0, 0)
@@ -192,12 +197,12 @@ impl Inbound {
         }
     }
 
-    /// Whether anybody waits for a message, so that the end of the stream is met.
+    /// Returns whether a receive or a probe waits for a message, so that the end of the stream would be noticed.
     pub(super) fn is_wanted(&self) -> bool {
         self.probed || !self.queue.is_empty()
     }
 
-    /// Whether there is something to do without the socket.
+    /// Returns whether there is something to do without the socket.
     pub(super) fn is_ready(&self) -> bool {
         self.held || self.has_stash()
     }
@@ -206,7 +211,7 @@ impl Inbound {
         self.stash_start < self.stash.len()
     }
 
-    /// The message that the peer's end of stream cuts short, for people.
+    /// Describes where in the stream its end cut the messages off, for error texts.
     pub(super) fn position(&self) -> String {
         match self.queue.front() {
             Some(recv) if self.header_bytes > 0 => format!(
@@ -219,7 +224,7 @@ impl Inbound {
         }
     }
 
-    /// Fills the list with what the posted receives expect next.
+    /// Fills the I/O list with the memory for the bytes that the posted receives expect next.
     fn ask(&mut self, work: &mut Workspace, budget: usize) {
         work.io.clear();
         if self.header_bytes < HEADER_BYTES {
@@ -256,7 +261,7 @@ impl Inbound {
         }
     }
 
-    /// Takes in `left` bytes that the kernel has put where [`Inbound::ask`] said.
+    /// Accounts for `left` bytes that the kernel has put where [`Inbound::ask`] said.
     fn account(
         &mut self,
         mut left: usize,
@@ -274,7 +279,7 @@ impl Inbound {
             if self.header_bytes < HEADER_BYTES {
                 let bytes = left.min(HEADER_BYTES - self.header_bytes);
                 if at > 0 {
-                    // Only the front's header was asked for in place.
+                    // Only the header of the front message was requested in place.
                     self.header[..bytes].copy_from_slice(&work.headers[at][..bytes]);
                 }
                 self.header_bytes += bytes;
@@ -326,7 +331,7 @@ impl Inbound {
         }
     }
 
-    /// Takes bytes of the stash; returns how many.
+    /// Takes bytes from the stash; returns how many.
     fn unstash(&mut self, work: &mut Workspace) -> usize {
         let there = self.stash.len() - self.stash_start;
         let start = self.stash_start;
@@ -360,17 +365,17 @@ impl Inbound {
         bytes
     }
 
-    /// Bytes of the stash have been taken.
+    /// Marks bytes of the stash as taken.
     fn leave_stash(&mut self, bytes: usize) {
         self.stash_start += bytes;
         if !self.has_stash() {
-            // It may be large, and is rarely needed again.
+            // The stash may be large, and is rarely needed again.
             self.stash = Vec::new();
             self.stash_start = 0;
         }
     }
 
-    /// Checks and completes the front message after bytes came out of the stash, or holds it.
+    /// Checks the front message after bytes came from the stash, then completes or holds it.
     fn settle(&mut self, on: Channel, events: &mut Vec<Event>) -> Result<(), &'static str> {
         if self.skip > 0 || self.header_bytes < HEADER_BYTES {
             return Ok(());
@@ -386,7 +391,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// Goes on with the front message, whose header is there.
+    /// Continues with the front message, whose header is complete.
     fn take_up(&mut self, header: Header, fits: bool, on: Channel, events: &mut Vec<Event>) {
         if !fits {
             self.refuse(header, on, events);
@@ -397,7 +402,7 @@ impl Inbound {
         }
     }
 
-    /// Reads bytes of a mismatched payload; returns how many, and how many it wanted.
+    /// Reads and drops bytes of a mismatched payload; returns how many, and how many it asked for.
     fn drop_payload(&mut self, socket: &Socket, work: &mut Workspace) -> Result<(usize, usize), Stop> {
         let wanted = usize::try_from(self.skip).unwrap_or(usize::MAX).min(SCRATCH_BYTES);
         work.io.clear();
@@ -407,7 +412,7 @@ impl Inbound {
         Ok((moved, wanted))
     }
 
-    /// The front header, which is complete.
+    /// Returns the front header, which must be complete.
     fn envelope(&self) -> Result<Header, &'static str> {
         let header = Header::decode(&self.header).ok_or("bytes that are no message header")?;
         if header.sequence != self.sequence {
@@ -416,14 +421,14 @@ impl Inbound {
         Ok(header)
     }
 
-    /// The front header, and whether it is of the message that the front receive is for.
+    /// Returns the front header, and whether its message fits the front receive.
     fn meet(&self) -> Result<(Header, bool), &'static str> {
         let header = self.envelope()?;
         let fits = self.queue.front().is_some_and(|r| r.tag == header.tag && r.len as u64 == header.len);
         Ok((header, fits))
     }
 
-    /// Meets a message that is not the front receive's: of which nothing has been taken in but the header.
+    /// Handles a message that does not fit the front receive. Only its header has been taken in.
     fn refuse(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
         if self.queue.front().is_some_and(|front| front.conditional) {
             events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
@@ -433,13 +438,13 @@ impl Inbound {
         }
     }
 
-    /// Lets the front message wait for the next receive.
+    /// Holds the front message for the next receive.
     fn hold(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
         (self.held, self.probed) = (true, false);
         events.push(Event::Waiting(Envelope { on, tag: header.tag, len: header.len }));
     }
 
-    /// Fails the front receive; its payload will be dropped.
+    /// Fails the front receive; the payload of its message will be dropped.
     fn reject(&mut self, header: Header, peer: u32, events: &mut Vec<Event>) {
         if let Some(recv) = self.queue.pop_front() {
             let kind = ErrorKind::Mismatch {
@@ -460,7 +465,7 @@ impl Inbound {
         self.next();
     }
 
-    /// Completes the front receive if all of it is there.
+    /// Completes the front receive if its message has arrived whole.
     fn complete(&mut self, events: &mut Vec<Event>) {
         if self.header_bytes == HEADER_BYTES
             && let Some(front) = self.queue.front()
@@ -480,7 +485,7 @@ impl Inbound {
         self.grain_bytes = 0;
     }
 
-    /// Feeds the front consumer what lies in the scratch: the begun grain and `bytes` more.
+    /// Passes the contents of the scratch memory to the front consumer: the incomplete grain and `bytes` more.
     fn eat(&mut self, bytes: usize, work: &mut Workspace) {
         let Some(Recv { len, landing: Landing::Eat(eater), .. }) = self.queue.front() else { return };
         let (there, offset) = (self.grain_bytes + bytes, self.payload_bytes - self.grain_bytes);

@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::options::Family;
 
-/// One address of one interface that is up.
+/// One address of an interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
     pub(super) name: String,
-    /// The kernel's number; the scope of link-local addresses.
+    /// The kernel's number of the interface, which is the scope of its link-local addresses.
     pub(super) index: u32,
     pub(super) ip: IpAddr,
     /// Length of the network's prefix in bits.
@@ -18,10 +18,10 @@ pub(super) struct Interface {
     pub(super) loopback: bool,
 }
 
-/// All addresses of all interfaces that are up.
+/// Returns all addresses of all interfaces that are up.
 pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: getifaddrs writes the head of a list that it allocates; freed below.
+    // SAFETY: getifaddrs writes the head of a list that it allocates, which is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -37,7 +37,7 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
         let (true, Some(ip)) = (up, ip) else { continue };
         // SAFETY: the name is a C string in the list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        // SAFETY: a C string, only read.
+        // SAFETY: the name is a C string, which is only read.
         let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
         found.push(Interface {
             name: name.to_string_lossy().into_owned(),
@@ -52,14 +52,14 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Whether an interface can be used, by its flags. The kernel says that an interface runs somewhat after its carrier is there: on a
-/// busy host a container's first program may see the one without the other.
+/// Returns whether an interface with these flags can be used. The kernel reports an interface as running somewhat
+/// after its carrier is there: on a busy host, a container's first program may see the carrier alone.
 fn is_up(flags: u32) -> bool {
     let has = |flag: i32| flags & flag as u32 != 0;
     has(libc::IFF_UP) && (has(libc::IFF_RUNNING) || has(libc::IFF_LOWER_UP) && !has(libc::IFF_DORMANT))
 }
 
-/// Whether the user's list (see `TcpOptions::interfaces`) lets this interface in.
+/// Returns whether the user's list (see `TcpOptions::interfaces`) admits this interface.
 #[must_use]
 pub fn admitted(name: &str, list: Option<&[String]>) -> bool {
     let Some(list) = list else { return true };
@@ -68,10 +68,10 @@ pub fn admitted(name: &str, list: Option<&[String]>) -> bool {
     listed != inverted
 }
 
-/// The interfaces that the user's list lets in, in its order.
+/// Returns the interfaces that the user's list admits, in its order.
 ///
 /// # Errors
-/// If there are none, or one is missing that is named exactly; in words.
+/// If the list admits none, or names one exactly that does not exist; in plain words.
 pub(super) fn chosen(
     all: Vec<Interface>,
     list: Option<&[String]>,
@@ -109,12 +109,12 @@ pub(super) fn chosen(
     Ok(chosen)
 }
 
-/// Whether an entry of a list is about an interface.
+/// Returns whether an entry of a list applies to an interface.
 fn is_of(entry: &str, name: &str) -> bool {
     entry.strip_prefix('=').map_or_else(|| name.starts_with(entry), |exact| exact == name)
 }
 
-/// Whether the two addresses are in one network.
+/// Returns whether the two addresses are in one network.
 pub(super) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -129,7 +129,7 @@ pub(super) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 }
 
 fn prefix_len(mask: IpAddr) -> u8 {
-    // At most 128.
+    // A prefix has at most 128 bits.
     let ones = match mask {
         IpAddr::V4(mask) => mask.to_bits().leading_ones(),
         IpAddr::V6(mask) => mask.to_bits().leading_ones(),
@@ -138,13 +138,13 @@ fn prefix_len(mask: IpAddr) -> u8 {
 }
 
 /// # Safety
-/// `address` is null or points to a socket address as long as its family says.
+/// `address` is null or points to a complete socket address of its family.
 unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: by contract; the family is the first field of them all. The list need not be aligned for the larger
-    // types, so they are read as such.
+    // SAFETY: by contract; the family is the first field of all these types. The list need not be aligned for the
+    // larger types, so they are read without alignment.
     unsafe {
         match i32::from((*address).sa_family) {
             libc::AF_INET => {
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(of(&["eth1", "eth0"], Family::Both), Ok(everything));
         assert_eq!(of(&["=eth1"], Family::V4), Ok(vec!["198.51.100.1".to_owned()]));
         assert_eq!(of(&["^eth1"], Family::V4), Ok(vec!["192.0.2.1".to_owned()]));
-        // One list may be for hosts that name their cards in different ways.
+        // One list may serve hosts that name their cards differently.
         assert_eq!(of(&["ens", "eth1"], Family::V4), Ok(vec!["198.51.100.1".to_owned()]));
         let gone = of(&["eth0", "=eth7"], Family::Both).unwrap_err();
         assert!(gone.contains("interface eth7") && gone.ends_with("there are eth0, eth1"), "{gone}");
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn the_loopback_is_found() {
         let all = enumerate().unwrap();
-        // A fresh network namespace has it down.
+        // In a fresh network namespace, the loopback interface is down.
         if let Some(lo) = all.iter().find(|i| i.ip == IpAddr::V4(Ipv4Addr::LOCALHOST)) {
             assert!(lo.loopback && lo.prefix == 8 && lo.index > 0, "{lo:?}");
         }

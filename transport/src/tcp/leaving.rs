@@ -1,4 +1,4 @@
-//! Leaving: data that was reported as sent arrives, even if this rank leaves messages unread.
+//! Orderly departure: data that was reported as sent arrives, even if this rank leaves messages unread.
 
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
@@ -10,12 +10,13 @@ use super::link::{SCRATCH_BYTES, State, Workspace};
 use super::socket;
 
 impl TcpEndpoint {
-    /// Ends all streams behind their last bytes. If bytes that nobody reads lie in a socket the kernel resets the connection
-    /// on closing, and drops what it has not sent yet; so they are read, and the socket is kept until it is dropped.
+    /// Ends all streams after their last bytes. If a socket holds unread bytes, the kernel resets the connection on
+    /// closing and drops its unsent bytes. So the unread bytes are read, and the socket is kept until the endpoint is
+    /// dropped.
     pub(super) fn part(&mut self) {
         for link in &mut self.links {
             let State::Open(socket) = &link.state else { continue };
-            // Fails if the peer has gone already, which is as good.
+            // This fails if the peer has gone already, which does no harm.
             let _ = socket.shutdown(Shutdown::Write);
             let strands = link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands);
             for socket in strands.filter_map(|strand| strand.socket.take()) {
@@ -33,9 +34,9 @@ impl TcpEndpoint {
 }
 
 impl Drop for TcpEndpoint {
-    /// Leaves without taking messages along that were reported done.
+    /// Waits for a moment until the messages that were reported done have reached their peers.
     fn drop(&mut self) {
-        // Only bytes of an unfinished conversation make this wait.
+        // Only connections with unread bytes or further strands make this wait.
         const PATIENCE: Duration = Duration::from_secs(1);
         self.part();
         let deadline = Instant::now() + PATIENCE;
@@ -52,7 +53,7 @@ impl Drop for TcpEndpoint {
     }
 }
 
-/// Reads what is there, and forgets it; returns how much.
+/// Reads and discards the bytes that have arrived; returns how many.
 fn discard(socket: &Socket, work: &mut Workspace) -> usize {
     let mut total = 0;
     loop {

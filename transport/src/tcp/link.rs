@@ -1,4 +1,4 @@
-//! One channel's connection, and the memory that all connections of an endpoint share.
+//! A channel's connection, and the memory that all connections of an endpoint share.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -16,21 +16,21 @@ use super::window::Window;
 use super::wire::HEADER_BYTES;
 use crate::endpoint::{Channel, Event, Token};
 
-/// Bytes received at a time for a consumer: fits into half of a common second-level cache (512 KiB to 2 MiB), and is
-/// long enough that the system call does not count (64 MiB messages both ways over loopback: 64 KiB 6.4 GB/s,
-/// 128 KiB 8.8, 256 KiB 9.5).
+/// Number of bytes received at a time for a consumer. It fits into half of a common second-level cache (512 KiB to 2
+/// MiB), and is so large that the system call is cheap in comparison (64 MiB messages both ways over loopback: 64 KiB
+/// 6.4 GB/s, 128 KiB 8.8, 256 KiB 9.5).
 pub(super) const SCRATCH_BYTES: usize = 256 << 10;
 
-/// Where a channel's connection stands.
+/// State of a channel's connection.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Nobody has asked for it.
+    /// No connection has been requested.
     Idle,
     /// This side dials.
     Dialing(Box<Dial>),
     /// The peer dials; this side waits for it.
     Awaited(Box<Awaiting>),
-    /// It is there.
+    /// The connection is open.
     Open(Socket),
     /// The peer is lost or given up.
     Gone,
@@ -39,71 +39,71 @@ pub(super) enum State {
 /// A wait for the peer to dial.
 #[derive(Debug)]
 pub(super) struct Awaiting {
-    /// When this side dials itself, if it has not.
+    /// Time at which this side dials itself, unless it has.
     pub(super) dial_at: Option<Instant>,
-    /// When the peer is lost.
+    /// Time at which the peer counts as lost.
     pub(super) lose_at: Option<Instant>,
     /// Outcome of this side's own dial.
     pub(super) tried: Option<String>,
 }
 
 impl Awaiting {
-    /// When something is to be done.
+    /// Returns the time of the next action.
     pub(super) fn due(&self) -> Option<Instant> {
         self.dial_at.into_iter().chain(self.lose_at).min()
     }
 }
 
-/// A channel.
+/// A channel: its connection and both directions of its messages.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) channel: Channel,
     pub(super) state: State,
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
-    /// Whether it is in the endpoint's list of links with something pending.
+    /// Whether it is in the endpoint's list of links with pending messages.
     pub(super) listed: bool,
-    /// Whether the socket may have something to read, as far as epoll has told.
+    /// Whether the socket may have bytes to read, as far as epoll has reported.
     pub(super) readable: bool,
-    /// Whether the socket may take something.
+    /// Whether the socket may take bytes.
     pub(super) writable: bool,
-    /// Whether the peer has closed, as far as epoll has told.
+    /// Whether the peer has closed, as far as epoll has reported.
     pub(super) hung_up: bool,
-    /// Since when a connection is wanted.
+    /// Time since which a connection is wanted.
     pub(super) asked_at: Option<Instant>,
-    /// When this end last called the relay.
+    /// Time at which this end last called the relay.
     pub(super) called_at: Option<Instant>,
-    /// For the summary.
+    /// Description of the connection, for the summary.
     pub(super) route: Option<Route>,
-    /// The connection's losses, while they may change its congestion control.
+    /// The connection's losses, while they may still change its congestion control.
     pub(super) losses: Option<Losses>,
-    /// Its send buffer, where that is the transport's affair.
+    /// Its send buffer, where the transport manages it.
     pub(super) window: Option<Window>,
     /// The connections over which long messages go, where there may be several.
     pub(super) bundle: Option<Box<Bundle>>,
-    /// Whether connections beside the first are to be made, or are being made.
+    /// Whether further connections are wanted or being made.
     pub(super) strands: Strands,
 }
 
-/// Where the making of a channel's further connections stands.
+/// Progress of making a channel's further connections.
 #[derive(Debug)]
 pub(super) enum Strands {
-    /// No long message has gone yet, or the peer makes them.
+    /// No long message has been sent yet, or the peer makes them.
     None,
-    /// One has.
+    /// A long message has been sent, so that they are to be made.
     Wanted,
-    /// They are dialled: the number of the path, and the dial.
+    /// This end dials them. Each entry holds the number of the path and the dial.
     Dialing(Vec<(usize, Dial)>),
 }
 
-/// How a connection came about.
+/// Facts about how a connection was made.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) remote: Option<SocketAddr>,
     pub(super) congestion: String,
-    /// Whether this end dialled.
+    /// Whether this end dialed.
     pub(super) is_dialed: bool,
-    /// Whether it goes by a relay.
+    /// Whether it goes through a relay.
     pub(super) is_relayed: bool,
 }
 
@@ -146,7 +146,7 @@ impl Link {
                 return (total, halt);
             }
             if self.bundle.is_none() {
-                // The peer sees ways that this end does not.
+                // The peer knows of paths that this end does not.
                 self.bundle = Some(Box::new(Bundle::new(0)));
             }
             let Some(bundle) = &mut self.bundle else { return (total, Halt::Blocked) };
@@ -162,8 +162,8 @@ impl Link {
         }
     }
 
-    /// Hands up to about `budget` bytes to the kernel, and calls `done` for each message that is through. Returns the bytes, and
-    /// whether the kernel is full.
+    /// Hands up to about `budget` bytes to the kernel, and calls `done` for each message that the kernel has taken
+    /// whole. Returns the number of bytes, and whether the kernel is full.
     pub(super) fn transmit(
         &mut self,
         paths: &mut [Path],
@@ -195,7 +195,7 @@ impl Link {
         Ok((moved, moved < work.io.bytes()))
     }
 
-    /// The first connection's losses show in its own bytes.
+    /// Accounts for bytes sent on the first connection, by which its losses and its window are measured.
     fn note_sent(&mut self, bytes: usize) {
         let State::Open(socket) = &self.state else { return };
         if let Some(window) = &mut self.window {
@@ -212,13 +212,13 @@ impl Link {
         self.inbound.probed || self.has_tokens()
     }
 
-    /// Whether something is posted and not over.
+    /// Returns whether something is posted and not complete.
     pub(super) fn has_tokens(&self) -> bool {
         !self.inbound.queue.is_empty() || !self.outbound.queue.is_empty()
     }
 }
 
-/// Workspace of every transfer for the duration of one call, made once.
+/// Working memory of all transfers, made once and used for the duration of one call.
 #[derive(Debug)]
 pub(super) struct Workspace {
     pub(super) io: IoList,
@@ -231,7 +231,7 @@ impl Workspace {
         Self { io: IoList::new(), headers: [[0; HEADER_BYTES]; BATCH], scratch: Vec::new() }
     }
 
-    /// [`SCRATCH_BYTES`] of memory, there from the first use on.
+    /// Returns [`SCRATCH_BYTES`] of memory, which is allocated on first use.
     pub(super) fn scratch(&mut self) -> &mut [u8] {
         if self.scratch.is_empty() {
             self.scratch = vec![Line([0; 64]); SCRATCH_BYTES / 64];
@@ -239,7 +239,7 @@ impl Workspace {
         bytes_of(&mut self.scratch)
     }
 
-    /// Appends a range of the scratch to the list.
+    /// Appends a range of the scratch memory to the I/O list.
     pub(super) fn ask_scratch(&mut self, from: usize, to: usize) {
         self.scratch();
         let scratch = bytes_of(&mut self.scratch);

@@ -1,12 +1,12 @@
-//! The lists of memory that the kernel takes in one call.
+//! Lists of memory ranges that the kernel takes in one call.
 
 use crate::pieces::{Cursor, Pieces};
 
-/// Longest list handed to the kernel in one call: far below its limit of 1024, and enough that 32 small messages go
-/// in one, which makes the call a small part of their cost.
+/// Maximum length of a list. It is far below the kernel's limit of 1024, and lets 32 small messages go in one call,
+/// which makes the call a small part of their cost.
 pub(super) const IO_PIECES: usize = 64;
 
-/// Runs of memory for one call of `sendmsg` or `recvmsg`.
+/// Ranges of memory for one call of `sendmsg` or `recvmsg`.
 pub(super) struct IoList {
     runs: [libc::iovec; IO_PIECES],
     len: usize,
@@ -39,18 +39,18 @@ impl IoList {
         self.len == IO_PIECES
     }
 
-    /// Appends bytes to be read from. They stay valid until the call, which the caller makes next.
+    /// Appends bytes to be read. They must stay valid until the call, which the caller makes next.
     pub(super) fn push_source(&mut self, bytes: &[u8]) {
         self.push_raw(bytes.as_ptr().cast_mut(), bytes.len());
     }
 
-    /// Appends bytes to be written to.
+    /// Appends bytes to be written.
     pub(super) fn push_target(&mut self, bytes: &mut [u8]) {
         self.push_raw(bytes.as_mut_ptr(), bytes.len());
     }
 
-    /// Appends up to `limit` bytes of `pieces` from `at` on; returns how many. Less than the limit means that the
-    /// pieces or the list are at their end.
+    /// Appends up to `limit` bytes of `pieces` from `at` on; returns how many. Fewer mean that the pieces have ended
+    /// or the list is full.
     pub(super) fn gather(&mut self, pieces: &Pieces, at: Cursor, limit: usize) -> usize {
         let before = self.bytes;
         pieces.walk_while(at, limit, |ptr, len| {
@@ -69,7 +69,7 @@ impl IoList {
         self.bytes += len;
     }
 
-    /// The list, for a system call.
+    /// Returns the list for a system call.
     pub(super) fn raw(&mut self) -> (*mut libc::iovec, usize) {
         (self.runs.as_mut_ptr(), self.len)
     }
@@ -81,15 +81,15 @@ impl std::fmt::Debug for IoList {
     }
 }
 
-/// A cache line, for alignment: consumers may use aligned vector access.
+/// A cache line. Its alignment lets consumers use aligned vector access.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub(super) [u8; 64]);
 
-/// The bytes of whole lines.
+/// Returns the bytes of whole lines.
 pub(super) fn bytes_of(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: a `Line` is exactly 64 bytes without padding (its alignment is its size), each of them initialised,
-    // and every value of them is a valid one.
+    // SAFETY: a `Line` is exactly 64 bytes without padding (its alignment is its size). All are initialised, and
+    // every value is valid.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
 }
 

@@ -1,28 +1,31 @@
-//! Bytes between two ranks over TCP.
+//! The TCP transport.
 //!
 //! # How it works
 //!
-//! * **One connection per channel.** The kernel's flow control is the channel's back-pressure. Nothing is multiplexed: a channel with a late
-//!   receiver holds up no other, and there are no credits to keep. Where several interfaces lead to a peer (`rails`), a channel's long
-//!   messages go over one connection on each, in parts (`stripes`, `strands`).
-//! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time therefore make one
-//!   connection, without a tie to break. Where the lower rank does not get through, the higher dials after a while (see `turns`), and
-//!   where neither does, both meet at a relay (see `relay`).
-//! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the header and the payload,
-//!   the payload straight into place. If no receive is posted, the socket is not read.
-//! * **The caller drives.** There is no thread, lock or queue: `post_send` writes as much as the kernel takes, and `poll` does the rest. With
-//!   few busy channels, `poll` tries their sockets (one system call when one receive is pending); with many, it first asks epoll which are
-//!   ready.
+//! * **One connection per channel.** The kernel's flow control is the channel's back-pressure. Nothing is
+//!   multiplexed: a channel with a late receiver delays no other, and there are no credits to keep. Where several
+//!   interfaces lead to a peer (`rails`), a channel's long messages go in parts over one connection on each
+//!   (`stripes`, `strands`).
+//! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time
+//!   therefore make one connection, without a tie to break. If the lower rank does not get through, the higher dials
+//!   after a while (see `turns`); if neither does, both meet at a relay (see `relay`).
+//! * **Matching is static**, so the receiver knows the destination of a message before it arrives: one `recvmsg`
+//!   takes the header and the payload, the payload straight into place. While no receive is posted, the socket is not
+//!   read.
+//! * **The caller drives.** There is no thread, lock or queue: `post_send` writes as much as the kernel takes, and
+//!   `poll` does the rest. With few busy channels, `poll` tries their sockets (one system call when one receive is
+//!   pending); with many, it first asks epoll which are ready.
 //!
 //! # Rules that the files below rely on
 //!
-//! 1. Nothing is read from a socket beyond the posted receives, and never past the last of them. Unrequested bytes stay in the kernel. (The
-//!    exceptions are the bytes behind a message that does not fit, and a header that is probed for; see `inbound`.)
-//! 2. This side closes a connection only when the endpoint is dropped, or the peer abandoned or lost. End of stream therefore means that
-//!    the peer's endpoint is gone, and everything that it had sent has been read before.
-//! 3. End of stream fails only tokens that need the peer: a rank that has finished its work may leave early.
-//! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only, and comes out bounded.
-//! 5. Memory of the caller is touched only in `pieces` (copies, consumers) and by the kernel from `socket`.
+//! 1. Nothing is read from a socket beyond the posted receives. Unrequested bytes stay in the kernel. (The exceptions
+//!    are the bytes behind a message that does not fit, and a header that is probed for; see `inbound`.)
+//! 2. This side closes a connection only when the endpoint is dropped, or the peer abandoned or lost. The end of a
+//!    stream therefore means that the peer's endpoint is gone, and that everything it had sent has been read before.
+//! 3. The end of a stream fails only tokens that need the peer: a rank that has finished its work may leave early.
+//! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only, which
+//!    check its bounds.
+//! 5. Memory of the caller is touched only in `pieces` (copies, consumers) and by the kernel on behalf of `socket`.
 
 mod accept;
 mod address;

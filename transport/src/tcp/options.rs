@@ -1,4 +1,4 @@
-//! The options of the TCP transport.
+//! Options of the TCP transport.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::port::Port;
 
-/// Which address families are used.
+/// Address families to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Family {
     /// Both; IPv4 is tried first where both are equally near.
@@ -19,21 +19,23 @@ pub enum Family {
     V6,
 }
 
-/// Which congestion control connections use.
+/// Congestion control of connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's, but bbr on long paths where the system offers it, and between processes of one host a pacing one (bbr) is replaced by one that does not pace,
-    /// if the system allows: pacing halves the throughput where there is no network to be polite to.
+    /// The system's choice, with two exceptions. On long paths it is bbr, where the system offers it. Between
+    /// processes of one host, a pacing one (bbr) is replaced by one that does not pace, if the system permits it:
+    /// pacing halves the throughput where no network needs it.
     #[default]
     Auto,
-    /// The system's, always.
+    /// Always the system's choice.
     System,
-    /// The named one, for all peers; an error if the system refuses.
+    /// The named one, for all peers. It is an error if the system refuses it.
     Named(String),
 }
 
 impl Congestion {
-    /// The choice that `KOLO_SOCKET_CONGESTION` holds: `system`, or a name; without one, [`Auto`](Self::Auto).
+    /// Returns the choice that `KOLO_SOCKET_CONGESTION` makes: `system`, or a name; without the variable,
+    /// [`Auto`](Self::Auto).
     #[must_use]
     pub fn from_setting(setting: Option<&str>) -> Self {
         match setting {
@@ -44,45 +46,47 @@ impl Congestion {
     }
 }
 
-/// Options of a [`TcpEndpoint`](super::TcpEndpoint). All have defaults but the cookie.
+/// Options of a [`TcpEndpoint`](super::TcpEndpoint). All but the cookie have useful defaults.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// Network interfaces to use, as in `KOLO_SOCKET_IFNAME`: names or beginnings of names; `=name` is exact; a
-    /// first entry that starts with `^` makes it a list of those not to use. `None` uses all.
+    /// Network interfaces to use, as in `KOLO_SOCKET_IFNAME`: names or beginnings of names; `=name` is exact; if the
+    /// first entry starts with `^`, the list names those not to use. `None` uses all.
     pub interfaces: Option<Vec<String>>,
-    /// Address families.
+    /// Address families to use.
     pub family: Family,
-    /// Ports to listen at, of which each endpoint takes the first that is free; `None` lets the system choose.
+    /// Ports to listen at. Each endpoint takes the first one that is free; `None` lets the system choose.
     pub ports: Option<RangeInclusive<u16>>,
-    /// A port that this process listens at already, for all its endpoints; without one, or if the admitted interfaces do not reach it,
-    /// the endpoint listens by itself.
+    /// A port at which this process listens already, for all its endpoints. Without one, or if it is not reached
+    /// through the admitted interfaces, the endpoint makes its own listener.
     pub port: Option<Arc<Port>>,
     /// Congestion control.
     pub congestion: Congestion,
-    /// Connections that share a long message on each way to a peer of another host; `None` is one, or several on a long way where
-    /// the congestion control loses much by a lost packet.
+    /// Number of connections that share a long message on each path to a peer of another host. `None` means one, or
+    /// several on a long path where a lost packet costs the congestion control much of its rate.
     pub streams: Option<u8>,
-    /// Where peers meet of which neither can dial the other; see [`RelayCall`](super::RelayCall).
+    /// Address of the relay, where two peers meet if neither can dial the other; see [`RelayCall`](super::RelayCall).
     pub relay: Option<SocketAddr>,
-    /// Peers that were met there before: for these it is asked at once, beside their addresses.
+    /// Peers that were met at the relay before: for these the relay is asked at once, beside their addresses.
     pub relayed_before: Vec<u32>,
-    /// A secret that all ranks of a job share, and nobody else. A caller without it is turned away.
+    /// A secret that only the ranks of a job share. Connections without it are rejected.
     pub cookie: [u8; 16],
-    /// Send buffer of the kernel in bytes; `None` lets it tune itself, which is best or nearly so everywhere.
+    /// Size of the kernel's send buffer in bytes; `None` lets the kernel tune it, which is best or nearly so
+    /// everywhere.
     pub send_buffer_bytes: Option<usize>,
-    /// Receive buffer of the kernel in bytes; `None` lets it tune itself.
+    /// Size of the kernel's receive buffer in bytes; `None` lets the kernel tune it.
     pub recv_buffer_bytes: Option<usize>,
-    /// How long one address may take to answer before the next is tried beside it.
+    /// Time that one address has to answer before the next is tried beside it.
     pub dial_patience: Duration,
-    /// How long an address may take to answer at all.
+    /// Time that an address has to answer at all.
     pub dial_timeout: Duration,
-    /// How long whoever connects may take to say who it is.
+    /// Time that a new connection has to identify itself.
     pub hello_timeout: Duration,
-    /// How long a peer's host may leave a silent connection's keep-alive probes unanswered before it is lost.
+    /// Time for which a peer's host may leave a silent connection's keep-alive probes unanswered before the peer is
+    /// lost.
     pub dead_after: Duration,
-    /// `TCP_USER_TIMEOUT`: how long data may go unacknowledged. Off by default, because the kernel also counts the
-    /// time for which a peer that is alive, but late to post its receives, has no room (measured on Linux 6.18).
-    /// A setting here promises that no rank lags behind by more.
+    /// `TCP_USER_TIMEOUT`: time for which data may go unacknowledged. Off by default, because the kernel also counts
+    /// the time for which a peer has no room although it is alive, because it is late to post its receives (measured
+    /// on Linux 6.18). A setting promises that no rank lags behind by more.
     pub user_timeout: Option<Duration>,
 }
 
@@ -100,9 +104,9 @@ impl Default for TcpOptions {
             cookie: [0; 16],
             send_buffer_bytes: None,
             recv_buffer_bytes: None,
-            // A SYN or its answer lost once is repeated after 1 s.
+            // A SYN, or its answer, that is lost once is repeated after 1 s.
             dial_patience: Duration::from_millis(1500),
-            // Four repeats of a SYN (1, 2, 4, 8 s) go unanswered in 15 s.
+            // In 15 s, four repetitions of a SYN (after 1, 2, 4 and 8 s) go unanswered.
             dial_timeout: Duration::from_secs(16),
             hello_timeout: Duration::from_secs(10),
             // Longer than a switch takes to fail over, shorter than an operator's patience.
@@ -113,7 +117,7 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    /// The list of interfaces from text as in `KOLO_SOCKET_IFNAME`: `"eth,ib"`, `"^docker,lo"`, `"=eth0"`.
+    /// Parses a list of interfaces from text as in `KOLO_SOCKET_IFNAME`: `"eth,ib"`, `"^docker,lo"`, `"=eth0"`.
     #[must_use]
     pub fn interfaces_from(text: &str) -> Option<Vec<String>> {
         let list: Vec<String> =

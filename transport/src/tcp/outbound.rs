@@ -12,14 +12,15 @@ use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::Token;
 use crate::pieces::{Cursor, Pieces};
 
-/// Most messages gathered into one system call: as many as the list of pieces takes, each a header and a payload.
+/// Maximum number of messages gathered into one system call: as many as the list takes, with a header and a payload
+/// each.
 pub(super) const BATCH: usize = IO_PIECES / 2;
 
-/// Messages up to this length wait for the next poll if their channel has had a send since the last one: so a
-/// burst costs one system call, a single message none of the delay. 16 KiB take about as long to copy as a call.
+/// Length up to which messages wait for the next poll if their channel has had a send since the last one. A burst
+/// thus costs one system call, and a single message is not delayed. 16 KiB take about as long to copy as a call.
 pub(super) const BURST_BYTES: usize = 16 << 10;
 
-/// A message on its way.
+/// A message that waits to be sent or is partly sent.
 #[derive(Debug)]
 pub(super) struct Send {
     pub(super) token: Token,
@@ -27,7 +28,7 @@ pub(super) struct Send {
     pub(super) len: usize,
     pub(super) pieces: Pieces,
     cursor: Cursor,
-    /// Bytes sent, header included.
+    /// Number of bytes sent, header included.
     sent: usize,
 }
 
@@ -37,21 +38,21 @@ impl Send {
     }
 }
 
-/// Messages posted and not yet in the kernel.
+/// Messages that are posted and not yet in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
     pub(super) queue: VecDeque<Send>,
-    /// Number of the front message.
+    /// Sequence number of the front message.
     pub(super) sequence: u32,
-    /// Whether long messages go over several connections.
+    /// Whether long messages are striped over several connections.
     pub(super) stripes: bool,
-    /// The poll after which the last send was posted.
+    /// Number of the poll after which the last send was posted.
     pub(super) posted_after: Option<u32>,
 }
 
 impl Outbound {
-    /// Hands up to about `budget` bytes to the kernel in one call, and calls `done` for each message that is
-    /// through. Returns the bytes moved; fewer than there were means that the kernel is full.
+    /// Hands up to about `budget` bytes to the kernel in one call, and calls `done` for each message that the kernel
+    /// has taken whole. Returns the number of bytes moved; if fewer were moved than offered, the kernel is full.
     pub(super) fn flush(
         &mut self,
         socket: &Socket,
@@ -61,7 +62,7 @@ impl Outbound {
     ) -> Result<usize, Stop> {
         work.io.clear();
         for (at, send) in self.queue.iter().take(BATCH).enumerate() {
-            // A header and at least one piece must fit, unless it is the first.
+            // There must be room for a header and at least one piece, unless the message is the first.
             if work.io.bytes() >= budget || work.io.room() < 2 || at > 0 && self.is_to_be_striped(send) {
                 break;
             }
@@ -82,12 +83,12 @@ impl Outbound {
         Ok(moved)
     }
 
-    /// Whether a message goes over several connections, of which nothing has gone yet.
+    /// Returns whether a message goes over several connections and has not begun.
     pub(super) fn is_to_be_striped(&self, send: &Send) -> bool {
         self.stripes && send.len >= STRIPED_BYTES && send.sent == 0
     }
 
-    /// The front message is in the kernel, by other ways than [`Outbound::flush`].
+    /// Removes the front message, which has reached the kernel by another path than [`Outbound::flush`].
     pub(super) fn pass(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
         self.queue.pop_front();

@@ -1,8 +1,9 @@
-//! Sleeping: one epoll descriptor that stands for all sockets of an endpoint.
+//! Sleeping: one epoll descriptor that represents all sockets of an endpoint.
 //!
-//! Sockets are registered once, edge-triggered, for all events. Registration costs nothing until the owner sleeps for the first time,
-//! because the descriptor is made only then. A timer in the same set ends sleeps that no socket would end: an address that does not answer, or
-//! a connection that does not identify itself.
+//! Sockets are registered once, edge-triggered, for all events. Registration costs nothing until the owner sleeps or
+//! asks for ready sockets for the first time, because only then are the sockets registered. A timer in the same set
+//! ends sleeps that no socket would end, such as for an address that does not answer, or a connection that does not
+//! identify itself.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,7 +16,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 /// Owner of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// The acceptor, a pending or a dial: all stepped whenever one of them stirs.
+    /// The acceptor, a pending connection or a dial. All of them are stepped whenever one has an event.
     Connecting,
     /// The timer.
     Timer,
@@ -44,7 +45,7 @@ impl Whose {
     }
 }
 
-/// Sources of events that stirred.
+/// An event of one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stir {
     pub(super) whose: Whose,
@@ -53,14 +54,14 @@ pub(super) struct Stir {
     pub(super) hung_up: bool,
 }
 
-/// The set of descriptors.
+/// The epoll set, with its timer.
 #[derive(Debug)]
 pub(super) struct Park {
     epoll: OwnedFd,
     timer: OwnedFd,
 }
 
-/// Most stirs taken per call to the kernel.
+/// Maximum number of events taken per call to the kernel.
 const STIRS: usize = 64;
 
 impl Park {
@@ -73,7 +74,7 @@ impl Park {
         Ok(Self { epoll, timer })
     }
 
-    /// Watches a descriptor until it is closed; again under another name if it is watched already.
+    /// Watches a descriptor until it is closed. If it is watched already, its owner is replaced.
     pub(super) fn watch(&self, fd: impl AsFd, whose: Whose) -> io::Result<()> {
         let fd = fd.as_fd();
         let events =
@@ -84,7 +85,7 @@ impl Park {
         }
     }
 
-    /// Tells everything that stirred since the last call.
+    /// Reports all events since the last call.
     pub(super) fn stirs(&self, mut each: impl FnMut(Stir)) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
@@ -92,7 +93,7 @@ impl Park {
             let ready = match epoll::wait(&self.epoll, &mut room, Some(&now)) {
                 Ok((ready, _)) => ready,
                 Err(rustix::io::Errno::INTR) => continue,
-                // Nothing else can be wrong with a descriptor that this owns.
+                // Nothing else can be wrong with a descriptor that this struct owns.
                 Err(_) => return,
             };
             for event in &*ready {
@@ -114,7 +115,7 @@ impl Park {
 
     /// Ends the sleep at `when`, or never.
     pub(super) fn set_timer(&self, when: Option<Instant>) -> io::Result<()> {
-        // Zero would take the timer back, so what is due already is due in a nanosecond.
+        // Zero would disarm the timer, so a time that has passed becomes a nanosecond from now.
         let left =
             when.map(|when| when.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)));
         let left = left.unwrap_or(Duration::ZERO);

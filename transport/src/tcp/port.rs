@@ -1,7 +1,8 @@
 //! One listening port for all endpoints of a process.
 //!
-//! The owner of the port, which has a thread, takes the connections and reads their hellos. [`Port::hand`] gives each connection to the
-//! endpoint that its hello names. A hello must prove the job's cookie before it is handed over, so strangers cannot fill a mailbox.
+//! The owner of the port, which has a thread, takes the connections and reads their hellos. [`Port::hand`] gives each
+//! connection to the endpoint that its hello names. A hello must prove the job's cookie before it is handed over, so
+//! strangers cannot fill a mailbox.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,16 +20,17 @@ use super::wire::{Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_pr
 use crate::proof::Key;
 use crate::sys::descriptors;
 
-/// Bytes of a hello after which [`Port::hello_bytes`] tells how many more there are.
+/// Number of bytes of a hello from which [`Port::hello_bytes`] knows the length of the hello.
 pub const HELLO_START_BYTES: usize = 10;
 
-/// Bytes by which a hello is known.
+/// Number of bytes from which a hello is recognised.
 pub const HELLO_MAGIC_BYTES: usize = 8;
 
-/// Most connections that wait until their endpoint is polled. The backlog of a listener of its own would be as long.
+/// Maximum number of connections that wait until their endpoint is polled: as many as the backlog of a listener would
+/// hold.
 const MAIL_MAX: usize = 4096;
 
-/// Most jobs whose late callers are told that an endpoint is gone.
+/// Maximum number of jobs whose late connections are told that an endpoint is gone.
 const KEYS_MAX: usize = 16;
 
 /// A port that endpoints share. See [`TcpOptions::port`](super::TcpOptions).
@@ -41,9 +43,9 @@ pub struct Port {
 #[derive(Debug, Default)]
 struct Lodgers {
     by_instance: HashMap<u64, Arc<Mailbox>>,
-    /// Of jobs that have or had endpoints here, the newest last.
+    /// Keys of the jobs that have or had endpoints here, the newest last.
     keys: Vec<Key>,
-    /// Since when there has been no descriptor for whoever connects, and what the system says.
+    /// Time since which there has been no descriptor for waiting connections, and the system's error code.
     hungry: Option<(Instant, i32)>,
 }
 
@@ -55,7 +57,7 @@ pub(super) struct Mail {
     pub(super) hello: [u8; HELLO_BYTES],
 }
 
-/// Where an endpoint finds its connections.
+/// Mailbox in which an endpoint finds its connections.
 #[derive(Debug)]
 struct Mailbox {
     key: Key,
@@ -64,7 +66,7 @@ struct Mailbox {
     bell: OwnedFd,
 }
 
-/// An endpoint's place at a port, until it is dropped.
+/// An endpoint's registration at a port, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Lodging {
     port: Arc<Port>,
@@ -73,31 +75,32 @@ pub(super) struct Lodging {
 }
 
 impl Port {
-    /// For a listener at this address.
+    /// Makes the port for a listener at this address.
     #[must_use]
     pub fn new(at: SocketAddr) -> Arc<Self> {
         Arc::new(Self { at, lodgers: Mutex::default() })
     }
 
-    /// Where it listens; on all addresses if that one is unspecified.
+    /// Returns the address at which it listens; the listener serves all addresses if that one is unspecified.
     #[must_use]
     pub fn at(&self) -> SocketAddr {
         self.at
     }
 
-    /// Whether a connection that begins with these bytes is for an endpoint.
+    /// Returns whether a connection that begins with these bytes is for an endpoint.
     #[must_use]
     pub fn is_hello(magic: &[u8; HELLO_MAGIC_BYTES]) -> bool {
         Hello::decode(magic).is_ok()
     }
 
-    /// How many bytes to read before [`Port::hand`], those given among them. Of a hello of another version, no more.
+    /// Returns how many bytes to read before [`Port::hand`], including `start`. For a hello of another version, that
+    /// is no more than `start`.
     #[must_use]
     pub fn hello_bytes(start: &[u8; HELLO_START_BYTES]) -> usize {
         if Hello::decode(start).is_ok() { HELLO_BYTES } else { HELLO_START_BYTES }
     }
 
-    /// Hands a connection to the endpoint that its first bytes name, or tells it why not and drops it. Never blocks.
+    /// Hands a connection to the endpoint that its first bytes name, or answers why not and drops it. Never blocks.
     pub fn hand(&self, stream: TcpStream, from: SocketAddr, bytes: &[u8]) {
         let socket = Socket::from(stream);
         if socket.set_nonblocking(true).is_err() {
@@ -105,7 +108,7 @@ impl Port {
         }
         let reject = |verdict, proven: Option<(&[u8; HELLO_BYTES], &Key)>| {
             let answer = Answer { verdict, protocol: PROTOCOL, instance: 0 }.encode(proven);
-            // Whether it hears the answer is its own affair.
+            // The connection is dropped whether or not the answer gets through.
             let _ = socket::send_bytes(&socket, &answer);
         };
         let named = match (Hello::decode(bytes), bytes.first_chunk::<HELLO_BYTES>()) {
@@ -129,7 +132,7 @@ impl Port {
         mailbox.put(Mail { socket, from, hello: *bytes });
     }
 
-    /// Notes that a connection waits for which there is no descriptor. The endpoints fail for it after a while.
+    /// Notes that a connection waits because there is no descriptor for it. The endpoints fail after a while.
     pub fn starves(&self, error: &io::Error) {
         let mut lodgers = self.lodgers();
         if lodgers.hungry.is_none() && descriptors::are_out(error) {
@@ -138,19 +141,19 @@ impl Port {
         }
     }
 
-    /// Notes that a connection was taken.
+    /// Notes that a connection was taken, so that descriptors are available again.
     pub fn is_fed(&self) {
         self.lodgers().hungry = None;
     }
 
-    /// A place for an endpoint.
+    /// Registers an endpoint.
     pub(super) fn lodge(self: &Arc<Self>, instance: u64, cookie: &[u8; 16]) -> io::Result<Lodging> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let key = key_of(cookie);
         let mail = Mutex::default();
         let mailbox = Arc::new(Mailbox { key: key.clone(), mail, has_news: AtomicBool::new(false), bell });
         let mut lodgers = self.lodgers();
-        // A key cannot be compared; what one proves, an equal one verifies.
+        // Keys cannot be compared, but a proof made with one is verified by an equal one.
         let proof = key.prove(&[b"same?"]);
         lodgers.keys.retain(|other| !other.verify(&[b"same?"], &proof));
         lodgers.keys.push(key);
@@ -179,7 +182,7 @@ impl Mailbox {
     /// Wakes the endpoint, whether it polls or sleeps.
     fn ring(&self) {
         self.has_news.store(true, Ordering::Release);
-        // A full counter has rung already.
+        // If the counter is full, the bell has rung already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
@@ -189,27 +192,27 @@ impl Lodging {
         self.port.at
     }
 
-    /// Readable once there is news.
+    /// Returns a descriptor that is readable once there is news.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         self.mailbox.bell.as_fd()
     }
 
-    /// Whether [`Lodging::take`] or [`Lodging::hungry`] has something new.
+    /// Returns whether [`Lodging::take`] or [`Lodging::hungry`] has something new.
     pub(super) fn has_news(&self) -> bool {
         self.mailbox.has_news.load(Ordering::Relaxed)
     }
 
-    /// The connections that have come.
+    /// Takes the connections that have come.
     pub(super) fn take(&self) -> Vec<Mail> {
         if !self.mailbox.has_news.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        // Edge-triggered: what rings after this is news again.
+        // Epoll reports edges: a ring after this read is a new event.
         let _ = rustix::io::read(&self.mailbox.bell, &mut [0; 8]);
         std::mem::take(&mut *self.mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Since when connections have waited for which there is no descriptor, and why.
+    /// Returns the time since which connections have waited without a descriptor, and the error.
     pub(super) fn hungry(&self) -> Option<(Instant, io::Error)> {
         let hungry = self.port.lodgers().hungry;
         hungry.map(|(since, code)| (since, io::Error::from_raw_os_error(code)))
@@ -269,7 +272,7 @@ mod tests {
         }
 
         fn endpoint(&self, rank: u32) -> TcpEndpoint {
-            // No timer of its own wakes it while a test waits.
+            // No timer of the endpoint must wake it while a test waits.
             let (port, dial_patience) = (Some(self.port.clone()), 3 * LONG);
             let options = TcpOptions { cookie: COOKIE, port, dial_patience, ..Default::default() };
             TcpEndpoint::new(rank, 2, options).unwrap()
@@ -312,7 +315,7 @@ mod tests {
         let process = Process::new();
         let mut end = process.endpoint(1);
         end.probe(Channel { peer: 0, index: 0 }).unwrap();
-        // Events from before it lies down are looked at first, as by ends that progress once more after arming.
+        // Events from before the endpoint sleeps are handled first, as by owners that poll once more after arming.
         let ready = |end: &mut TcpEndpoint, meanwhile: &dyn Fn(), wait: i64| {
             let Armed::Fd(fd) = end.arm(ParkBy::Fd) else { panic!("it waits for a connection") };
             meanwhile();
@@ -368,7 +371,7 @@ mod tests {
             TcpEndpoint::new(1, 2, TcpOptions { port: Some(port.clone()), interfaces, ..Default::default() })
         };
         assert_eq!(open("lo").unwrap().port(), port.at().port());
-        // A machine without another interface says so.
+        // A machine without another interface fails with an error.
         if let Ok(other) = open("^lo") {
             assert_ne!(other.port(), port.at().port());
         }

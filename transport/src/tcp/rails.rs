@@ -1,8 +1,9 @@
-//! The ways to a peer that may be used beside each other.
+//! Rails: the paths to a peer that can be used at the same time.
 //!
-//! A *rail* is one of this rank's interfaces and the address of the peer that it leads to. Rails share neither an interface of this
-//! rank nor one of the peer's, so that each has a cable of its own at both ends. The first connection of a channel takes whichever
-//! address works; long messages are shared out over connections on the other rails too: see `stripes`.
+//! A *rail* is one of this rank's interfaces together with the address of the peer that it leads to. Rails share
+//! neither an interface of this rank nor one of the peer's, so each has its own cable at both ends. The first
+//! connection of a channel takes whichever address works. Long messages are divided over connections on the other
+//! rails too: see `stripes`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,17 +12,17 @@ use super::interfaces::{Interface, same_network};
 use super::options::Family;
 use super::route::INWARD;
 
-/// Beginnings of the names of interfaces that have no cable of their own: what is sent there leaves by another interface. They
-/// are rails only for users who name them.
+/// Beginnings of the names of interfaces without a cable of their own: their packets leave by another interface. They
+/// are rails only if the user names them.
 const TUNNELS: [&str; 8] = ["tun", "wg", "tailscale", "zt", "ppp", "ipsec", "gre", "vxlan"];
 
-/// Most rails of a pair.
+/// Maximum number of rails of a pair.
 const RAILS_MAX: usize = 8;
 
-/// A way to a peer.
+/// A path to a peer by one interface of each end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rail {
-    /// This rank's interface, and its address there.
+    /// This rank's interface. `source` is its address there.
     pub(super) interface: String,
     pub(super) source: IpAddr,
     pub(super) to: SocketAddr,
@@ -29,8 +30,8 @@ pub(super) struct Rail {
     pub(super) at: String,
 }
 
-/// The rails to `peer`, in the order of this rank's interfaces; none or one where there is only one way. `named` says that the
-/// user has chosen the interfaces.
+/// Returns the rails to `peer`, in the order of this rank's interfaces; fewer than two if there is only one path.
+/// `named` tells whether the user has chosen the interfaces.
 pub(super) fn rails(
     peer: &Address,
     here: &Host,
@@ -77,13 +78,14 @@ pub(super) fn rails(
     found
 }
 
-/// Whether two interfaces have one cable: they are the same, or one is a VLAN of the other.
+/// Returns whether two interfaces share a cable: they are the same, or one is a VLAN of the other, or both are VLANs
+/// of a third.
 fn are_one(a: &str, b: &str) -> bool {
     let cable = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
     cable(a) == cable(b)
 }
 
-/// Whether an address means something on one link only.
+/// Returns whether an address is valid on one link only.
 fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback() || matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
@@ -102,7 +104,7 @@ mod tests {
         Interface { name: name.into(), index: 1, ip, prefix, loopback: ip.is_loopback() }
     }
 
-    /// The rails as `interface>address`.
+    /// Returns the rails as `interface>address`.
     fn found(mine: &[Interface], theirs: Vec<Network>, named: bool) -> Vec<String> {
         let peer =
             Address { port: 7, instance: 0, host: Host { boot: [1; 16], namespace: 1 }, networks: theirs };
@@ -144,7 +146,7 @@ mod tests {
         let mine = [interface("eth0", "192.0.2.1"), interface("eth1", "198.51.100.1")];
         let theirs = vec![network("eth0", "192.0.2.2"), network("eth1", "203.0.113.2")];
         assert_eq!(found(&mine, theirs, false), ["eth0>192.0.2.2"]);
-        // One address that both hosts have leads nowhere.
+        // An address that both hosts have leads nowhere.
         let theirs = vec![network("eth0", "192.0.2.2"), network("eth1", "198.51.100.1")];
         assert_eq!(found(&mine, theirs, false), ["eth0>192.0.2.2"]);
     }

@@ -1,12 +1,14 @@
-//! A relay, for pairs of which neither end can dial the other: both dial a third process, which passes their bytes on.
+//! Relays, for pairs of ranks of which neither can dial the other: both dial a third process, which forwards their
+//! bytes.
 //!
-//! That process is the one that all ranks have reached before, the coordinator's ([`TcpOptions::relay`](super::TcpOptions)). An end
-//! says there which channel of which two endpoints it wants ([`RelayCall`]). Once the other end has said the same, both get one byte, and
-//! from then on what one sends is what the other receives: hello, answer and messages, as on a connection of their own. The lower rank is
-//! the dialer, as in `turns`, and the relay learns nothing that proves it to be somebody.
+//! That process is the coordinator, which all ranks have reached before ([`TcpOptions::relay`](super::TcpOptions)).
+//! An end tells it which channel between which two endpoints it wants ([`RelayCall`]). Once the other end has asked
+//! for the same, both get one byte. From then on the relay forwards all bytes from each to the other: hello, answer
+//! and messages, as on a direct connection. The lower rank is the dialer, as in `turns`. The relay learns nothing
+//! that would let it pose as a rank.
 //!
-//! A relay is asked when no address has let an end connect for a while, and at once for peers that were met at one before. It costs the
-//! relay's host every byte twice.
+//! An end asks the relay after no address has let it connect for a while, and at once for peers that it met at a
+//! relay before. Every byte passes the network of the relay's host twice.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -23,43 +25,43 @@ use crate::proof::{Key, PROOF_BYTES};
 const MAGIC: [u8; RELAY_MAGIC_BYTES] = *b"KOLOrly\n";
 const HEAD_BYTES: usize = 32;
 
-/// Bytes by which a relay knows a call.
+/// Number of bytes from which a relay recognises a call.
 pub const RELAY_MAGIC_BYTES: usize = 8;
 
-/// Bytes of a call.
+/// Length of a call.
 pub const RELAY_CALL_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
 
-/// A relay's byte to both ends when both are there.
+/// Byte that a relay sends to both ends when both have arrived.
 pub const RELAY_READY: u8 = 0x06;
 
-/// How long no address may have let this end connect before a relay is asked beside them: a request for a connection that is lost
-/// is repeated after 1 s.
+/// Time after which a relay is asked, beside the addresses, if none has let this end connect. A lost connection
+/// request is repeated after 1 s.
 const RELAY_AFTER: Duration = Duration::from_millis(2500);
 
-/// Between two calls for one channel.
+/// Time between two calls for one channel.
 const CALL_AGAIN: Duration = Duration::from_secs(1);
 
-/// A call of one end of a pair to a relay, which names the other end.
+/// A call from one end of a pair to a relay, which names the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayCall {
-    /// Number of the endpoint that is going to send the hello.
+    /// Number of the endpoint that sends the hello.
     pub dialer: u64,
     /// Number of the endpoint that waits for it.
     pub acceptor: u64,
-    /// Channel between them.
+    /// The channel between them.
     pub channel: u16,
     /// Whether the caller is the dialer.
     pub is_dialer: bool,
 }
 
 impl RelayCall {
-    /// Whether a connection that begins with these bytes is a call.
+    /// Returns whether a connection that begins with these bytes is a call.
     #[must_use]
     pub fn is_begun_by(magic: &[u8; RELAY_MAGIC_BYTES]) -> bool {
         *magic == MAGIC
     }
 
-    /// As bytes, with a proof that the caller knows the job's cookie.
+    /// Encodes the call, with a proof that the caller knows the job's cookie.
     #[must_use]
     pub fn encode(&self, cookie: &[u8; 16]) -> [u8; RELAY_CALL_BYTES] {
         let mut out = [0; RELAY_CALL_BYTES];
@@ -73,7 +75,7 @@ impl RelayCall {
         out
     }
 
-    /// From bytes; none if they are no call of somebody who knows the cookie.
+    /// Decodes a call; `None` if the bytes are not a call from an end that knows the cookie.
     #[must_use]
     pub fn decode(bytes: &[u8; RELAY_CALL_BYTES], cookie: &[u8; 16]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
@@ -93,7 +95,7 @@ fn key_of(cookie: &[u8; 16]) -> Key {
     Key::derive(&[cookie], b"kolo tcp relays")
 }
 
-/// How long an end waits for the addresses of a peer before it asks a relay too.
+/// Returns how long an end waits for the addresses of a peer before it also asks a relay.
 fn patience(options: &TcpOptions, peer: u32) -> Duration {
     match options.relayed_before.contains(&peer) {
         true => Duration::ZERO,
@@ -106,11 +108,11 @@ fn patience(options: &TcpOptions, peer: u32) -> Duration {
 pub(super) struct Detour {
     pub(super) to: SocketAddr,
     pub(super) call: RelayCall,
-    /// Until when addresses are tried alone.
+    /// Time until which only addresses are tried.
     pub(super) at: Instant,
 }
 
-/// The part of a connection to a relay that comes before the other end is there.
+/// First phase of a connection to a relay, before the other end has arrived.
 #[derive(Debug)]
 pub(super) struct Calling {
     call: [u8; RELAY_CALL_BYTES],
@@ -122,12 +124,12 @@ impl Calling {
         Self { call: call.encode(&options.cookie), sent: 0 }
     }
 
-    /// Whether the relay has the call, as far as this end knows.
+    /// Returns whether the call has been sent to the relay.
     pub(super) fn is_sent(&self) -> bool {
         self.sent == RELAY_CALL_BYTES
     }
 
-    /// Whether the other end is there.
+    /// Makes progress; returns whether the other end has arrived.
     pub(super) fn step(&mut self, socket: &Socket) -> Result<bool, Stop> {
         while !self.is_sent() {
             match socket::send_bytes(socket, &self.call[self.sent..]) {
@@ -146,10 +148,10 @@ impl Calling {
     }
 }
 
-/// This end, which is to accept, waits at a relay.
+/// A connection at which this end, the acceptor, waits at a relay.
 #[derive(Debug)]
 pub(super) struct AtRelay {
-    /// Of the link.
+    /// Number of the link.
     number: u32,
     socket: Socket,
     calling: Calling,
@@ -172,15 +174,15 @@ pub(super) fn connect(to: SocketAddr, options: &TcpOptions) -> std::io::Result<S
 }
 
 impl TcpEndpoint {
-    /// The way by the relay to the other end of a link, which this one dials. The higher rank waits for the lower's hello there: see
-    /// [`TcpEndpoint::step_relays`].
+    /// Returns the detour by the relay for a link that this end dials. The higher rank waits there for the lower
+    /// rank's hello: see [`TcpEndpoint::step_relays`].
     pub(super) fn detour(&self, number: u32, now: Instant) -> Option<Detour> {
         let (to, call) = self.call_for(number).filter(|(_, call)| call.is_dialer)?;
         let at = now + patience(&self.options, self.links[number as usize].channel.peer);
         Some(Detour { to, call, at })
     }
 
-    /// The call of this end for a link.
+    /// Returns the relay, and this end's call to it for a link.
     fn call_for(&self, number: u32) -> Option<(SocketAddr, RelayCall)> {
         let relay = self.options.relay?;
         let channel = self.links[number as usize].channel;
@@ -191,7 +193,7 @@ impl TcpEndpoint {
         Some((relay, RelayCall { dialer, acceptor, channel: channel.index, is_dialer }))
     }
 
-    /// When this end, which is to accept, next calls the relay for a link.
+    /// Returns the time of this end's next call to the relay for a link, if it is the acceptor.
     fn calls_at(&self, number: u32) -> Option<Instant> {
         let link = &self.links[number as usize];
         let peer = link.channel.peer;
@@ -207,12 +209,13 @@ impl TcpEndpoint {
         Some(link.called_at.map_or(first, |last| first.max(last + CALL_AGAIN)))
     }
 
-    /// When [`TcpEndpoint::step_relays`] has something to do even if nothing arrives.
+    /// Returns the time at which [`TcpEndpoint::step_relays`] has something to do even if nothing arrives.
     pub(super) fn relays_due(&self) -> Option<Instant> {
         self.awaited.iter().chain(&self.dialing).filter_map(|&number| self.calls_at(number)).min()
     }
 
-    /// Calls the relay where it is time, and takes those who come by it for arrivals. Whether anything has happened.
+    /// Makes the calls that are due, and passes connections with both ends present to the acceptor. Returns whether
+    /// anything has happened.
     pub(super) fn step_relays(&mut self, now: Instant) -> bool {
         if self.options.relay.is_none() || self.awaited.is_empty() && self.dialing.is_empty() {
             self.at_relay.clear();
@@ -224,7 +227,7 @@ impl TcpEndpoint {
         for number in due {
             let Some((to, call)) = self.call_for(number) else { continue };
             self.links[number as usize].called_at = Some(now);
-            // Without a descriptor it is tried again, as after any other failure.
+            // If there is no descriptor, the call is repeated, as after any other failure.
             let Ok(socket) = connect(to, &self.options) else { continue };
             if self.watching {
                 self.deaf |= self.park.watch(&socket, Whose::Connecting).is_err();

@@ -1,4 +1,4 @@
-//! The choice and order of a peer's addresses.
+//! Choice and order of a peer's addresses.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -13,25 +13,25 @@ pub(super) struct Candidate {
     /// The peer's interface, for people.
     pub(super) interface: String,
     pub(super) distance: u8,
-    /// The interface and the address of this rank that it is dialled from, if that matters.
+    /// This rank's interface and address from which to dial, if that matters.
     pub(super) from: Option<(String, IpAddr)>,
 }
 
-/// Most addresses tried for one peer.
+/// Maximum number of addresses tried for one peer.
 const CANDIDATES_MAX: usize = 32;
 
 /// Beginnings of the names of interfaces whose networks usually end at the host (bridges of containers and virtual
-/// machines); every host may have the same addresses there, so they come last but one.
+/// machines). Every host may have the same addresses there, so they come last but one.
 pub(super) const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
 
-// Distances; the least is tried first. Odd ones are the same for IPv6.
+// Distances; the least is tried first. IPv6 adds 1 to each.
 const SAME_STACK: u8 = 0;
 const SAME_NETWORK: u8 = 2;
 const ROUTED: u8 = 4;
 const INWARD_NETWORK: u8 = 6;
 const LINK_LOCAL: u8 = 8;
 
-/// The addresses of `peer`, the likeliest first. Empty if there is no way.
+/// Returns the addresses of `peer`, the most promising first. Empty if there is no path.
 pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<Candidate> {
     let same_stack = here.same_stack(&peer.host);
     let mut found = Vec::new();
@@ -42,7 +42,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
             Family::V6 => network.ip.is_ipv6(),
         };
         let is_mine = || mine.iter().any(|i| i.ip == network.ip);
-        // Another host's address that is also one of this host leads back here.
+        // An address of another host that this host has too leads back to this host.
         if !wanted || network.ip.is_loopback() && !same_stack || !same_stack && is_mine() {
             continue;
         }
@@ -56,7 +56,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
         } else if let IpAddr::V6(ip) = network.ip
             && ip.is_unicast_link_local()
         {
-            // Such an address means something on one link only; which of ours that is, nobody knows.
+            // Such an address is valid on one link only, and it is unknown which of this host's links that is.
             for link in mine.iter().filter(|i| !i.loopback && is_link_local(i.ip)) {
                 add(SocketAddrV6::new(ip, peer.port, 0, link.index).into(), LINK_LOCAL);
             }
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(far, want);
         assert_eq!(order(&peer, &peer.host, &mine, Family::Both)[..2], ["127.0.0.1:7", "[::1]:7"]);
         assert_eq!(order(&peer, &elsewhere, &mine, Family::V6), ["[2001:db8::2]:7", "[fe80::2%2]:7"]);
-        // Another host's bridge that this host has too.
+        // A bridge of the other host that this host has too.
         let docker = interface("docker0", 3, "172.17.0.1", 16);
         let with = [&mine[..], &[docker]].concat();
         assert!(!order(&peer, &elsewhere, &with, Family::Both).contains(&"172.17.0.1:7".into()));

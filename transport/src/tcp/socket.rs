@@ -1,4 +1,4 @@
-//! The system calls on sockets: vectored send and receive, and the options every connection gets.
+//! System calls on sockets: vectored send and receive, and the options of every connection.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,29 +11,30 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use super::memory::IoList;
 use super::options::TcpOptions;
 
-/// How a transfer came out that moved nothing.
+/// Reason why a transfer moved nothing.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// Not now.
+    /// The socket is not ready now.
     Blocked,
-    /// Never again: end of stream (`None`) or an error.
+    /// The connection is over: end of stream (`None`) or an error.
     Closed(Option<io::Error>),
 }
 
-/// Sends from the list what the kernel takes; more than nothing.
+/// Sends as much of the list as the kernel takes, which is more than nothing.
 pub(super) fn send(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
     transfer(io, |message| {
-        // SAFETY: the list holds runs of memory valid for reading until the tokens complete (module `memory`) or
-        // of the endpoint itself; the kernel only reads them. The message header is valid for the call.
+        // SAFETY: the list holds ranges of memory that are valid for reading: of posted sends, until their tokens
+        // complete (module `pieces`), or of the endpoint itself. The kernel only reads them. The message header is
+        // valid for the call.
         unsafe { libc::sendmsg(socket.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
     })
 }
 
-/// Receives into the list what is there; more than nothing.
+/// Receives the bytes that have arrived into the list, which is more than nothing.
 pub(super) fn recv(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
     let moved = transfer(io, |message| {
-        // SAFETY: the list holds runs of memory valid for writing: of posted receives (module `memory`) or of the
-        // endpoint itself, borrowed mutably by the caller. The message header is valid for the call.
+        // SAFETY: the list holds ranges of memory that are valid for writing: of posted receives (module `pieces`) or
+        // of the endpoint itself, borrowed mutably by the caller. The message header is valid for the call.
         unsafe { libc::recvmsg(socket.as_raw_fd(), message, libc::MSG_DONTWAIT) }
     })?;
     if moved == 0 { Err(Stop::Closed(None)) } else { Ok(moved) }
@@ -41,10 +42,10 @@ pub(super) fn recv(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
 
 fn transfer(io: &mut IoList, call: impl Fn(*mut libc::msghdr) -> isize) -> Result<usize, Stop> {
     let (runs, count) = io.raw();
-    // SAFETY: a message header of zeros is a valid one: no name, no control data, no list.
+    // SAFETY: a message header of zeros is valid: it has no name, no control data and no list.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = runs;
-    // A usize with glibc, an int with musl.
+    // The type is usize with glibc and int with musl.
     message.msg_iovlen = count as _;
     loop {
         let moved = call(&raw mut message);
@@ -74,13 +75,13 @@ pub(super) fn recv_bytes(socket: &Socket, bytes: &mut [u8]) -> Result<usize, Sto
     recv(socket, &mut io)
 }
 
-/// Whether the peer has closed and everything it sent has been read.
+/// Returns whether the peer has closed and everything it sent has been read.
 pub(super) fn is_at_end(socket: &Socket) -> bool {
     let mut byte = [std::mem::MaybeUninit::uninit(); 1];
     matches!(socket.recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT), Ok(0))
 }
 
-/// Bytes that the peer's kernel has not acknowledged.
+/// Returns the number of bytes that the peer's kernel has not acknowledged.
 pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
     let mut count: libc::c_int = 0;
     // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one int to the given address.
@@ -88,38 +89,40 @@ pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
     if rc == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
-/// The kernel's facts about a connection (`TCP_INFO`).
+/// Facts about a connection that the kernel reports (`TCP_INFO`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Whether the request for a connection is on its way, and nothing else.
+    /// Whether the connection request is on its way, and the connection not open yet.
     pub is_opening: bool,
-    /// Times that the kernel has sent the oldest bytes again, since the last acknowledgement.
+    /// How often the kernel has retransmitted the oldest bytes since the last acknowledgement.
     pub resends: u8,
-    /// Segments on their way.
+    /// Number of segments in flight.
     pub unacknowledged: u32,
-    /// Since the peer's kernel has acknowledged anything, whether there was something to acknowledge or not.
+    /// Time since the peer's kernel last acknowledged anything, whether or not there was something to acknowledge.
     pub acknowledged_ago: Duration,
-    /// Bytes of a full segment that it sends.
+    /// Length of a full segment, in bytes.
     pub segment_bytes: u32,
-    /// Segments sent again since the beginning.
+    /// Number of segments retransmitted since the beginning.
     pub resent: u32,
-    /// Segments with data sent since the beginning, those sent again among them; 0 before Linux 4.6.
+    /// Number of segments with data sent since the beginning, retransmissions included; 0 before Linux 4.6.
     pub sent: u32,
-    /// Segments that the peer had twice: they were sent again in vain. 0 before Linux 4.19.
+    /// Number of segments that the peer received twice, because they were retransmitted needlessly. 0 before Linux
+    /// 4.19.
     pub duplicates: u32,
-    /// Bytes that it has not sent yet. 0 before Linux 4.6.
+    /// Number of bytes that are not sent yet. 0 before Linux 4.6.
     pub unsent_bytes: u32,
-    /// Bytes per second that have arrived lately, as far as there were bytes to send; 0 if the kernel does not know.
+    /// Bytes per second that have arrived lately, measured while there were bytes to send; 0 if the kernel does not
+    /// know.
     pub delivered_per_second: u64,
-    /// The least time that a packet and its acknowledgement have taken, if the kernel knows.
+    /// Shortest round trip of a packet and its acknowledgement, if the kernel knows it.
     pub least_round_trip: Option<Duration>,
 }
 
 impl TcpInfo {
-    /// Asks the kernel.
+    /// Asks the kernel. Returns `None` if it refuses.
     #[must_use]
     pub fn of(socket: &impl AsFd) -> Option<Self> {
-        // Places in the kernel's structure, of which libc's has the first part only.
+        // Offsets in the kernel's structure; libc declares only the first part of it.
         const RESENDS: usize = 2;
         const SEGMENT: usize = 16;
         const UNACKNOWLEDGED: usize = 24;
@@ -134,8 +137,8 @@ impl TcpInfo {
         const SYN_SENT: u8 = 2;
         let mut info = [0_u8; BYTES];
         let mut len = BYTES as libc::socklen_t;
-        // SAFETY: TCP_INFO writes at most `len` bytes to the given address, which has as many, and how many to that of `len`;
-        // older kernels write less and leave zeros. Any bytes are numbers.
+        // SAFETY: TCP_INFO writes at most `len` bytes to `info`, which has as many, and the number written to `len`.
+        // Older kernels write fewer bytes, and the rest stays zero. Any bytes are valid numbers.
         let rc = unsafe {
             let (to, len) = (info.as_mut_ptr().cast(), &raw mut len);
             libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, len)
@@ -160,22 +163,23 @@ impl TcpInfo {
         })
     }
 
-    /// Bytes that the kernel has and the peer's has not acknowledged.
+    /// Returns the number of bytes that the kernel holds and the peer's has not acknowledged.
     pub(super) const fn backlog_bytes(&self) -> u64 {
         self.unsent_bytes as u64 + self.unacknowledged as u64 * self.segment_bytes as u64
     }
 
-    /// Whether the kernel has sent the same bytes, or the request for a connection, again and again without an acknowledgement.
-    /// It first does so after some 200 ms (for a request 1 s), then after twice as long, and so on.
+    /// Returns whether the kernel has sent the same bytes, or the connection request, again and again without an
+    /// acknowledgement. It retransmits for the first time after some 200 ms (for a request, after 1 s), then after
+    /// twice as long, and so on.
     #[must_use]
     pub const fn resends_in_vain(&self) -> bool {
-        const RESENDS: u8 = 2; // the first may be a packet lost
+        const RESENDS: u8 = 2; // the first may be due to a lost packet
         let needed = if self.is_opening { 1 } else { RESENDS };
         self.unacknowledged > 0 && self.resends >= needed
     }
 }
 
-/// Has a connection send at most so many bytes per second, spread evenly.
+/// Limits a connection to this many bytes per second, spread evenly.
 ///
 /// # Errors
 /// If the system refuses.
@@ -190,16 +194,16 @@ pub fn pace(socket: &impl AsFd, bytes_per_second: u32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Has a connection keep at most so many bytes that it has not sent yet, beside those on their way.
+/// Makes a connection keep at most this many unsent bytes, beside those in flight.
 pub(super) fn keep_unsent(socket: &Socket, bytes: u32) -> io::Result<()> {
     socket.set_tcp_notsent_lowat(bytes)
 }
 
-/// A socket that listens on all addresses, at the first free port of a range or one that the system picks; of both families
-/// where it can.
+/// Opens a socket that listens on all addresses, at the first free port of a range or at one that the system picks.
+/// It serves both address families if it can.
 ///
 /// # Errors
-/// As [`in_port_range`], or what the system says.
+/// As for [`in_port_range`], or the system's error.
 pub fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
     match ports {
         Some(ports) => in_port_range(&ports, listen_at),
@@ -207,8 +211,8 @@ pub fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
     }
 }
 
-/// Whether a socket may have a port that others have bound without listening, or that has connections which are not forgotten
-/// yet (`SO_REUSEADDR`).
+/// Whether a socket may take a port that others have bound without listening, or that has connections which the
+/// system still remembers (`SO_REUSEADDR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// It may not.
@@ -217,11 +221,11 @@ pub enum Reuse {
     Yes,
 }
 
-/// Opens something at the first port of a range that is free. Ports that are merely not listened at come last: one of them may
-/// be kept for somebody.
+/// Opens a socket at the first free port of a range. Ports that are bound but not listened at come last, because one
+/// of them may be reserved for another process.
 ///
 /// # Errors
-/// The error of `open`, other than that the port is taken; if all are taken, an error that says so.
+/// The error of `open`, other than that the port is taken. If all ports are taken, an error that says so.
 pub fn in_port_range<T>(
     ports: &RangeInclusive<u16>,
     open: impl Fn(u16, Reuse) -> io::Result<T>,
@@ -244,7 +248,7 @@ pub fn in_port_range<T>(
 }
 
 fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
-    // As many as the system allows (net.core.somaxconn caps it): at start a whole world may dial at once.
+    // The system may cap this (net.core.somaxconn). At the start, all ranks of the world may dial at once.
     const BACKLOG: i32 = 4096;
     let open = |domain, address: IpAddr| {
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
@@ -253,7 +257,7 @@ fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
         }
         socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.bind(&SockAddr::from(SocketAddr::new(address, port)))?;
-        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        // Its connections inherit this, so that after they end they do not keep the port from the next job.
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
         socket.listen(BACKLOG)?;
@@ -261,11 +265,12 @@ fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
     };
     open(Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()).or_else(|error: io::Error| match error.kind() {
         io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Err(error),
-        _ => open(Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()), // a host without IPv6
+        _ => open(Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()), // on a host without IPv6
     })
 }
 
-/// The options of a connection. Buffers are set before connecting, or the window scale would not know.
+/// Sets the options of a connection. Buffer sizes must be set before connecting, since the window scale depends on
+/// them.
 pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<()> {
     let socket = SockRef::from(socket);
     socket.set_nonblocking(true)?;
@@ -276,7 +281,7 @@ pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<
     if let Some(bytes) = options.recv_buffer_bytes {
         socket.set_recv_buffer_size(bytes)?;
     }
-    // A silent connection is probed after half the time, then six times in the other half.
+    // A silent connection is probed after half of the time, then six times in the other half.
     let (idle, every) = (options.dead_after / 2, options.dead_after / 12);
     let keepalive = TcpKeepalive::new()
         .with_time(idle.max(Duration::from_secs(1)))
@@ -297,7 +302,7 @@ mod tests {
         socket.local_addr().ok().and_then(|address| address.as_socket()).expect("bound").port()
     }
 
-    /// Two ports in a row that were free a moment ago.
+    /// Returns two consecutive ports that were free a moment ago.
     fn pair() -> RangeInclusive<u16> {
         let free = |_| {
             let first = port(&listen_at(0, Reuse::No).expect("a port"));
@@ -317,7 +322,7 @@ mod tests {
         for part in [ports.start().to_string(), ports.end().to_string(), "KOLO_PORT_RANGE".to_owned()] {
             assert!(error.contains(&part), "{error}");
         }
-        // A connection that this end closes first stays behind for a minute.
+        // A connection that this end closes first is remembered for a minute.
         let peer = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, *ports.start())).expect("it listens");
         let accepted = || first.accept().map_err(|error| assert_eq!(error.kind(), io::ErrorKind::WouldBlock));
         let connection = std::iter::repeat_with(accepted).find_map(Result::ok).expect("accepted");

@@ -1,5 +1,6 @@
-//! The connections of a channel beside its first. The end that dialled the first dials these too, when the first long message goes; so
-//! there is no tie to break. One that cannot be made is done without, and said.
+//! Further connections (strands) of a channel. The end that dialed the first connection dials these too, when the
+//! first long message is sent; so there is no tie to break. A connection that cannot be made is recorded as a
+//! problem, and the channel does without it.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -18,11 +19,11 @@ use super::window::Window;
 use super::wire::Verdict;
 use crate::endpoint::Channel;
 
-/// Most connections of a channel.
+/// Maximum number of connections of a channel.
 const STRANDS_MAX: usize = 16;
 
 impl Peer {
-    /// The number of the path to that address of the peer, which is made if there is none.
+    /// Returns the number of the path to that address of the peer, which is added if it is new.
     fn path(&mut self, remote: SocketAddr) -> usize {
         let remote = remote.ip();
         if let Some(known) = self.paths.iter().position(|path| path.remote == remote) {
@@ -36,7 +37,7 @@ impl Peer {
 }
 
 impl TcpEndpoint {
-    /// Makes a link that has just been connected ready for long messages.
+    /// Prepares a newly connected link for long messages.
     pub(super) fn prepare(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         let State::Open(socket) = &link.state else { return };
@@ -48,7 +49,7 @@ impl TcpEndpoint {
         self.bundle(number);
     }
 
-    /// Makes a link ready for further connections, if it is not and there is a way for them.
+    /// Prepares a link for further connections, if there is a path for them and it is not prepared yet.
     fn bundle(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         let peer = &mut self.peers[link.channel.peer as usize];
@@ -56,7 +57,7 @@ impl TcpEndpoint {
         let State::Open(socket) = &link.state else { return };
         let streams =
             if loopback { 1 } else { congestion::streams(socket, self.options.streams, peer.expected) };
-        // The relay is no address of the peer's, to which there could be further connections.
+        // The relay's address is not one of the peer's, and does not permit further connections.
         let remote = link.route.as_ref().filter(|route| !route.is_relayed).and_then(|route| route.remote);
         if let Some(remote) = remote
             && link.bundle.is_none()
@@ -67,7 +68,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Notes what the way to a peer carries, and makes its connections ready for that.
+    /// Records the rate of the path to a peer, and prepares its connections for that.
     pub(super) fn expect_rate(&mut self, peer: u32, bytes_per_second: f64) {
         let Some(known) = self.peers.get_mut(peer as usize) else { return };
         known.expected = bytes_per_second;
@@ -86,7 +87,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Dials the further connections of a channel, if this end has dialled the first.
+    /// Dials the further connections of a channel, if this end has dialed the first.
     pub(super) fn dial_strands(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         link.strands = Strands::None;
@@ -96,7 +97,7 @@ impl TcpEndpoint {
         let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
         let (Some(first), State::Open(socket)) = (route.remote, &link.state) else { return };
         let streams = congestion::streams(socket, self.options.streams, known.expected);
-        // The first connection is one of those on its way.
+        // The first connection is one of the streams on its path.
         let again = (1..streams).map(|_| (first, String::new(), None));
         let others = known.rails.iter().filter(|rail| rail.to.ip() != first.ip()).flat_map(|rail| {
             let from = Some((rail.interface.clone(), rail.source));
@@ -119,7 +120,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Steps the dials of further connections; whether one has come to something.
+    /// Steps the dials of further connections; returns whether one has succeeded or failed.
     pub(super) fn step_strands(&mut self, now: Instant) -> bool {
         let mut moved = false;
         let mut at = 0;
@@ -160,7 +161,7 @@ impl TcpEndpoint {
             if left.is_empty() {
                 self.stranding.swap_remove(at);
                 if link.bundle.as_ref().is_some_and(|bundle| bundle.strands.len() == 1) {
-                    // There is no other way after all.
+                    // It has turned out that there is no other path.
                     link.outbound.stripes = false;
                 }
             } else {
@@ -171,7 +172,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// The answer to a peer that adds a connection to a channel.
+    /// Returns the verdict on a peer's attempt to add a connection to a channel.
     pub(super) fn judge_strand(&self, number: u32) -> Verdict {
         let link = &self.links[number as usize];
         let strands = link.bundle.as_ref().map_or(1, |bundle| bundle.strands.len());
@@ -181,7 +182,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Takes in a further connection that the peer has made.
+    /// Adds a further connection that the peer has made.
     pub(super) fn join_strand(&mut self, on: Channel, socket: Socket, from: Option<SocketAddr>) {
         let (Ok(number), Some(from)) = (self.link(on), from) else { return };
         let path = self.peers[on.peer as usize].path(from);
@@ -189,7 +190,7 @@ impl TcpEndpoint {
     }
 
     fn add_strand(&mut self, number: u32, socket: Socket, path: usize) {
-        // Its name is that of the first connection.
+        // The name of its congestion control is not recorded; the route shows that of the first connection.
         let _ = congestion::adapt(&socket, &self.options.congestion);
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
@@ -203,7 +204,8 @@ impl TcpEndpoint {
             (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
         }
         let Some(bundle) = &mut link.bundle else { return };
-        // No other strand can carry the bytes that one has taken. Without this option it takes more than it should.
+        // No other strand can carry the bytes that one has accepted. Without this option, a strand accepts more than
+        // it should.
         for strand in [first, &socket] {
             let _ = socket::keep_unsent(strand, UNSENT_BYTES);
         }

@@ -1,21 +1,23 @@
-//! Long messages in parts, over several connections of a channel.
+//! Striping: long messages go in parts over several connections of a channel.
 //!
-//! A channel begins with one connection. Where there are more [rails](super::rails) to its peer, the end that dialled the first
-//! connection dials one more over each of the others, when the first long message goes (`strands`). These are the channel's *strands*,
-//! the first of them being the connection that was there before.
+//! A channel begins with one connection. If there are more [rails](super::rails) to its peer, the end that dialed the
+//! first connection dials one more over each of the others when the first long message is sent (`strands`). All
+//! connections of a channel are its *strands*; the first one is the original connection.
 //!
-//! The header of a striped message goes over the first strand. Its payload is cut into parts, each behind a header that tells its place.
-//! Each strand gets a first part, such that all would be done at the same time with what their sockets hold already, by the rates that
-//! the kernel has measured. Of a longer message that is half of its share, and a strand that has room in the kernel takes the next part.
-//! The strands' load is therefore the sender's affair, and needs no agreement; strands may come while a message is under way. The kernel
-//! keeps few bytes that it has not sent ([`UNSENT_BYTES`]), because what it has taken for a slow strand no fast one can carry any more.
+//! The header of a striped message goes over the first strand. Its payload is cut into parts, each behind a header
+//! that gives its position. Each strand gets a first part. The parts' lengths are chosen from the rates that the
+//! kernel has measured, such that all strands would finish at the same time, including the bytes that their sockets
+//! hold already. Of a longer message, the first part is half of the strand's share, and a strand with room in the
+//! kernel takes the next part. The sender alone thus decides the load of the strands, without an agreement; strands
+//! may be added while a message is in flight. The kernel keeps few unsent bytes ([`UNSENT_BYTES`]), because no fast
+//! strand can carry the bytes that it has accepted for a slow one.
 //!
 //! # Rules
 //!
-//! 1. Only the front message of a queue is under way, at both ends. A message behind it waits until all parts are in the kernel (or
-//!    have arrived), so that messages keep their order.
-//! 2. A strand is read only while the front receive is a striped message that fits, or one that is dropped. Bytes of other messages
-//!    stay in the kernel, as on the first connection.
+//! 1. Only the front message of a queue is in flight, at both ends. A message behind it waits until all parts are in
+//!    the kernel (or have arrived), so messages keep their order.
+//! 2. A strand is read only while the front receive is a striped message that fits, or one that is dropped. Bytes of
+//!    other messages stay in the kernel, as on the first connection.
 //! 3. Parts come from a peer: each is checked against the message's length, and no byte is taken twice.
 
 use socket2::Socket;
@@ -29,51 +31,53 @@ use super::wire::{HEADER_BYTES, Header, Part};
 use crate::endpoint::GRAIN_BYTES;
 use crate::pieces::Cursor;
 
-/// Messages from this length on are striped: shorter ones take little longer than the way that they go.
+/// Length in bytes from which messages are striped. Shorter ones take little longer than the latency of the path.
 pub(super) const STRIPED_BYTES: usize = 128 << 10;
 
-/// Shortest part but for the last: two of them take a bundle of packets as the kernel hands it to an adapter.
+/// Length of the shortest part, except the last: two of them fill a bundle of packets as the kernel hands it to an
+/// adapter.
 const PART_BYTES: usize = 32 << 10;
 
-/// Messages up to this length are shared out at once: there is no time to correct anything.
+/// Length up to which a message is divided completely at its beginning: there is no time for corrections.
 const SHORT_BYTES: usize = 1 << 20;
 
-/// Most bytes that the kernel keeps unsent on a strand: a wake-up of the sender at 25 Gbit/s.
+/// Maximum number of bytes that the kernel keeps unsent on a strand: enough for the time in which the sender wakes
+/// up, at 25 Gbit/s.
 pub(super) const UNSENT_BYTES: u32 = 128 << 10;
 
-/// How much the latest rate of a path counts beside the earlier ones.
+/// Weight of the latest rate of a path against the earlier ones.
 const LATEST: f64 = 0.25;
 
-/// A way to a peer on which there are connections, as this end has used it.
+/// A path to a peer on which there are connections, with this end's experience of it.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
     pub(super) remote: std::net::IpAddr,
-    /// This rank's interface, or nothing where it is unknown.
+    /// This rank's interface; empty if it is unknown.
     pub(super) interface: String,
-    /// Bytes per second of one of its strands, as the kernel has measured them; 0 if it has not.
+    /// Bytes per second of one of its strands, as measured by the kernel; 0 if unknown.
     pub(super) rate: f64,
-    /// Bytes of striped messages sent.
+    /// Number of bytes of striped messages sent.
     pub(super) sent: u64,
-    /// Why it is not used.
+    /// The reason why it is not used, if it is not.
     pub(super) problem: Option<String>,
 }
 
 /// One of a channel's connections.
 #[derive(Debug)]
 pub(super) struct Strand {
-    /// None for the first, which belongs to the link.
+    /// The socket; `None` for the first strand, whose socket belongs to the link.
     pub(super) socket: Option<Socket>,
-    /// Number of the peer's path.
+    /// Number of the path, in the list of the peer.
     pub(super) path: usize,
-    /// Bytes per second that are expected of it, or relative to the others.
+    /// Bytes per second expected of it, or only its weight relative to the others.
     rate: f64,
     /// Bytes in its socket when the front message began.
     backlog: f64,
-    /// Bytes of the front message that it was given.
+    /// Bytes of the front message that were assigned to it.
     sent: u64,
-    /// Its losses, while they may change its congestion control. The link knows of the first.
+    /// Its losses, while they may still change its congestion control. For the first strand, the link keeps them.
     pub(super) losses: Option<Losses>,
-    /// Its send buffer, where that is the transport's affair. The link knows of the first.
+    /// Its send buffer, where the transport manages it. For the first strand, the link keeps it.
     pub(super) window: Option<Window>,
     out: Outgoing,
     pub(super) inward: Incoming,
@@ -86,7 +90,7 @@ struct Outgoing {
     head: [u8; 2 * HEADER_BYTES],
     head_len: usize,
     head_sent: usize,
-    /// Payload left, and where.
+    /// Number of payload bytes left, and the position of the next one.
     left: usize,
     cursor: Cursor,
 }
@@ -102,12 +106,12 @@ impl Outgoing {
 pub(super) struct Incoming {
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) header_bytes: usize,
-    /// Payload left; 0 between parts.
+    /// Number of payload bytes left; 0 between parts.
     pub(super) left: usize,
-    /// Where it begins in the message.
+    /// Position of the next bytes in the message.
     pub(super) offset: usize,
     pub(super) cursor: Cursor,
-    /// The end of what was received that makes no whole grain yet, for a consumer.
+    /// The end of the received bytes that does not fill a grain yet, for a consumer.
     pub(super) grain: [u8; GRAIN_BYTES],
     pub(super) grain_bytes: usize,
     /// Whether the stream has ended.
@@ -140,7 +144,7 @@ impl Strand {
         }
     }
 
-    /// Writes some of what it has; returns how much, and whether the kernel is full.
+    /// Writes bytes of its part; returns how many, and whether the kernel is full.
     fn write(
         &mut self,
         first: &Socket,
@@ -167,20 +171,20 @@ impl Strand {
     }
 }
 
-/// The strands of a channel.
+/// The strands of a channel, and the progress of the message that they send.
 #[derive(Debug)]
 pub(super) struct Bundle {
-    /// The first is the connection that the channel began with.
+    /// The first strand is the channel's original connection.
     pub(super) strands: Vec<Strand>,
-    /// Bytes of the front message that are parts of it by now.
+    /// Number of bytes of the front message that have been cut into parts.
     cut: usize,
-    /// Where the next part begins.
+    /// Position of the next part in the caller's memory.
     cursor: Cursor,
     /// Whether the header of the front message is on its way.
     has_begun: bool,
 }
 
-/// Result of sending.
+/// Result of a step of sending.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) bytes: usize,
@@ -189,12 +193,12 @@ pub(super) struct Sent {
 }
 
 impl Bundle {
-    /// A channel's only connection yet, on that path.
+    /// Returns the bundle of a channel that has one connection, on that path.
     pub(super) fn new(path: usize) -> Self {
         Self { strands: vec![Strand::new(None, path)], cut: 0, cursor: Cursor::START, has_begun: false }
     }
 
-    /// Whether some of the front message may be in the kernel.
+    /// Returns whether some of the front message may be in the kernel.
     pub(super) const fn has_begun(&self) -> bool {
         self.has_begun
     }
@@ -245,7 +249,7 @@ impl Bundle {
         Ok(Sent { bytes, is_over })
     }
 
-    /// Starts the front message: its header, and a part for each strand that is worth one.
+    /// Starts the front message: its header, and a part for each strand whose share is long enough.
     fn begin(&mut self, first: &Socket, front: &Send, sequence: u32, paths: &mut [Path]) {
         (self.cut, self.cursor, self.has_begun) = (0, Cursor::START, true);
         let header = Header { tag: front.tag, len: front.len as u64, sequence, striped: true };
@@ -264,7 +268,7 @@ impl Bundle {
         let all = self.share_out(paths);
         let backlog: f64 = self.strands.iter().map(|strand| strand.backlog).sum();
         let until = (front.len as f64 + backlog) / all;
-        // While there is one strand only, others may be on their way.
+        // While there is only one strand, others may be on their way.
         let is_short = front.len <= SHORT_BYTES && self.strands.len() > 1;
         let fastest = self.fastest();
         for at in (0..self.strands.len()).filter(|at| *at != fastest) {
@@ -281,7 +285,7 @@ impl Bundle {
         self.cut(fastest, if is_short { left } else { rest }, front, sequence);
     }
 
-    /// Sets what each strand carries in a second, and returns what all do.
+    /// Sets the rate of each strand, and returns the sum of all rates.
     fn share_out(&mut self, paths: &[Path]) -> f64 {
         let rate = |strand: &Strand| paths.get(strand.path).map_or(0.0, |path| path.rate);
         let (sum, count) = self
@@ -290,7 +294,7 @@ impl Bundle {
             .map(rate)
             .filter(|rate| *rate > 0.0)
             .fold((0.0, 0.0), |(sum, count), rate| (sum + rate, count + 1.0));
-        // Of a strand that nothing is known of, as much is expected as of the others.
+        // A strand of unknown rate is expected to carry the average of the others.
         let usual = if count > 0.0 { sum / count } else { 1.0 };
         for strand in &mut self.strands {
             let known = rate(strand);
@@ -301,11 +305,12 @@ impl Bundle {
 
     fn fastest(&self) -> usize {
         let by_rate = |a: &usize, b: &usize| self.strands[*a].rate.total_cmp(&self.strands[*b].rate);
-        // Of equal ones the first.
+        // Of several equally fast strands, the first counts.
         (0..self.strands.len()).rev().max_by(by_rate).unwrap_or(0)
     }
 
-    /// Gives a strand the next part of the message, if there is one for it; whether there is.
+    /// Assigns the next part of the message to a strand, if its share is long enough. Returns whether there is a
+    /// part.
     fn cut_for(&mut self, at: usize, front: &Send, sequence: u32) -> bool {
         let all: f64 = self.strands.iter().map(|strand| strand.rate).sum();
         let len = part_len(front.len - self.cut, self.strands[at].rate / all, at == self.fastest());
@@ -313,7 +318,7 @@ impl Bundle {
         len > 0
     }
 
-    /// Gives a strand the next bytes of the message.
+    /// Assigns the next `len` bytes of the message to a strand.
     fn cut(&mut self, at: usize, len: usize, front: &Send, sequence: u32) {
         if len == 0 {
             return;
@@ -333,7 +338,7 @@ impl Bundle {
 }
 
 impl Path {
-    /// One on which nothing has gone yet.
+    /// Returns a path on which no bytes have gone yet.
     pub(super) const fn new(remote: std::net::IpAddr, interface: String) -> Self {
         Self { remote, interface, rate: 0.0, sent: 0, problem: None }
     }
@@ -345,9 +350,9 @@ impl Path {
     }
 }
 
-/// How long the next part of a strand is that should carry such a share of the `left` bytes: half of it, so that strands which are
-/// faster than they were take the rest. 0 if the others will be through with everything before this strand is with the
-/// shortest part.
+/// Returns the length of a strand's next part, where the strand should carry this share of the `left` bytes. It is
+/// half of the share, so that strands which have become faster take more of the rest. It is 0 if the others will have
+/// finished the message before this strand would finish the shortest part.
 fn part_len(left: usize, share: f64, is_fastest: bool) -> usize {
     let share = (left as f64 * share) as usize;
     if share >= 2 * PART_BYTES {

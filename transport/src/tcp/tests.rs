@@ -1,4 +1,4 @@
-//! Faults at the acceptor and on the wire, caused by processes that are not peers or break the protocol.
+//! Faults at the acceptor and on the wire, caused by processes that are not peers or that break the protocol.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -36,7 +36,7 @@ pub(super) fn introduce(ends: &mut [TcpEndpoint]) {
     }
 }
 
-/// Calls `f` until it gives something.
+/// Calls `f` until it returns something.
 fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -47,7 +47,7 @@ fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Sends a message from one end to another, and checks it. Both may be polled along the way.
+/// Sends a message from one end to another, and checks it. All ends may be polled along the way.
 pub(super) fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u16, len: usize) {
     let mut source: Vec<u8> = (0..len).map(|i| (i * 7 + from) as u8).collect();
     let mut target = vec![0u8; len];
@@ -74,7 +74,7 @@ pub(super) fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u
     assert_eq!(source, target);
 }
 
-/// Posts a receive of nothing much, and waits for its error.
+/// Posts a receive of one byte, and waits for its error.
 pub(super) fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], on: Channel) -> Error {
     let mut byte = 0u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
@@ -135,7 +135,7 @@ fn strangers_do_not_disturb() {
     for round in 0..120 {
         let mut stream = knock(&ends[1]);
         let hello = hello_to(&ends[1], 0, 0).encode(&key());
-        // Garbage; half a hello; nothing at all; a hello that stops before its last byte; gone at once.
+        // Garbage; half a hello; silence; a hello that stops before its last byte; a connection that closes at once.
         match round % 5 {
             0 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
             1 => stream.write_all(&hello[..20]).unwrap(),
@@ -230,7 +230,7 @@ fn a_channel_is_claimed_once() {
     let mut stream = knock(&ends[1]);
     stream.write_all(&hello.encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Duplicate);
-    // Another process that claims to be the rank, although it knows the cookie.
+    // Another process claims to be the rank, and knows the cookie.
     let mut stream = knock(&ends[1]);
     stream.write_all(&hello_to(&ends[1], 0, 1).encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Instance);
@@ -238,7 +238,7 @@ fn a_channel_is_claimed_once() {
     deliver(&mut ends, 1, 0, 0, 100);
 }
 
-/// A false acceptor at a peer's address answers as its endpoint would, but for the proof: it is not believed.
+/// A false acceptor at a peer's address answers as its endpoint would, except for the proof: it is not believed.
 #[test]
 fn a_false_acceptor_is_recognised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -247,7 +247,7 @@ fn a_false_acceptor_is_recognised() {
         Candidate { to: listener.local_addr().unwrap(), interface: "lo".into(), distance: 0, from: None };
     let hello = hello_to(&end, 0, 0).encode(&key());
     let welcome = Answer { verdict: Verdict::Welcome, protocol: PROTOCOL, instance: end.me.instance };
-    // An answer to another hello of the same dialer, as somebody would have recorded it.
+    // An answer to another hello of the same dialer, as an eavesdropper would have recorded it.
     let recorded = Hello { nonce: [4; 16], ..hello_to(&end, 0, 0) }.encode(&key());
     for bytes in [welcome.encode(None), welcome.encode(Some((&recorded, &key())))] {
         let now = Instant::now();
@@ -280,7 +280,7 @@ fn jobs_do_not_mix() {
     ];
     introduce(&mut ends);
     let [dialer, acceptor] = &mut ends;
-    // The acceptor waits too, or it would look at its acceptor now and then only.
+    // The acceptor waits for a connection too; otherwise it would look for connections only now and then.
     let mut byte = 0u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     // SAFETY: the byte outlives the endpoint's polls.
@@ -378,8 +378,8 @@ fn what_was_sent_is_read_after_the_sender_left() {
             sender.poll(&mut Vec::new());
             sender.is_flushed().then_some(())
         });
-        // And something the other way that nobody will read.
-        // SAFETY: done at once.
+        // A message the other way, which nobody will read.
+        // SAFETY: the send completes at once.
         let posted = unsafe { receiver.post_send(Channel { peer: peers.1, index: 0 }, 0, &src, Token(0)) };
         assert_eq!(posted.unwrap(), Posted::Done);
         drop(sender);
@@ -409,14 +409,14 @@ fn leaving_with_unread_input_loses_nothing() {
     const LEN: usize = 3 << 20;
     let mut source = vec![3u8; LEN];
     let src = [Piece { ptr: source.as_mut_ptr(), len: LEN }];
-    // The leaver will never read this, and resets the connection if it just closes.
+    // The leaver will never read this, and would reset the connection if it just closed.
     // SAFETY: `source` outlives both endpoints' use of it.
     let _ = unsafe { reader.post_send(Channel { peer: 1, index: 0 }, 0, &src, Token(0)).unwrap() };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut out = vec![3u8; LEN];
             let src = [Piece { ptr: out.as_mut_ptr(), len: LEN }];
-            // SAFETY: lives until it is done, below.
+            // SAFETY: `out` lives until the send is done, below.
             let mut posted =
                 unsafe { leaver.post_send(Channel { peer: 0, index: 0 }, 0, &src, Token(1)).unwrap() };
             let mut events = Vec::new();
@@ -431,7 +431,7 @@ fn leaving_with_unread_input_loses_nothing() {
         });
         let mut target = vec![0u8; LEN];
         let dst = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
-        // SAFETY: lives until it is done, below.
+        // SAFETY: `target` lives until the receive is done, below.
         let _ = unsafe {
             reader.post_recv(Channel { peer: 1, index: 0 }, 0, Sink::Place(&dst), Token(2)).unwrap()
         };

@@ -1,4 +1,4 @@
-//! Moving bytes: the work of a poll on the links with something pending.
+//! Moves bytes: the work of a poll on the links with pending messages.
 
 use std::io;
 
@@ -11,15 +11,15 @@ use super::socket::Stop;
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// Up to this many busy links a poll tries each; beyond, it asks the kernel which are ready. A try for nothing
-/// costs about what asking does (0.2 to 0.4 µs), and asking comes on top for those that are ready.
+/// Number of busy links up to which a poll tries each; with more, it asks the kernel which are ready. A vain try
+/// costs about as much as asking (0.2 to 0.4 µs), and for ready links the cost of asking comes on top.
 const FEW: usize = 4;
 
-/// With nothing to wait for at the acceptor, it is looked at every so many polls.
+/// Number of polls between two looks at the acceptor while no connection is expected.
 const DOOR_TICKS: u32 = 256;
 
 impl TcpEndpoint {
-    /// One round over everything pending.
+    /// Makes one round over all pending work.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         self.tick = self.tick.wrapping_add(1);
@@ -31,7 +31,7 @@ impl TcpEndpoint {
         let called = self.stirred || self.acceptor.has_news();
         if connecting || called || self.tick.is_multiple_of(DOOR_TICKS) {
             let stirs = self.connect(events);
-            // Not everything at the acceptor may have been taken at once.
+            // The acceptor may not have taken all connections at once.
             self.stirred = stirs;
             moved |= stirs;
         }
@@ -40,7 +40,7 @@ impl TcpEndpoint {
             let number = self.listed[at];
             let before = events.len();
             match self.serve(number, asked, events) {
-                // A message without payload, or one that was not taken, brings an event and no byte.
+                // A message without payload, or one that did not fit, brings an event but no byte.
                 Ok(bytes) => moved |= bytes > 0 || events.len() > before,
                 Err(cause) => {
                     self.lose(self.links[number as usize].channel.peer, cause, events);
@@ -58,7 +58,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Learns from the kernel which sockets are ready; the first time, registers them all.
+    /// Asks the kernel which sockets are ready. The first call registers them all.
     pub(super) fn look(&mut self) {
         if !self.watching {
             self.watch_all();
@@ -77,9 +77,9 @@ impl TcpEndpoint {
         });
     }
 
-    /// Moves bytes of one link; an error is the end of its peer.
+    /// Moves bytes of one link; an error means that its peer is lost.
     fn serve(&mut self, number: u32, asked: bool, events: &mut Vec<Event>) -> Result<usize, Error> {
-        // An owner about to sleep must not leave behind what the kernel has announced already.
+        // Before the owner sleeps, everything that the kernel has announced already must be handled.
         let (budget, exhaust) = if self.armed { (usize::MAX, true) } else { (CALL_BYTES, false) };
         let link = &mut self.links[number as usize];
         if !matches!(link.state, State::Open(_)) {
@@ -94,7 +94,7 @@ impl TcpEndpoint {
                 Halt::Idle | Halt::Budget | Halt::Parts => {}
                 // The end of the stream may have been announced together with its last bytes.
                 Halt::Blocked => link.readable = link.hung_up,
-                // A later receive meets the end again.
+                // A later receive will meet the end again.
                 Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.probed = false,
                 Halt::Closed(source) => return Err(closed(channel, &link.inbound.position(), source)),
                 Halt::Corrupt(what) => {

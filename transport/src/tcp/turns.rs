@@ -1,14 +1,14 @@
-//! Which end dials, and which connection counts when both have.
+//! Which end dials, and which connection counts if both have.
 //!
-//! The lower rank dials first. An end that waits for the other to dial does so itself after a while: a firewall or a NAT may let
-//! connections through in one direction only. A connection counts once the end that accepts it has said welcome, and two rules leave
-//! only one welcome:
+//! The lower rank dials first. An end that waits for the other to dial dials itself after a while, because a firewall
+//! or a NAT may let connections through in one direction only. A connection counts once the accepting end has
+//! welcomed it, and two rules leave only one welcome:
 //!
 //! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
-//! 2. The lower rank welcomes the higher's hello unless its own hello is under way, to which the higher rank may have said welcome. In
-//!    that case the arrival stays pending until the dial has come to something.
+//! 2. The lower rank welcomes the higher's hello unless its own hello is on its way, which the higher rank may have
+//!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed.
 //!
-//! An end whose dial won dials the next channels of that peer at once, and the other end waits for it.
+//! The end whose dial won dials the next channels to that peer at once, and the other end waits for it.
 
 use std::time::Instant;
 
@@ -22,27 +22,27 @@ use super::wire::{ANSWER_BYTES, Hello, Verdict};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// Fate of an arrival.
+/// Decision on an arrival.
 enum Judgement {
-    /// It is answered now.
+    /// The arrival is answered now.
     Answer(Verdict),
-    /// This rank's own hello is under way.
+    /// The arrival must wait, because this rank's own hello is on its way.
     Wait,
 }
 
 impl TcpEndpoint {
-    /// Whether this end is the first to dial a peer.
+    /// Returns whether this end is the first to dial a peer.
     pub(super) fn dials_first(&self, peer: u32) -> bool {
         self.peers[peer as usize].dials_first.unwrap_or(self.me.rank < peer)
     }
 
-    /// Waits for the peer to dial, for now.
+    /// Starts to wait for the peer to dial.
     pub(super) fn await_peer(&mut self, number: u32, awaiting: Awaiting) {
         self.links[number as usize].state = State::Awaited(Box::new(awaiting));
         self.awaited.push(number);
     }
 
-    /// Lets arrivals in, as far as they fit.
+    /// Decides on new and deferred arrivals. Returns whether anything happened.
     pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>) -> bool {
         let waited = std::mem::take(&mut self.deferred);
         let mut moved = !arrivals.is_empty();
@@ -53,7 +53,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Lets an arrival in, if it fits; whether it is settled.
+    /// Decides on an arrival; returns whether it is settled.
     fn receive(&mut self, arrival: Arrival) -> bool {
         let Judgement::Answer(verdict) = self.judge(&arrival.hello) else {
             if !socket::is_at_end(&arrival.socket) {
@@ -64,7 +64,7 @@ impl TcpEndpoint {
         let Arrival { socket, from, is_relayed, hello, bytes } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
-        // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
+        // The socket's buffer is empty: the answer is sent whole, or the peer has gone.
         let sent = socket::send_bytes(&socket, &answer);
         if verdict != Verdict::Welcome {
             self.acceptor.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
@@ -115,7 +115,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Dials where the peer has not for long enough, and gives up where neither end gets through.
+    /// Dials where the peer has not dialed in time, and gives up where neither end gets through.
     pub(super) fn look_after_awaited(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         for number in self.awaited.clone() {
@@ -141,10 +141,11 @@ impl TcpEndpoint {
         moved
     }
 
-    /// A dial found nobody. The peer may get through to this rank; the lower rank says so if it does not in time.
+    /// Leaves the connection to the peer after this end's dial has failed. The peer may get through; the lower rank
+    /// reports an error if it does not in time.
     pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, now: Instant) {
         let is_lower = self.me.rank < self.links[number as usize].channel.peer;
-        // The peer has begun long ago, if it has posted.
+        // If the peer has posted, it began to dial long ago.
         let lose_at = is_lower.then(|| now + self.options.dial_timeout / 2);
         self.await_peer(number, Awaiting { dial_at: None, lose_at, tried: Some(tried) });
     }
@@ -169,7 +170,7 @@ mod tests {
         ends
     }
 
-    /// Sends each byte from one end to the other, on a channel each. `early` ends are driven before the others post.
+    /// Sends one byte on each channel from one end to the other. An `early` end is driven before the other posts.
     fn exchange(ends: &mut [TcpEndpoint; 2], from: usize, early: Option<usize>) {
         let mut source: Vec<u8> = (0..CHANNELS).map(|index| index as u8).collect();
         let mut target = vec![255_u8; CHANNELS.into()];
@@ -223,7 +224,7 @@ mod tests {
             for early in [None, Some(0), Some(1)] {
                 let mut ends = world();
                 exchange(&mut ends, from, early);
-                // The same connections, in the other direction.
+                // Uses the same connections in the other direction.
                 exchange(&mut ends, 1 - from, None);
             }
         }

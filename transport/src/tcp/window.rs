@@ -1,9 +1,10 @@
-//! How much a connection may have on its way.
+//! Send buffers, which bound how much a connection may have in flight.
 //!
-//! The kernel lets a send buffer grow to `net.ipv4.tcp_wmem`, 4 MiB as a rule, and no window is larger than the buffer behind it. A way of
-//! 1 Gbit/s and 44 ms holds 5 MB, so one connection fills three quarters of it. Where the rate and the round trip say that a way holds
-//! more, its connections get as much as `net.core.wmem_max` permits, and where one holds much less, there are several. Elsewhere buffers are
-//! left to the kernel, whose choice is best or nearly so.
+//! The kernel lets a send buffer grow to `net.ipv4.tcp_wmem`, 4 MiB as a rule, and no window is larger than the
+//! buffer behind it. A path of 1 Gbit/s and 44 ms holds 5 MB, so one connection fills three quarters of it. Where
+//! rate and round trip show that a path holds more, its connections get buffers of up to `net.core.wmem_max`; where
+//! one connection holds much less than the path, there are several. Elsewhere buffers are left to the kernel, whose
+//! choice is best or nearly so.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -16,22 +17,24 @@ use super::socket::TcpInfo;
 /// The system's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
-    /// To what a send buffer grows by itself.
+    /// Size to which a send buffer grows by itself.
     tuned: usize,
-    /// The longest that can be asked for.
+    /// Largest size that a process can ask for.
     asked: usize,
-    /// The longest window that a receiver like this one offers.
+    /// Largest window that a receiver like this one offers.
     offered: usize,
 }
 
-/// A buffer of so many times what the way holds: the kernel's control of congestion sends more than that for a moment.
+/// Ratio of a buffer to the bytes that the path holds. The kernel's congestion control sends more than the path holds
+/// for a moment.
 const BUFFERS: f64 = 2.0;
 
-/// Another connection pays off where those that there are hold less than such a part of the way. On 2 hosts with 1 Gbit/s and 20 ms,
-/// where one holds 0.8 of it, two take 0.81 of the time for an all-gather of 64 MiB, and 1.2 of it for an all-reduce.
+/// Fraction of the path's capacity that existing connections must hold; below it, another connection pays off. On 2
+/// hosts with 1 Gbit/s and 20 ms, where one connection holds 0.8 of the path, two take 0.81 of the time for an
+/// all-gather of 64 MiB, and 1.2 of it for an all-reduce.
 const ENOUGH: f64 = 0.67;
 
-/// Most connections for the sake of windows.
+/// Maximum number of connections for the sake of windows.
 const STREAMS_MAX: usize = 8;
 
 /// Bytes that a connection sends between two looks at its rate.
@@ -50,60 +53,61 @@ impl Limits {
                 socket.set_send_buffer_size(i32::MAX as usize / 2).ok()?;
                 socket.send_buffer_size().ok()
             };
-            // Where the system does not tell: its usual numbers.
+            // The kernel's usual values replace those that cannot be read.
             Self {
                 tuned: last("/proc/sys/net/ipv4/tcp_wmem").unwrap_or(4 << 20),
                 asked: asked().unwrap_or(0),
-                // The rest of the receiver's memory is for what the kernel keeps about packets.
+                // The rest of the receiver's memory holds the kernel's data about packets.
                 offered: last("/proc/sys/net/ipv4/tcp_rmem").unwrap_or(6 << 20) / 2,
             }
         })
     }
 
-    /// The send buffer to ask for on a way that holds so many bytes; none if what the kernel does is enough, or is the most.
+    /// Returns the send buffer to ask for on a path that holds this many bytes; `None` if the kernel's own choice
+    /// suffices or is the maximum.
     fn buffer(self, way_bytes: f64) -> Option<usize> {
         let wanted = (BUFFERS * way_bytes) as usize;
         let most = self.asked.min(wanted);
         (wanted > self.tuned && most > self.tuned).then_some(most)
     }
 
-    /// How many connections fill a way that holds so many bytes.
+    /// Returns how many connections fill a path that holds this many bytes.
     fn streams(self, way_bytes: f64) -> usize {
         let one = self.buffer(way_bytes).unwrap_or(self.tuned).min(self.offered).max(1);
         ((ENOUGH * way_bytes / one as f64).ceil() as usize).clamp(1, STREAMS_MAX)
     }
 }
 
-/// Bytes that a connection's way holds at such a rate.
+/// Returns how many bytes a connection's path holds at this rate.
 fn held(bytes_per_second: f64, round_trip: Option<Duration>) -> f64 {
     round_trip.map_or(0.0, |time| bytes_per_second * time.as_secs_f64())
 }
 
-/// The send buffer of a connection to another host, which the user leaves to the transport.
+/// Manages the send buffer of a connection to another host, if the user has not set its size.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// Bytes sent since the last look.
     bytes: usize,
-    /// The buffer that was asked for.
+    /// Size of the buffer that was asked for.
     asked: usize,
 }
 
 impl Window {
-    /// Of a connection to another host that has just been made, with room for the rate that is known (or 0), unless the user has said how
-    /// long its buffer is.
+    /// Returns the window of a new connection to another host, with a buffer for the known rate of its path (or 0).
+    /// `None` if the user has set the size of send buffers.
     pub(super) fn of(socket: &Socket, options: &TcpOptions, bytes_per_second: f64) -> Option<Self> {
         let mut window = options.send_buffer_bytes.is_none().then(Self::default)?;
         window.expect(socket, bytes_per_second);
         Some(window)
     }
 
-    /// Makes room for what the way holds at the rate that is known of it.
+    /// Enlarges the buffer for the bytes that the path holds at its known rate.
     pub(super) fn expect(&mut self, socket: &Socket, bytes_per_second: f64) {
         let round_trip = TcpInfo::of(socket).and_then(|info| info.least_round_trip);
         self.ask(socket, held(bytes_per_second, round_trip));
     }
 
-    /// Notes that so many bytes were sent; makes room if the rate at which they arrive says so.
+    /// Notes that `bytes` bytes were sent. Enlarges the buffer if the rate at which they arrive requires it.
     pub(super) fn note(&mut self, socket: &Socket, bytes: usize) {
         self.bytes += bytes;
         if self.bytes >= LOOK_BYTES {
@@ -115,18 +119,18 @@ impl Window {
     }
 
     fn ask(&mut self, socket: &Socket, way_bytes: f64) {
-        // A little more is not worth a system call.
+        // A slightly larger buffer is not worth a system call.
         let Some(wanted) = Limits::here().buffer(way_bytes).filter(|wanted| *wanted / 8 > self.asked / 7)
         else {
             return;
         };
-        // The kernel doubles what it is asked for. Where it refuses, it goes on as before.
+        // The kernel doubles the requested size. If it refuses, the connection goes on as before.
         let _ = socket.set_send_buffer_size(wanted / 2);
         self.asked = wanted;
     }
 }
 
-/// How many connections the windows ask for on a way of such a rate.
+/// Returns how many connections a path of this rate needs for the sake of their windows.
 pub(super) fn streams(socket: &Socket, bytes_per_second: f64) -> usize {
     let round_trip = TcpInfo::of(socket).and_then(|info| info.least_round_trip);
     Limits::here().streams(held(bytes_per_second, round_trip))
@@ -156,12 +160,13 @@ mod tests {
         assert_eq!((permitted.buffer(3.0 * MIB), permitted.streams(3.0 * MIB)), (Some(6 << 20), 1));
         assert_eq!((permitted.buffer(5.0 * MIB), permitted.streams(5.0 * MIB)), (Some(8 << 20), 1));
         assert_eq!((permitted.buffer(12.0 * MIB), permitted.streams(12.0 * MIB)), (Some(8 << 20), 2));
-        // As most kernels come: what can be asked for is less than what they do by themselves.
+        // On most kernels, the largest size that can be asked for is less than the one to which a buffer grows by
+        // itself.
         let usual = limits(416 << 10);
         assert_eq!((usual.buffer(5.0 * MIB), usual.streams(5.0 * MIB)), (None, 1));
         assert_eq!(usual.streams(7.0 * MIB), 2);
         assert_eq!(usual.streams(1e12), STREAMS_MAX);
-        // A receiver that offers less is what counts.
+        // A receiver that offers less is the limit.
         assert_eq!(Limits { offered: 3 << 20, ..permitted }.streams(7.0 * MIB), 2);
     }
 
@@ -175,7 +180,7 @@ mod tests {
         assert_eq!(socket.send_buffer_size().expect("its buffer"), before, "the kernel tunes it");
         window.ask(&socket, limits.asked.max(limits.tuned) as f64);
         let after = socket.send_buffer_size().expect("its buffer");
-        // Not smaller than what the kernel would have made of it, on any system.
+        // The buffer must not be smaller than the kernel's own choice, on any system.
         assert_eq!(after, if limits.asked > limits.tuned { limits.asked } else { before });
     }
 }

@@ -1,33 +1,35 @@
-//! The wire format: the hello of a connection, its answer, and the headers of messages and of their parts. All little-endian.
+//! The wire format: the hello of a connection, its answer, and the headers of messages and of their parts. All
+//! numbers are little-endian.
 //!
-//! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC under a key derived from
-//! it. The MAC of the hello covers both ranks, the channel, the intended endpoint (a random number that only the control plane has told) and a
-//! nonce. A hello is therefore valid at one endpoint for one channel, once. The MAC of the answer covers the whole hello with its nonce, so the
-//! dialer knows which endpoint answers.
+//! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC
+//! under a key derived from it. The MAC of the hello covers both ranks, the channel, the intended endpoint (a random
+//! number that only the control plane distributes) and a nonce. A hello is therefore valid at one endpoint for one
+//! channel, once. The MAC of the answer covers the whole hello with its nonce, so the dialer knows which endpoint
+//! answers.
 
 use crate::proof::{Key, PROOF_BYTES};
 
-/// Version of hello, answer and header together. Ranks of different versions do not talk.
+/// Common version of hello, answer and header. Ranks of different versions do not communicate.
 pub(super) const PROTOCOL: u16 = 3;
 
-/// Bytes of a message header: half a cache line, two of which go by per small message.
+/// Length of a message header: half a cache line.
 pub(super) const HEADER_BYTES: usize = 32;
-/// Bytes of a hello, before its proof.
+/// Length of a hello, without its proof.
 const HELLO_HEAD: usize = 64;
-/// Bytes of a hello.
+/// Length of a hello.
 pub(super) const HELLO_BYTES: usize = HELLO_HEAD + PROOF_BYTES;
-/// Bytes of an answer, before its proof.
+/// Length of an answer, without its proof.
 const ANSWER_HEAD: usize = 16;
-/// Bytes of the answer to a hello.
+/// Length of the answer to a hello.
 pub(super) const ANSWER_BYTES: usize = ANSWER_HEAD + PROOF_BYTES;
-/// Bytes of a hello's nonce.
+/// Length of a hello's nonce.
 pub(super) const NONCE_BYTES: usize = 16;
 
-/// Longest message: what a slice may be long.
+/// Maximum length of a message: that of a slice.
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
 
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"KoMs");
-/// Of a message that comes in parts.
+/// Magic number of a message that comes in parts.
 const STRIPED_MAGIC: u32 = u32::from_le_bytes(*b"KoSt");
 const PART_MAGIC: u32 = u32::from_le_bytes(*b"KoPa");
 const HELLO_MAGIC: [u8; 8] = *b"\x89Kolo\r\n\x1a";
@@ -40,7 +42,7 @@ pub(super) struct Header {
     pub(super) len: u64,
     /// Number of the message in its direction of its channel, modulo 2^32.
     pub(super) sequence: u32,
-    /// Whether its payload comes in parts, over all connections of the channel, each behind a [`Part`].
+    /// Whether its payload comes in parts over all connections of the channel, each behind a [`Part`].
     pub(super) striped: bool,
 }
 
@@ -50,7 +52,7 @@ impl Header {
         frame(magic, self.sequence, self.tag, self.len)
     }
 
-    /// `None` if these bytes are no header.
+    /// Returns `None` if these bytes are not a header.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let striped = u32_at(bytes, 0) == STRIPED_MAGIC;
         let header =
@@ -63,10 +65,10 @@ impl Header {
 /// The header before every part of a striped message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Where it begins in the message; a multiple of [`GRAIN_BYTES`](crate::endpoint::GRAIN_BYTES).
+    /// Position of its first byte in the message; a multiple of [`GRAIN_BYTES`](crate::endpoint::GRAIN_BYTES).
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Number of the message.
+    /// Sequence number of the message.
     pub(super) sequence: u32,
 }
 
@@ -75,7 +77,7 @@ impl Part {
         frame(PART_MAGIC, self.sequence, self.offset, self.len)
     }
 
-    /// `None` if these bytes are no header of a part.
+    /// Returns `None` if these bytes are not the header of a part.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let part = Self { offset: u64_at(bytes, 8), len: u64_at(bytes, 16), sequence: u32_at(bytes, 4) };
         let end = part.offset.checked_add(part.len);
@@ -93,50 +95,51 @@ fn frame(magic: u32, sequence: u32, first: u64, second: u64) -> [u8; HEADER_BYTE
     out
 }
 
-/// Tells a header from payload when the two ends are out of step; no protection against malice.
+/// Returns a checksum that distinguishes a header from payload if the two ends are out of step. It does not protect
+/// against malice.
 fn check(sequence: u32, first: u64, second: u64) -> u64 {
-    // Odd constants of high entropy (fractions of the golden ratio and of pi); each field is multiplied by another one, so that
-    // swapped fields show.
+    // The constants are odd and of high entropy (fractions of the golden ratio and of pi). Each field is multiplied
+    // by a different one, so that swapped fields show.
     let mixed = (first ^ 0x243f_6a88_85a3_08d3).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ second.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         ^ u64::from(sequence).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// The dialer's first bytes.
+/// The dialer's first bytes on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) world_size: u32,
     pub(super) channel: u16,
-    /// Which of the channel's connections: 0 is the first, which carries the headers of messages.
+    /// Number of the connection within the channel: 0 is the first, which carries the headers of messages.
     pub(super) strand: u16,
-    /// Instance of the endpoint that dials.
+    /// Number of the endpoint that dials.
     pub(super) instance: u64,
-    /// Instance of the endpoint it wants: another process may have the address by now.
+    /// Number of the intended endpoint: another process may have the address by now.
     pub(super) target: u64,
-    /// Drawn for this connection.
+    /// Random bytes, drawn for this connection.
     pub(super) nonce: [u8; NONCE_BYTES],
 }
 
-/// The key of hellos and answers that follows from a job's cookie.
+/// Returns the key of hellos and answers, derived from a job's cookie.
 pub(super) fn key_of(cookie: &[u8; 16]) -> Key {
     Key::derive(&[cookie], b"kolo tcp connections")
 }
 
-/// Whether a hello was made with the key.
+/// Returns whether a hello was made with the key.
 pub(super) fn is_proven(hello: &[u8; HELLO_BYTES], key: &Key) -> bool {
     let (head, proof) = hello.split_at(HELLO_HEAD);
     key.verify(&[b"dial", head], proof)
 }
 
-/// Why bytes are no hello, as far as they go.
+/// Reason why bytes, as far as they have come, are not a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotHello {
-    /// It does not start as one.
+    /// They do not start like a hello.
     Garbage,
-    /// It is one of another version.
+    /// They are a hello of another version.
     Version(u16),
 }
 
@@ -158,7 +161,7 @@ impl Hello {
         out
     }
 
-    /// Looks at the beginning of a hello: `Ok(None)` while more bytes are needed.
+    /// Decodes the beginning of a hello; returns `Ok(None)` while more bytes are needed.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, NotHello> {
         let magic = bytes.len().min(HELLO_MAGIC.len());
         if bytes[..magic] != HELLO_MAGIC[..magic] {
@@ -189,17 +192,17 @@ impl Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Verdict {
-    /// Go on.
+    /// The connection is accepted.
     Welcome = 1,
-    /// The protocol differs; the answer tells the acceptor's.
+    /// The protocol version differs; the answer carries the acceptor's.
     Version = 2,
     /// The hello does not prove that its sender knows the job's cookie.
     Cookie = 3,
-    /// Somebody else than the dialer wants lives here.
+    /// Another endpoint than the intended one is at this address.
     Instance = 4,
-    /// That rank and channel are connected already.
+    /// That channel of that rank is connected already.
     Duplicate = 5,
-    /// Rank, world size or channel make no sense here.
+    /// Rank, world size or channel are invalid here.
     Rank = 6,
     /// The acceptor gave up on that rank.
     Gone = 7,
@@ -214,7 +217,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// The answer to `hello`, with a proof about both if that was proven itself.
+    /// Encodes the answer to `hello`. If the hello was proven, a proof covers both.
     pub(super) fn encode(&self, proven: Option<(&[u8; HELLO_BYTES], &Key)>) -> [u8; ANSWER_BYTES] {
         let mut out = [0; ANSWER_BYTES];
         out[0..4].copy_from_slice(&ANSWER_MAGIC);
@@ -228,13 +231,13 @@ impl Answer {
         out
     }
 
-    /// Whether these bytes are the answer to `hello` of somebody with the key.
+    /// Returns whether these bytes are an answer to `hello` from an end that has the key.
     pub(super) fn is_proven(bytes: &[u8; ANSWER_BYTES], hello: &[u8; HELLO_BYTES], key: &Key) -> bool {
         let (head, proof) = bytes.split_at(ANSWER_HEAD);
         key.verify(&[b"answer", hello, head], proof)
     }
 
-    /// `None` if these bytes are no answer.
+    /// Returns `None` if these bytes are not an answer.
     pub(super) fn decode(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
         if bytes[0..4] != ANSWER_MAGIC {
             return None;
@@ -252,7 +255,7 @@ impl Answer {
         Some(Self { verdict, protocol: u16_at(bytes, 4), instance: u64_at(bytes, 8) })
     }
 
-    /// For people.
+    /// Describes the verdict for people.
     pub(super) fn explain(&self) -> String {
         match self.verdict {
             Verdict::Welcome => "welcome".into(),

@@ -1,5 +1,6 @@
-/* Prints size and offsets of what src/sys/mirror.rs mirrors, from the installed headers, one "name number" a line.
- * tests/layout.rs compiles it where libibverbs-dev is installed and compares it with the mirrors. */
+/* Prints sizes and offsets of the structures that src/sys/mirror.rs mirrors, from the installed headers, one "name
+ * number" a line.
+ * tests/layout.rs compiles this where libibverbs-dev is installed, and compares the output with the mirrors. */
 #include <stddef.h>
 #include <stdio.h>
 #include <infiniband/verbs.h>
@@ -34,7 +35,7 @@ int main(void)
 	O(ibv_device_attr, max_ee); O(ibv_device_attr, max_srq); O(ibv_device_attr, max_pkeys);
 	O(ibv_device_attr, local_ca_ack_delay); O(ibv_device_attr, phys_port_cnt);
 
-	/* the size is left out: it is the one that grew (52 to 56 bytes), which is why the mirror has slack */
+	/* The size is left out: it grew (from 52 to 56 bytes), which is why the mirror has slack. */
 	O(ibv_port_attr, state); O(ibv_port_attr, max_mtu); O(ibv_port_attr, active_mtu); O(ibv_port_attr, gid_tbl_len);
 	O(ibv_port_attr, port_cap_flags); O(ibv_port_attr, max_msg_sz); O(ibv_port_attr, bad_pkey_cntr);
 	O(ibv_port_attr, qkey_viol_cntr); O(ibv_port_attr, pkey_tbl_len); O(ibv_port_attr, lid);

@@ -1,7 +1,7 @@
-//! Two processes, on one host or two: connects a queue pair over a TCP connection, then measures.
+//! Connects a queue pair of two processes, on one host or two, over a TCP connection, and measures it.
 //!
-//! `cargo run -p kolo-verbs --example pingpong` on one, the same with `-- HOST` on the other. It is also the
-//! shortest complete program over this crate: see [`main`] for the order of things.
+//! Run `cargo run -p kolo-verbs --example pingpong` on one host, and the same with `-- HOST` on the other. This is
+//! also the shortest complete program over this crate: [`main`] shows the order of the steps.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -14,15 +14,15 @@ const PORT: u16 = 29_777;
 const ROUNDS: usize = 1000;
 const BUFFER_BYTES: usize = 1 << 20;
 const RECEIVES: u32 = 64;
-/// Writes under way at a time when measuring throughput.
+/// Number of writes in flight when measuring throughput.
 const WINDOW: usize = 16;
-/// Names of requests: receives, writes that the peer is told of, and others.
+/// Ids of requests: receives, writes that the peer is notified of, and other writes.
 const RECEIVED: u64 = 0;
 const TOLD: u64 = 1;
 const PLAIN: u64 = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The devices that are there, tried out, and the way out if there are none.
+    // The devices, with the result of trying them; or the remedy if there are none.
     let devices = match probe() {
         Probe::Ready(devices) => devices,
         Probe::Absent(absence) => return Err(format!("{absence}; {}", absence.remedy()).into()),
@@ -49,11 +49,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     pair.initialize(&path, Access::REMOTE_WRITE)?;
     for _ in 0..RECEIVES {
-        // SAFETY: no memory.
+        // SAFETY: the receive has no memory.
         unsafe { pair.post_receive(RECEIVED, &[])? };
     }
 
-    // Both ends tell each other where they are; then both connect; then both say so.
+    // Both ends exchange their addresses; then both connect; then both confirm it.
     let gid = report.gids.iter().find(|entry| entry.index == path.gid_index).map(|entry| entry.gid);
     let mine = Address {
         number: pair.number(),
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             end.stream(bytes)?;
         }
     }
-    // An end that is done waits for the other: a queue pair that is gone does not acknowledge.
+    // An end that has finished waits for the other, because a queue pair that is gone does not acknowledge.
     control.write_all(b"!")?;
     let [_] = take::<1>(&mut control)?;
     Ok(())
@@ -105,11 +105,12 @@ impl End {
             false => (PLAIN, Operation::Write(self.target)),
         };
         let request = Send { id, operation, local: &local, report: Report::Yes, flags: Flags::NONE };
-        // SAFETY: the buffer outlives the queue pair, which is declared and so dropped first; nobody looks at it.
+        // SAFETY: the buffer outlives the queue pair, which is declared and therefore dropped first; nobody reads the
+        // buffer.
         unsafe { self.pair.post_send(&request) }
     }
 
-    /// Waits for the completion of a request of this name; others may come before.
+    /// Waits for the completion of a request with this id; others may come before.
     fn wait(&self, id: u64) -> Result<(), Box<dyn Error>> {
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut one = [Completion::default()];
@@ -135,7 +136,7 @@ impl End {
                 self.write(8, true)?;
             }
             self.wait(RECEIVED)?;
-            // SAFETY: no memory.
+            // SAFETY: the receive has no memory.
             unsafe { self.pair.post_receive(RECEIVED, &[])? };
             if !first {
                 self.write(8, true)?;
@@ -165,7 +166,7 @@ impl End {
     }
 }
 
-/// A connection to `host`, or from whoever comes; either end may be started first.
+/// Connects to `host`, or accepts a connection if there is none; either end may be started first.
 fn meet(host: Option<&str>) -> Result<TcpStream, Box<dyn Error>> {
     let Some(host) = host else {
         return Ok(TcpListener::bind(("0.0.0.0", PORT))?.accept()?.0);

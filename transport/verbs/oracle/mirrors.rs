@@ -1,5 +1,5 @@
-//! Every size, offset and constant that `kolo_verbs::sys` mirrors, as the crate rdma-sys has it from the headers that are
-//! installed. Without `--cfg kolo_rdma_sys` there is nothing here.
+//! Compares every size, offset and constant that `kolo_verbs::sys` mirrors with those that the crate rdma-sys takes
+//! from the installed headers. Without `--cfg kolo_rdma_sys` this crate is empty.
 #![cfg(all(test, kolo_rdma_sys))]
 
 use std::collections::BTreeMap;
@@ -7,8 +7,8 @@ use std::mem::{offset_of, size_of};
 
 use rdma_sys::*;
 
-/// `grows`: a structure that newer libraries make longer, of which the mirror has slack in place of a size. `a = b`: the
-/// field is named otherwise there.
+/// `grows` marks a structure that is longer in newer libraries, so that the mirror has slack and its size is not
+/// compared. `a = b` means that rdma-sys names the field `b`.
 macro_rules! structures {
     ($rows:ident: $($type:ident $($grows:ident)? { $($field:ident $(= $theirs:ident)?),* $(,)? })*) => {
         $(structures!(@size $rows $type $($grows)?);
@@ -23,7 +23,7 @@ macro_rules! structures {
     (@offset $type:ident $field:ident $theirs:ident) => { offset_of!($type, $theirs) };
 }
 
-/// In a module; as a constant of a newtype; of a Rust enumeration.
+/// Constants in a module, of a newtype, or of a Rust enumeration.
 macro_rules! constants {
     ($rows:ident: $(mod $module:ident [$($of_module:ident)*])* $(bits $bits:ident [$($of_bits:ident)*])*
         $(enum $enum:ident [$($of_enum:ident)*])*) => {
@@ -33,7 +33,8 @@ macro_rules! constants {
     };
 }
 
-/// Of enumerations without a name, which rdma-sys leaves out; `tests/layout.rs` of kolo-verbs compares them.
+/// Constants of enumerations without a name, which rdma-sys leaves out; `tests/layout.rs` of kolo-verbs compares
+/// them.
 const LEFT_OUT: [&str; 2] = ["IBV_LINK_LAYER_INFINIBAND", "IBV_LINK_LAYER_ETHERNET"];
 
 fn theirs() -> Vec<(&'static str, u64)> {

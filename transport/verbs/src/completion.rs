@@ -11,7 +11,7 @@ use crate::error::{Error, code, errno};
 use crate::status::{Failure, Status};
 use crate::sys;
 
-/// Kind of operation that ended.
+/// Kind of a completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -21,11 +21,11 @@ pub enum Kind {
     Write,
     /// An RDMA read.
     Read,
-    /// A receive, by a send.
+    /// A receive that a send consumed.
     Receive,
-    /// A receive, by a write with immediate.
+    /// A receive that a write with immediate consumed.
     ReceiveWrite,
-    /// Another, by libibverbs' number.
+    /// Another kind, by libibverbs' number.
     Other(u32),
 }
 
@@ -35,22 +35,23 @@ pub enum Kind {
 pub struct Completion(sys::ibv_wc);
 
 impl Completion {
-    /// The id that the request was given.
+    /// Returns the id that the request was given.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// Number of the queue pair.
+    /// Returns the number of the queue pair.
     #[must_use]
     pub fn queue_pair(&self) -> u32 {
         self.0.qp_num
     }
 
-    /// Whether it went well. If not, only [`Completion::id`] and [`Completion::queue_pair`] mean anything.
+    /// Returns whether the request succeeded. If it failed, only [`Completion::id`] and [`Completion::queue_pair`]
+    /// are valid.
     ///
     /// # Errors
-    /// How it ended instead.
+    /// The way in which it failed.
     pub fn result(&self) -> Result<(), Failure> {
         match Status::from_raw(self.0.status) {
             Status::Success => Ok(()),
@@ -58,7 +59,7 @@ impl Completion {
         }
     }
 
-    /// Kind of operation that ended.
+    /// Returns the kind of the completed operation.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self.0.opcode {
@@ -71,20 +72,20 @@ impl Completion {
         }
     }
 
-    /// Bytes received or written; meaningful for receives and reads.
+    /// Returns the number of bytes received or read; valid for receives and reads.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The 32 bits that came with it.
+    /// Returns the 32 bits that came with it, if there are any.
     #[must_use]
     pub fn immediate(&self) -> Option<u32> {
         (self.0.wc_flags & sys::IBV_WC_WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
     }
 }
 
-/// Where requests of one or more queue pairs end up. Cheap to clone.
+/// Queue of the completions of one or more queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Queue>);
 
@@ -94,27 +95,28 @@ struct Queue {
     poll: sys::PollCq,
     request: sys::ReqNotifyCq,
     depth: u32,
-    // Destroyed after the queue.
+    // The channel is destroyed after the queue.
     _channel: Option<CompletionChannel>,
 }
 
-// SAFETY: polling and arming one queue from several threads is allowed by the verbs; providers lock.
+// SAFETY: the verbs permit polling and arming one queue from several threads; providers lock.
 unsafe impl Send for Queue {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; queue pairs hold an `Arc` of this and are gone. It waits for events
-        // not yet acknowledged, of which there are none: `CompletionChannel::take_event` acknowledges at once.
+        // SAFETY: the queue was made once and is destroyed once; queue pairs hold an `Arc` of this and are gone. The
+        // call waits for unacknowledged events, of which there are none: `CompletionChannel::take_event` acknowledges
+        // at once.
         unsafe { (self.context.symbols().ibv_destroy_cq)(self.queue.as_ptr()) };
     }
 }
 
-/// Which completions wake.
+/// Selection of the completions that wake a sleeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// All.
+    /// All completions.
     Any,
     /// Failures, and receives of messages sent as solicited.
     Solicited,
@@ -142,43 +144,44 @@ impl CompletionQueue {
         };
         let channel_ptr = channel.as_ref().map_or(ptr::null_mut(), |channel| channel.0.channel.as_ptr());
         let cookie = ptr::without_provenance_mut::<c_void>(cookie);
-        // SAFETY: a live context, a live channel of it or null; the cookie is only handed back. Vector 0 exists.
+        // SAFETY: the context is live, and the channel is one of it or null; the library only returns the cookie.
+        // Vector 0 exists.
         let queue =
             unsafe { (context.symbols().ibv_create_cq)(context.as_ptr(), entries, cookie, channel_ptr, 0) };
         let queue = NonNull::new(queue).ok_or_else(|| {
             Error::call("ibv_create_cq", format!("making a completion queue of {depth} entries"), errno())
         })?;
-        // SAFETY: just made; the depth changes only by resizing, which is not done.
+        // SAFETY: the queue was just made; the depth changes only by resizing, which is not done.
         let depth = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(depth);
         Ok(Self(Arc::new(Queue { context, queue, poll, request, depth, _channel: channel })))
     }
 
-    /// Entries it holds. Overrunning it is fatal to it: post no more than fits.
+    /// Returns the number of entries that it holds. An overrun destroys it: post no more requests than fit.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.0.depth
     }
 
-    /// Takes what is there, up to the slice's length, and returns how many. Does not block.
+    /// Takes the completions that are there, up to the slice's length, and returns how many. Does not block.
     ///
     /// # Errors
     /// If the device is gone.
     #[inline]
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
-        // SAFETY: a live queue; writes at most `room` entries, to which `Completion` is transparent.
+        // SAFETY: the queue is live; the call writes at most `room` entries, over which `Completion` is transparent.
         let taken = unsafe { (self.0.poll)(self.0.queue.as_ptr(), room, into.as_mut_ptr().cast()) };
         usize::try_from(taken).map_err(|_| Error::call("ibv_poll_cq", "polling for completions", libc::EIO))
     }
 
-    /// Asks for one event of the channel at the next completion. Poll once more before sleeping: what is already
-    /// there does not wake.
+    /// Requests one event of the channel at the next completion. Poll once more before sleeping: completions that are
+    /// already there cause no event.
     ///
     /// # Errors
     /// If the device is gone.
     pub fn request_event(&self, wake: Wake) -> Result<(), Error> {
         let solicited = c_int::from(wake == Wake::Solicited);
-        // SAFETY: a live queue.
+        // SAFETY: the queue is live.
         code(unsafe { (self.0.request)(self.0.queue.as_ptr(), solicited) })
             .map_err(|errno| Error::call("ibv_req_notify_cq", "asking for an event", errno))
     }
@@ -198,7 +201,7 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-/// A descriptor that becomes readable when a queue that asked for it gets a completion. Cheap to clone.
+/// A descriptor that becomes readable when a queue that requested it gets a completion. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<Channel>);
 
@@ -209,19 +212,19 @@ struct Channel {
 
 // SAFETY: the verbs are thread-safe; `fd` does not change.
 unsafe impl Send for Channel {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Channel {}
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; its queues hold an `Arc` of this and are gone.
+        // SAFETY: the channel was made once and is destroyed once; its queues hold an `Arc` of this and are gone.
         unsafe { (self.context.symbols().ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
 
 impl CompletionChannel {
     pub(crate) fn new(context: Context) -> Result<Self, Error> {
-        // SAFETY: a live context; the result is checked.
+        // SAFETY: the context is live; the result is checked.
         let channel = unsafe { (context.symbols().ibv_create_comp_channel)(context.as_ptr()) };
         let channel = NonNull::new(channel)
             .ok_or_else(|| Error::call("ibv_create_comp_channel", "making a completion channel", errno()))?;
@@ -230,14 +233,14 @@ impl CompletionChannel {
         Ok(made)
     }
 
-    /// The next event: the cookie of its queue, or none. Does not block.
+    /// Takes the next event and returns the cookie of its queue; `None` if there is no event. Does not block.
     ///
     /// # Errors
     /// If the device is gone.
     pub fn take_event(&self) -> Result<Option<usize>, Error> {
         let symbols = self.0.context.symbols();
         let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a live channel with a non-blocking descriptor; writes two pointers.
+        // SAFETY: the channel is live and its descriptor non-blocking; the call writes two pointers.
         let returned =
             unsafe { (symbols.ibv_get_cq_event)(self.0.channel.as_ptr(), &raw mut queue, &raw mut cookie) };
         match code(returned) {
@@ -252,14 +255,14 @@ impl CompletionChannel {
     }
 
     fn fd(&self) -> c_int {
-        // SAFETY: lives as long as `self`; written only when made.
+        // SAFETY: the structure lives as long as `self`, and is written only when it is made.
         unsafe { self.0.channel.as_ref().fd }
     }
 }
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel.
+        // SAFETY: the descriptor is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(self.fd()) }
     }
 }

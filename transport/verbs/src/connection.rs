@@ -4,27 +4,27 @@ use crate::error::Error;
 use crate::gid::Gid;
 use crate::port::Mtu;
 
-/// How a peer reaches a queue pair. Travels over the control plane as [`Address::BYTES`] bytes.
+/// Parameters by which a peer reaches a queue pair. They travel over the control plane as [`Address::BYTES`] bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Number of the queue pair, 24 bits.
     pub number: u32,
-    /// The first packet number it sends, 24 bits. Should differ from connection to connection, so that late packets
-    /// of an earlier one are recognized.
+    /// Number of the first packet that it sends, 24 bits. It should differ from connection to connection, so that
+    /// late packets of an earlier one are recognised.
     pub first_packet: u32,
     /// Address of the port on InfiniBand; 0 on Ethernet.
     pub lid: u16,
-    /// MTU of the port; the connection uses the smaller of both ends'.
+    /// MTU of the port; the connection uses the smaller one of both ends.
     pub mtu: Mtu,
     /// The chosen entry of the port's table.
     pub gid: Gid,
 }
 
 impl Address {
-    /// Length on the wire.
+    /// Length of the encoded form.
     pub const BYTES: usize = 4 + 4 + 2 + 1 + 16;
 
-    /// For the wire, big endian.
+    /// Encodes the address, big endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -36,7 +36,7 @@ impl Address {
         bytes
     }
 
-    /// From the wire; none if some field is out of range.
+    /// Decodes an address; `None` if a field is out of range.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -53,51 +53,51 @@ impl Address {
     }
 }
 
-/// Packet and queue pair numbers have 24 bits.
+/// Mask for packet and queue pair numbers, which have 24 bits.
 pub(crate) const PACKET_MASK: u32 = 0xff_ffff;
 
-/// This side's way out.
+/// Route of this side's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The port.
     pub port: u8,
-    /// Entry of the port's table of GIDs; its kind and the peer's must be the same.
+    /// Index into the port's table of GIDs; this entry and the peer's must be of the same kind.
     pub gid_index: u8,
-    /// Whether packets carry a global route: always on Ethernet, on InfiniBand between subnets.
+    /// Whether packets carry a global route: always on Ethernet, and on InfiniBand between subnets.
     pub global: bool,
     /// MTU of the port.
     pub mtu: Mtu,
-    /// Class of the traffic for switches: DSCP in the upper six bits.
+    /// Traffic class for switches: DSCP in the upper six bits.
     pub traffic_class: u8,
     /// Service level, which maps to a virtual lane or a priority.
     pub service_level: u8,
-    /// Entry of the partition table.
+    /// Index into the partition table.
     pub partition_index: u16,
 }
 
-/// How a connection treats loss. The defaults are [`Reliability::default`]'s.
+/// Handling of loss by a connection. [`Reliability::default`] explains the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reliability {
-    /// An unacknowledged packet is sent again after 4.096 us * 2^this, 1 to 31; adapters may take up to four times
-    /// as long.
+    /// Exponent of the time after which an unacknowledged packet is sent again, 4.096 us * 2^this, 1 to 31; adapters
+    /// may take up to four times as long.
     pub timeout: u8,
-    /// How often it is sent again, 0 to 7.
+    /// Number of repetitions of a packet, 0 to 7.
     pub retries: u8,
-    /// How often a send is tried again that met no posted receive, 0 to 6; 7 is without end.
+    /// Number of repetitions of a send that met no posted receive, 0 to 6; 7 means without end.
     pub receiver_not_ready_retries: u8,
-    /// The pause that this side asks for before such a try, as libibverbs' number: 12 is 0.64 ms.
+    /// Pause that this side requests before such a repetition, as libibverbs' number: 12 is 0.64 ms.
     pub receiver_not_ready_timer: u8,
-    /// RDMA reads that may be under way from this side.
+    /// Number of RDMA reads that this side may have in progress.
     pub read_depth: u8,
-    /// RDMA reads that this side serves at once.
+    /// Number of RDMA reads that this side serves at once.
     pub read_depth_served: u8,
 }
 
 impl Default for Reliability {
-    /// 4.096 us * 2^16 = 0.27 s, eight times: by the standard a peer that is gone is reported after 2 to 9 s; on
-    /// soft-RoCE nothing was within 20 s. So that is a last resort: the control plane knows within milliseconds, and
-    /// [`QueuePair::fail`](crate::QueuePair::fail) ends what is posted. Receives are posted before they are needed,
-    /// so an endless retry for them costs nothing and rides out a slow start.
+    /// 4.096 us * 2^16 = 0.27 s, eight times: by the standard, the loss of a peer is reported after 2 to 9 s;
+    /// soft-RoCE did not report it within 20 s. The report is therefore a last resort: the control plane knows of a
+    /// loss within milliseconds, and [`QueuePair::fail`](crate::QueuePair::fail) ends the posted requests. Receives
+    /// are posted before they are needed, so an endless retry for them costs nothing and survives a slow start.
     fn default() -> Self {
         Self {
             timeout: 16,

@@ -14,7 +14,7 @@ use crate::memory::ProtectionDomain;
 use crate::port::{LinkLayer, Port};
 use crate::sys::{self, Symbols};
 
-/// An opened device. Cheap to clone; closed with the last thing that was made of it.
+/// An opened device. Cheap to clone; closed with the last object that was made from it.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -26,50 +26,50 @@ struct Inner {
 // SAFETY: libibverbs' functions may be called on one context from several threads at once (ibv_open_device(3) and
 // the thread-safety rule of the verbs); the fields read here do not change after opening.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: opened once, closed once; everything made of it holds an `Arc` of this and is gone. An error has
-        // no consequence for us and no remedy.
+        // SAFETY: the device was opened once and is closed once; all objects made from it hold an `Arc` of this and
+        // are gone. An error has no consequence here and no remedy.
         unsafe { (self.device.library().symbols().ibv_close_device)(self.context.as_ptr()) };
     }
 }
 
-/// A device's capabilities; limits of one process' or one queue's.
+/// Capabilities of a device. Limits are per process or per queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
     /// Version of its firmware, as text.
     pub firmware: String,
-    /// Vendor, as IEEE number.
+    /// The vendor's IEEE number.
     pub vendor: u32,
-    /// The vendor's number of the part.
+    /// The vendor's part number.
     pub part: u32,
     /// Number of ports.
     pub ports: u8,
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub queue_pairs_max: u32,
-    /// Work requests a queue.
+    /// Maximum number of work requests per queue.
     pub queue_depth_max: u32,
-    /// Pieces a work request.
+    /// Maximum number of pieces per work request.
     pub pieces_max: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub completion_queues_max: u32,
-    /// Entries a completion queue.
+    /// Maximum number of entries per completion queue.
     pub completion_depth_max: u32,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub regions_max: u32,
-    /// Bytes of a memory region.
+    /// Maximum length of a memory region in bytes.
     pub region_bytes_max: u64,
-    /// RDMA reads a queue pair may have under way as the target.
+    /// Maximum number of RDMA reads that a queue pair may have in progress as the target.
     pub read_depth_max: u8,
-    /// RDMA reads a queue pair may have under way as the initiator.
+    /// Maximum number of RDMA reads that a queue pair may have in progress as the initiator.
     pub read_depth_initiator_max: u8,
 }
 
-/// Event of a device, not a completion.
+/// Event of a device that is not a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -85,36 +85,36 @@ pub enum AsyncEvent {
         /// Its number.
         port: u8,
     },
-    /// A queue pair is out of service, and no request of its own need say so.
+    /// A queue pair is out of service; its requests need not report that.
     QueuePairFailed {
         /// Its number.
         number: u32,
-        /// How.
+        /// The reason.
         fault: QueuePairFault,
     },
     /// A completion queue is out of service, and with it all queue pairs that use it.
     CompletionQueueFailed {
-        /// The cookie that the queue was made with.
+        /// The cookie with which the queue was made.
         cookie: usize,
     },
     /// Another event, by libibverbs' number.
     Other(u32),
 }
 
-/// Why a queue pair is out of service.
+/// Reason why a queue pair is out of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePairFault {
     /// `IBV_EVENT_QP_FATAL`: the device gave it up.
     Device,
-    /// `IBV_EVENT_QP_REQ_ERR`: the peer sent a request that is none.
+    /// `IBV_EVENT_QP_REQ_ERR`: the peer sent an invalid request.
     Request,
-    /// `IBV_EVENT_QP_ACCESS_ERR`: the peer asked for memory that it may not touch.
+    /// `IBV_EVENT_QP_ACCESS_ERR`: the peer requested access to memory that it may not touch.
     Access,
 }
 
 impl Context {
     pub(crate) fn open(device: Device) -> Result<Self, Error> {
-        // SAFETY: a device of a live list; the result is checked.
+        // SAFETY: the device is in a live list; the result is checked.
         let context = unsafe { (device.library().symbols().ibv_open_device)(device.as_ptr()) };
         match NonNull::new(context) {
             None => Err(Error::call("ibv_open_device", format!("opening {}", device.name()), errno())),
@@ -126,25 +126,25 @@ impl Context {
         }
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Effect of `fork` on memory that is registered with it.
+    /// Returns the effect of `fork` on memory that is registered with the device.
     #[must_use]
     pub fn fork_safety(&self) -> ForkSafety {
         self.device().library().fork_safety()
     }
 
-    /// Its capabilities.
+    /// Returns the device's capabilities.
     ///
     /// # Errors
     /// If the device is gone.
     pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
         let mut raw = sys::ibv_device_attr::zeroed();
-        // SAFETY: a live context; writes one structure, whose size has not changed since 2006.
+        // SAFETY: the context is live; the call writes one structure, whose size has not changed since 2006.
         code(unsafe { (self.symbols().ibv_query_device)(self.as_ptr(), &raw mut raw) }).map_err(|errno| {
             Error::call("ibv_query_device", format!("asking {}", self.device().name()), errno)
         })?;
@@ -167,14 +167,14 @@ impl Context {
         })
     }
 
-    /// A port; they count from 1.
+    /// Returns the properties of a port; ports count from 1.
     ///
     /// # Errors
     /// If there is no such port.
     pub fn port(&self, number: u8) -> Result<Port, Error> {
         let mut raw = sys::ibv_port_attr::zeroed();
-        // SAFETY: a live context; writes one structure of at most the size of the mirror with its slack. (The
-        // exported function writes the old, shorter form.)
+        // SAFETY: the context is live; the call writes one structure of at most the size of the mirror with its
+        // slack. (The exported function writes the old, shorter form.)
         code(unsafe { (self.symbols().ibv_query_port)(self.as_ptr(), number, &raw mut raw) }).map_err(
             |errno| {
                 Error::call(
@@ -187,7 +187,7 @@ impl Context {
         Ok(Port::decode(number, &raw, &self.device().sysfs()))
     }
 
-    /// The addresses of a port.
+    /// Returns the addresses of a port.
     ///
     /// # Errors
     /// If the device is gone.
@@ -195,15 +195,16 @@ impl Context {
         gid::table(self, port.number, port.gid_table_len, port.link_layer == LinkLayer::Ethernet)
     }
 
-    /// A new protection domain.
+    /// Makes a protection domain.
     ///
     /// # Errors
-    /// If the device has no more.
+    /// If the device has none left.
     pub fn protection_domain(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::new(self.clone())
     }
 
-    /// A new completion channel: a descriptor that becomes readable when a queue asks for it.
+    /// Makes a completion channel: a descriptor that becomes readable when a queue that requested it has a
+    /// completion.
     ///
     /// # Errors
     /// If the system refuses.
@@ -211,10 +212,10 @@ impl Context {
         CompletionChannel::new(self.clone())
     }
 
-    /// A new completion queue for at least `depth` entries; `cookie` comes back from the channel's events.
+    /// Makes a completion queue for at least `depth` entries. The channel's events carry `cookie`.
     ///
     /// # Errors
-    /// If `depth` is beyond the device, or the device has no more.
+    /// If `depth` exceeds the device's limit, or the device has no queue left.
     pub fn completion_queue(
         &self,
         depth: u32,
@@ -224,31 +225,32 @@ impl Context {
         CompletionQueue::new(self.clone(), depth, channel.cloned(), cookie)
     }
 
-    /// Readable when [`Context::async_event`] has something.
+    /// Returns a descriptor that is readable when [`Context::async_event`] has an event.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the context.
+        // SAFETY: the descriptor is open as long as the context.
         unsafe { BorrowedFd::borrow_raw(self.raw().async_fd) }
     }
 
-    /// The next event of the device, if any. Does not block. Should be read now and then even by those who do not
-    /// care, since the kernel keeps them.
+    /// Returns the next event of the device, if there is one. Does not block. Owners that do not need the events
+    /// should still read them now and then, since the kernel keeps them.
     ///
     /// # Errors
     /// If the device is gone.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>, Error> {
         let mut raw = sys::ibv_async_event::zeroed();
-        // SAFETY: a live context with a non-blocking descriptor; writes one event.
+        // SAFETY: the context is live and its descriptor non-blocking; the call writes one event.
         let returned = unsafe { (self.symbols().ibv_get_async_event)(self.as_ptr(), &raw mut raw) };
         match code(returned) {
             Err(libc::EAGAIN | libc::EINTR) => return Ok(None),
             Err(errno) => return Err(Error::call("ibv_get_async_event", "reading a device's event", errno)),
             Ok(()) => {}
         }
-        // SAFETY: as just received, and not acknowledged yet: what it names is not destroyed before that.
+        // SAFETY: the event was just received and is not acknowledged: the object that it names is not destroyed
+        // before that.
         let event = unsafe { decode(&raw) };
-        // SAFETY: as just received. The named object is acknowledged before anybody could wait for that: an object is destroyed only
-        // after its events are acknowledged.
+        // SAFETY: the event was just received. The object that it names cannot be gone, because an object is
+        // destroyed only after its events are acknowledged.
         unsafe { (self.symbols().ibv_ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }
@@ -262,7 +264,8 @@ impl Context {
     }
 
     pub(crate) fn raw(&self) -> &sys::ibv_context {
-        // SAFETY: lives as long as `self`. The library writes only to `mutex` after opening, which is not read.
+        // SAFETY: the structure lives as long as `self`. After opening, the library writes only to `mutex`, which is
+        // not read.
         unsafe { self.0.context.as_ref() }
     }
 }
@@ -274,12 +277,12 @@ impl fmt::Debug for Context {
 }
 
 /// # Safety
-/// The event was received and is not acknowledged, so that the object it names is alive.
+/// The event was received and is not acknowledged, so the object that it names is alive.
 unsafe fn decode(raw: &sys::ibv_async_event) -> AsyncEvent {
     let object = raw.element as usize;
     let pair = |fault| {
         let pair = std::ptr::with_exposed_provenance::<sys::ibv_qp>(object);
-        // SAFETY: an event of a queue pair names it by its address; alive, by the caller's promise.
+        // SAFETY: an event of a queue pair names it by its address; by the caller's promise the pair is alive.
         AsyncEvent::QueuePairFailed { number: unsafe { (*pair).qp_num }, fault }
     };
     match raw.event_type {
@@ -298,14 +301,14 @@ unsafe fn decode(raw: &sys::ibv_async_event) -> AsyncEvent {
     }
 }
 
-/// The port number in the union of an event: an int at its start.
+/// Returns the port number in the union of an event, which is an int at its start.
 fn port_of(event: &sys::ibv_async_event) -> u8 {
     let first = event.element.to_ne_bytes();
     u8::try_from(u32::from_ne_bytes([first[0], first[1], first[2], first[3]])).unwrap_or(0)
 }
 
 pub(crate) fn set_nonblocking(fd: c_int) -> Result<(), Error> {
-    // SAFETY: only changes flags of an open descriptor.
+    // SAFETY: the call only changes flags of an open descriptor.
     let done = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
@@ -313,7 +316,7 @@ pub(crate) fn set_nonblocking(fd: c_int) -> Result<(), Error> {
     if done { Ok(()) } else { Err(Error::call("fcntl", "making an event descriptor non-blocking", errno())) }
 }
 
-/// For messages: whether two handles belong to one opened device.
+/// Returns whether two handles belong to the same opened device.
 pub(crate) fn same(one: &Context, other: &Context) -> bool {
     Arc::ptr_eq(&one.0, &other.0)
 }

@@ -1,4 +1,4 @@
-//! The reasons why RDMA cannot be used or a call failed: as fields, in plain words, with a remedy.
+//! The reasons why RDMA cannot be used or a call failed, as fields and in plain words, with a remedy.
 
 use std::ffi::OsString;
 use std::{fmt, io};
@@ -7,47 +7,47 @@ use crate::probe::DeviceReport;
 use crate::queue_pair::State;
 use crate::sys::LoadError;
 
-/// There is no RDMA here. Nothing is broken; a program goes on without.
+/// Reason why there is no RDMA on this machine. Nothing is broken; a program goes on without it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Absence {
-    /// No libibverbs, or one that does not load.
+    /// There is no libibverbs, or it cannot be loaded.
     NoLibrary {
-        /// The library asked for.
+        /// The requested library.
         library: OsString,
-        /// The dynamic loader's words.
+        /// The dynamic loader's error text.
         reason: String,
     },
-    /// A libibverbs without a function that is needed: far too old, or not libibverbs.
+    /// The library lacks a required function: it is far too old, or not libibverbs.
     MissingSymbol {
-        /// Which library.
+        /// The library.
         library: OsString,
         /// The function.
         symbol: &'static str,
-        /// The version it was asked for first; without a version it is not there either.
+        /// The version requested first; the function is missing without a version too.
         version: &'static str,
     },
-    /// The library is there, the kernel has no user-space RDMA.
+    /// The library is there, but the kernel has no user-space RDMA.
     NoKernelSupport,
-    /// The list of devices cannot be had, for a reason of the system's.
+    /// The system refused to list the devices.
     NoList {
         /// The system's error number.
         errno: i32,
     },
-    /// Library and kernel are there, no device is.
+    /// Library and kernel are there, but no device.
     NoDevice {
         /// Devices that the kernel has and the library does not offer.
         kernel_devices: Vec<String>,
     },
-    /// There are devices, none of which works to the end; each says why.
+    /// There are devices, but none of them works.
     NoUsableDevice {
-        /// All of them.
+        /// All devices, each with its reason.
         devices: Vec<DeviceReport>,
     },
 }
 
 impl Absence {
-    /// The next step for somebody who wants RDMA.
+    /// Returns the next step for a user who wants RDMA.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
@@ -134,7 +134,7 @@ impl From<LoadError> for Absence {
     }
 }
 
-/// A call failed.
+/// Error of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -146,7 +146,7 @@ pub enum Error {
         doing: String,
         /// The system's error number.
         errno: i32,
-        /// Things to look at, or empty.
+        /// The remedy, or empty.
         remedy: &'static str,
     },
     /// Memory could not be registered because this process may not lock that much.
@@ -156,23 +156,23 @@ pub enum Error {
         /// `RLIMIT_MEMLOCK`.
         limit_bytes: u64,
     },
-    /// The library or the device lacks it.
+    /// The library or the device lacks a feature.
     Unsupported {
-        /// The request.
+        /// The requested feature.
         what: &'static str,
     },
-    /// A queue pair is not in the state that a step needs.
+    /// A queue pair is not in the state that a step requires.
     State {
         /// The step.
         step: &'static str,
-        /// Where it is.
+        /// Its state.
         is: State,
-        /// Where it would have to be.
+        /// The required state.
         needs: State,
     },
-    /// The caller's numbers are out of range.
+    /// The caller's arguments are out of range.
     Usage {
-        /// Which, and the range.
+        /// The argument, and its range.
         detail: String,
     },
 }
@@ -182,7 +182,7 @@ impl Error {
         Self::Call { call, doing: doing.into(), errno, remedy: remedy(call, errno) }
     }
 
-    /// The system's error number, where there is one.
+    /// Returns the system's error number, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -192,7 +192,7 @@ impl Error {
         }
     }
 
-    /// The remedy, or empty.
+    /// Returns the remedy, or an empty text.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -203,7 +203,7 @@ impl Error {
     }
 }
 
-/// The usual reason behind an error number of a call.
+/// Returns the usual remedy for an error number of a call.
 fn remedy(call: &str, errno: i32) -> &'static str {
     match (call, errno) {
         ("ibv_open_device", libc::EACCES | libc::EPERM) => {
@@ -257,13 +257,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// This thread's `errno`.
+/// Returns this thread's `errno`.
 pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Turns what a verb returned into an error number: some return it, some return -1 and set `errno`, some return it
-/// negated.
+/// Turns the return value of a verb into an error number: some verbs return it, some return it negated, and some
+/// return -1 and set `errno`.
 pub(crate) fn code(returned: i32) -> Result<(), i32> {
     match returned {
         0 => Ok(()),

@@ -1,4 +1,4 @@
-//! Addresses of a port: a table of GIDs, each of a RoCE version and of a network interface.
+//! Addresses of a port: a table of GIDs, each with a RoCE version and a network interface.
 
 use std::fmt;
 use std::fs;
@@ -9,12 +9,12 @@ use crate::error::{Error, code};
 use crate::library::text;
 use crate::sys;
 
-/// A global identifier: an IPv6 address, or an IPv4 one mapped into it, for RoCE.
+/// A global identifier. For RoCE, it is an IPv6 address, or an IPv4 address mapped into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IPv4 address, where it is one.
+    /// Returns the IPv4 address, if it is one.
     #[must_use]
     pub fn ipv4(self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
@@ -34,15 +34,15 @@ impl fmt::Display for Gid {
     }
 }
 
-/// How packets to a GID are framed.
+/// Framing of packets to a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
     Infiniband,
-    /// Ethernet frames of their own type, within one broadcast domain. The kernel's table of types does not tell
-    /// it from InfiniBand; the port's link layer does.
+    /// Ethernet frames of their own type, within one broadcast domain. The kernel's table of types does not
+    /// distinguish it from InfiniBand; the port's link layer does.
     RoceV1,
-    /// UDP, routable.
+    /// UDP, which can be routed.
     RoceV2,
 }
 
@@ -56,22 +56,22 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// An entry of a port's table.
+/// An entry of a port's table of GIDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Where it is in the table.
+    /// Its index in the table.
     pub index: u8,
     /// The identifier.
     pub gid: Gid,
     /// Its framing.
     pub kind: GidKind,
-    /// The network interface, for RoCE.
+    /// Its network interface, for RoCE.
     pub netdev: Option<String>,
 }
 
 impl GidEntry {
-    /// Which entry to use where nobody chose: RoCE v2 over IPv4, then over routed IPv6, then link-local; version 1
-    /// last. Ties go to the lower index.
+    /// Returns the entry to use by default: RoCE v2 over IPv4 first, then over routed IPv6, then link-local; version
+    /// 1 last. Among equals, the lowest index counts.
     #[must_use]
     pub fn best(entries: &[Self]) -> Option<&Self> {
         entries.iter().min_by_key(|entry| {
@@ -87,7 +87,7 @@ impl GidEntry {
     }
 }
 
-/// The used entries of a port's table; empty ones are left out.
+/// Returns the used entries of a port's table.
 pub(crate) fn table(context: &Context, port: u8, len: u32, ethernet: bool) -> Result<Vec<GidEntry>, Error> {
     let mut entries = Vec::new();
     // An address vector has eight bits for the index.
@@ -106,7 +106,7 @@ fn entry(context: &Context, port: u8, index: u8, ethernet: bool) -> Result<Optio
     let symbols = context.symbols();
     if let Some(query) = symbols.ibv_query_gid_ex {
         let mut raw = sys::ibv_gid_entry::default();
-        // SAFETY: a live context; writes one entry of the size given.
+        // SAFETY: the context is live; the call writes one entry of the given size.
         let returned = unsafe {
             query(
                 context.as_ptr(),
@@ -127,7 +127,7 @@ fn entry(context: &Context, port: u8, index: u8, ethernet: bool) -> Result<Optio
                 (kind, interface_name(raw.ndev_ifindex))
             })),
             Err(libc::ENODATA) => Ok(None),
-            // Old kernels lack the query; sysfs has the same.
+            // Old kernels lack the query; sysfs has the same data.
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => {
                 plain(context, port, index, ethernet)
             }
@@ -141,12 +141,12 @@ fn entry(context: &Context, port: u8, index: u8, ethernet: bool) -> Result<Optio
 
 fn plain(context: &Context, port: u8, index: u8, ethernet: bool) -> Result<Option<GidEntry>, Error> {
     let mut gid = sys::ibv_gid::default();
-    // SAFETY: a live context; writes one GID.
+    // SAFETY: the context is live; the call writes one GID.
     match code(unsafe {
         (context.symbols().ibv_query_gid)(context.as_ptr(), port, index.into(), &raw mut gid)
     }) {
         Ok(()) => {}
-        // Entries that were never set are refused by some kernels.
+        // Some kernels refuse entries that were never set.
         Err(libc::EAGAIN | libc::ENODATA | libc::EINVAL) => return Ok(None),
         Err(errno) => {
             return Err(Error::call("ibv_query_gid", format!("reading GID {index} of port {port}"), errno));
@@ -172,7 +172,7 @@ fn used(raw: [u8; 16], index: u8, rest: impl FnOnce() -> (GidKind, Option<String
     Some(GidEntry { index, gid: Gid(raw), kind, netdev })
 }
 
-/// The kernel's words: "RoCE v2", or "IB/RoCE v1" for both others.
+/// Parses the kernel's text: "RoCE v2", or "IB/RoCE v1" for both others.
 fn parse_kind(words: &str, ethernet: bool) -> GidKind {
     match (words.trim(), ethernet) {
         ("RoCE v2", _) => GidKind::RoceV2,
@@ -186,7 +186,7 @@ fn interface_name(index: u32) -> Option<String> {
     if index == 0 {
         return None;
     }
-    // SAFETY: a buffer of the size that the call needs.
+    // SAFETY: the buffer has the size that the call needs.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
     (!found.is_null()).then(|| text(&name))
 }

@@ -1,29 +1,30 @@
 //! RDMA verbs for Kolo: libibverbs, found at run time.
 //!
-//! Building needs no part of RDMA, and running needs only the kernel and libibverbs. A program that uses this crate starts on any machine;
-//! [`probe`] reports what there is, or why there is nothing and what to do.
+//! Building needs no part of RDMA, and running needs only the kernel and libibverbs. A program that uses this crate
+//! starts on any machine; [`probe`] reports the devices, or the reason why there are none and the remedy.
 //!
-//! | module | holds |
+//! | module | contents |
 //! | --- | --- |
 //! | [`sys`] | mirrors of libibverbs' structures with asserted layouts, and the loader |
 //! | `library`, `context`, `port`, `gid` | devices and their properties |
 //! | `memory` | protection domains and registered memory |
 //! | `completion`, `status` | completion queues, and failed completions in plain words |
 //! | `connection`, `queue_pair`, `work` | reliable connected queue pairs, their states, posting |
-//! | `probe` | whether RDMA works, tested to the end |
+//! | `probe` | a test whether RDMA really works |
 //!
 //! # Rules
 //!
-//! 1. An object keeps the objects that it was made from: a queue pair holds its domain and queues, a region its domain, all of them the device,
-//!    and the device the library. A program may drop them in any order.
-//! 2. Handles are `Send` and `Sync`, because the verbs are thread-safe. The crate has no state besides the handles, and blocks only in making,
-//!    connecting and dropping.
-//! 3. Posted memory is the poster's promise, so posting and registering are `unsafe`. The device lets go of the memory at the completion, or
-//!    when the queue pair is dropped.
-//! 4. The data path (`post_send`, `post_receive`, `poll`) does not allocate, lock or call the kernel itself; neither do hardware providers.
+//! 1. An object keeps the objects alive that it was made from: a queue pair keeps its domain and queues, a region its
+//!    domain, all of them the device, and the device the library. A program may drop them in any order.
+//! 2. Handles are `Send` and `Sync`, because the verbs are thread-safe. The crate has no state besides the handles,
+//!    and blocks only in making, connecting and dropping.
+//! 3. The poster answers for posted memory, so posting and registering are `unsafe`. The device has finished with the
+//!    memory at the completion, or when the queue pair is dropped.
+//! 4. The data path (`post_send`, `post_receive`, `poll`) does not allocate, lock or call the kernel itself; neither
+//!    do hardware providers.
 //! 5. Enumerations from the library keep values that this version does not know.
 //!
-//! No part of the crate may be used in a child after `fork`; see [`Library::fork_safety`] for the parent's side.
+//! No part of the crate may be used in a child after `fork`; for the parent's side, see [`Library::fork_safety`].
 
 mod completion;
 mod connection;

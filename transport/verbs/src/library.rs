@@ -1,4 +1,4 @@
-//! The library and the list of devices.
+//! The library, and the list of devices.
 
 use std::ffi::{CStr, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -11,13 +11,13 @@ use crate::context::Context;
 use crate::error::{Absence, Error, code, errno};
 use crate::sys::{self, Symbols};
 
-/// Environment variable with the file to load in place of `libibverbs.so.1`.
+/// Environment variable that names the file to load in place of `libibverbs.so.1`.
 pub const LIBRARY_VARIABLE: &str = "KOLO_IBVERBS_LIB";
 
-/// The library that is loaded without it.
+/// The library that is loaded without that variable.
 pub const LIBRARY_NAME: &str = "libibverbs.so.1";
 
-/// libibverbs, loaded. Cheap to clone; never unloaded.
+/// The loaded libibverbs. Cheap to clone; never unloaded.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
@@ -27,38 +27,39 @@ struct Inner {
     fork: ForkSafety,
 }
 
-/// Effect of `fork` on registered memory. Without copy-on-fork of pinned pages in the kernel (5.9, for huge pages 5.12), the first write
-/// after it gives the parent a new page, and the device keeps the old one: silent wrong bytes.
+/// Effect of `fork` on registered memory. If the kernel does not copy pinned pages on fork (it does since 5.9, for
+/// huge pages since 5.12), the parent's first write after a fork gives it a new page while the device keeps the old
+/// one: data is silently wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkSafety {
     /// The kernel copies pinned pages for the child.
     ByKernel,
-    /// The library keeps registered pages out of children: they must not touch these.
+    /// The library keeps registered pages out of children, which must not touch them.
     ByLibrary,
-    /// The library was prepared, and is too old to say which of the two it is.
+    /// The library was prepared, but is too old to say which of the two applies.
     Prepared,
-    /// The library refused, with this number of the system's: as a rule another user of it in this process has registered
-    /// memory before without asking for this.
+    /// The library refused with this error number of the system. As a rule, another user of the library in this
+    /// process has registered memory before without asking for fork safety.
     Refused {
         /// The system's error number.
         errno: i32,
     },
-    /// The library cannot be asked.
+    /// The library has no such function.
     NotOffered,
 }
 
-/// Answer of `ibv_is_fork_initialized` where the kernel does it.
+/// Answer of `ibv_is_fork_initialized` if the kernel copies pinned pages.
 const FORK_UNNEEDED: i32 = 2;
 
 impl ForkSafety {
-    /// Prepares the library. It does so once for a process; later calls change nothing.
+    /// Prepares the library. This has an effect once per process; later calls change nothing.
     fn prepare(symbols: &Symbols) -> Self {
         let Some(prepare) = symbols.ibv_fork_init else { return Self::NotOffered };
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no argument.
         match code(unsafe { prepare() }) {
             Err(errno) => Self::Refused { errno },
-            // SAFETY: takes nothing.
+            // SAFETY: the call takes no argument.
             Ok(()) => match symbols.ibv_is_fork_initialized.map(|ask| unsafe { ask() }) {
                 None => Self::Prepared,
                 Some(FORK_UNNEEDED) => Self::ByKernel,
@@ -90,7 +91,7 @@ impl fmt::Display for ForkSafety {
 }
 
 impl Library {
-    /// Loads the file named by [`LIBRARY_VARIABLE`], else [`LIBRARY_NAME`].
+    /// Loads the file named by [`LIBRARY_VARIABLE`], or [`LIBRARY_NAME`] if that is not set.
     ///
     /// # Errors
     /// [`Absence::NoLibrary`] or [`Absence::MissingSymbol`].
@@ -101,42 +102,43 @@ impl Library {
         }
     }
 
-    /// Loads this file, or this name as the dynamic loader finds it.
+    /// Loads this file, or the library that the dynamic loader finds by this name.
     ///
     /// # Errors
     /// As [`Library::open`].
     pub fn open_file(name: &OsStr) -> Result<Self, Absence> {
         let symbols = Symbols::load(name)?;
-        // Before anything can be registered: later it is refused.
+        // This must come before any registration; later it is refused.
         let fork = ForkSafety::prepare(&symbols);
         Ok(Self(Arc::new(Inner { name: name.to_owned(), symbols, fork })))
     }
 
-    /// The name or file that was loaded.
+    /// Returns the name or file that was loaded.
     #[must_use]
     pub fn name(&self) -> &OsStr {
         &self.0.name
     }
 
-    /// The raw functions.
+    /// Returns the raw functions.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.0.symbols
     }
 
-    /// Effect of `fork` on memory that is registered through this library. It was prepared when it was loaded.
+    /// Returns the effect of `fork` on memory that is registered through this library, which was prepared when it was
+    /// loaded.
     #[must_use]
     pub fn fork_safety(&self) -> ForkSafety {
         self.0.fork
     }
 
-    /// The devices there are now, at least one.
+    /// Returns the present devices, at least one.
     ///
     /// # Errors
     /// [`Absence::NoKernelSupport`], [`Absence::NoDevice`] or [`Absence::NoList`].
     pub fn devices(&self) -> Result<DeviceList, Absence> {
         let mut count = 0;
-        // SAFETY: writes one int; the result is checked.
+        // SAFETY: the call writes one int; the result is checked.
         let list = unsafe { (self.symbols().ibv_get_device_list)(&raw mut count) };
         let Some(list) = NonNull::new(list) else {
             return Err(match errno() {
@@ -173,7 +175,7 @@ fn kernel_devices(class: &Path) -> Vec<String> {
     names
 }
 
-/// The devices at the moment of asking.
+/// The devices at the time of the query.
 #[derive(Clone, Debug)]
 pub struct DeviceList {
     list: Arc<List>,
@@ -188,18 +190,19 @@ struct List {
 
 // SAFETY: the list is only read after it was made, and libibverbs' functions may be called from any thread.
 unsafe impl Send for List {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for List {}
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: from `ibv_get_device_list`, freed once. A context opened from it holds what it needs itself.
+        // SAFETY: the list comes from `ibv_get_device_list`, and is freed once. A context opened from it keeps what
+        // it needs.
         unsafe { (self.library.symbols().ibv_free_device_list)(self.list.as_ptr()) };
     }
 }
 
 impl DeviceList {
-    /// One after the other.
+    /// Iterates over the devices.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Device> + '_ {
         (0..self.count).map(|index| {
             // SAFETY: the library said that the list has `count` entries; it lives as long as `list`.
@@ -209,14 +212,14 @@ impl DeviceList {
         })
     }
 
-    /// The device of that name.
+    /// Returns the device of that name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Device> {
         self.iter().find(|device| device.name() == name)
     }
 }
 
-/// Kind of wire below a device.
+/// Kind of network below a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -224,7 +227,7 @@ pub enum Transport {
     Infiniband,
     /// iWARP: connections only through the RDMA connection manager.
     Iwarp,
-    /// Something else, by libibverbs' number.
+    /// Another kind, by libibverbs' number.
     Other(u32),
 }
 
@@ -235,26 +238,26 @@ pub struct Device {
     device: NonNull<sys::ibv_device>,
 }
 
-// SAFETY: as for the list, of which it points to an entry.
+// SAFETY: as for the list, to an entry of which it points.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The kernel's name: "mlx5_0", "rxe0".
+    /// Returns the kernel's name: "mlx5_0", "rxe0".
     #[must_use]
     pub fn name(&self) -> String {
         text(&self.raw().name)
     }
 
-    /// The world-wide name of the device; 0 where unknown.
+    /// Returns the world-wide name of the device, or 0 if unknown.
     #[must_use]
     pub fn node_guid(&self) -> u64 {
-        // SAFETY: a device of a live list.
+        // SAFETY: the device is in a live list.
         u64::from_be(unsafe { (self.library().symbols().ibv_get_device_guid)(self.device.as_ptr()) })
     }
 
-    /// Kind of wire below.
+    /// Returns the kind of network below.
     #[must_use]
     pub fn transport(&self) -> Transport {
         match self.raw().transport_type {
@@ -264,26 +267,26 @@ impl Device {
         }
     }
 
-    /// Its folder in sysfs.
+    /// Returns its folder in sysfs.
     #[must_use]
     pub fn sysfs(&self) -> PathBuf {
         PathBuf::from(text(&self.raw().ibdev_path))
     }
 
-    /// The PCI device behind it, as a path in sysfs; none for software devices.
+    /// Returns the path in sysfs of the PCI device behind it; `None` for software devices.
     #[must_use]
     pub fn pci_path(&self) -> Option<PathBuf> {
         fs::canonicalize(self.sysfs().join("device")).ok()
     }
 
-    /// The NUMA node it hangs off; none if unknown.
+    /// Returns the NUMA node to which it is attached; `None` if unknown.
     #[must_use]
     pub fn numa_node(&self) -> Option<u32> {
-        // "-1" stands for unknown, and does not parse.
+        // "-1" means unknown, and does not parse.
         fs::read_to_string(self.sysfs().join("device/numa_node")).ok()?.trim().parse().ok()
     }
 
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
     /// If the system refuses.
@@ -300,7 +303,8 @@ impl Device {
     }
 
     fn raw(&self) -> &sys::ibv_device {
-        // SAFETY: lives as long as the list, which `self` holds; the library does not write to it meanwhile.
+        // SAFETY: the device lives as long as the list, which `self` holds; the library does not write to it
+        // meanwhile.
         unsafe { self.device.as_ref() }
     }
 }
@@ -311,9 +315,9 @@ impl fmt::Debug for Device {
     }
 }
 
-/// The text up to the first zero, or all of it where there is none.
+/// Returns the text up to the first zero, or all of it if there is none.
 pub(crate) fn text(chars: &[c_char]) -> String {
-    // SAFETY: `c_char` and `u8` have one layout.
+    // SAFETY: `c_char` and `u8` have the same layout.
     let bytes = unsafe { std::slice::from_raw_parts(chars.as_ptr().cast::<u8>(), chars.len()) };
     let bytes = CStr::from_bytes_until_nul(bytes).map_or(bytes, CStr::to_bytes);
     OsStr::from_bytes(bytes).to_string_lossy().into_owned()

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// `CAP_IPC_LOCK`, see capabilities(7): with it the limit does not count.
+/// `CAP_IPC_LOCK`, see capabilities(7): it exempts a process from the limit.
 const CAP_IPC_LOCK: u32 = 14;
 
 pub(crate) const REMEDY: &str = "raise it (`ulimit -l unlimited`; `memlock` in /etc/security/limits.conf; \
@@ -12,9 +12,9 @@ pub(crate) const REMEDY: &str = "raise it (`ulimit -l unlimited`; `memlock` in /
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum MemoryLock {
-    /// None, or none that counts for this process.
+    /// There is no limit, or it does not apply to this process.
     Unlimited,
-    /// At most so much, all registrations of the process together.
+    /// Limit on all registrations of the process together.
     Limited {
         /// `RLIMIT_MEMLOCK`, the soft limit.
         bytes: u64,
@@ -22,10 +22,10 @@ pub enum MemoryLock {
 }
 
 impl MemoryLock {
-    /// As it is now.
+    /// Returns the present limit.
     pub fn current() -> Self {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: writes one `rlimit`.
+        // SAFETY: the call writes one `rlimit`.
         let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         if failed || limit.rlim_cur == libc::RLIM_INFINITY || has_capability(&status, CAP_IPC_LOCK) {
@@ -35,7 +35,7 @@ impl MemoryLock {
         }
     }
 
-    /// Bytes that can be registered beyond what this process has pinned; none where nothing bounds it.
+    /// Returns how many more bytes this process can register; `None` without a limit.
     #[must_use]
     pub fn left(self) -> Option<u64> {
         let Self::Limited { bytes } = self else { return None };
@@ -43,13 +43,13 @@ impl MemoryLock {
         Some(bytes.saturating_sub(pinned(&status)))
     }
 
-    /// How to raise the limit.
+    /// Returns how to raise the limit.
     #[must_use]
     pub fn remedy() -> &'static str {
         REMEDY
     }
 
-    /// Whether so much can be registered, as far as this limit goes; else what to do.
+    /// Checks whether this limit permits registering `bytes` bytes.
     ///
     /// # Errors
     /// A sentence for people, with the remedy.

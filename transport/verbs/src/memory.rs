@@ -20,27 +20,27 @@ use crate::work::{Local, Remote};
 pub struct Access(u32);
 
 impl Access {
-    /// To be sent from and to be the source of RDMA writes only.
+    /// The memory may be sent from, and may be the source of RDMA writes.
     pub const LOCAL_READ: Self = Self(0);
-    /// Receives and RDMA reads land in it.
+    /// Receives and RDMA reads may write it.
     pub const LOCAL_WRITE: Self = Self(sys::IBV_ACCESS_LOCAL_WRITE);
-    /// Peers write to it; needs `LOCAL_WRITE`.
+    /// Peers may write it; needs `LOCAL_WRITE`.
     pub const REMOTE_WRITE: Self = Self(sys::IBV_ACCESS_REMOTE_WRITE);
-    /// Peers read from it.
+    /// Peers may read it.
     pub const REMOTE_READ: Self = Self(sys::IBV_ACCESS_REMOTE_READ);
-    /// Peers do atomics on it; needs `LOCAL_WRITE`.
+    /// Peers may execute atomic operations on it; needs `LOCAL_WRITE`.
     pub const REMOTE_ATOMIC: Self = Self(sys::IBV_ACCESS_REMOTE_ATOMIC);
-    /// The adapter may write it in any order, which is faster on some hosts. Only completions then say that bytes
-    /// are there. Left out where the library does not know it.
+    /// The adapter may write it in any order, which is faster on some hosts. Only completions then show that bytes
+    /// have arrived. Left out if the library does not know it.
     pub const RELAXED_ORDERING: Self = Self(sys::IBV_ACCESS_RELAXED_ORDERING);
 
-    /// libibverbs' bits.
+    /// Returns libibverbs' bits.
     #[must_use]
     pub fn raw(self) -> u32 {
         self.0
     }
 
-    /// Whether all of `other` is allowed.
+    /// Returns whether all of `other` is permitted.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -60,7 +60,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Queue pairs and memory that may work together. Cheap to clone.
+/// A group of queue pairs and memory that may work together. Cheap to clone.
 #[derive(Clone)]
 pub struct ProtectionDomain(Arc<Domain>);
 
@@ -71,17 +71,18 @@ struct Domain {
 
 // SAFETY: the verbs are thread-safe, and nothing of the structure is read here.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: allocated once, freed once; regions and queue pairs hold an `Arc` of this and are gone.
+        // SAFETY: the domain was allocated once and is freed once; regions and queue pairs hold an `Arc` of this and
+        // are gone.
         unsafe { (self.context.symbols().ibv_dealloc_pd)(self.domain.as_ptr()) };
     }
 }
 
-/// Whether a device takes memory of others, such as a GPU's, by dma-buf.
+/// Whether a device registers memory of other drivers, such as a GPU's, as dma-bufs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaBufSupport {
     /// It does.
@@ -94,14 +95,14 @@ pub enum DmaBufSupport {
 
 impl ProtectionDomain {
     pub(crate) fn new(context: Context) -> Result<Self, Error> {
-        // SAFETY: a live context; the result is checked.
+        // SAFETY: the context is live; the result is checked.
         let domain = unsafe { (context.symbols().ibv_alloc_pd)(context.as_ptr()) };
         let domain = NonNull::new(domain)
             .ok_or_else(|| Error::call("ibv_alloc_pd", "making a protection domain", errno()))?;
         Ok(Self(Arc::new(Domain { context, domain })))
     }
 
-    /// The opened device.
+    /// Returns the opened device.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -110,18 +111,18 @@ impl ProtectionDomain {
     /// Registers `len` bytes at `start`: pins them and makes them known to the device.
     ///
     /// # Errors
-    /// [`Error::MemoryLock`] if this process may not lock that much; else what the system says.
+    /// [`Error::MemoryLock`] if this process may not lock that much; otherwise the system's error.
     ///
     /// # Safety
-    /// The memory stays mapped until the region is dropped. With remote access, whoever has the key reads or
-    /// writes it at any time: the caller holds no reference into it while a peer may, and reads what was written
-    /// only after a completion says so.
+    /// The memory stays mapped until the region is dropped. With remote access, a peer that has the key may read or
+    /// write it at any time: the caller must hold no reference into the memory while a peer may do so, and must read
+    /// data that a peer has written only after a completion that reports it.
     pub unsafe fn register(&self, start: *mut u8, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         let symbols = self.context().symbols();
         let domain = self.0.domain.as_ptr();
         let start = start.cast::<c_void>();
         let mut granted = access;
-        // SAFETY: a live domain; the memory is the caller's promise.
+        // SAFETY: the domain is live; the caller answers for the memory.
         let region = unsafe {
             match symbols.ibv_reg_mr_iova2 {
                 Some(register) if access.0 & sys::IBV_ACCESS_OPTIONAL_RANGE != 0 => {
@@ -136,7 +137,7 @@ impl ProtectionDomain {
         MemoryRegion::new(self.clone(), region, start as u64, len, granted).map_err(|errno| {
             let lock = MemoryLock::current();
             match (errno, lock) {
-                // The same number as for real exhaustion: the limit tells which.
+                // Real exhaustion has the same error number; the limit distinguishes the two.
                 (libc::ENOMEM, MemoryLock::Limited { bytes }) => {
                     Error::MemoryLock { bytes: len, limit_bytes: bytes }
                 }
@@ -145,11 +146,11 @@ impl ProtectionDomain {
         })
     }
 
-    /// Registers `len` bytes at `offset` of a dma-buf, to be addressed from `address` on, which must have the same
-    /// place in its page as `offset`. The descriptor may be closed afterwards.
+    /// Registers `len` bytes at `offset` of a dma-buf. Work requests address them from `address` on, which must have
+    /// the same position within its page as `offset`. The descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the library lacks it; EOPNOTSUPP if the driver does.
+    /// [`Error::Unsupported`] if the library lacks this; EOPNOTSUPP if the driver does.
     ///
     /// # Safety
     /// As [`ProtectionDomain::register`], for the memory behind the descriptor.
@@ -165,7 +166,7 @@ impl ProtectionDomain {
             what: "registering a dma-buf with this libibverbs (rdma-core 34 or newer)",
         })?;
         let bits = access.0 as c_int;
-        // SAFETY: a live domain and an open descriptor; the memory is the caller's promise.
+        // SAFETY: the domain is live and the descriptor open; the caller answers for the memory.
         let region =
             unsafe { register(self.0.domain.as_ptr(), offset, len, address, dma_buf.as_raw_fd(), bits) };
         MemoryRegion::new(self.clone(), region, address, len, access).map_err(|errno| {
@@ -173,14 +174,14 @@ impl ProtectionDomain {
         })
     }
 
-    /// Whether dma-bufs can be registered, found out by offering a descriptor that cannot be one.
+    /// Returns whether dma-bufs can be registered, by trying it with an invalid descriptor.
     #[must_use]
     pub fn dma_buf_support(&self) -> DmaBufSupport {
         let Some(register) = self.context().symbols().ibv_reg_dmabuf_mr else {
             return DmaBufSupport::NotInLibrary;
         };
-        // SAFETY: a live domain; descriptor -1 is refused before anything is registered.
-        // Some drivers look at the length before the descriptor, so it is one that could be.
+        // SAFETY: the domain is live; descriptor -1 is refused before anything is registered. Some drivers check the
+        // length before the descriptor, so the length is a valid one.
         let region = unsafe { register(self.0.domain.as_ptr(), 0, 4096, 0, -1, 0) };
         if region.is_null() && errno() == libc::EBADF {
             DmaBufSupport::Yes
@@ -197,10 +198,10 @@ impl ProtectionDomain {
         PinnedBuffer::new(self, len, access)
     }
 
-    /// A new reliable connected queue pair, in state RESET.
+    /// Makes a reliable connected queue pair, in state RESET.
     ///
     /// # Errors
-    /// If the numbers are beyond the device.
+    /// If the capacities exceed the device's limits.
     pub fn queue_pair(&self, spec: &QueuePairSpec<'_>) -> Result<QueuePair, Error> {
         QueuePair::new(self.clone(), spec)
     }
@@ -216,7 +217,7 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// Registered memory. Deregistered when dropped; whatever then still names its keys fails with an access error.
+/// Registered memory. It is deregistered when dropped; later uses of its keys fail with an access error.
 pub struct MemoryRegion {
     domain: ProtectionDomain,
     region: NonNull<sys::ibv_mr>,
@@ -229,7 +230,7 @@ pub struct MemoryRegion {
 
 // SAFETY: the verbs are thread-safe; the region's fields were copied out.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
@@ -241,51 +242,51 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, i32> {
         let region = NonNull::new(region).ok_or_else(errno)?;
-        // SAFETY: just made by the library, which does not change its keys.
+        // SAFETY: the library has just made the region, and does not change its keys.
         let (local_key, remote_key) = unsafe { (region.as_ref().lkey, region.as_ref().rkey) };
         Ok(Self { domain, region, address, len, local_key, remote_key, access })
     }
 
-    /// Address of the first byte, as work requests name it.
+    /// Returns the address of the first byte, as work requests name it.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Uses it was registered for; without optional bits that the library does not know.
+    /// Returns the permitted uses, without optional bits that the library does not know.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The key that a peer needs.
+    /// Returns the key that a peer needs.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// The key for this side's work requests.
+    /// Returns the key for this side's work requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// A part of it, for this side's work requests.
+    /// Returns a part of it, for this side's work requests.
     ///
     /// # Panics
-    /// If it is not within the region, or longer than 4 GiB less a byte.
+    /// If the part is not within the region, or has 4 GiB or more.
     #[must_use]
     pub fn local(&self, offset: usize, len: usize) -> Local {
         self.check(offset, len);
@@ -293,10 +294,10 @@ impl MemoryRegion {
         Local::new(self.address + offset as u64, len, self.local_key)
     }
 
-    /// A place in it, for a peer's work requests.
+    /// Returns a location in it, for a peer's work requests.
     ///
     /// # Panics
-    /// If it is not within the region.
+    /// If the location is not within the region.
     #[must_use]
     pub fn remote(&self, offset: usize) -> Remote {
         self.check(offset, 0);
@@ -311,7 +312,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered once, deregistered once.
+        // SAFETY: the region was registered once and is deregistered once.
         unsafe { (self.domain.context().symbols().ibv_dereg_mr)(self.region.as_ptr()) };
     }
 }
@@ -326,23 +327,23 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// Memory of our own, registered: for staging, rings and credits. It is never handed out as a slice, since the
+/// Registered memory that it allocates itself, for staging, rings and credits. It is never lent as a slice, since the
 /// device may write to it at any time.
 #[derive(Debug)]
 pub struct PinnedBuffer {
-    // Dropped before the memory is freed, by `Drop` below.
+    // `Drop` below deregisters the region before it frees the memory.
     region: Option<MemoryRegion>,
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: plain memory, accessed through raw pointers by whoever answers for it.
+// SAFETY: this is plain memory, accessed through raw pointers by code that answers for it.
 unsafe impl Send for PinnedBuffer {}
-// SAFETY: through a shared reference only `read` copies out of it; writing needs the only reference.
+// SAFETY: through a shared reference, only `read` copies from the memory; writing needs the only reference.
 unsafe impl Sync for PinnedBuffer {}
 
-/// Larger than any page of 64-bit Linux but huge ones, so that no page is shared with other allocations' data: pages
-/// of a region are pinned whole, and left out of a forked child on old kernels.
+/// Alignment that exceeds every page size of 64-bit Linux except huge pages, so that other allocations share no page
+/// with a region: pages of a region are pinned as a whole, and on old kernels they are missing in a forked child.
 const ALIGNMENT: usize = 64 * 1024;
 
 impl PinnedBuffer {
@@ -350,7 +351,7 @@ impl PinnedBuffer {
         let layout = Layout::from_size_align(len.max(1), ALIGNMENT)
             .map(|layout| layout.pad_to_align())
             .map_err(|_| Error::Usage { detail: format!("a buffer of {len} bytes") })?;
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout has a nonzero size.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
         let mut buffer = Self { region: None, start, layout };
@@ -359,37 +360,37 @@ impl PinnedBuffer {
         Ok(buffer)
     }
 
-    /// Its registration.
+    /// Returns its registration.
     #[must_use]
     pub fn region(&self) -> &MemoryRegion {
         self.region.as_ref().expect("registered until it is dropped")
     }
 
-    /// Its first byte.
+    /// Returns the address of its first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Copies into it.
+    /// Copies `bytes` into it, from `offset` on.
     ///
     /// # Panics
-    /// If out of bounds.
+    /// If the range is out of bounds.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.region().check(offset, bytes.len());
-        // SAFETY: within the allocation; `bytes` cannot overlap it, since no slice of it exists. A device that
-        // reads meanwhile sends old or new bytes.
+        // SAFETY: the range is within the allocation; `bytes` cannot overlap it, since no slice of it exists. A
+        // device that reads meanwhile sends old or new bytes.
         unsafe { bytes.as_ptr().copy_to_nonoverlapping(self.as_ptr().add(offset), bytes.len()) };
     }
 
-    /// Copies out of it. Bytes that a device writes meanwhile are old or new; those that a completion told of are
-    /// new.
+    /// Copies from it, from `offset` on. Bytes that a device writes meanwhile may be old or new; those that a
+    /// completion has reported are new.
     ///
     /// # Panics
-    /// If out of bounds.
+    /// If the range is out of bounds.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         self.region().check(offset, bytes.len());
-        // SAFETY: within the allocation, not overlapping as above.
+        // SAFETY: the range is within the allocation, and `bytes` does not overlap it, as in `write`.
         unsafe { self.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 }
@@ -398,7 +399,7 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         // The device forgets the memory before it is freed.
         self.region = None;
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -1,4 +1,4 @@
-//! The type and speed of a port.
+//! Ports of a device: state, kind and speed.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::sys;
 
-/// Payload of a packet.
+/// Maximum payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mtu {
     /// 256 bytes.
@@ -22,7 +22,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// From libibverbs' number.
+    /// Returns the MTU of libibverbs' number.
     #[must_use]
     pub fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
@@ -35,13 +35,13 @@ impl Mtu {
         })
     }
 
-    /// libibverbs' number.
+    /// Returns libibverbs' number.
     #[must_use]
     pub fn raw(self) -> u32 {
         self as u32
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         128 << self.raw()
@@ -55,11 +55,11 @@ pub enum LinkLayer {
     Infiniband,
     /// Ethernet: RoCE or iWARP; addressed by GID.
     Ethernet,
-    /// Not told.
+    /// The device does not tell.
     Unknown,
 }
 
-/// A port as it was when asked.
+/// Properties of a port at the time of the query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Port {
@@ -69,28 +69,28 @@ pub struct Port {
     pub state: PortState,
     /// The layer below.
     pub link_layer: LinkLayer,
-    /// The MTU in use; none if libibverbs gives a value this version does not know.
+    /// The MTU in use; `None` for a value that this version does not know.
     pub active_mtu: Option<Mtu>,
-    /// Longest message in bytes.
+    /// Maximum length of a message in bytes.
     pub message_bytes_max: u32,
     /// InfiniBand's local address; 0 on Ethernet.
     pub lid: u16,
     /// Length of the table of GIDs.
     pub gid_table_len: u32,
-    /// Speed in Mbit/s, all lanes together; none if unknown.
+    /// Speed in Mbit/s of all lanes together; `None` if unknown.
     pub rate_mbps: Option<u32>,
 }
 
 /// Whether a port carries traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
-    /// It does.
+    /// It carries traffic.
     Active,
-    /// No link.
+    /// There is no link.
     Down,
-    /// There is a link, not yet an address: InfiniBand without a subnet manager stays here.
+    /// There is a link but no address yet: without a subnet manager, an InfiniBand port stays in this state.
     Initializing,
-    /// Something else, by libibverbs' number.
+    /// Another state, by libibverbs' number.
     Other(u32),
 }
 
@@ -124,7 +124,7 @@ impl Port {
             message_bytes_max: raw.max_msg_sz,
             lid: raw.lid,
             gid_table_len: u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-            // The kernel's text knows speeds that the structure's eight bits do not hold.
+            // The kernel's text can express speeds that the structure's eight bits cannot.
             rate_mbps: fs::read_to_string(device.join(format!("ports/{number}/rate")))
                 .ok()
                 .and_then(|words| parse_rate(&words))
@@ -132,23 +132,23 @@ impl Port {
         }
     }
 
-    /// Whether it carries traffic.
+    /// Returns whether it carries traffic.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
     }
 }
 
-/// The kernel's words: "100 Gb/sec (4X EDR)", "2.5 Gb/sec (1X SDR)".
+/// Parses the kernel's text: "100 Gb/sec (4X EDR)", "2.5 Gb/sec (1X SDR)".
 fn parse_rate(words: &str) -> Option<u32> {
     let (number, _) = words.split_once(" Gb/sec")?;
     let gbps: f64 = number.trim().parse().ok()?;
-    // A port of 4 Tbit/s is not in sight; beyond that, and below 1 Mbit/s, it is a mistake.
+    // No port will have 4 Tbit/s soon; higher values, and values below 1 Mbit/s, are errors.
     let mbps = gbps * 1000.0;
     (1.0..4e6).contains(&mbps).then_some(mbps.round() as u32)
 }
 
-/// Lanes and speed of a lane, each a bit in a mask.
+/// Decodes the number of lanes and the speed of a lane, each a bit in a mask.
 fn decode_rate(width: u8, speed: u8) -> Option<u32> {
     let lanes = match width {
         1 => 1,

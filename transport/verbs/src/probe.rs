@@ -1,7 +1,7 @@
-//! Whether there is working RDMA on this machine.
+//! The probe: a test whether RDMA works on this machine.
 //!
-//! The probe goes to the end: on some machines a device opens and provides a protection domain and a completion queue, and only then refuses the
-//! queue pair.
+//! The probe tests every step: on some machines, a device opens and provides a protection domain and a completion
+//! queue, and only then refuses the queue pair.
 
 use std::fmt;
 
@@ -18,13 +18,13 @@ use crate::queue_pair::QueuePairSpec;
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum Probe {
-    /// At least one device works. Those that do not are there too and say why.
+    /// At least one device works. The list includes those that do not, with the reasons.
     Ready(Vec<DeviceReport>),
-    /// No RDMA here, for this reason.
+    /// There is no RDMA here, for this reason.
     Absent(Absence),
 }
 
-/// A device, seen from outside and tried out.
+/// Report on a device: its properties, and the result of trying it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceReport {
@@ -32,28 +32,28 @@ pub struct DeviceReport {
     pub name: String,
     /// Its world-wide name.
     pub node_guid: u64,
-    /// Kind of wire below.
+    /// Kind of network below.
     pub transport: Transport,
-    /// The NUMA node it hangs off.
+    /// The NUMA node to which it is attached.
     pub numa_node: Option<u32>,
-    /// Its ports, as far as they could be asked.
+    /// Its ports, as far as they could be queried.
     pub ports: Vec<PortReport>,
-    /// Why it cannot be used; none if it can.
+    /// The reason why it cannot be used, if it cannot.
     pub trouble: Option<Trouble>,
 }
 
-/// A port and its addresses.
+/// Report on a port and its addresses.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PortReport {
     /// The port.
     pub port: Port,
-    /// The used entries of its table.
+    /// The used entries of its table of GIDs.
     pub gids: Vec<GidEntry>,
 }
 
 impl PortReport {
-    /// The way out of this port where nobody chose; none if it carries no traffic or has no address.
+    /// Returns the default route from this port; `None` if the port carries no traffic or has no address.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
         if !self.port.is_active() {
@@ -77,15 +77,15 @@ impl PortReport {
     }
 }
 
-/// Why a device cannot be used.
+/// Reason why a device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// Its connections need the RDMA connection manager, which is not used.
+    /// Its connections need the RDMA connection manager, which this crate does not use.
     NotConnectable(Transport),
-    /// It was to be tried, and a call failed: opening, or making what a transport needs.
+    /// A call failed while the device was tried: opening it, or making the objects that a transport needs.
     Failed(Error),
-    /// No port carries traffic; the states of all.
+    /// No port carries traffic. Holds the states of all ports.
     PortsDown(Vec<PortState>),
     /// A port is active but has no address.
     NoAddress {
@@ -95,7 +95,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// The remedy.
+    /// Returns the remedy.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// Looks for libibverbs as [`Library::open`] does, and tries every device.
+/// Loads libibverbs as [`Library::open`] does, and tries every device.
 pub fn probe() -> Probe {
     match Library::open() {
         Ok(library) => probe_library(&library),
@@ -186,7 +186,7 @@ fn examine(context: &Context, report: &mut DeviceReport) -> Result<(), Trouble> 
     try_out(context, &path).map_err(Trouble::Failed)
 }
 
-/// Makes one of everything that a transport makes, and moves the queue pair as far as it goes without a peer.
+/// Makes one of every object that a transport makes, and moves the queue pair as far as possible without a peer.
 fn try_out(context: &Context, path: &Path) -> Result<(), Error> {
     let domain = context.protection_domain()?;
     let memory = domain.allocate(1, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

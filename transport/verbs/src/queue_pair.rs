@@ -1,7 +1,7 @@
-//! Reliable connected queue pairs: their states, and posting.
+//! Reliable connected queue pairs: their states, and posting requests.
 //!
-//! RESET → INIT (receives may be posted) → RTR, "ready to receive" → RTS, "ready to send". Any failure of a
-//! request moves it to ERROR, in which everything posted comes back as flushed.
+//! The states are RESET → INIT (receives may be posted) → RTR, "ready to receive" → RTS, "ready to send". Any failed
+//! request moves the pair to ERROR, in which every posted request comes back as flushed.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -17,23 +17,23 @@ use crate::memory::{Access, ProtectionDomain};
 use crate::sys;
 use crate::work::{Local, Send};
 
-/// Requests handed to the device at once by [`QueuePair::post_sends`]: 2 KiB of stack.
+/// Maximum number of requests that [`QueuePair::post_sends`] hands to the device at a time: 2 KiB of stack.
 pub const BATCH_MAX: usize = 16;
 
-/// Where a queue pair is.
+/// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// New.
     Reset,
     /// Receives may be posted.
     Initialized,
-    /// Receives are served.
+    /// Receives are executed.
     ReadyToReceive,
-    /// All is served.
+    /// Sends and receives are executed.
     ReadyToSend,
-    /// Nothing is; what is posted comes back flushed.
+    /// No request is executed; posted requests come back as flushed.
     Error,
-    /// Draining, by libibverbs' number.
+    /// A draining state, by libibverbs' number.
     Other(u32),
 }
 
@@ -63,47 +63,47 @@ impl fmt::Display for State {
     }
 }
 
-/// Wanted capacity of a queue pair.
+/// Requested capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePairSpec<'a> {
-    /// Where sends, writes and reads end.
+    /// Completion queue of sends, writes and reads.
     pub send_queue: &'a CompletionQueue,
-    /// Where receives end; may be the same.
+    /// Completion queue of receives; may be the same.
     pub receive_queue: &'a CompletionQueue,
-    /// Sends, writes and reads outstanding.
+    /// Number of outstanding sends, writes and reads.
     pub send_depth: u32,
-    /// Receives outstanding.
+    /// Number of outstanding receives.
     pub receive_depth: u32,
-    /// Pieces a send.
+    /// Number of pieces per send.
     pub send_pieces: u32,
-    /// Pieces a receive.
+    /// Number of pieces per receive.
     pub receive_pieces: u32,
-    /// Bytes that go within a request. Not all devices have it: 0 is always granted.
+    /// Number of bytes that a request can hold inline. Some devices have none: 0 is always granted.
     pub inline_bytes: u32,
 }
 
-/// Capacity it got: as asked or more.
+/// Granted capacity of a queue pair: as requested, or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capacity {
-    /// Sends, writes and reads outstanding.
+    /// Number of outstanding sends, writes and reads.
     pub send_depth: u32,
-    /// Receives outstanding.
+    /// Number of outstanding receives.
     pub receive_depth: u32,
-    /// Pieces a send.
+    /// Number of pieces per send.
     pub send_pieces: u32,
-    /// Pieces a receive.
+    /// Number of pieces per receive.
     pub receive_pieces: u32,
-    /// Bytes that go within a request.
+    /// Number of bytes that a request can hold inline.
     pub inline_bytes: u32,
 }
 
-/// Requests could not be posted.
+/// Error of posting requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// So many of the slice were posted before the one that was refused.
+    /// Number of requests of the slice that were posted before the refused one.
     pub posted: usize,
-    /// Why it was.
+    /// The reason of the refusal.
     pub error: Error,
 }
 
@@ -115,29 +115,30 @@ impl fmt::Display for PostError {
 
 impl std::error::Error for PostError {}
 
-/// A reliable connected queue pair. When it is dropped the device lets go of all memory that was posted.
+/// A reliable connected queue pair. When it is dropped, the device has finished with all posted memory.
 pub struct QueuePair {
     pair: NonNull<sys::ibv_qp>,
     post_send: sys::PostSend,
     post_recv: sys::PostRecv,
     number: u32,
     capacity: Capacity,
-    /// libibverbs' number of the state that this side moved it to. A failure moves it on without our doing.
+    /// libibverbs' number of the state to which this side moved it. A failure changes the state without this side.
     state: AtomicU32,
-    // Dropped after the pair.
+    // These are dropped after the pair.
     domain: ProtectionDomain,
     _send_queue: CompletionQueue,
     _receive_queue: CompletionQueue,
 }
 
-// SAFETY: posting and modifying one queue pair from several threads is allowed by the verbs; providers lock.
+// SAFETY: the verbs permit posting and modifying one queue pair from several threads; providers lock.
 unsafe impl std::marker::Send for QueuePair {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for QueuePair {}
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once. An error would mean attached multicast groups, which RC has not.
+        // SAFETY: the pair was made once and is destroyed once. An error would mean attached multicast groups, which
+        // reliable connections do not have.
         unsafe { (self.domain.context().symbols().ibv_destroy_qp)(self.pair.as_ptr()) };
     }
 }
@@ -165,7 +166,7 @@ impl QueuePair {
             max_recv_sge: spec.receive_pieces,
             max_inline_data: spec.inline_bytes,
         };
-        // SAFETY: a live domain and live queues of its device; `init` is read and its capacities written.
+        // SAFETY: the domain and its device's queues are live; the call reads `init` and writes its capacities.
         let pair = unsafe { (context.symbols().ibv_create_qp)(domain.as_ptr(), &raw mut init) };
         let pair = NonNull::new(pair).ok_or_else(|| {
             let doing = format!(
@@ -174,7 +175,7 @@ impl QueuePair {
             );
             Error::call("ibv_create_qp", doing, errno())
         })?;
-        // SAFETY: just made; its number does not change.
+        // SAFETY: the pair was just made; its number does not change.
         let number = unsafe { pair.as_ref().qp_num };
         let capacity = Capacity {
             send_depth: init.cap.max_send_wr,
@@ -196,25 +197,25 @@ impl QueuePair {
         })
     }
 
-    /// Its number, by which peers and completions name it.
+    /// Returns its number, by which peers and completions name it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its capacity.
+    /// Returns its capacity.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Where this side moved it to. It may have failed since: see [`QueuePair::query_state`].
+    /// Returns the state to which this side moved it. It may have failed since: see [`QueuePair::query_state`].
     #[must_use]
     pub fn state(&self) -> State {
         State::from_raw(self.state.load(Ordering::Relaxed))
     }
 
-    /// Where it is, by asking the device. Costs a system call.
+    /// Asks the device for its state. Costs a system call.
     ///
     /// # Errors
     /// If the device is gone.
@@ -222,7 +223,7 @@ impl QueuePair {
         let mut attributes = sys::ibv_qp_attr::default();
         let mut init = sys::ibv_qp_init_attr::zeroed();
         let mask = sys::IBV_QP_STATE as c_int;
-        // SAFETY: a live queue pair; writes both structures.
+        // SAFETY: the queue pair is live; the call writes both structures.
         let returned = unsafe {
             (self.domain.context().symbols().ibv_query_qp)(
                 self.pair.as_ptr(),
@@ -236,7 +237,8 @@ impl QueuePair {
         Ok(State::from_raw(attributes.qp_state))
     }
 
-    /// RESET → INIT: binds it to a port, and says what peers may do through it. Receives may be posted from now on.
+    /// RESET → INIT: binds it to a port, and sets which operations peers may execute through it. Receives may be
+    /// posted from now on.
     ///
     /// # Errors
     /// If it is not in RESET, or the device refuses.
@@ -253,7 +255,7 @@ impl QueuePair {
         self.modify(attributes, mask, &format!("moving to INIT on port {}", path.port))
     }
 
-    /// INIT → RTR: connects it to its peer and starts to serve receives and the peer's writes and reads.
+    /// INIT → RTR: connects it to its peer, and starts to execute receives and the peer's writes and reads.
     ///
     /// # Errors
     /// If it is not in INIT, the device refuses, or the peer's address cannot be resolved.
@@ -274,7 +276,7 @@ impl QueuePair {
                         dgid: sys::ibv_gid { raw: peer.gid.0 },
                         flow_label: 0,
                         sgid_index: path.gid_index,
-                        // The highest: RoCE v2 is routed like any IP packet.
+                        // The maximum: RoCE v2 is routed like any IP packet.
                         hop_limit: 255,
                         traffic_class: path.traffic_class,
                     }
@@ -307,7 +309,8 @@ impl QueuePair {
         self.modify(attributes, mask, &doing)
     }
 
-    /// RTR → RTS: sends may be posted. `first_packet` is what the peer was told in this side's [`Address`].
+    /// RTR → RTS: sends may be posted from now on. `first_packet` is the number that this side's [`Address`] told the
+    /// peer.
     ///
     /// # Errors
     /// If it is not in RTR, or the device refuses.
@@ -334,7 +337,7 @@ impl QueuePair {
     /// INIT → RTR → RTS at once.
     ///
     /// # Errors
-    /// As the two steps.
+    /// As for the two steps.
     pub fn connect(
         &self,
         path: &Path,
@@ -346,8 +349,8 @@ impl QueuePair {
         self.ready_to_send(first_packet, how)
     }
 
-    /// Any state → ERROR: everything posted comes back as flushed, at once. For giving up on a peer that is known
-    /// to be gone: the device itself would notice only much later, or never.
+    /// Any state → ERROR: every posted request comes back as flushed, at once. This gives up a peer that is known to
+    /// be gone, which the device itself would notice only much later, or never.
     ///
     /// # Errors
     /// If the device is gone.
@@ -362,26 +365,26 @@ impl QueuePair {
     /// If the queue is full or the request malformed.
     ///
     /// # Safety
-    /// The local memory stays valid until the request's completion, or that of a later one of this queue, is
-    /// polled, or the queue pair is dropped; it is not written meanwhile (for reads: not accessed). With
-    /// [`Flags::INLINE`](crate::Flags::INLINE) it need only be valid now.
+    /// The local memory stays valid until the completion of the request, or of a later one of this queue, is polled,
+    /// or until the queue pair is dropped. Meanwhile it is not written (for reads: not accessed). With
+    /// [`Flags::INLINE`](crate::Flags::INLINE) it need be valid only during the call.
     #[inline]
     pub unsafe fn post_send(&self, request: &Send<'_>) -> Result<(), Error> {
         let mut raw = request.raw();
         let mut refused = ptr::null_mut();
-        // SAFETY: a live queue pair, one well-formed request whose pieces are alive; their memory is the caller's
-        // promise. The library copies the request.
+        // SAFETY: the queue pair is live, and the request is well-formed with live pieces; the caller answers for
+        // their memory. The library copies the request.
         code(unsafe { (self.post_send)(self.pair.as_ptr(), &raw mut raw, &raw mut refused) })
             .map_err(|errno| self.post_failed("ibv_post_send", errno))
     }
 
-    /// Posts requests in order, up to [`BATCH_MAX`] at a time to the device.
+    /// Posts requests in order, handing up to [`BATCH_MAX`] at a time to the device.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]; says how many were posted before.
+    /// As for [`QueuePair::post_send`]; the error says how many were posted before.
     ///
     /// # Safety
-    /// As [`QueuePair::post_send`] for each.
+    /// As for [`QueuePair::post_send`], for each request.
     pub unsafe fn post_sends(&self, requests: &[Send<'_>]) -> Result<(), PostError> {
         for (batch, requests) in requests.chunks(BATCH_MAX).enumerate() {
             let mut raws = [const { MaybeUninit::<sys::ibv_send_wr>::uninit() }; BATCH_MAX];
@@ -393,11 +396,11 @@ impl QueuePair {
                 }
                 raws[index].write(raw);
             }
-            // Taken anew: writing through `raws` above ended the earlier pointer's permission. The addresses in
-            // `next` are of the same array.
+            // The pointer is taken again, because writing through `raws` above invalidated the earlier one. The
+            // addresses in `next` lie in the same array.
             let first = raws.as_mut_ptr().cast::<sys::ibv_send_wr>();
             let mut refused = ptr::null_mut();
-            // SAFETY: a chain of initialized requests; the rest as in `post_send`.
+            // SAFETY: this is a chain of initialised requests; the rest as in `post_send`.
             code(unsafe { (self.post_send)(self.pair.as_ptr(), first, &raw mut refused) }).map_err(
                 |errno| {
                     let within = (refused.addr().wrapping_sub(first.addr())) / size_of::<sys::ibv_send_wr>();
@@ -412,7 +415,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts a receive into these pieces, in order. None will do for writes with immediate.
+    /// Posts a receive into these pieces, in order. For writes with immediate, no piece is needed.
     ///
     /// # Errors
     /// If the queue is full or the request malformed.
@@ -440,7 +443,7 @@ impl QueuePair {
 
     fn modify(&self, mut attributes: sys::ibv_qp_attr, mask: u32, doing: &str) -> Result<(), Error> {
         let mask = (mask | sys::IBV_QP_STATE) as c_int;
-        // SAFETY: a live queue pair; the structure is only read.
+        // SAFETY: the queue pair is live; the structure is only read.
         let returned = unsafe {
             (self.domain.context().symbols().ibv_modify_qp)(self.pair.as_ptr(), &raw mut attributes, mask)
         };

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// How a work request ended.
+/// Outcome of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// Well.
+    /// The request succeeded.
     Success,
     /// `IBV_WC_LOC_LEN_ERR`.
     LocalLength,
@@ -38,27 +38,27 @@ pub enum Status {
     ResponseTimeout,
     /// `IBV_WC_GENERAL_ERR`.
     General,
-    /// One that reliable connections do not have, by libibverbs' number.
+    /// A status that reliable connections do not have, by libibverbs' number.
     Other(u32),
 }
 
-/// The side to be looked at first.
+/// The side to examine first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
-    /// Nobody: a consequence of another failure or of closing.
+    /// None: the failure follows from another one, or from closing.
     Consequence,
     /// This process.
     Local,
-    /// The peer's process: what it posted, registered or allowed.
+    /// The peer's process, by the requests, registrations or permissions that it made.
     Remote,
-    /// The way between, or a peer that is gone.
+    /// The path between, or a peer that is gone.
     Path,
     /// The device.
     Device,
 }
 
 impl Status {
-    /// From libibverbs' number.
+    /// Returns the status of libibverbs' number.
     #[must_use]
     pub fn from_raw(raw: u32) -> Self {
         match raw {
@@ -82,7 +82,7 @@ impl Status {
         }
     }
 
-    /// The side to be looked at first.
+    /// Returns the side to examine first.
     #[must_use]
     pub fn blame(self) -> Blame {
         match self {
@@ -101,19 +101,19 @@ impl Status {
         }
     }
 
-    /// The event.
+    /// Returns a description of the failure.
     #[must_use]
     pub fn cause(self) -> &'static str {
         self.words().0
     }
 
-    /// The usual reasons.
+    /// Returns the usual reasons.
     #[must_use]
     pub fn reasons(self) -> &'static str {
         self.words().1
     }
 
-    /// The remedy.
+    /// Returns the remedy.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         self.words().2
@@ -199,12 +199,12 @@ impl Status {
     }
 }
 
-/// A completion that did not succeed.
+/// A completion that reports a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// How it ended.
+    /// The outcome.
     pub status: Status,
-    /// The vendor's number for it.
+    /// The vendor's code for it.
     pub vendor_code: u32,
 }
 

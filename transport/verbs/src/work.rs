@@ -1,4 +1,4 @@
-//! Work requests, as the caller names them.
+//! Work requests, as the caller specifies them.
 
 use crate::sys;
 
@@ -8,84 +8,84 @@ use crate::sys;
 pub struct Local(sys::ibv_sge);
 
 impl Local {
-    /// `len` bytes at `address`, by the region's local key. The device checks all three.
+    /// Returns `len` bytes at `address`, with the region's local key. The device checks all three.
     #[must_use]
     pub fn new(address: u64, len: u32, key: u32) -> Self {
         Self(sys::ibv_sge { addr: address, length: len, lkey: key })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.0.length
     }
 }
 
-/// A place in a peer's registered memory.
+/// A location in a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Address in the peer's terms.
+    /// Address in the peer's address space.
     pub address: u64,
     /// The region's remote key.
     pub key: u32,
 }
 
-/// Operation on the local pieces.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Into the peer's next receive.
+    /// Sends to the peer's next receive.
     Send,
-    /// Into the peer's next receive, with 32 bits for its completion.
+    /// Sends to the peer's next receive, with 32 bits for its completion.
     SendWithImmediate(u32),
-    /// Into the peer's memory; the peer is not told.
+    /// Writes to the peer's memory; the peer is not notified.
     Write(Remote),
-    /// Into the peer's memory; then takes one of its receives, with 32 bits for the completion.
+    /// Writes to the peer's memory, then consumes one of its receives, with 32 bits for the completion.
     WriteWithImmediate(Remote, u32),
-    /// From the peer's memory into the local pieces.
+    /// Reads from the peer's memory into the local pieces.
     Read(Remote),
 }
 
-/// Whether a success is reported. Failures always are.
+/// Whether a successful request is reported. Failures always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// By a completion.
+    /// A completion reports it.
     Yes,
-    /// Not. The queue's slot is free again only when a later request that is reported has completed, so one in
-    /// every queue's length must be.
+    /// It is not reported. Its place in the queue becomes free only when a later, reported request has completed, so
+    /// at least one request in every queue length must be reported.
     No,
 }
 
 /// A request to send, write or read.
 #[derive(Clone, Copy, Debug)]
 pub struct Send<'a> {
-    /// Comes back in the completion.
+    /// Number that the completion returns.
     pub id: u64,
     /// The operation.
     pub operation: Operation,
-    /// This side's memory. May be empty.
+    /// This side's memory; may be empty.
     pub local: &'a [Local],
     /// Whether a success is reported.
     pub report: Report,
-    /// Bits of [`Flags`].
+    /// Variations of the operation.
     pub flags: Flags,
 }
 
-/// Rarely needed variations.
+/// Rarely needed variations of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flags(u32);
 
 impl Flags {
-    /// None.
+    /// No variation.
     pub const NONE: Self = Self(0);
-    /// Starts only after all reads posted before have completed.
+    /// The request starts only after all reads posted before have completed.
     pub const FENCE: Self = Self(sys::IBV_SEND_FENCE);
-    /// Wakes a peer that asked to be woken by solicited messages only.
+    /// It wakes a peer that wants to be woken only by solicited messages.
     pub const SOLICITED: Self = Self(sys::IBV_SEND_SOLICITED);
-    /// The bytes are copied into the request: they need no registration, and may be reused at once. Up to the
-    /// queue pair's `inline_bytes`.
+    /// The bytes are copied into the request, up to the queue pair's `inline_bytes`: they need no registration, and
+    /// may be reused at once.
     pub const INLINE: Self = Self(sys::IBV_SEND_INLINE);
 
-    /// Both.
+    /// Returns both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -93,12 +93,13 @@ impl Flags {
 }
 
 impl Send<'_> {
-    /// As libibverbs wants it; `next` is still null. The pieces are pointed to, not copied.
+    /// Returns the request in libibverbs' form, with `next` still null. It points to the pieces and does not copy
+    /// them.
     #[inline]
     pub(crate) fn raw(&self) -> sys::ibv_send_wr {
         let mut raw = sys::ibv_send_wr::zeroed();
         raw.wr_id = self.id;
-        // `Local` is transparent over the mirror; the library reads only.
+        // `Local` is transparent over the mirror; the library only reads.
         raw.sg_list = self.local.as_ptr().cast_mut().cast();
         raw.num_sge = self.local.len() as i32;
         raw.send_flags = self.flags.0

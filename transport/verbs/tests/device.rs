@@ -1,5 +1,5 @@
-//! The same over a real device, soft or hard, where there is one: `tests/softroce` brings one to any machine.
-//! Skipped, saying why, where there is none. `KOLO_REQUIRE_RDMA=1` makes the lack of one a failure.
+//! The tests over a real device, in software or hardware; `tests/softroce` provides one on any machine. Without a
+//! device, they are skipped with the reason. `KOLO_REQUIRE_RDMA=1` makes the lack of one a failure.
 
 mod common;
 
@@ -60,7 +60,7 @@ fn memory_that_may_not_be_locked_is_told() {
     assert!(matches!(error, Error::MemoryLock { .. }), "{error}");
 }
 
-/// Not a measurement of the device: two ends in one process. It shows that nothing of ours stands in the way.
+/// Prints figures of two ends in one process. They do not measure the device, but show that this crate adds no delay.
 #[test]
 fn figures() {
     let Some(context) = device() else { return };
@@ -75,7 +75,7 @@ fn figures() {
         one.post(3, Operation::WriteWithImmediate(two.remote(0), 1), &[one.local(0, 8)]);
         while two.completion().kind() != Kind::ReceiveWrite {}
         two.post(4, Operation::WriteWithImmediate(one.remote(0), 1), &[two.local(0, 8)]);
-        // The end's own write may complete before or after the peer's arrives.
+        // The end's own write may complete before or after the peer's write arrives.
         while one.completion().kind() != Kind::ReceiveWrite {}
         rounds.push(start.elapsed());
     }
@@ -119,7 +119,7 @@ fn asking_for_events_does_not_wait_and_dma_buf_support_is_found_out() {
     println!("{:?}", one.pair.capacity());
 }
 
-/// `UDMABUF_CREATE` of linux/udmabuf.h: a dma-buf of a part of a memory file.
+/// Argument of `UDMABUF_CREATE` of linux/udmabuf.h, which makes a dma-buf of a part of a memory file.
 #[repr(C)]
 struct UdmabufCreate {
     memfd: u32,
@@ -129,7 +129,8 @@ struct UdmabufCreate {
 }
 const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
 
-/// As memory of a GPU is registered: without an address in this process. Descriptor and file stand for its driver.
+/// Registers memory as that of a GPU is registered, without an address in this process. Descriptor and file replace
+/// the GPU's driver.
 #[test]
 fn a_dma_buf_is_written_to() {
     const BYTES: usize = 1 << 20;
@@ -141,23 +142,23 @@ fn a_dma_buf_is_written_to() {
     let Ok(exporter) = File::options().read(true).write(true).open("/dev/udmabuf") else {
         return println!("skipped: no /dev/udmabuf");
     };
-    // SAFETY: a new descriptor, owned from here on.
+    // SAFETY: the descriptor is new, and owned from here on.
     let memory =
         unsafe { File::from_raw_fd(libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_ALLOW_SEALING)) };
     memory.set_len(BYTES as u64).unwrap();
-    // SAFETY: only adds a seal, without which there is no dma-buf.
+    // SAFETY: the call only adds a seal, without which there is no dma-buf.
     assert_eq!(unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) }, 0);
     let wanted = UdmabufCreate { memfd: memory.as_raw_fd() as u32, flags: 0, offset: 0, size: BYTES as u64 };
-    // SAFETY: reads one structure.
+    // SAFETY: the call reads one structure.
     let made = unsafe { libc::ioctl(exporter.as_raw_fd(), UDMABUF_CREATE, &raw const wanted) };
     assert!(made >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: as above.
+    // SAFETY: the descriptor is new, and owned from here on.
     let dma_buf = unsafe { File::from_raw_fd(made) };
 
-    // An address that is nobody's here, with the offset's place in its page.
+    // The address belongs to nothing here, and has the offset's position within its page.
     let (offset, address) = (8192, 0x7000_0000_0000);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    // SAFETY: the memory belongs to the file; nobody has it mapped.
+    // SAFETY: the memory belongs to the file, and nobody has mapped it.
     let region = unsafe {
         two.domain.register_dma_buf(dma_buf.as_fd(), offset, BYTES - offset as usize, address, access)
     }

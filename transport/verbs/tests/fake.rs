@@ -1,4 +1,4 @@
-//! Loader, states, posting, polling and words for errors, on every machine, over a stand-in for libibverbs.
+//! Tests of loading, states, posting, polling and error texts over a stand-in for libibverbs, on every machine.
 
 mod common;
 
@@ -200,8 +200,8 @@ fn a_full_queue_says_how_many_were_posted() {
     let (one, _two) = connected(&open(&Fake::new()), None);
     let request =
         Send { id: 0, operation: Operation::Send, local: &[], report: Report::Yes, flags: Flags::NONE };
-    // No receive is posted, so they stay.
-    // SAFETY: nothing is read.
+    // No receive is posted, so the requests stay in the queue.
+    // SAFETY: no memory is read.
     let refused = unsafe { one.pair.post_sends(&vec![request; 70]) }.unwrap_err();
     assert_eq!((refused.posted, refused.error.errno()), (64, Some(libc::ENOMEM)));
     assert!(refused.to_string().contains("reap completions"), "{refused}");

@@ -1,4 +1,4 @@
-//! The mirrors against the headers installed here, where there are any.
+//! Compares the mirrors with the headers installed on this machine, if there are any.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Ranks of a host that meet, and one that ends before they have.
+//! How the ranks of a host meet, and one that ends before they have.
 
 use super::*;
 use crate::sys::unix;
@@ -20,7 +20,7 @@ fn a_leader_notices_that_a_member_is_gone() {
     });
 }
 
-/// A connection that is closed with bytes unread is reset, and not ended as others are.
+/// A connection that is closed with unread bytes is reset instead of ended.
 #[test]
 fn a_leader_that_ends_with_the_question_unread_is_named() {
     let mut world = introduced(2, &ShmOptions::default());
@@ -28,7 +28,7 @@ fn a_leader_that_ends_with_the_question_unread_is_named() {
     let leader = world.pop().expect("two");
     std::thread::scope(|scope| {
         let asks = scope.spawn(move || follower.establish(deadline()).expect_err("the leader is gone"));
-        // The question lies in its backlog.
+        // The request lies in the leader's backlog.
         until("the question", || unix::is_readable(&leader.epoll));
         drop(leader);
         let error = asks.join().expect("no panic");

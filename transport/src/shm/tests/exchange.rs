@@ -1,4 +1,4 @@
-//! The exchange.
+//! The compiled exchange.
 
 use std::thread;
 
@@ -12,10 +12,10 @@ fn flats(n: u32) -> Vec<Exchange> {
 }
 
 type Fill = fn(Slot<'_>);
-/// A member that gives nothing.
+/// The contribution of a member that gives nothing.
 const NOTHING: Option<Fill> = None;
 
-/// Waits until `step` says yes, asleep or not.
+/// Waits until `step` says yes, asleep or polling.
 fn wait(
     flat: &mut Exchange,
     asleep: bool,
@@ -38,7 +38,7 @@ fn wait(
     }
 }
 
-/// One round: waits until it may publish, publishes if it gives, waits for what it needs.
+/// Runs one round: waits until the member may publish, publishes, and waits for the members that it needs.
 fn round(flat: &mut Exchange, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
     let me = flat.member();
     wait(flat, asleep, |flat| flat.is_free(if gives { len } else { 0 }));
@@ -84,7 +84,8 @@ fn sleeping_members_are_woken() {
     }
 }
 
-/// Rounds of all kinds after one another, in which members wait for some of the others only and so run ahead of them.
+/// Runs rounds of all kinds one after another. Members wait only for some of the others, and so run ahead of the
+/// rest.
 fn mixed_rounds(n: usize, asleep: bool) {
     thread::scope(|scope| {
         for mut flat in flats(n as u32) {
@@ -150,7 +151,7 @@ fn a_member_runs_ahead_so_far_and_no_further() {
         }
         assert_eq!(flats[0].is_free(len), Ok(false), "{len} bytes");
         assert_eq!(flats[0].waiting_for(len), [1, 2]);
-        // The others come up to it, and all go on together.
+        // The others catch up, and all go on together.
         for flat in &mut flats[1..] {
             for _ in 0..rounds {
                 assert_eq!(flat.is_free(0), Ok(true));
@@ -186,7 +187,7 @@ fn other_tags_and_lengths_are_told() {
     }
 }
 
-/// Each takes itself for the root, so neither looks at the other in that round.
+/// Each member takes itself for the root, so neither looks at the other in that round.
 #[test]
 fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
     let mut flats = flats(2);
@@ -198,7 +199,7 @@ fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
     }
     assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag: 4 }));
     assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 3 }));
-    // The same if one of them runs ahead as far as it can.
+    // The same happens if one of them runs ahead as far as it can.
     let mut flats = self::flats(2);
     for tag in 0..7 {
         flats[0].publish(tag, 8, Needs::Nobody, NOTHING);
@@ -261,7 +262,7 @@ fn there_is_one_flat_per_endpoint() {
     assert!(world[0].exchange().is_none());
 }
 
-/// Two members that read pages of any size in place, and their exchanges.
+/// Makes two members that read pages of any size in place, and their exchanges.
 fn readers() -> (Vec<ShmEndpoint>, Vec<Exchange>) {
     let options = ShmOptions { single_copy: SingleCopy::From(1), ..ShmOptions::default() };
     let mut world = world_with(2, &options);
@@ -272,7 +273,7 @@ fn readers() -> (Vec<ShmEndpoint>, Vec<Exchange>) {
 /// Reads a member's memory in place.
 fn fetched(flat: &Exchange, member: usize, place: u64, offset: usize, len: usize) -> Option<Vec<u8>> {
     let mut target = vec![0; len];
-    // SAFETY: the target is as long.
+    // SAFETY: the target has `len` bytes.
     unsafe { flat.fetch(member, place, offset, target.as_mut_ptr(), len) }.then_some(target)
 }
 
@@ -281,7 +282,7 @@ fn members_read_each_other_in_place() {
     let (world, flats) = readers();
     let source = pattern(3, 100_000);
     let Some(place) = flats[1].place(source.as_ptr(), source.len()) else {
-        // The kernel does not permit it.
+        // The kernel does not permit reading.
         return;
     };
     assert_eq!(fetched(&flats[0], 1, place, 0, 100_000).as_deref(), Some(&source[..]));
@@ -289,7 +290,7 @@ fn members_read_each_other_in_place() {
     assert_eq!(fetched(&flats[0], 1, 8, 0, 100), None, "no memory there");
     assert_eq!(fetched(&flats[0], 0, place, 0, 100), None, "its own");
     assert_eq!(fetched(&flats[0], 2, place, 0, 100), None, "no member");
-    // The beacon goes with the endpoint.
+    // The beacon vanishes with the endpoint.
     drop(world);
     assert_eq!(fetched(&flats[0], 1, place, 0, 100), None, "it is gone");
 }

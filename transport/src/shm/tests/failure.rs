@@ -1,4 +1,4 @@
-//! Peers that go away, in good order or not, and strangers.
+//! Peers that leave, in good order or not, and strangers.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -55,7 +55,7 @@ fn what_was_done_before_leaving_still_arrives() {
         let target = vec![0u8; len];
         let (from, to) = (piece(&source), piece(&target));
         let mut events = [Vec::new()];
-        // The peer has never looked at its sockets when this end goes away.
+        // The peer has not looked at its sockets by the time this end goes away.
         assert_eq!(send(&mut a, channel(1, 0), 7, &from, 1).expect("post"), Posted::Done);
         assert_eq!(send(&mut a, channel(1, 9), 7, &from, 1).expect("post"), Posted::Done);
         assert!(a.is_flushed());
@@ -68,7 +68,7 @@ fn what_was_done_before_leaving_still_arrives() {
         }
         let got = receive(&mut b, channel(0, 9), 7, &to, 3).expect("still there");
         pump(&mut [&mut b], &mut events, |e| got == Posted::Done || is_done(&e[0], 3));
-        // Now nothing is left.
+        // Now no message is left.
         let posted = receive(&mut b, channel(0, 0), 7, &to, 4);
         assert!(
             posted.is_err() || {
@@ -145,7 +145,7 @@ fn strangers_stall_neither_establish_nor_traffic() {
     let mut world = introduced(2, &ShmOptions::default());
     let mut strangers: Vec<_> = (0..200).map(|i| stranger(&world[i % 2])).collect();
     for (i, stranger) in strangers.iter_mut().enumerate() {
-        // Some stay silent, some babble, some stop in the middle of something that looks right.
+        // Some strangers stay silent, some send garbage, some stop in the middle of a plausible greeting.
         let words: &[u8] = match i % 4 {
             0 => &[],
             1 => &[0xff; 500],
@@ -171,7 +171,7 @@ fn strangers_stall_neither_establish_nor_traffic() {
     let _ = receive(b, channel(0, 0), 7, &to, 2).expect("post");
     pump(&mut [a, b], &mut events, |e| is_done(&e[0], 1) && is_done(&e[1], 2));
     assert!(source == target);
-    // A stranger with the form of a segment but not its cookies has been shown the door.
+    // The stranger that sent the form of a segment's greeting without its cookies has been disconnected.
     let mut end = [0u8; 1];
     strangers[3].set_read_timeout(Some(PATIENCE)).expect("timeout");
     until("the door", || {
@@ -204,7 +204,7 @@ fn a_watched_peer_is_missed_without_any_message() {
     let mut events = [Vec::new(), Vec::new()];
     pump(&mut [&mut a, &mut b], &mut events, |_| true);
     assert!(events[0].is_empty());
-    // Like a crash: the streams close without a good-bye.
+    // The streams close without a goodbye, as after a crash.
     b.abort(&aborted(), &mut events[1]);
     pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
     assert_eq!(a.look_for(1).expect_err("it is gone").kind, ErrorKind::PeerLost);

@@ -1,4 +1,4 @@
-//! A peer that writes nonsense into shared memory gets an error, never a crash or a wild access.
+//! A peer that writes invalid values into shared memory gets an error, and never causes a crash or a wild access.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,13 +15,14 @@ fn word(stamp: u32, len: u32) -> u64 {
     u64::from(stamp) << 32 | u64::from(len)
 }
 
-/// The verdict of `b` on its receive of `expected` bytes when `a` has written `words` at offsets of its control page.
+/// Returns the verdict of `b` on its receive of `expected` bytes after `a` has written `words` at offsets of its
+/// control page.
 fn verdict(expected: usize, words: &[(usize, u64)], ring_size: Option<u32>) -> (Option<ErrorKind>, Vec<u32>) {
     let (mut a, mut b) = pair();
     let target = vec![0u8; expected];
     let to = piece(&target);
     let mut events = [Vec::new(), Vec::new()];
-    // Opens the channel in good order, with a message on it that is received.
+    // Opens the channel in good order, with one message that is received.
     let _ = send(&mut a, channel(1, 0), 7, &[], 1).expect("post");
     let got = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
     pump(&mut [&mut a, &mut b], &mut events, |e| got == Posted::Done || is_done(&e[1], 1));
@@ -38,7 +39,7 @@ fn verdict(expected: usize, words: &[(usize, u64)], ring_size: Option<u32>) -> (
     (failure(&events[1], 2), downs(&events[1]))
 }
 
-/// The second cell of the channel, as a message of `total` whose first piece has `len` bytes.
+/// Returns the words of the channel's second cell, for a message of `total` bytes whose first piece has `len`.
 fn cell(len: u32, total: u64) -> [(usize, u64); 3] {
     let at = FIRST_CELL + 128;
     [(at, word(2, len)), (at + 8, 7), (at + 16, total)]
@@ -47,13 +48,14 @@ fn cell(len: u32, total: u64) -> [(usize, u64); 3] {
 #[test]
 fn lengths_that_cannot_be_are_corrupt() {
     let corrupt = (Some(ErrorKind::Corrupt), vec![0]);
-    // Longer than the ring; than anything; not a multiple; nothing of something; longer than the message.
+    // In turn: longer than the ring; longer than anything; not a multiple of a grain; an empty piece of a message;
+    // longer than the message; a short piece that is not the last.
     for (len, total) in
         [(200_000, 1 << 20), (0x7fff_ffff, 1 << 20), (1000, 1 << 20), (0, 1 << 20), (4096, 5), (50, 1 << 20)]
     {
         assert_eq!(verdict(1 << 20, &cell(len, total), None), corrupt, "{len} of {total}");
     }
-    // Skipping to the start does not help.
+    // A skip to the start of the ring does not help.
     assert_eq!(verdict(1 << 20, &cell(200_000 | 1 << 31, 1 << 20), None), corrupt);
 }
 
@@ -78,7 +80,7 @@ fn a_total_that_cannot_be_is_a_mismatch() {
         pump(&mut [&mut a, &mut b], &mut events, |e| failure(&e[1], 2).is_some());
         (failure(&events[1], 2), downs(&events[1]))
     };
-    // An empty first piece of an endless message.
+    // The message looks endless, and its first piece is empty.
     assert_eq!(kind, Some(ErrorKind::Corrupt));
     assert_eq!(downs, [0]);
 }
@@ -90,7 +92,7 @@ fn counters_that_run_ahead_or_back_are_corrupt() {
         let source = pattern(1, 1 << 20);
         let from = piece(&source);
         let mut events = [Vec::new(), Vec::new()];
-        // So that the ring is short of what the counter counts.
+        // Where the counter counts cells, these messages use up all cells but one.
         for _ in 0..if offset == CELLS_FREED { 29 } else { 1 } {
             let _ = send(&mut a, channel(1, 0), 7, &from[..0], 1).expect("post");
         }

@@ -1,4 +1,4 @@
-//! Bytes arrive, whatever their number and order.
+//! Messages arrive whole, for all lengths and in any order of posts.
 
 use super::*;
 use crate::endpoint::Consumer;
@@ -90,7 +90,7 @@ fn eager_max_holds_wherever_the_ring_stands() {
         let [a, b] = &mut world[..] else { unreachable!() };
         let eager = a.caps().eager_max;
         for seed in 0..200 {
-            // Moves the ring's position to all kinds of places.
+            // Moves the ring's position to many different places.
             exchange(a, b, 110 + seed * 431 % 9000, seed, true);
             let source = pattern(seed, eager);
             let target = vec![0u8; eager];
@@ -208,14 +208,15 @@ fn mismatches_fail_their_receive_and_no_other() {
     }
 }
 
-/// Bytes that a consumer saw.
+/// Bytes that a consumer received.
 struct Eaten {
     bytes: Vec<u8>,
     offsets: Vec<(usize, usize)>,
 }
 
 unsafe fn eat(context: *mut (), offset: usize, data: *const u8, len: usize) {
-    // SAFETY: the test passes a pointer to an `Eaten` that outlives the message, and touches it afterwards only.
+    // SAFETY: the test passes a pointer to an `Eaten` that outlives the message, and does not touch it before the
+    // message is complete.
     let eaten = unsafe { &mut *context.cast::<Eaten>() };
     assert_eq!(offset, eaten.bytes.len());
     eaten.offsets.push((offset, len));
@@ -233,7 +234,7 @@ fn consumers_get_whole_grains_in_order() {
         let mut eaten = Eaten { bytes: Vec::new(), offsets: Vec::new() };
         let consumer = Consumer { call: eat, context: (&raw mut eaten).cast() };
         let mut events = [Vec::new(), Vec::new()];
-        // SAFETY: `eaten` lives until the message is over.
+        // SAFETY: `eaten` lives until the message is complete.
         let got = unsafe { b.post_recv(channel(0, 0), 7, Sink::Consume { len, consumer }, Token(2)) }
             .expect("post");
         let sent = send(&mut a, channel(1, 0), 7, &from, 1).expect("post");
@@ -278,7 +279,7 @@ fn two_threads_flood_each_other() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| run(a, 1));
         let second = scope.spawn(|| run(b, 0));
-        // Both ends live until both are through.
+        // Both ends live until both have finished.
         (first.join().expect("first"), second.join().expect("second"))
     });
 }

@@ -15,14 +15,14 @@ use super::{ShmEndpoint, ShmOptions};
 use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 
-/// Longest that any wait in these tests may take: they share the machine with others.
+/// Longest time that any wait in these tests may take; they share the machine with other processes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Spins politely until `condition`, and panics with `what` after too long.
+/// Yields until `condition` holds, and panics with `what` after too long.
 #[track_caller]
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = deadline();
@@ -32,7 +32,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Endpoints of a world of `n` ranks, introduced but not established.
+/// Makes endpoints of a world of `n` ranks, introduced but not established.
 fn introduced(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
     let mut world: Vec<_> =
         (0..n).map(|rank| ShmEndpoint::new(rank, n, options.clone()).expect("endpoint")).collect();
@@ -46,7 +46,7 @@ fn introduced(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
     world
 }
 
-/// Endpoints of a world of `n` ranks, ready.
+/// Makes established endpoints of a world of `n` ranks.
 fn world_with(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
     let mut world = introduced(n, options);
     std::thread::scope(|scope| {
@@ -71,17 +71,17 @@ fn channel(peer: u32, index: u16) -> Channel {
     Channel { peer, index }
 }
 
-/// Bytes that differ by position and by `seed`.
+/// Returns bytes that differ by position and by `seed`.
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(131)) as u8).collect()
 }
 
-/// One piece over a buffer, to be kept beside it while a message is pending.
+/// Returns one piece over a buffer. The test keeps both while a message is pending.
 fn piece(buffer: &[u8]) -> [Piece; 1] {
     [Piece { ptr: buffer.as_ptr().cast_mut(), len: buffer.len() }]
 }
 
-/// Posts a send whose pieces and memory the test keeps alive until it is over.
+/// Posts a send. The test keeps its pieces and memory alive until it is complete.
 fn send(
     endpoint: &mut ShmEndpoint,
     on: Channel,
@@ -93,7 +93,7 @@ fn send(
     unsafe { endpoint.post_send(on, tag, src, Token(token)) }
 }
 
-/// Posts a receive whose pieces and memory the test keeps alive until it is over.
+/// Posts a receive. The test keeps its pieces and memory alive until it is complete.
 fn receive(
     endpoint: &mut ShmEndpoint,
     on: Channel,
@@ -105,7 +105,7 @@ fn receive(
     unsafe { endpoint.post_recv(on, tag, Sink::Place(dst), Token(token)) }
 }
 
-/// Polls all endpoints in turn until `condition` holds for what they reported.
+/// Polls all endpoints in turn until `condition` holds for the events that they reported.
 #[track_caller]
 fn pump(
     world: &mut [&mut ShmEndpoint],
@@ -120,12 +120,12 @@ fn pump(
     });
 }
 
-/// Whether a token is among the events as done.
+/// Returns whether the events report a token as done.
 fn is_done(events: &[Event], token: u64) -> bool {
     events.iter().any(|e| matches!(e, Event::Done(Token(t)) if *t == token))
 }
 
-/// Error with which a token failed, if it did.
+/// Returns the error with which a token failed, if it did.
 fn failure(events: &[Event], token: u64) -> Option<ErrorKind> {
     events.iter().find_map(|e| match e {
         Event::Failed(Token(t), error) if *t == token => Some(error.kind),
@@ -133,7 +133,7 @@ fn failure(events: &[Event], token: u64) -> Option<ErrorKind> {
     })
 }
 
-/// Peers reported down.
+/// Returns the peers reported down.
 fn downs(events: &[Event]) -> Vec<u32> {
     events.iter().filter_map(|e| if let Event::Down { peer, .. } = e { Some(*peer) } else { None }).collect()
 }

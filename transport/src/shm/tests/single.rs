@@ -1,4 +1,4 @@
-//! Long messages that are read from their sender's memory.
+//! Long messages that the receiver reads from their sender's memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ fn options(single_copy: SingleCopy) -> ShmOptions {
     ShmOptions { single_copy, ..ShmOptions::default() }
 }
 
-/// Two ends that send every message that is not empty by rendezvous.
+/// Makes two ends that send every non-empty message by rendezvous.
 fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
     let mut world = world_with(2, &options(SingleCopy::From(1)));
     let [a, b] = &mut world[..] else { unreachable!() };
@@ -20,7 +20,7 @@ fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
     (world.pop().expect("two"), second)
 }
 
-/// Exchanges an empty message each way, so that both ends know each other.
+/// Exchanges an empty message each way, so that both ends are linked.
 fn link(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
     let mut left = [0, 0];
     for (i, (end, peer)) in [(&mut *a, 1), (&mut *b, 0)].into_iter().enumerate() {
@@ -36,7 +36,8 @@ fn cut(bytes: &[u8], count: usize) -> Vec<Piece> {
     bytes.chunks(step).flat_map(|chunk| [piece(chunk)[0], piece(&[])[0]]).collect()
 }
 
-/// Sends `from` to `to` and checks that it went by rendezvous, or did not.
+/// Sends `from` to `to`, and checks that the message went by rendezvous if `requested` and through the ring
+/// otherwise.
 fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece], requested: bool) {
     let mut events = [Vec::new(), Vec::new()];
     let sent = send(a, channel(1, 0), 7, from, 1).expect("post");
@@ -151,7 +152,7 @@ unsafe fn compare(context: *mut (), offset: usize, data: *const u8, len: usize) 
     }
 }
 
-/// A sender gives up at a random moment and scribbles over its memory: the receiver has all, or fails.
+/// A sender gives up at a random moment and overwrites its memory: the receiver has the whole message, or fails.
 #[test]
 fn a_message_taken_back_is_never_reported_whole() {
     let mut outcomes = [0, 0];
@@ -170,7 +171,7 @@ fn a_message_taken_back_is_never_reported_whole() {
         } else {
             Sink::Consume { len, consumer: Consumer { call: compare, context: (&raw mut eaten).cast() } }
         };
-        // SAFETY: all of it lives until the message is over.
+        // SAFETY: the pieces, the target and the consumer's vector live until the message is complete.
         let got = unsafe { b.post_recv(channel(0, 0), 7, sink, Token(2)) }.expect("post");
         assert_eq!(got, Posted::Pending);
         let mut events = Vec::new();
@@ -191,7 +192,7 @@ fn a_message_taken_back_is_never_reported_whole() {
                     a.abandon(1, &cause, &mut events)
                 }
                 assert_eq!(events.iter().filter(|e| !matches!(e, Event::Down { .. })).count(), 1);
-                // The token is over, so the memory is this test's again.
+                // The token is complete, so the memory belongs to this test again.
                 source.fill(0xee);
             });
             until("an end", || {
@@ -260,7 +261,7 @@ fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
     for (i, target) in (0..).zip(&mut targets) {
         let consumer = Consumer { call: compare, context: std::ptr::from_mut(target).cast() };
         let sink = Sink::Consume { len: from[i as usize][0].len, consumer };
-        // SAFETY: the targets live until the messages are over.
+        // SAFETY: the targets live until the messages are complete.
         let posted = unsafe { b.post_recv(channel(0, 0), i, sink, Token(i)) }.expect("post");
         left[1] += usize::from(posted == Posted::Pending);
     }
@@ -278,18 +279,18 @@ fn by_itself_it_sends_by_rendezvous_what_is_long_and_in_huge_pages() {
     let mut bytes = Vec::<u8>::with_capacity(len + huge);
     let skip = bytes.as_ptr().align_offset(huge);
     let start = bytes.as_mut_ptr().wrapping_add(skip);
-    // SAFETY: the range is inside the vector's memory, of which nothing is used yet.
+    // SAFETY: the range is inside the vector's memory, which is not in use yet.
     let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxHugepage) };
     bytes.extend_from_slice(&pattern(1, len + huge));
     let source = &bytes[skip..skip + len];
-    // The kernel may be too old to tell, or out of huge pages.
+    // The kernel may be too old to report huge pages, or have none left.
     let is_huge = a.pages.as_ref().is_some_and(|pages| pages.hold(&piece(source), len));
     let target = vec![0u8; len];
     transfer(a, b, &piece(source), &piece(&target), is_huge);
     assert!(source == target);
     let short = SINGLE_COPY_MIN - 1;
     transfer(a, b, &piece(&source[..short]), &piece(&target[..short]), false);
-    // In small pages.
+    // The same length in small pages.
     let plain = pattern(2, SINGLE_COPY_MIN);
     let is_huge = a.pages.as_ref().is_some_and(|pages| pages.hold(&piece(&plain), plain.len()));
     transfer(a, b, &piece(&plain), &piece(&target[..plain.len()]), is_huge);

@@ -1,4 +1,4 @@
-//! Sleepers are woken, however they sleep.
+//! Sleeping owners are woken, however they sleep.
 
 use std::thread;
 
@@ -9,14 +9,15 @@ use super::*;
 use crate::endpoint::{Armed, ParkBy};
 use crate::wait_word;
 
-/// Sleeps as the contract says, until something wakes it; panics when it slept for the whole patience.
+/// Sleeps by the rules of the contract until something wakes the owner; panics if it has slept for the whole
+/// `PATIENCE`.
 fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
     let _ = endpoint.arm(by);
     if endpoint.poll(events) {
         endpoint.disarm();
         return;
     }
-    // Arming again changes nothing for peers; it gives the word once more.
+    // Arming again changes nothing for peers and returns the same word.
     let before = Instant::now();
     match endpoint.arm(by) {
         Armed::Idle => panic!("something is outstanding"),
@@ -30,8 +31,8 @@ fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
     endpoint.disarm();
 }
 
-/// Plays ping-pong with both sides asleep between messages; `len` may be longer than the ring, so that freed space
-/// wakes too.
+/// Plays ping-pong with both sides asleep between messages. `len` may exceed the ring, so that freed space must wake
+/// the sender too.
 fn ping_pong(by: [ParkBy; 2], len: usize, rounds: usize) {
     let (a, b) = pair();
     let run = |mut endpoint: ShmEndpoint, peer: u32| {

@@ -1,4 +1,4 @@
-//! Receiving a striped message: its parts, from all strands of the channel. See `stripes` for the rules.
+//! Receives the parts of a striped message from all strands of the channel. The rules are in `stripes`.
 
 use socket2::Socket;
 
@@ -10,17 +10,17 @@ use super::{Halt, Inbound, Landing, Recv, Striped};
 use crate::endpoint::{Event, GRAIN_BYTES};
 use crate::pieces::Cursor;
 
-/// Most runs of a message that are there while bytes before them are not. A strand has one part under way, and parts are cut in
-/// order.
+/// Maximum number of separate ranges of a message that have arrived. There are few: a strand has one part in flight,
+/// and parts are cut in order.
 const RUNS_MAX: usize = 1024;
 
-/// How a strand got on.
+/// Progress of a strand.
 enum Step {
-    /// So many bytes, as many as it asked for.
+    /// The strand brought as many bytes as were asked for.
     Moved(usize),
-    /// It has brought so many, and no more for now.
+    /// The strand brought this many bytes, and has no more for now.
     Dry(usize),
-    /// It is through with this message.
+    /// The strand has finished with this message.
     Ahead,
 }
 
@@ -31,8 +31,8 @@ impl Inbound {
         self.striped = Some(Striped { sequence, len: len as usize, got: 0, is_dropped });
     }
 
-    /// Receives parts of the striped message at the front, up to about `budget` bytes on each strand. [`Halt::Parts`] says that
-    /// the message is complete.
+    /// Receives parts of the striped message at the front, up to about `budget` bytes on each strand. [`Halt::Parts`]
+    /// means that the message is complete.
     pub(in super::super) fn progress_parts(
         &mut self,
         first: &Socket,
@@ -78,7 +78,7 @@ impl Inbound {
         (total, if is_dry { Halt::Blocked } else { Halt::Budget })
     }
 
-    /// Bytes of the front message that have come, of a striped one too.
+    /// Returns the number of bytes of the front message that have arrived, also for a striped one.
     pub(super) fn received_bytes(&self) -> usize {
         self.striped.map_or(self.payload_bytes, |striped| striped.got)
     }
@@ -87,7 +87,7 @@ impl Inbound {
         self.striped.is_some_and(|striped| striped.got == striped.len)
     }
 
-    /// Goes on to what is behind the message, of which the header may be there.
+    /// Continues with the data behind the message, whose header may have arrived.
     fn end_parts(&mut self, first: &mut Incoming, events: &mut Vec<Event>) {
         let Some(striped) = self.striped.take() else { return };
         if !striped.is_dropped
@@ -97,15 +97,15 @@ impl Inbound {
             self.next();
         }
         if let Some(header) = self.ahead.take() {
-            // It waits like one that was held back.
+            // The next message waits like one that was held.
             (self.header, self.header_bytes, self.held) = (header, HEADER_BYTES, true);
         } else {
-            // Some of it may be.
+            // Some bytes of the next header may have arrived.
             (self.header, self.header_bytes) = (first.header, std::mem::take(&mut first.header_bytes));
         }
     }
 
-    /// Reads a header, or some of a part.
+    /// Reads bytes of a header, or of a part's payload.
     fn step(
         &mut self,
         is_first: bool,
@@ -139,7 +139,7 @@ impl Inbound {
         self.take_header(is_first, strand).map_err(Halt::Corrupt)
     }
 
-    /// Looks at the header of a strand, which is complete.
+    /// Checks the header of a strand, which is complete.
     fn take_header(&mut self, is_first: bool, strand: &mut Incoming) -> Result<Step, &'static str> {
         let Some(striped) = self.striped.as_mut() else { return Ok(Step::Ahead) };
         let Some(part) = Part::decode(&strand.header) else {
@@ -150,14 +150,15 @@ impl Inbound {
             }
             return Err("bytes that are no header of a part");
         };
-        // Messages in between need not have had a part for this strand. On the first, their headers come before.
+        // The messages in between may have had no part for this strand. On the first strand, their headers come
+        // before.
         if part.sequence.wrapping_sub(striped.sequence).cast_signed() > 0 && !is_first {
             return Ok(Step::Ahead);
         }
         if part.sequence != striped.sequence {
             return Err("a part of another message");
         }
-        // Their sum does not overflow, and lengths of messages fit.
+        // `decode` has checked that the sum does not overflow and that lengths fit.
         let (offset, len) = (part.offset as usize, part.len as usize);
         let is_whole = |at: usize| at == striped.len || at.is_multiple_of(GRAIN_BYTES);
         if part.offset + part.len > striped.len as u64 || !is_whole(offset) || !is_whole(offset + len) {
@@ -174,7 +175,7 @@ impl Inbound {
         Ok(Step::Moved(HEADER_BYTES))
     }
 
-    /// Takes in some of a part.
+    /// Takes in payload bytes of a part.
     fn step_payload(
         &mut self,
         is_first: bool,
@@ -229,7 +230,7 @@ impl Inbound {
     }
 }
 
-/// Notes that bytes of a message come.
+/// Notes that the bytes of a message from `start` to `end` are arriving.
 fn note(runs: &mut Vec<(usize, usize)>, start: usize, end: usize) -> Result<(), &'static str> {
     let at = runs.partition_point(|run| run.0 < start);
     if at > 0 && runs[at - 1].1 > start || runs.get(at).is_some_and(|run| run.0 < end) {

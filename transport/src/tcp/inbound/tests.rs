@@ -1,4 +1,4 @@
-//! The stream cut anywhere, with anything wrong in it.
+//! Streams that are cut anywhere and contain any mismatch.
 
 use std::io::Write;
 
@@ -7,12 +7,12 @@ use crate::endpoint::{Consumer, Piece};
 use proptest::prelude::*;
 use socket2::{Domain, Type};
 
-/// A message as sent and as expected, and how it is received.
+/// Length sent, length expected, whether the tag is wrong, and whether a consumer takes the message.
 type Case = (usize, usize, bool, bool);
 
 fn case() -> impl Strategy<Value = Case> {
     let len = || prop_oneof![0usize..100, 0usize..40_000, Just(BURST_BYTES)];
-    // Most are as expected; some have another length, some another tag; some are eaten.
+    // Most messages are as expected; some have another length, some another tag; some go to a consumer.
     (len(), len(), 0u8..8, any::<bool>()).prop_map(|(sent, other, fate, eaten)| match fate {
         0 => (sent, other, false, eaten),
         1 => (sent, sent, true, eaten),
@@ -21,7 +21,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 unsafe fn collect(context: *mut (), offset: usize, data: *const u8, len: usize) {
-    // SAFETY: the context is a vector of the test, which outlives the token; the data is as promised.
+    // SAFETY: the context is a vector of the test that outlives the token; the data is as promised.
     let (out, bytes) = unsafe { (&mut *context.cast::<Vec<u8>>(), std::slice::from_raw_parts(data, len)) };
     assert_eq!(offset, out.len());
     out.extend_from_slice(bytes);
@@ -34,7 +34,7 @@ fn payload(number: usize, len: usize) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// However the stream is cut, and whatever is wrong in it: what is as expected arrives, what is not fails.
+    /// However the stream is cut, and whichever messages mismatch: the expected messages arrive, and the others fail.
     #[test]
     fn mismatches_cost_only_themselves(
         cases in proptest::collection::vec(case(), 1..25),
@@ -74,7 +74,7 @@ proptest! {
                 posted += 1;
             }
             let chunk = chunks[turn % chunks.len()].min(stream.len() - sent);
-            // A small budget lets the kernel's buffer run full.
+            // With a small budget, the kernel's buffer may run full.
             sent += there.write(&stream[sent..sent + chunk]).unwrap_or(0);
             turn += 1;
             let exhaust = turn % 2 == 0;
@@ -99,7 +99,8 @@ proptest! {
         }
     }
 
-    /// However the stream is cut: receives that do not fit come back in order, and the message that they met is whole.
+    /// However the stream is cut: receives that do not fit are returned in order, and the message that they met is
+    /// whole.
     #[test]
     fn receives_that_come_back_cost_nothing(
         cases in proptest::collection::vec((0u64..4, prop_oneof![0usize..100, 0usize..40_000], any::<bool>()), 1..25),
@@ -131,7 +132,7 @@ proptest! {
             };
             Recv { token: Token(number as u64), tag, len, landing, conditional }
         };
-        // One tag after the other; what is sent in another order is met on the way.
+        // Receives ask for one tag after the other, and meet messages that were sent in another order on the way.
         let mut wanted: VecDeque<usize> = (0..4)
             .flat_map(|i| (0..cases.len()).map(move |number| (i, number)))
             .filter(|&(i, number)| cases[number].0 == (first + i) % 4)

@@ -25,7 +25,7 @@ fn paths(count: usize) -> Vec<Path> {
     vec![Path::new(remote, String::new()); count]
 }
 
-/// Two ends of a channel with so many connections.
+/// Makes two ends of a channel with this many connections.
 fn links(strands: usize) -> [Link; 2] {
     let mut ends = [0, 1].map(|peer| Link::new(Channel { peer, index: 0 }));
     let mut bundles = [0, 0].map(Bundle::new);
@@ -50,7 +50,8 @@ fn payload(number: usize, len: usize) -> Vec<u8> {
 }
 
 unsafe fn put(context: *mut (), offset: usize, data: *const u8, len: usize) {
-    // SAFETY: the context is a vector of the test, which outlives the token and is long enough; the data is as promised.
+    // SAFETY: the context is a vector of the test that outlives the token and is long enough; the data is as
+    // promised.
     unsafe {
         let out = &mut *context.cast::<Vec<u8>>();
         assert!(
@@ -76,8 +77,8 @@ fn case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// However many connections there are and however far each gets: what fits arrives once, whole and in order of messages; what
-    /// does not fit costs only itself.
+    /// With any number of connections, however far each gets: messages that fit arrive once, whole and in order; a
+    /// message that does not fit costs only itself.
     #[test]
     fn messages_in_parts_arrive_whole(
         cases in proptest::collection::vec(case(), 1..8),
@@ -146,7 +147,8 @@ proptest! {
     }
 }
 
-/// The receiver's verdict on bytes on its first and its second connection, behind the header of a message of 1 MiB.
+/// Returns the receiver's verdict on parts on its first and its second connection, behind the header of a message of
+/// 1 MiB.
 fn verdict(first: &[Part], second: &[Part]) -> Halt {
     const LEN: usize = 1 << 20;
     let [mut near, mut far] = links(2);
@@ -188,11 +190,11 @@ fn parts_that_make_no_sense_are_refused() {
         let halt = verdict(&good, &[bad]);
         assert!(matches!(halt, Halt::Corrupt(what) if what.contains(why)), "{bad:?}: {halt:?}");
     }
-    // The part of a message behind it waits. Those in between may have had none for this strand.
+    // The part of a later message waits. Messages in between may have had no part for this strand.
     for sequence in [1, 2, 7] {
         assert!(matches!(verdict(&good, &[part(0, 64, sequence)]), Halt::Blocked), "{sequence}");
     }
-    // On the first connection the header of that message comes before.
+    // On the first connection, the header of that message comes before.
     assert!(matches!(verdict(&[good[0], part(0, 64, 1)], &[]), Halt::Corrupt(_)));
 }
 
@@ -211,13 +213,13 @@ fn strands_carry_what_they_are_fast_enough_for() {
     for number in 0..12 {
         let message = Send::new(Token(1), 1, LEN, Pieces::new(&list).0);
         while !bundle.send(&first, &message, number, &mut ways, &mut work, LEN).unwrap().is_over {
-            // The first is three times as fast as the second.
+            // The first strand is three times as fast as the second.
             for (far, bytes) in far.iter_mut().zip([60_000, 20_000]) {
                 let _ = far.read(&mut buffer[..bytes]);
             }
         }
     }
-    // Nothing is known of rates beforehand: these are no TCP sockets.
+    // No rates are known beforehand, since these are not TCP sockets.
     let [fast, slow] = [ways[0].sent, ways[1].sent];
     assert!(fast > 2 * slow, "{fast} and {slow}");
     assert_eq!(fast + slow, 12 * LEN as u64);

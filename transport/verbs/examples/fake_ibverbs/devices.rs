@@ -1,4 +1,4 @@
-//! Devices: listed, opened and closed, and the events of their own.
+//! Devices: how they are listed, opened and closed, and their own events.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -37,15 +37,15 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             device.transport_type = transport as u32;
             device.name = name_of(&format!("fake{index}"));
             device.ibdev_path = name_of(&format!("/sys/class/infiniband/no-such-fake{index}"));
-            // Kept: contexts may outlive the list, and there are few.
+            // The device is never freed: contexts may outlive the list, and there are few devices.
             Box::into_raw(Box::new(device))
         })
         .collect();
     list.push(ptr::null_mut());
-    // SAFETY: the caller's int.
+    // SAFETY: the pointer leads to the caller's int.
     unsafe { *count = devices as c_int };
     let list = leak(list);
-    // SAFETY: just made. The head of the vector is what the user sees; `LISTS` finds the vector again.
+    // SAFETY: the vector was just made. The user sees its first entry; `LISTS` finds the vector again.
     let head = unsafe { (*list).as_mut_ptr() };
     LISTS.lock().expect("as above").insert(head as usize, list as usize);
     head
@@ -56,7 +56,7 @@ static LISTS: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::defa
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let vector = LISTS.lock().expect("as above").remove(&(list as usize)).expect("a live list");
-    // SAFETY: made above, freed once.
+    // SAFETY: the vector was made above, and is freed once.
     unsafe { free(vector as *mut Vec<*mut ibv_device>) };
 }
 
@@ -96,13 +96,13 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: live until freed below.
+    // SAFETY: the context is live until freed below.
     let fd = unsafe { (*context).async_fd };
     let mut world = world();
     world.async_fds.retain(|&other| other != fd);
     world.close(fd);
     drop(world);
-    // SAFETY: opened above, closed once.
+    // SAFETY: the context was opened above, and is closed once.
     unsafe { free(context) }
 }
 
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     let mut bytes = [0; 8];
-    // SAFETY: a live context and the caller's event.
+    // SAFETY: the context is live, and the event is the caller's.
     unsafe {
         if !read_from((*context).async_fd, &mut bytes) {
             return -1;

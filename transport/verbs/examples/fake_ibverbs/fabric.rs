@@ -1,4 +1,4 @@
-//! The adapters and the network between them: requests are carried out, with the checks of the real ones.
+//! The adapters and the network between them: requests are executed, with the checks of real adapters.
 
 use std::ptr;
 
@@ -8,12 +8,12 @@ use crate::knob::Knob;
 use crate::{Sending, World};
 
 impl World {
-    /// All bytes of these pieces, if their keys allow it.
+    /// Returns the bytes of these pieces, if their keys permit it.
     fn gather(&self, pieces: &[ibv_sge]) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for piece in pieces {
             let source = self.within(piece.lkey, piece.addr, u64::from(piece.length), 0)?;
-            // SAFETY: within a registered region, which its owner keeps mapped.
+            // SAFETY: the range is within a registered region, which its owner keeps mapped.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(source, piece.length as usize) });
         }
         Some(bytes)
@@ -24,7 +24,7 @@ impl World {
             let (now, later) = bytes.split_at(bytes.len().min(piece.length as usize));
             let target =
                 self.within(piece.lkey, piece.addr, u64::from(piece.length), IBV_ACCESS_LOCAL_WRITE)?;
-            // SAFETY: as above; `bytes` is our own copy.
+            // SAFETY: the range is within a registered region; `bytes` is a copy of the stand-in's own.
             unsafe { target.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
             bytes = later;
         }
@@ -38,7 +38,7 @@ impl World {
             .then_some(start as *mut u8)
     }
 
-    /// Carries out what is posted, until a send has to wait.
+    /// Executes posted requests until a send must wait.
     pub(crate) fn progress(&mut self, number: u32) {
         loop {
             let Some(pair) = self.pairs.get_mut(&number) else { return };
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// One request towards the pair `peer`; what fails there is reported there too.
+    /// Executes one request towards the pair `peer`; a failure there is reported there too.
     fn carry_out(&mut self, peer: u32, send: &Sending) -> Result<(), u32> {
         let target = self.pairs.get(&peer).ok_or(12u32)?;
         if target.state != IBV_QPS_RTR && target.state != IBV_QPS_RTS {
@@ -117,7 +117,7 @@ impl World {
             place
         };
         if send.opcode == IBV_WR_RDMA_READ {
-            // SAFETY: within a region of the peer, kept mapped by its owner.
+            // SAFETY: the range is within a region of the peer, which its owner keeps mapped.
             let bytes = unsafe { std::slice::from_raw_parts(place, len as usize) }.to_vec();
             return self.scatter(&send.pieces, &bytes).ok_or(4);
         }
@@ -130,7 +130,8 @@ impl World {
             None => self.gather(&send.pieces).ok_or(4u32)?,
         };
         if is_write && len > 0 {
-            // SAFETY: as above, for writing; `bytes` is our own copy.
+            // SAFETY: the range is within a region of the peer, which permits writing; `bytes` is a copy of the
+            // stand-in's own.
             unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         if takes_receive {

@@ -1,4 +1,4 @@
-//! The tests' settings and questions.
+//! Settings of the stand-in for tests, and its answers to their questions.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -8,7 +8,7 @@ use kolo_verbs::sys::*;
 use crate::knob::{Count, Knob};
 use crate::{World, world};
 
-/// Values by number of a [`Knob`].
+/// Values by the number of a [`Knob`].
 #[derive(Default)]
 pub(crate) struct Knobs {
     values: HashMap<u32, i64>,
@@ -19,7 +19,7 @@ impl Knobs {
         *self.values.get(&(knob as u32)).unwrap_or(&default)
     }
 
-    /// A value that counts once.
+    /// Takes a value that applies only once.
     pub(crate) fn take(&mut self, knob: Knob) -> Option<i64> {
         self.values.remove(&(knob as u32))
     }
@@ -60,7 +60,7 @@ pub extern "C" fn fake_get(count: u32) -> i64 {
 }
 
 impl World {
-    /// An event: of a queue pair or completion queue to the user of its device, else to all users.
+    /// Reports an event: that of a queue pair or completion queue to the user of its device, others to all users.
     fn befall(&self, event_type: u32) {
         let place = self.knobs.of(Knob::EventPlace, 0) as usize;
         let (object, only) = match event_type {
@@ -73,7 +73,7 @@ impl World {
                 let pair = &self.pairs[&self.pair_at(place)];
                 (pair.object, Some(pair.async_fd))
             }
-            // Of a port: its number.
+            // An event of a port carries the port's number.
             _ => (1, None),
         };
         let message = (object as u64) << 8 | u64::from(event_type);
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// Prepares nothing; tests ask whether it was called in time.
+/// Prepares nothing; tests check whether it was called in time.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     let mut world = world();
@@ -92,7 +92,7 @@ pub extern "C" fn ibv_fork_init() -> c_int {
     world.knobs.of(Knob::ForkErrno, 0) as c_int
 }
 
-/// As where the kernel copies pinned pages.
+/// Answers as if the kernel copied pinned pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_is_fork_initialized() -> c_int {
     2

@@ -1,9 +1,9 @@
-//! A stand-in for libibverbs over this process' own memory, loaded by tests in its place.
+//! A stand-in for libibverbs over this process's own memory, which tests load in its place.
 //!
-//! Devices "fake0", "fake1" ... whose reliable connected queue pairs reach each other within one process. Requests
-//! are carried out when posted; a send that meets no receive waits for it. Tests turn its knobs with `fake_set` and
-//! ask with `fake_get`, such as how many objects were not given back. Misuse that would hang or corrupt with the real one
-//! ends the process.
+//! It has devices "fake0", "fake1" ..., whose reliable connected queue pairs reach each other within one process.
+//! Requests are executed when they are posted; a send without a receive waits for one. Tests set its behaviour with
+//! `fake_set`, and query it with `fake_get`, for example for the number of objects that were not freed. Misuse that
+//! would hang or corrupt data with the real library ends the process.
 
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
@@ -53,7 +53,7 @@ struct Pair {
     receive_queue: usize,
     receives: VecDeque<(u64, Vec<ibv_sge>)>,
     sends: VecDeque<Sending>,
-    /// Where the user sees it, and hears of its events.
+    /// Address of the object that the user sees, which its events name.
     object: usize,
     async_fd: c_int,
 }
@@ -73,7 +73,7 @@ struct World {
     pairs: HashMap<u32, Pair>,
     queues: HashMap<usize, Queue>,
     regions: HashMap<u32, Region>,
-    /// Write ends of the pipes behind descriptors that the user reads, by that descriptor.
+    /// Write ends of the pipes behind descriptors that the user reads, by those descriptors.
     pipes: HashMap<c_int, c_int>,
     async_fds: Vec<c_int>,
     next: u32,
@@ -90,7 +90,7 @@ fn world() -> MutexGuard<'static, World> {
 }
 
 fn fail(errno: c_int) {
-    // SAFETY: this thread's errno.
+    // SAFETY: this is this thread's errno.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -101,13 +101,13 @@ fn leak<T>(value: T) -> *mut T {
 
 unsafe fn free<T>(pointer: *mut T) -> c_int {
     world().live -= 1;
-    // SAFETY: from `leak`, once.
+    // SAFETY: the pointer comes from `leak`, and is freed once.
     drop(unsafe { Box::from_raw(pointer) });
     0
 }
 
 impl World {
-    /// The queue pair of this place, in the order in which they were made.
+    /// Returns the number of the queue pair at this place in the order in which the pairs were made.
     fn pair_at(&self, place: usize) -> u32 {
         let mut numbers: Vec<u32> = self.pairs.keys().copied().collect();
         numbers.sort_unstable();
@@ -125,7 +125,7 @@ impl World {
 
     fn pipe(&mut self) -> c_int {
         let mut ends = [0; 2];
-        // SAFETY: writes two descriptors.
+        // SAFETY: the call writes two descriptors.
         assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
         self.pipes.insert(ends[0], ends[1]);
         ends[0]
@@ -133,12 +133,12 @@ impl World {
 
     fn close(&mut self, fd: c_int) {
         let other = self.pipes.remove(&fd).expect("a descriptor of ours");
-        // SAFETY: both are ours and closed once.
+        // SAFETY: both descriptors belong to the stand-in and are closed once.
         unsafe { (libc::close(fd), libc::close(other)) };
     }
 
     fn tell(&self, fd: c_int, bytes: &[u8]) {
-        // SAFETY: an open pipe; a few bytes are written whole.
+        // SAFETY: the pipe is open; a few bytes are written whole.
         let written = unsafe { libc::write(self.pipes[&fd], bytes.as_ptr().cast(), bytes.len()) };
         assert_eq!(written, bytes.len() as isize);
     }
@@ -154,6 +154,6 @@ impl World {
 }
 
 fn read_from(fd: c_int, bytes: &mut [u8]) -> bool {
-    // SAFETY: an open pipe and a buffer; errno is the caller's business.
+    // SAFETY: the pipe is open and the buffer valid; the caller handles errno.
     unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) == bytes.len() as isize }
 }

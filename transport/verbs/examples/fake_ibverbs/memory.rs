@@ -15,7 +15,7 @@ pub extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
-    // SAFETY: allocated above, once.
+    // SAFETY: the domain was allocated above, and is freed once.
     unsafe { free(domain) }
 }
 
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's promise.
     unsafe { register(domain, addr, length, access as u32) }
 }
 
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     _: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's promise.
     unsafe { register(domain, addr, length, access) }
 }
 
@@ -60,7 +60,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: u3
         world.regions.insert(key, Region { start: addr as u64, len: length as u64, access });
         key
     };
-    // SAFETY: a live domain.
+    // SAFETY: the domain is live.
     let context = unsafe { (*pd).context };
     leak(ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key })
 }
@@ -80,7 +80,7 @@ pub extern "C" fn ibv_reg_dmabuf_mr(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
-    // SAFETY: registered above, live until freed here.
+    // SAFETY: the region was registered above, and is live until freed here.
     unsafe {
         world().regions.remove(&(*region).lkey).expect("a live region");
         free(region)

@@ -1,4 +1,4 @@
-//! Queue pairs, from one state to the next.
+//! Queue pairs, and the steps from state to state.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -11,7 +11,7 @@ use crate::{Pair, fail, free, leak, world};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: the caller's structure and a live domain.
+    // SAFETY: the structure is the caller's, and the domain is live.
     let (init, context) = unsafe { (&mut *init, (*pd).context) };
     let errno = world().knobs.of(Knob::CreateQueuePairErrno, 0);
     let refused = init.qp_type != IBV_QPT_RC || init.cap.max_send_wr > 1024 || init.cap.max_send_sge > 4;
@@ -19,7 +19,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         fail(if errno != 0 { errno as c_int } else { libc::EINVAL });
         return ptr::null_mut();
     }
-    // As real ones do: rounded up.
+    // Capacities are rounded up, as by real devices.
     init.cap.max_send_wr = init.cap.max_send_wr.next_power_of_two();
     let number = world().number();
     let pair = Pair {
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         receives: VecDeque::new(),
         sends: VecDeque::new(),
         object: 0,
-        // SAFETY: a live context.
+        // SAFETY: the context is live.
         async_fd: unsafe { (*context).async_fd },
     };
     world().pairs.insert(number, pair);
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: live structures.
+    // SAFETY: both structures are live.
     let (number, attributes) = unsafe { ((*qp).qp_num, &*attributes) };
     let mut world = world();
     let rtr_errno = world.knobs.of(Knob::RtrErrno, 0) as c_int;
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
         | IBV_QP_MAX_DEST_RD_ATOMIC
         | IBV_QP_MIN_RNR_TIMER;
     let rts = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-    // Exactly what the kernel asks for in these steps of a reliable connection.
+    // These are exactly the attributes that the kernel requires in these steps of a reliable connection.
     match (pair.state, attributes.qp_state, mask as u32 & !IBV_QP_STATE) {
         (_, IBV_QPS_ERR, 0) => {}
         (IBV_QPS_RESET, IBV_QPS_INIT, given) if given == init && attributes.port_num == 1 => {
@@ -102,14 +102,14 @@ pub unsafe extern "C" fn ibv_query_qp(
     _: c_int,
     _: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: live structures.
+    // SAFETY: both structures are live.
     unsafe { (*attributes).qp_state = world().pairs[&(*qp).qp_num].state };
     0
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: made above, live until freed here.
+    // SAFETY: the pair was made above, and is live until freed here.
     unsafe {
         world().pairs.remove(&(*qp).qp_num).expect("a live pair");
         free(qp)

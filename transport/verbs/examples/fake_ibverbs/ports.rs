@@ -22,7 +22,7 @@ pub unsafe extern "C" fn ibv_query_device(_: *mut ibv_context, out: *mut ibv_dev
     attributes.max_qp_rd_atom = 16;
     attributes.max_qp_init_rd_atom = 16;
     attributes.phys_port_cnt = 1;
-    // SAFETY: the caller's structure.
+    // SAFETY: the structure is the caller's.
     unsafe { *out = attributes };
     0
 }
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn ibv_query_port(_: *mut ibv_context, port: u8, out: *mut
     attributes.active_width = 2;
     attributes.active_speed = 32;
     attributes.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
-    // SAFETY: the caller's structure.
+    // SAFETY: the structure is the caller's.
     unsafe { *out = attributes };
     0
 }
@@ -65,7 +65,7 @@ fn gid(index: i64) -> Option<[u8; 16]> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(_: *mut ibv_context, _: u8, index: c_int, out: *mut ibv_gid) -> c_int {
-    // SAFETY: the caller's structure. An empty entry is all zero.
+    // SAFETY: the structure is the caller's. An empty entry is all zero.
     unsafe { (*out).raw = gid(index.into()).unwrap_or_default() };
     0
 }
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     assert_eq!((flags, size), (0, size_of::<ibv_gid_entry>()));
     let Some(raw) = gid(index.into()) else { return libc::ENODATA };
     let gid = ibv_gid { raw };
-    // SAFETY: the caller's structure, of the size just checked. Interface 1 is the loopback.
+    // SAFETY: the structure is the caller's, and of the size just checked. Interface 1 is the loopback.
     unsafe { *out = ibv_gid_entry { gid, gid_index: index, port_num: port, gid_type: 2, ndev_ifindex: 1 } };
     0
 }

@@ -1,4 +1,4 @@
-//! Requests, as they are posted.
+//! Posting of requests.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,7 @@ use kolo_verbs::sys::*;
 use crate::{Sending, world};
 
 unsafe fn pieces(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
-    // SAFETY: the caller's array; an empty one may be anywhere.
+    // SAFETY: the array is the caller's; an empty one may have any address.
     if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(list, count as usize) }.to_vec() }
 }
 
@@ -16,7 +16,7 @@ pub(crate) unsafe extern "C" fn post_send(
     mut request: *mut ibv_send_wr,
     refused: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a live pair and a chain of requests, as the caller promises.
+    // SAFETY: by the caller's promise, the pair is live and the requests are a chain.
     unsafe {
         let number = (*qp).qp_num;
         while let Some(raw) = request.as_ref() {
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     request: *mut ibv_recv_wr,
     refused: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a live pair and one request, as our own layer posts them.
+    // SAFETY: the pair is live, and there is one request, as this crate's layer posts them.
     let (number, raw) = unsafe { ((*qp).qp_num, &*request) };
     let mut world = world();
     let pair = world.pairs.get_mut(&number).expect("a live pair");
@@ -75,11 +75,11 @@ pub(crate) unsafe extern "C" fn post_recv(
         _ => 0,
     };
     if errno != 0 {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the pointer is the caller's.
         unsafe { *refused = request };
         return errno;
     }
-    // SAFETY: the caller's array.
+    // SAFETY: the array is the caller's.
     pair.receives.push_back((raw.wr_id, unsafe { pieces(raw.sg_list, raw.num_sge) }));
     let peer = pair.peer;
     if pair.state == IBV_QPS_ERR {

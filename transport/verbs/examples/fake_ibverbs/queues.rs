@@ -15,7 +15,7 @@ pub extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: made above, live until freed here.
+    // SAFETY: the channel was made above, and is live until freed here.
     unsafe {
         world().close((*channel).fd);
         free(channel)
@@ -45,9 +45,9 @@ pub unsafe extern "C" fn ibv_create_cq(
         comp_events_completed: 0,
         async_events_completed: 0,
     });
-    // SAFETY: a live channel, or null.
+    // SAFETY: the channel is live, or the pointer null.
     let event_fd = unsafe { channel.as_ref() }.map(|channel| channel.fd);
-    // SAFETY: a live context.
+    // SAFETY: the context is live.
     let async_fd = unsafe { (*context).async_fd };
     world().queues.insert(queue as usize, Queue { event_fd, async_fd, ..Queue::default() });
     queue
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 pub unsafe extern "C" fn ibv_destroy_cq(queue: *mut ibv_cq) -> c_int {
     let found = world().queues.remove(&(queue as usize)).expect("a live queue");
     assert_eq!(found.unacknowledged, 0, "the real one would wait here for ever");
-    // SAFETY: made above, once.
+    // SAFETY: the queue was made above, and is freed once.
     unsafe { free(queue) }
 }
 
@@ -68,7 +68,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cookie: *mut *mut c_void,
 ) -> c_int {
     let mut bytes = [0; 8];
-    // SAFETY: a live channel and the caller's pointers; the queue lives, since its event was not acknowledged.
+    // SAFETY: the channel is live, and the pointers are the caller's; the queue is live, since its event was not
+    // acknowledged.
     unsafe {
         if !read_from((*channel).fd, &mut bytes) {
             return -1;
@@ -91,7 +92,7 @@ pub(crate) unsafe extern "C" fn poll_cq(queue: *mut ibv_cq, room: c_int, out: *m
     let entries = &mut world.queues.get_mut(&(queue as usize)).expect("a live queue").entries;
     let count = entries.len().min(room as usize);
     for (index, entry) in entries.drain(..count).enumerate() {
-        // SAFETY: the caller's array of `room` entries.
+        // SAFETY: the caller's array has `room` entries.
         unsafe { *out.add(index) = entry };
     }
     count as c_int

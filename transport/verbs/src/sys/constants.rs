@@ -1,9 +1,9 @@
-//! Values of libibverbs' enumerations, as far as they are used. Compared with the headers by `tests/layout.rs`.
+//! The used values of libibverbs' enumerations. `tests/layout.rs` compares them with the headers.
 
 macro_rules! constants {
     ($($name:ident = $value:expr;)*) => {
         $(#[doc = concat!("`", stringify!($name), "`.")] pub const $name: u32 = $value;)*
-        /// All of them, for the comparison.
+        /// All constants, for that comparison.
         pub(super) const ALL: &[(&str, u32)] = &[$((stringify!($name), $name)),*];
     };
 }
@@ -68,6 +68,6 @@ constants! {
     IBV_EVENT_WQ_FATAL = 19;
 }
 
-/// Access flags from here on are optional: a device that does not know one ignores it. They pass through
-/// `ibv_reg_mr_iova2` only.
+/// Range of optional access flags, which a device ignores if it does not know them. Only `ibv_reg_mr_iova2` takes
+/// them.
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;

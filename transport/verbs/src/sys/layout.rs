@@ -1,6 +1,6 @@
-//! Sizes and offsets of the mirrors on x86-64, as numbers that the real headers gave (`c/layout.c` prints them).
+//! Sizes and offsets of the mirrors on x86-64, as printed by `c/layout.c` with the real headers.
 //!
-//! A wrong mirror does not compile. 64-bit ARM has the same integers but another `pthread_mutex_t`; there the
+//! A wrong mirror does not compile. 64-bit ARM has the same integers but another `pthread_mutex_t`; there, the
 //! comparison in `tests/layout.rs` is the check. `oracle/` compares with the crate rdma-sys.
 
 use std::mem::{offset_of, size_of};
@@ -21,7 +21,7 @@ macro_rules! layout {
             $(rows.push((concat!(stringify!($type), ".", stringify!($field)).into(), offset_of!($type, $field) as u64));)*)*
         }
     };
-    // `_`: a structure that grows, so only what is known of it is compared.
+    // `_` marks a structure that grows, of which only the known fields are compared.
     (@size $type:ident _) => {};
     (@size $type:ident $size:literal) => { assert!(size_of::<$type>() == $size, stringify!($type)); };
     (@row $rows:ident $type:ident _) => {};
@@ -30,7 +30,7 @@ macro_rules! layout {
     };
 }
 
-/// Name and number of every mirrored size, offset and constant, in the order and spelling of `c/layout.c`.
+/// Returns name and number of every mirrored size, offset and constant, in the order and spelling of `c/layout.c`.
 #[must_use]
 pub fn layout_table() -> Vec<(String, u64)> {
     let mut rows = Vec::new();

@@ -1,32 +1,32 @@
 //! Finds libibverbs and its functions at run time.
 //!
-//! A function is asked for in the version that its present form came with, then without a version: builds of the
-//! library without symbol versions exist, and so do stand-ins for tests. The library is never unloaded: providers
-//! may have started threads and installed handlers.
+//! A function is looked up first in the version in which its present form appeared, then without a version: some
+//! builds of the library, and stand-ins for tests, have no symbol versions. The library is never unloaded, because
+//! providers may have started threads and installed handlers.
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 
 use super::mirror::*;
 
-/// Why the library cannot be used.
+/// Reason why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The dynamic loader refused.
     NotLoaded {
-        /// File or name that was asked for.
+        /// The requested file or name.
         library: OsString,
-        /// The dynamic loader's words.
+        /// The dynamic loader's error text.
         reason: String,
     },
-    /// It lacks a function that nothing can be done without.
+    /// The library lacks a required function.
     MissingSymbol {
         /// File or name of the library.
         library: OsString,
         /// The function.
         symbol: &'static str,
-        /// The version it was asked for first.
+        /// The version that was requested first.
         version: &'static str,
     },
 }
@@ -53,7 +53,7 @@ macro_rules! symbols {
             /// Loads `library` (a file, or a name that the dynamic loader searches for) and finds its functions.
             ///
             /// # Errors
-            /// If it is not there, cannot be loaded, or lacks a required function.
+            /// If the library does not exist, cannot be loaded, or lacks a required function.
             pub fn load(library: &OsStr) -> Result<Self, LoadError> {
                 let handle = open(library)?;
                 Ok(Self {
@@ -64,9 +64,9 @@ macro_rules! symbols {
                                 symbol: stringify!($name),
                                 version: $version,
                             })?;
-                        // SAFETY: a non-null address of the function of that name; its type is the prototype of
-                        // libibverbs' stable interface. A library that lies about its names cannot be guarded
-                        // against; whoever sets the path answers for it.
+                        // SAFETY: this is the non-null address of the function of that name; its type is the
+                        // prototype of libibverbs' stable interface. A library that lies about its names cannot be
+                        // guarded against; the user who sets the path answers for it.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                                 found,
@@ -75,7 +75,7 @@ macro_rules! symbols {
                     },)*
                     $($optional: find(handle, concat!($symbol, "\0"), concat!($optional_version, "\0")).map(
                         |found| {
-                            // SAFETY: as for the required ones.
+                            // SAFETY: as for the required functions.
                             unsafe {
                                 std::mem::transmute::<
                                     *mut c_void,
@@ -87,7 +87,7 @@ macro_rules! symbols {
                 })
             }
 
-            /// The optional functions and whether each was found.
+            /// Returns the optional functions, and whether each was found.
             #[must_use]
             pub fn optional(&self) -> Vec<(&'static str, bool)> {
                 vec![$(($symbol, self.$optional.is_some())),*]
@@ -146,32 +146,33 @@ impl std::fmt::Debug for Symbols {
 fn open(library: &OsStr) -> Result<*mut c_void, LoadError> {
     let refused = |reason: String| LoadError::NotLoaded { library: library.to_owned(), reason };
     let name = CString::new(library.as_bytes()).map_err(|_| refused("its name has a zero byte".into()))?;
-    // SAFETY: a terminated string. Constructors of the library run; that is what was asked for. RTLD_LOCAL keeps
-    // its names from shadowing anybody's.
+    // SAFETY: the name is a terminated string. Constructors of the library run, as intended. RTLD_LOCAL keeps its
+    // names from shadowing others.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() { Err(refused(last_error())) } else { Ok(handle) }
 }
 
-/// The address of a function by name and version, both with their terminating zero, else by name alone.
+/// Returns the address of a function by name and version, or else by name alone. Both texts include their terminating
+/// zero.
 fn find(handle: *mut c_void, symbol: &str, version: &str) -> Option<*mut c_void> {
     let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok()?;
     let version = CStr::from_bytes_with_nul(version.as_bytes()).ok()?;
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: a live handle (libraries are never closed here) and terminated strings.
+        // SAFETY: the handle is live (libraries are never closed here), and the strings are terminated.
         let found = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
         if !found.is_null() {
             return Some(found);
         }
     }
     let _ = version;
-    // SAFETY: as above.
+    // SAFETY: as in the versioned look-up.
     let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
 fn last_error() -> String {
-    // SAFETY: `dlerror` gives null or a terminated string that lives until this thread's next call of its kind.
+    // SAFETY: `dlerror` returns null or a terminated string that lives until this thread's next call of its kind.
     unsafe {
         let text = libc::dlerror();
         if text.is_null() {

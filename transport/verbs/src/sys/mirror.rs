@@ -1,7 +1,7 @@
-//! `repr(C)` mirrors of libibverbs' structures. `layout.rs` holds their sizes and offsets as assertions.
+//! `repr(C)` mirrors of libibverbs' structures. `layout.rs` asserts their sizes and offsets.
 //!
-//! Fields have C's names and meaning. Structures that grow between releases are written to by a library that may
-//! know more fields than we do: they end in slack. The opaque ones are only ever pointed to.
+//! Fields have C's names and meanings. Structures that grow between releases end in slack, since a newer library may
+//! write more fields than are known here. Opaque structures are only pointed to.
 
 #![allow(non_camel_case_types, missing_docs, missing_debug_implementations)]
 
@@ -9,14 +9,14 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 
-/// A shared receive queue; not used, only pointed to.
+/// A shared receive queue, which is not used but only pointed to.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_srq {
     _opaque: [u8; 0],
 }
 
-/// Aligned as in C, where a union with two 64-bit words.
+/// Aligned as the union with two 64-bit words that it is in C.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_gid {
@@ -55,8 +55,8 @@ pub struct ibv_context_ops {
     _compat_create_ah_to_async_event: [*mut c_void; 5],
 }
 
-/// The library precedes it with the table of extended calls, which is not used here: `query_port` and the rest
-/// are called through exported functions.
+/// In memory, the library puts its table of extended calls in front of this structure. The table is not used here:
+/// `query_port` and the others are called through exported functions.
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
@@ -312,7 +312,7 @@ pub struct ibv_wr_atomic {
     pub rkey: u32,
 }
 
-/// A work request's needs beyond local memory. The arm for datagrams is left out; it is not the largest.
+/// Target of a work request. The variant for datagrams is left out; it is not the largest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_target {
@@ -369,18 +369,18 @@ pub struct ibv_wc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_async_event {
-    /// In C a union of pointers and a port number; the latter is in the low 32 bits of this word where the
-    /// machine is little endian.
+    /// In C a union of pointers and a port number, which is in the low 32 bits of this word on little-endian
+    /// machines.
     pub element: u64,
     pub event_type: u32,
 }
 
-// SAFETY of `zeroed` in this file: all of these are plain data for which all-zero bytes are a value: integers, null
-// raw pointers and unions of such.
+// SAFETY of `zeroed` in this file: all these structures are plain data for which all-zero bytes are valid: integers,
+// null raw pointers and unions of those.
 macro_rules! zeroed {
     ($($name:ident)*) => {
         $(impl $name {
-            /// All bytes zero, as C code starts with.
+            /// Returns a structure of zeros, as C code begins with.
             #[must_use]
             pub fn zeroed() -> Self {
                 // SAFETY: see above this macro.

@@ -1,6 +1,6 @@
-//! libibverbs' own types and constants under their own names, and the loader that finds its functions at run time.
+//! libibverbs' types and constants under their own names, and the loader that finds its functions at run time.
 //!
-//! Everything here is raw; the modules beside this one make it safe. Enumerations of C are `u32`, since a newer
+//! Everything here is raw; the other modules of the crate make it safe. C's enumerations are `u32`, since a newer
 //! library may return values that this one does not know.
 
 mod constants;

@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one device in one process, and what must work between them.
+//! Two connected queue pairs of one device in one process, and tests of them.
 
 use std::time::{Duration, Instant};
 
@@ -65,19 +65,19 @@ impl End {
         self.buffer.region().remote(offset)
     }
 
-    /// Posts pieces of the end's own buffer.
+    /// Posts a request on pieces of this end's buffer.
     pub fn post(&self, id: u64, operation: Operation, local: &[Local]) {
         let request = Send { id, operation, local, report: Report::Yes, flags: Flags::NONE };
-        // SAFETY: pieces of a buffer that lives as long as the queue pair, and that tests touch between completions.
+        // SAFETY: the buffer lives as long as the queue pair, and tests touch its pieces only between completions.
         unsafe { self.pair.post_send(&request).unwrap() };
     }
 
     pub fn post_receive(&self, id: u64, into: &[Local]) {
-        // SAFETY: as above.
+        // SAFETY: as in `post`.
         unsafe { self.pair.post_receive(id, into).unwrap() };
     }
 
-    /// The next completion, within ten seconds.
+    /// Returns the next completion, which must come within ten seconds.
     pub fn completion(&self) -> Completion {
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut one = [Completion::default()];
@@ -95,7 +95,7 @@ impl End {
     }
 }
 
-/// Two ends, connected.
+/// Makes two connected ends.
 pub fn connected(context: &Context, channel: Option<&CompletionChannel>) -> (End, End) {
     let remote = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let ends = (End::new(context, channel, remote), End::new(context, channel, remote));
@@ -108,7 +108,7 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 31 + seed * 7 + index / 251) as u8).collect()
 }
 
-/// Send and receive, write, write with immediate, read, inline, batches: every byte compared.
+/// Tests send and receive, write, write with immediate, read, inline and batches, and compares every byte.
 pub fn exercise(context: &Context) {
     let (mut one, mut two) = connected(context, None);
 
@@ -146,8 +146,8 @@ pub fn exercise(context: &Context) {
     assert_eq!((read.id(), read.kind(), read.result()), (13, Kind::Read, Ok(())));
     assert_eq!(one.bytes(500_000, 9000), pattern(4, 9000));
 
-    // A batch longer than what is handed over at once; only its last is reported. Inline from memory that is not
-    // registered, where the device has it.
+    // The batch is longer than one hand-over to the device, and only its last request is reported. Its data are
+    // inline from memory that is not registered, if the device supports that.
     let word = [0xa5_u8; 8];
     let inline = one.pair.capacity().inline_bytes >= 8;
     let piece = if inline { Local::new(word.as_ptr().addr() as u64, 8, 0) } else { one.local(0, 8) };
@@ -162,7 +162,7 @@ pub fn exercise(context: &Context) {
         })
         .collect();
     two.buffer.write(0, &[0; 16 * 32]);
-    // SAFETY: inline, or of a buffer that lives as long as the queue pair.
+    // SAFETY: the data are inline, or in a buffer that lives as long as the queue pair.
     unsafe { one.pair.post_sends(&requests).unwrap() };
     assert_eq!(one.completion().id(), 100 + BATCH_MAX as u64 + 3);
     for index in 0..BATCH_MAX + 4 {
@@ -170,7 +170,7 @@ pub fn exercise(context: &Context) {
     }
 }
 
-/// Wakes by descriptor, with the cookie of the queue.
+/// Tests that a completion wakes by descriptor, with the cookie of the queue.
 pub fn wakes(context: &Context) {
     let channel = context.completion_channel().unwrap();
     let (one, two) = connected(context, Some(&channel));
@@ -191,7 +191,8 @@ pub fn wakes(context: &Context) {
     assert_eq!(one.completion().id(), 2);
 }
 
-/// A key that was never given out: refused at the peer, told to the initiator, and both ends are out of service.
+/// Tests a key that was never given out: the peer refuses it, the initiator is told, and both ends are out of
+/// service.
 pub fn refused_access(context: &Context) {
     let (one, two) = connected(context, None);
     let nowhere = Remote { address: two.remote(0).address, key: two.remote(0).key ^ 0x5500 };
@@ -204,7 +205,7 @@ pub fn refused_access(context: &Context) {
     assert_eq!(one.completion().result().unwrap_err().status, Status::Flushed);
 }
 
-/// Posted requests come back flushed when this side gives up.
+/// Tests that posted requests come back flushed when this side gives up.
 pub fn gives_up(context: &Context) {
     let (one, _two) = connected(context, None);
     one.post_receive(1, &[one.local(0, 64)]);

@@ -1,4 +1,4 @@
-//! The stand-in library: a copy for every test, so that each has a world of its own.
+//! The stand-in library. Each test loads a copy of its own, so that each has separate state.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -20,8 +20,8 @@ impl Fake {
         Self::without(&[])
     }
 
-    /// One that lacks these functions: their names in the file are changed, so that the dynamic loader does not
-    /// find them, as in a library that never had them.
+    /// Makes a library that lacks these functions: their names in the file are changed, so that the dynamic loader
+    /// does not find them, as in a library that never had them.
     pub fn without(names: &[&str]) -> Self {
         let mut image = std::fs::read(built()).unwrap();
         for name in names {
@@ -44,34 +44,35 @@ impl Fake {
     }
 
     pub fn set(&self, knob: Knob, value: i64) {
-        // SAFETY: the stand-in's own function of that type.
+        // SAFETY: this is the stand-in's own function of that type.
         let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(self.function(c"fake_set")) };
         set(knob as u32, value);
     }
 
-    /// Objects made and not given back.
+    /// Returns the number of objects that were made and not freed.
     pub fn live(&self) -> i64 {
         self.count(Count::Live)
     }
 
-    /// One of the stand-in's counts.
+    /// Returns one of the stand-in's counts.
     pub fn count(&self, which: Count) -> i64 {
-        // SAFETY: as above.
+        // SAFETY: as in `set`.
         let get: extern "C" fn(u32) -> i64 = unsafe { std::mem::transmute(self.function(c"fake_get")) };
         get(which as u32)
     }
 
     fn function(&self, name: &std::ffi::CStr) -> *mut std::ffi::c_void {
         let file = CString::new(self.file.as_os_str().as_bytes()).unwrap();
-        // SAFETY: terminated strings; the library is never unloaded, and loading it twice gives the same.
+        // SAFETY: the strings are terminated; the library is never unloaded, and loading it twice returns the same
+        // one.
         let found = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
         found
     }
 }
 
-/// Where cargo puts it: beside the folder of the test programs. `cargo test` builds it, unless told to build one
-/// test only.
+/// Returns the path of the stand-in, which cargo builds beside the folder of the test programs. `cargo test` builds
+/// it unless it builds only one test; it is then built here.
 fn built() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().and_then(Path::parent).unwrap().join("examples");

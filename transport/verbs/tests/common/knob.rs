@@ -1,6 +1,6 @@
-//! The tests' settings in the stand-in, for both sides.
+//! The tests' settings in the stand-in, compiled into both.
 
-/// A knob of the stand-in.
+/// A setting of the stand-in.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub enum Knob {
@@ -17,29 +17,30 @@ pub enum Knob {
     OpenErrno = 10,
     /// The IPv4 address of GID 1; 192.0.2.1 if 0.
     Address = 11,
-    /// Moves a queue pair to ERROR, as a device does that gives it up: the one of this place among all there are.
+    /// Moves a queue pair to ERROR, as a device does that gives it up. The value is the pair's place in the order of
+    /// all pairs.
     FailPair = 12,
-    /// Which queue pair or completion queue, by its place, an event is about.
+    /// Place of the queue pair or completion queue that an event is about.
     EventPlace = 13,
     /// Return value of `ibv_fork_init`.
     ForkErrno = 14,
-    /// Bytes that may be registered, all regions together; without bound if 0.
+    /// Limit on the bytes of all regions together; 0 means no limit.
     Lockable = 15,
 }
 
-/// Counts that can be asked of the stand-in.
+/// Counts that the stand-in keeps.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it all")]
 pub enum Count {
-    /// Objects made and not given back.
+    /// Objects that were made and not freed.
     Live = 0,
-    /// Calls of `ibv_fork_init`, and regions that were there at the last.
+    /// Calls of `ibv_fork_init`, and the number of regions at the last call.
     ForkCalls = 1,
     RegionsAtFork = 2,
-    /// Registrations so far.
+    /// Number of registrations so far.
     Registrations = 3,
-    /// Bytes that are registered now.
+    /// Number of bytes that are registered now.
     Registered = 4,
-    /// Queue pairs that there are.
+    /// Number of queue pairs.
     Pairs = 5,
 }
