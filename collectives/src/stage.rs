@@ -24,7 +24,7 @@ pub struct Stage {
     pub members: Box<[u32]>,
     /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this space.
     pub like: Space,
-    /// What each member publishes, for each round of a segment. [`Algorithm::plans`](crate::Algorithm::plans) makes one
+    /// The payloads of all members, for each round of a segment. [`Algorithm::plans`](crate::Algorithm::plans) makes one
     /// table for all members.
     pub rounds: Arc<[Box<[Payload]>]>,
     /// The members whose buffers others reach into.

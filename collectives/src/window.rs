@@ -45,7 +45,7 @@ pub struct Forms {
     plans: [Option<Plan>; 2],
 }
 
-/// What a rank tells the others about its buffers before a call.
+/// A rank's account of its buffers to the others, before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// Whether input and output share memory.

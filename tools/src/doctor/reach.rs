@@ -59,7 +59,7 @@ pub(crate) struct Reach {
     pub to: u32,
     /// All addresses of the other host, in its order.
     pub tries: Vec<Try>,
-    /// What a connection carries, if one was made.
+    /// Capability of the connection, if one was made.
     pub carries: Carries,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Try {
     pub problem: Option<String>,
 }
 
-/// What a connection can carry.
+/// Capability of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carries {
     /// Nothing: there is no connection.
