@@ -31,7 +31,7 @@ fn errors_of(
     }
 }
 
-/// Makes a call and checks that the communicator has ended if the error says so.
+/// Makes a call and checks that the communicator has ended exactly if the error is fatal.
 fn call(comm: &Communicator, elements: usize) -> Result<()> {
     let result = comm.all_reduce(&mut vec![1_u32; elements], ReduceOp::Sum);
     if let Err(error) = &result {

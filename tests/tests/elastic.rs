@@ -215,7 +215,7 @@ fn a_rank_may_pause_at_any_moment_of_a_shrink() {
 
 #[test]
 fn too_few_do_not_go_on_while_the_others_may() {
-    // If two ranks or two halves remain, the part with the first rank may go on, and the other may not.
+    // Of two halves, the one with the first rank may go on, and the other may not.
     let cases: [(u32, &[usize], &[usize]); 3] = [(2, &[0], &[1]), (3, &[0, 1], &[2]), (4, &[0, 2], &[1, 3])];
     for (ranks, stopped, left) in cases {
         let what = format!("{stopped:?} of {ranks} stopped");

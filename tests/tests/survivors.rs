@@ -131,7 +131,7 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
 
 /// Jobs of 4 and 8 ranks. `KOLO_FAULTS` is the number of ranks to kill (10,000), `KOLO_FAULTS_SEED` the first job's
 /// seed (1), `KOLO_FAULTS_AT_ONCE` the number of simultaneous jobs (4), and `KOLO_FAULTS_PATIENCE` the seconds that a
-/// call waits before it fails (60); a job may be silent for half as long again. With `KOLO_FAULTS=1`, only the job of
+/// call waits before it fails (60); a job may be silent for twice as long. With `KOLO_FAULTS=1`, only the job of
 /// one seed runs.
 #[test]
 #[ignore = "takes an hour"]
