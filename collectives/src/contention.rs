@@ -88,7 +88,7 @@ const REDUCED_LONG_BYTES: f64 = (128 << 10) as f64;
 const REDUCED_ONE_WAY_LONG_BYTES: f64 = (64 << 10) as f64;
 
 /// The share of a message's latency and fixed work that remains on a chain: a rank takes and passes on several parts in
-/// one turn. From the same table.
+/// one turn. From the table named at [`REDUCED`].
 const CHAINED: f64 = 0.3;
 
 impl Weight {

@@ -1,4 +1,4 @@
-//! The trait [`Generator`], which every algorithm implements, and the methods of [`Algorithm`], the public name of
+//! The trait `Generator`, which every algorithm implements, and the methods of [`Algorithm`], the public name of
 //! each.
 
 use std::fmt;

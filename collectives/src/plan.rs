@@ -66,7 +66,7 @@ pub enum Collective {
     AllReduce,
     /// Every rank ends with the blocks of all ranks, in rank order.
     AllGather,
-    /// Rank r ends with the reduction of everybody's block r.
+    /// Rank r ends with the reduction of block r of all ranks.
     ReduceScatter,
     /// Every rank ends with the root's vector.
     Broadcast,

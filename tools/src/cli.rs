@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Perf(Box<PerfArgs>),
     /// Start the ranks of a program on this machine
     Run(launch::RunArgs),
-    /// Say what this machine offers: transports, interfaces, processors, limits
+    /// Show what this machine offers: transports, interfaces, processors, limits
     Info(info::InfoArgs),
     /// Show which algorithm is chosen for a collective, what the others would cost, and its steps
     Explain(explain::ExplainArgs),
@@ -51,9 +51,9 @@ pub(crate) enum Command {
     Plan(search::SearchArgs),
     /// Measure this machine and write a profile for KOLO_PROFILE
     Tune(tune::TuneArgs),
-    /// Say whether jobs will run well on the hosts of a launcher, and what is wrong if not
+    /// Check whether jobs will run well on the hosts of a launcher, and report what is wrong
     Doctor(doctor::DoctorArgs),
-    /// Say what the code at the end of an error stands for, and what to do
+    /// Explain the code at the end of an error, and say what to do
     ExplainError(explain_error::ExplainErrorArgs),
     /// Write the completions of a shell to standard output
     #[command(hide = true)]

@@ -37,7 +37,7 @@ pub(crate) struct CallArgs {
     /// Bytes of an element
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=16))]
     pub element_bytes: u64,
-    /// This algorithm instead of the one that would be chosen
+    /// Use this algorithm instead of the one that would be chosen
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algo: Option<Algorithm>,
     /// Only algorithms whose result does not depend on size, segments and transport

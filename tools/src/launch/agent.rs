@@ -158,7 +158,7 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
     all.into_iter().map(OsString::from).collect()
 }
 
-/// Returns the first host with a port that is likely to be free; nobody can tell from here.
+/// Returns the first host with a port that is likely to be free; this host cannot check that.
 fn meeting(hosts: &[Host]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
