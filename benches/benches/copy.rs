@@ -1,8 +1,8 @@
 //! Benchmarks copies as the shared-memory transport makes them: ordinary copies into and out of its rings, and
 //! streaming copies out of them for long messages.
 //!
-//! The sizes fit into the first-level cache, into the second, and only into memory. `cargo bench -p kolo-benches
-//! --bench copy`.
+//! The sizes fit into the first-level cache, into the second, and only into memory.
+//! `cargo bench -p kolo-benches --bench copy`.
 
 use std::hint::black_box;
 use std::ptr;

@@ -1,8 +1,8 @@
 //! Benchmarks communication between two processors: a bare flag, the exchange of a host, and calls over it.
 //!
 //! The time of `bare` is that of a round trip; all others are times of one exchange. Each thread has a processor of its
-//! own. With more than two processors, neighbours and the two most distant ones are measured. `cargo bench -p
-//! kolo-benches --bench flag`.
+//! own. With more than two processors, neighbours and the two most distant ones are measured.
+//! `cargo bench -p kolo-benches --bench flag`.
 
 use std::hint;
 use std::time::{Duration, Instant};

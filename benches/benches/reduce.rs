@@ -1,7 +1,7 @@
 //! Benchmarks the reduction kernels: bytes of one operand per second, for each type and instruction set.
 //!
-//! The sizes fit into the first-level cache, into the second, and only into memory. `cargo bench -p kolo-benches
-//! --bench reduce` runs everything; a filter such as `sum/bf16` runs a part.
+//! The sizes fit into the first-level cache, into the second, and only into memory.
+//! `cargo bench -p kolo-benches --bench reduce` runs everything; a filter such as `sum/bf16` runs a part.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Benchmarks Kolo's own overhead: selecting an algorithm, making and binding a plan; a call; and each step of a plan.
 //!
-//! `step/...` measures steps: many short segments turn a plan's few steps into many. `cargo bench -p kolo-benches
-//! --bench steps`.
+//! `step/...` measures steps: many short segments turn a plan's few steps into many.
+//! `cargo bench -p kolo-benches --bench steps`.
 
 use std::hint::black_box;
 use std::time::Duration;

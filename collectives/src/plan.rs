@@ -211,21 +211,21 @@ pub enum Placement {
 pub enum Action {
     /// Send `src`; asynchronous.
     Send {
-        /// Where to.
+        /// The channel to the receiver.
         to: Channel,
         /// The data.
         src: Blocks,
     },
     /// Receive into `dst`.
     Recv {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
-        /// Where to put it.
+        /// The destination.
         dst: Blocks,
     },
     /// `dst = with op incoming`. `with` and `dst` are either the same blocks or do not overlap.
     RecvReduce {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
         /// The local operand.
         with: Blocks,
@@ -234,9 +234,9 @@ pub enum Action {
     },
     /// `dst = src`.
     Copy {
-        /// From.
+        /// The source.
         src: Blocks,
-        /// To.
+        /// The destination.
         dst: Blocks,
     },
     /// `dst = a op b`. `dst` equals `a`, or `b`, or overlaps neither.
@@ -250,12 +250,12 @@ pub enum Action {
     },
     /// Send a message of no bytes, always transmitted; asynchronous.
     Signal {
-        /// Where to.
+        /// The channel to the receiver.
         to: Channel,
     },
     /// Wait for a `Signal`.
     WaitSignal {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
     },
     /// Start this rank's next round; copy its payload into its stage.
@@ -409,10 +409,11 @@ pub type Lane = Box<[Step]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first `count mod
-    /// parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a vector of no elements.
-    /// Where other ranks write the outputs ([`Stage::windows`]), the executor moves the cuts so that parts consist of
-    /// whole pages that hold nothing but outputs, and each rank computes what remains at both ends by itself.
+    /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
+    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a vector of no
+    /// elements. Where other ranks write the outputs ([`Stage::windows`]), the executor moves the cuts so that parts
+    /// consist of whole pages that hold nothing but outputs, and each rank computes what remains at both ends by
+    /// itself.
     Vector {
         /// Number of parts, at least one.
         parts: u32,

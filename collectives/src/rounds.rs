@@ -22,8 +22,8 @@ pub(crate) fn halvings(p: u32) -> Vec<u32> {
     lengths
 }
 
-/// The part of a rank in power-of-two exchanges among `p` ranks, if `p` is not a power of two. The first `2
-/// (p - 2^L)` ranks form pairs, in which the odd rank hands its contribution to the even one and gets the
+/// The part of a rank in power-of-two exchanges among `p` ranks, if `p` is not a power of two. The first
+/// `2 (p - 2^L)` ranks form pairs, in which the odd rank hands its contribution to the even one and gets the
 /// result back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fold {

@@ -1,7 +1,7 @@
-//! Measures the cost, without losses, of calls in a group that can go on after losses. `group_cost [shm|tcp] [ranks]
-//! [rounds]`, for example `group_cost tcp 4 10`. In each round one job calls on a communicator of its own, and another
-//! one in steps of `Survivors`. A figure is the median over the rounds of the least of several batches. The agreement
-//! at the end of a step has a column of its own.
+//! Measures the cost, without losses, of calls in a group that can go on after losses.
+//! `group_cost [shm|tcp] [ranks] [rounds]`, for example `group_cost tcp 4 10`. In each round one job calls on a
+//! communicator of its own, and another one in steps of `Survivors`. A figure is the median over the rounds of the
+//! least of several batches. The agreement at the end of a step has a column of its own.
 
 use std::error::Error;
 use std::process::{Command, Stdio};

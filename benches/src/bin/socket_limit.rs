@@ -1,5 +1,5 @@
-//! Compares all-reduce over TCP with the capacity of the machine's sockets: `kolo run -n 4 -- socket_limit [MiB
-//! ...]`.
+//! Compares all-reduce over TCP with the capacity of the machine's sockets:
+//! `kolo run -n 4 -- socket_limit [MiB ...]`.
 //!
 //! With any algorithm, n ranks send 2 (n - 1) S bytes through the kernel to all-reduce S bytes. If bare sockets move
 //! G bytes per second between processes, both directions added up, the bus bandwidth is at most G / n. Ranks are

@@ -1,5 +1,5 @@
-//! Measures the memory that all-reduce takes beside the caller's buffer: `kolo run -n 4 -- staging_memory tcp [bytes
-//! ...]`.
+//! Measures the memory that all-reduce takes beside the caller's buffer:
+//! `kolo run -n 4 -- staging_memory tcp [bytes ...]`.
 //!
 //! The figure is the peak resident memory of the process while it all-reduced, less the buffer and less the memory
 //! resident before it joined. It consists of staging, rings, plans and threads of the runtime. Rings that two ranks

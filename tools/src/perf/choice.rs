@@ -30,8 +30,8 @@ pub(crate) enum NamedOp {
     MulSum,
 }
 
-/// Returns the types that nccl-tests knows, in the order of their numbers there, which is the order of `-d
-/// all`.
+/// Returns the types that nccl-tests knows, in the order of their numbers there, which is the order of
+/// `-d all`.
 pub(crate) fn all_types() -> Vec<NamedType> {
     let mut known: Vec<_> = DataType::ALL
         .into_iter()

@@ -1,8 +1,8 @@
-//! Measures the cost of a loss: the time from `kill -9` of a process until the others have summed again. `recovery
-//! [shm|tcp|HOSTS] [ranks] [rounds]`, for example `recovery shm 4 100`. A number HOSTS distributes the ranks over as
-//! many simulated hosts on one machine. In `recovery spare [shm|tcp|HOSTS] [ranks] [rounds]` a waiting spare takes the
-//! slot. `recovery threads [shm|tcp] [ranks] [rounds]` measures a loss among thread ranks, of which every other one
-//! panics, rank 0 included.
+//! Measures the cost of a loss: the time from `kill -9` of a process until the others have summed again.
+//! `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for example `recovery shm 4 100`. A number HOSTS distributes the ranks
+//! over as many simulated hosts on one machine. In `recovery spare [shm|tcp|HOSTS] [ranks] [rounds]` a waiting spare
+//! takes the slot. `recovery threads [shm|tcp] [ranks] [rounds]` measures a loss among thread ranks, of which every
+//! other one panics, rank 0 included.
 //!
 //! Each round is a job of its own, whose ranks sum in steps of `Survivors` until one of them is killed, a different one
 //! each round. A figure is that of the last survivor.
