@@ -25,7 +25,7 @@ use crate::error::{CliError, Result};
 /// Version of the assignment's format, which must be the same at both ends.
 const FORMAT: u32 = 2;
 
-/// Longest assignment: a pipe takes this much without a reader, by Linux's usual size; POSIX guarantees less.
+/// Longest assignment. It must fit into a pipe that is not yet read, whose usual size on Linux is 64 KiB.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
 
 /// Time beyond the ranks' grace in which their host can report their end.
