@@ -113,7 +113,7 @@ fn listening(process: u32) -> BTreeSet<u16> {
     ports
 }
 
-/// Rank 0 chooses the port at which ranks join, so the range applies to it too.
+/// Rank 0 chooses the port at which ranks join, so it uses its one port for that, too.
 #[test]
 fn a_process_with_many_communicators_listens_at_one_port_which_a_range_may_give() {
     bounded("one port", || {

@@ -71,8 +71,8 @@ impl Generator for Shares {
         b.finish()
     }
 
-    /// The slowest rank sends one segment while it receives another; only in the first and the last segment one
-    /// direction is idle.
+    /// The slowest rank sends one segment while it receives another; one direction is idle only during the first and
+    /// the last segment.
     fn shortest_segment(&self) -> Option<u64> {
         Some(512 << 10)
     }

@@ -115,7 +115,7 @@ fn room_that_comes_back_serves_those_who_wait() {
 
 #[test]
 fn long_messages_take_their_place() {
-    // Each path carries many times the limit for buffered messages: a message lands in its place.
+    // In each direction, the message is many times as long as the limit on buffered bytes; it lands in its place.
     let bytes = if in_guest() { 16 << 20 } else { 320 << 20 };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp] {
         within(Duration::from_secs(60), &format!("{arrangement:?}"), move || {
