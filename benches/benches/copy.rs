@@ -1,7 +1,8 @@
-//! Copies as the shared-memory transport makes them: ordinary ones into and out of its rings, streaming ones out of them for
-//! long messages.
+//! Benchmarks copies as the shared-memory transport makes them: ordinary copies into and out of its rings, and
+//! streaming copies out of them for long messages.
 //!
-//! The sizes sit in the first-level cache, in the second, and in memory. `cargo bench -p kolo-benches --bench copy`.
+//! The sizes fit into the first-level cache, into the second, and only into memory.
+//! `cargo bench -p kolo-benches --bench copy`.
 
 use std::hint::black_box;
 use std::ptr;
@@ -10,9 +11,9 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kolo_transport::shm::copy_streaming;
 
-/// Length of the memory that copies come from or go to, and walk through.
+/// Length of the memory through which copies walk, as source or destination.
 const SPANS: [usize; 3] = [16 << 10, 512 << 10, 64 << 20];
-/// Bytes of one copy: a slot's, and a block of the staged kind.
+/// Bytes of one copy: those of a slot, and those of a block of staged calls.
 const PIECES: [usize; 2] = [16 << 10, 128 << 10];
 
 type Copy = unsafe fn(*const u8, *mut u8, usize);
@@ -45,7 +46,7 @@ fn copies(c: &mut Criterion) {
     }
 }
 
-/// Short runs: the loops are regular.
+/// Short runs suffice, since the loops are regular.
 fn config() -> Criterion {
     Criterion::default()
         .sample_size(10)

@@ -1,7 +1,8 @@
-//! Time for two processors to tell each other something: a bare flag, the exchange of a host, and calls over it.
+//! Benchmarks communication between two processors: a bare flag, the exchange of a host, and calls over it.
 //!
-//! The time of `bare` is that of a round trip, of the others that of one exchange. Threads have a processor each; where
-//! there are more than two, neighbours and the ends of the row are shown. `cargo bench -p kolo-benches --bench flag`.
+//! The time of `bare` is that of a round trip; all others are times of one exchange. Each thread has a processor of its
+//! own. With more than two processors, neighbours and the two most distant ones are measured.
+//! `cargo bench -p kolo-benches --bench flag`.
 
 use std::hint;
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ fn flags(c: &mut Criterion) {
     }
 }
 
-/// Two members of an exchange.
+/// Makes two members of an exchange.
 fn flats() -> [Exchange; 2] {
     let mut world = [0, 1].map(|rank| ShmEndpoint::new(rank, 2, ShmOptions::default()).expect("an endpoint"));
     let addresses = world.each_ref().map(|endpoint| endpoint.address().to_vec());
@@ -59,7 +60,7 @@ fn flats() -> [Exchange; 2] {
     world.map(|mut endpoint| endpoint.exchange().expect("all on one host"))
 }
 
-/// One exchange of 8 bytes.
+/// Makes one exchange of 8 bytes.
 fn exchange(flat: &mut Exchange) {
     while !flat.is_free(8).expect("all agree") {
         hint::spin_loop();
@@ -75,7 +76,7 @@ fn exchange(flat: &mut Exchange) {
     flat.finish();
 }
 
-/// Two ranks over shared memory.
+/// Makes two ranks over shared memory.
 fn communicators() -> [Communicator; 2] {
     let config =
         Config::default().with(|config| config.transports = Transports::Only(vec![TransportKind::Shm]));
@@ -87,7 +88,7 @@ fn all_reduce(comm: &Communicator) {
     comm.all_reduce(&mut [1.0_f64], ReduceOp::Sum).expect("both are there");
 }
 
-/// Longer than for a kernel: the host of a virtual machine moves its processors within seconds.
+/// Runs are longer than for a kernel, since the host of a virtual machine moves its processors within seconds.
 fn config() -> Criterion {
     Criterion::default()
         .sample_size(20)

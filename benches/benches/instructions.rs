@@ -1,8 +1,10 @@
-//! Instructions of the hot paths, counted by valgrind's callgrind: what a change adds shows even where time is noise.
+//! Counts the instructions of the hot paths with valgrind's callgrind, which shows the cost of a change even where
+//! times are noisy.
 //!
-//! `cargo bench -p kolo-benches --bench instructions` starts this program again under valgrind for each case; an argument
-//! picks the cases whose names contain it. Only what a case does in `counted` is counted, on its own thread: waiting ranks
-//! are left out. Valgrind knows no AVX-512, so programs under it take AVX2. Without valgrind this says so and does nothing.
+//! `cargo bench -p kolo-benches --bench instructions` starts this program again under valgrind for each case; an
+//! argument selects the cases whose names contain it. Only instructions within `counted`, on its own thread, are
+//! counted: waiting ranks are left out. Valgrind does not know AVX-512, so programs under it use AVX2. Without valgrind
+//! the program prints a message and does nothing.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -15,9 +17,9 @@ use kolo_collectives::plan::Collective;
 use kolo_collectives::select::{Order, select};
 use kolo_collectives::task::Task;
 
-/// Says which case a program under valgrind is to run.
+/// Variable that names the case for a program under valgrind to run.
 const CASE: &str = "KOLO_BENCH_CASE";
-/// How often each is done before it is counted, and while.
+/// Repetitions of a case before counting, and while counting.
 const WARM: usize = 10;
 const COUNTED: usize = 20;
 
@@ -57,7 +59,7 @@ fn main() {
     }
 }
 
-/// Runs a case under callgrind, and returns what it counted.
+/// Runs a case under callgrind, and returns the number of instructions counted.
 fn instructions(case: &str) -> Result<u64, String> {
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let ended = Command::new("valgrind")
@@ -75,11 +77,11 @@ fn instructions(case: &str) -> Result<u64, String> {
     }
 }
 
-/// The one function whose instructions count, with those it calls, on the thread that calls it.
+/// The function whose instructions are counted, with those it calls, on the calling thread.
 #[inline(never)]
 fn counted(act: &mut dyn FnMut()) {
     act();
-    // Keeps this a function with a frame of its own.
+    // This keeps the function a function with a frame of its own.
     black_box(());
 }
 
@@ -88,16 +90,16 @@ fn repeat(mut act: impl FnMut()) {
     (0..COUNTED).for_each(|_| counted(&mut act));
 }
 
-/// A communicator of one rank: nobody to exchange anything with, so the engine runs a plan, and nobody to wait for.
+/// Runs a case on a communicator of one rank: there is no exchange, so the engine runs a plan, and no rank to wait for.
 fn alone(act: fn(&Communicator)) {
     Cluster::with_config(1, &Config::default(), |comm| repeat(|| act(&comm))).expect("a rank on its own");
 }
 
-/// Two ranks, of which the first calls when the other one is there already, so that it finds what it waits for.
+/// Runs a case on two ranks. The first calls when the other one is already waiting, so that it finds the data it needs.
 fn with_a_partner(act: fn(&Communicator)) {
     let config = Config::default().with(|config| {
         config.transports = Transports::Only(vec![TransportKind::Shm]);
-        // The other one looks all the time, so that nobody needs to be woken.
+        // The other rank spins all the time, so that it need not be woken.
         config.spin = Some(Duration::from_secs(60));
     });
     let meeting = std::sync::Barrier::new(2);
@@ -108,8 +110,8 @@ fn with_a_partner(act: fn(&Communicator)) {
                 act(&comm);
                 continue;
             }
-            // No call tells that the other one has come; it takes microseconds, some hundred under valgrind. Were this not
-            // enough, a few instructions of waiting would be counted too.
+            // No call reports that the other rank has arrived; that takes microseconds, or some hundred under valgrind.
+            // If this wait were too short, a few instructions of waiting would be counted too.
             std::thread::sleep(Duration::from_millis(5));
             if turn < WARM { act(&comm) } else { counted(&mut || act(&comm)) }
         }
@@ -130,6 +132,6 @@ fn kernel(data_type: DataType, elements: usize) {
     let kernel = kernel_for(Isa::best(), data_type, ReduceOp::Sum).expect("every processor adds these");
     let (mut a, b) =
         (vec![0_u8; elements * kernel.element_bytes()], vec![0_u8; elements * kernel.element_bytes()]);
-    // SAFETY: both hold so many elements.
+    // SAFETY: both vectors hold `elements` elements.
     repeat(|| unsafe { kernel.combine(a.as_mut_ptr(), a.as_ptr(), black_box(b.as_ptr()), elements) });
 }

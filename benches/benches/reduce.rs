@@ -1,7 +1,7 @@
-//! Reduction kernels: bytes of one operand per second, for each type and instruction set.
+//! Benchmarks the reduction kernels: bytes of one operand per second, for each type and instruction set.
 //!
-//! The sizes sit in the first-level cache, in the second, and in memory. `cargo bench -p kolo-benches --bench reduce`
-//! runs everything; a filter such as `sum/bf16` runs a part.
+//! The sizes fit into the first-level cache, into the second, and only into memory.
+//! `cargo bench -p kolo-benches --bench reduce` runs everything; a filter such as `sum/bf16` runs a part.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use kolo::{DataType, ReduceOp};
 /// Sizes of an operand in bytes.
 const SIZES: [usize; 3] = [16 << 10, 512 << 10, 64 << 20];
 
-/// Memory aligned to a page, as allocators give it for large buffers, with values that are ordinary in every type.
+/// Memory aligned to a page, as allocators align large buffers, with values that are ordinary numbers in every type.
 struct Buffer(Vec<u64>, usize);
 
 impl Buffer {
@@ -88,7 +88,7 @@ fn apart(c: &mut Criterion) {
     }
 }
 
-/// Four operands into one: one after the other, and together.
+/// Reduces four operands into one: one after another, and all together.
 fn many(c: &mut Criterion) {
     for bytes in SIZES {
         let mut buffers: [_; 5] = std::array::from_fn(|_| Buffer::new(bytes));
@@ -135,7 +135,7 @@ fn scaling(c: &mut Criterion) {
     }
 }
 
-/// Short runs: the kernels are regular, and there are many of them.
+/// Short runs suffice, since the kernels are regular and there are many of them.
 fn config() -> Criterion {
     Criterion::default()
         .sample_size(10)

@@ -1,6 +1,7 @@
-//! Kolo's own cost: to select an algorithm, to make a plan and to bind it; for a call; and for each step of a plan.
+//! Benchmarks Kolo's own overhead: selecting an algorithm, making and binding a plan; a call; and each step of a plan.
 //!
-//! `step/...` counts steps: many short segments make a plan's few steps many. `cargo bench -p kolo-benches --bench steps`.
+//! `step/...` measures steps: many short segments turn a plan's few steps into many.
+//! `cargo bench -p kolo-benches --bench steps`.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,10 +16,10 @@ use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::select::{Order, select};
 use kolo_collectives::task::Task;
 
-/// Segments of a call whose steps are counted.
+/// Segments of a call whose steps are measured.
 const SEGMENTS: usize = 1000;
 
-/// Work done once for each kind of call, and then remembered.
+/// Work that is done once for each kind of call, and then cached.
 fn planning(c: &mut Criterion) {
     let mut group = c.benchmark_group("planning");
     for ranks in [8, 64] {
@@ -36,10 +37,10 @@ fn planning(c: &mut Criterion) {
     }
 }
 
-/// Calls of a single rank: nobody to wait for, so all of the time is Kolo's own.
+/// Calls of a single rank: it waits for no other rank, so all of the time is Kolo's own.
 fn calls(c: &mut Criterion) {
     let mut group = c.benchmark_group("call");
-    // The plan is found among those remembered, bound, and run by the engine: a rank on its own exchanges nothing.
+    // The plan is found in the cache, bound, and run by the engine, since a single rank has no exchange.
     let [alone] = communicators(&Config::default());
     group.bench_function("blocking/8", |bencher| {
         bencher.iter(|| alone.all_reduce(black_box(&mut [1.0_f64]), ReduceOp::Sum));
@@ -53,7 +54,7 @@ fn calls(c: &mut Criterion) {
     });
 }
 
-/// Steps of a single rank, which copy; and of two that send, receive and add over shared memory.
+/// Steps of a single rank, which copy; and steps of two ranks, which send, receive and add over shared memory.
 fn steps(c: &mut Criterion) {
     let mut group = c.benchmark_group("step");
     let config = Config::default().with(|config| {
@@ -62,7 +63,7 @@ fn steps(c: &mut Criterion) {
     });
     let [alone] = communicators(&config);
     let (input, mut output) = (vec![1.0_f64; SEGMENTS], vec![0.0_f64; SEGMENTS]);
-    // Which algorithm does not matter to one rank: it copies its block.
+    // The algorithm does not matter with one rank: it copies its block.
     let task = Task::new(Collective::AllGather, 1);
     let plan =
         select(&task, 8, 8, false, Order::Any, &Model::TCP, None).expect("some can").algorithm.plan(&task, 0);
@@ -91,7 +92,7 @@ fn steps(c: &mut Criterion) {
     });
 }
 
-/// Steps of all segments.
+/// Returns the number of steps of all segments.
 fn steps_of(plan: &Plan) -> u64 {
     let steps: usize = plan.lanes.iter().map(|lane| lane.len()).sum();
     (steps * SEGMENTS) as u64
@@ -102,7 +103,7 @@ fn communicators<const N: usize>(config: &Config) -> [Communicator; N] {
     ranks.try_into().expect("as many as asked for")
 }
 
-/// Short runs: the loops are regular.
+/// Short runs suffice, since the loops are regular.
 fn config() -> Criterion {
     Criterion::default()
         .sample_size(20)

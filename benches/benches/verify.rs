@@ -1,4 +1,4 @@
-//! Checkable data: how fast it is made and compared, for each type.
+//! Benchmarks the making and comparing of checkable data, for each type.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn verify(c: &mut Criterion) {
     }
 }
 
-/// Short runs: the loops are regular, and there are many of them.
+/// Short runs suffice, since the loops are regular and there are many of them.
 fn config() -> Criterion {
     Criterion::default()
         .sample_size(10)

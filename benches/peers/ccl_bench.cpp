@@ -1,8 +1,8 @@
-// oneCCL's side of the comparison: the loop of benches/src/bin/kolo_bench.rs, over oneCCL on buffers of the host.
+// oneCCL's side of the comparison: the loop of benches/src/bin/kolo_bench.rs, over oneCCL on host buffers.
 //
-// Options, method and output are those of mpi_bench.c. The ranks come from Intel MPI's launcher; the address of
-// oneCCL's store goes through a file that the launcher names (BENCH_STORE). Operations are started and waited for
-// one by one; their schedules are cached, as oneCCL's own benchmark does.
+// Options, method and output are those of mpi_bench.c. Intel MPI's launcher starts the ranks; they exchange the
+// address of oneCCL's store through a file that the launcher names (BENCH_STORE). Operations are started and
+// waited for one by one. Their schedules are cached, as in oneCCL's own benchmark.
 #include <oneapi/ccl.hpp>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include <vector>
 
-// Entry points of a tracing tool that the static library refers to; null means that the tool is not there.
+// Entry points of a tracing tool that the static library refers to; null means that the tool is absent.
 #define TRACING(name)                                                                                                  \
   extern "C" {                                                                                                         \
   void *__itt_##name##_ptr__3_0 = nullptr;                                                                             \
@@ -36,12 +36,12 @@ TRACING(thread_set_name)
 namespace {
 
 constexpr double sample_seconds = 300e-6; // a sample lasts at least this
-constexpr double slow_seconds = 50e-3;    // a sample this long needs no company, and no second attempt
-constexpr double estimate_seconds = 0.25; // estimates go on no longer
-constexpr int estimates = 5;              // and are no more
+constexpr double slow_seconds = 50e-3;    // a sample this long needs no further samples, and no second attempt
+constexpr double estimate_seconds = 0.25; // no further estimates after this time
+constexpr int estimates = 5;              // and no more than this many
 constexpr int min_samples = 5, min_slow_samples = 2, max_samples = 200;
-constexpr double lasting_parts = 8; // a long sample is over within so large a part of its time
-constexpr double disturbed = 0.10; // share of the machine that others used
+constexpr double lasting_parts = 8; // a batch of a long sample takes this part (1/8) of the time left
+constexpr double disturbed = 0.10; // share of the machine used by other processes
 constexpr size_t checked_bytes = 2 << 20;
 constexpr auto f32 = ccl::datatype::float32;
 constexpr auto sum = ccl::reduction::sum;
@@ -53,7 +53,7 @@ double seconds_of(clockid_t clock) {
 }
 double now() { return seconds_of(CLOCK_MONOTONIC); }
 
-// Processor time of everybody so far, with what the host took away.
+// Processor time of all processes so far, including time stolen by the host.
 double machine_seconds() {
   unsigned long long t[8];
   FILE *stat = fopen("/proc/stat", "r");
@@ -64,12 +64,12 @@ double machine_seconds() {
   return fields == 8 ? double(t[0] + t[1] + t[2] + t[5] + t[6] + t[7]) / double(sysconf(_SC_CLK_TCK)) : 0;
 }
 
-// What an attempt tells.
+// Result of an attempt.
 struct Attempt {
   std::vector<double> samples; // sorted
-  long batch;                  // operations of one
-  double foreign;              // share of the machine that others used meanwhile
-  double processors;           // seconds of processors that an operation cost, of all ranks together
+  long batch;                  // operations of one sample
+  double foreign;              // share of the machine that other processes used meanwhile
+  double processors;           // processor seconds per operation, of all ranks together
   double from, to;             // of the monotonic clock
 };
 
@@ -132,7 +132,7 @@ private:
   static size_t whole_of(size_t bytes) { return std::max(bytes / 4, size_t(1)); }
   size_t part_of(size_t bytes) const { return std::max(bytes / 4 / ranks, size_t(1)); }
 
-  // Attributes that let oneCCL find the schedule of the last such operation again.
+  // Attributes by which oneCCL finds the schedule of the last such operation again.
   template <class Attributes> static const Attributes &cached(const char *name, size_t bytes, int root = 0) {
     static std::map<std::pair<size_t, int>, Attributes> known;
     auto found = known.find({bytes, root});
@@ -164,7 +164,7 @@ private:
       ccl::barrier(comm).wait();
   }
 
-  // Sets what an operation of this size touches.
+  // Sets the memory that an operation of this size touches.
   void fill(size_t bytes, float value) {
     size_t count = std::max(whole_of(bytes), part_of(bytes) * ranks);
     std::fill_n(send.begin(), count, value);
@@ -217,7 +217,8 @@ private:
     return seconds;
   }
 
-  // Seconds per operation of so many as last at least `limit`, after their number. Rank 0 says when it is over.
+  // Runs operations for at least `limit`; returns their number and the seconds per operation. Rank 0 decides when
+  // to stop.
   std::pair<long, double> lasting(const std::string &name, size_t bytes, double limit) {
     double start = now(), batch = 1;
     long count = 0;
@@ -246,7 +247,7 @@ private:
     over_ranks(&ours, 1, ccl::reduction::sum);
     over_ranks(samples.data(), samples.size(), ccl::reduction::max);
     std::sort(samples.begin(), samples.end());
-    // The greatest over the ranks, since all must decide alike whether to try again.
+    // The greatest value over the ranks, since all must agree on whether to try again.
     double foreign = (busy - ours) / (to - from) / double(sysconf(_SC_NPROCESSORS_ONLN));
     over_ranks(&foreign, 1, ccl::reduction::max);
     return {samples, batch, std::max(foreign, 0.0), ours / (double(count) * double(batch)), from, to};

@@ -16,17 +16,17 @@ import sys
 import time
 
 SAMPLE_SECONDS = 300e-6  # a sample lasts at least this
-SLOW_SECONDS = 50e-3  # a sample this long needs no company, and no second attempt
-ESTIMATE_SECONDS, ESTIMATES = 0.25, 5  # estimates go on no longer, and are no more
-LASTING_PARTS = 8  # a long sample is over within so large a part of its time
-DISTURBED = 0.10  # share of the machine that others used
+SLOW_SECONDS = 50e-3  # a sample this long needs no further samples, and no second attempt
+ESTIMATE_SECONDS, ESTIMATES = 0.25, 5  # limits on the time and the number of estimates
+LASTING_PARTS = 8  # a batch of a long sample takes this part (1/8) of the time left
+DISTURBED = 0.10  # share of the machine used by other processes
 CHECKED_BYTES = 2 << 20
 MIN_SLOW_SAMPLES, MIN_SAMPLES, MAX_SAMPLES = 2, 5, 200
 NAMES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
 
 
 def machine_seconds():
-    """Processor time of everybody so far, with what the host took away."""
+    """Returns the processor time of all processes so far, including time stolen by the host."""
     with open("/proc/stat") as stat:
         ticks = [int(field) for field in stat.readline().split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
@@ -48,7 +48,7 @@ class Bench:
         self.turn = 0
 
     def operation(self, name, size):
-        """The operation as a function without arguments, on views made once."""
+        """Returns the operation as a function without arguments, on views made once."""
         dist = self.dist
         whole, part = max(size // 4, 1), max(size // 4 // self.ranks, 1)
         parts = part * self.ranks
@@ -70,7 +70,7 @@ class Bench:
         }[name]
 
     def fill(self, size, value):
-        """Sets what an operation of this size touches."""
+        """Sets the memory that an operation of this size touches."""
         count = max(size // 4, max(size // 4 // self.ranks, 1) * self.ranks)
         self.send[:count] = value
         self.receive[:count] = value
@@ -100,7 +100,8 @@ class Bench:
         return (time.perf_counter() - start) / batch
 
     def lasting(self, once, limit):
-        """As timed, of so many operations as last at least `limit`, and their number. Rank 0 says when it is over."""
+        """Runs operations for at least `limit`; returns their number and the seconds of each. Rank 0 decides when to
+        stop."""
         start = time.perf_counter()
         count, batch = 0, 1
         while batch:
@@ -122,7 +123,7 @@ class Bench:
         return self.over_ranks([self.timed(once, batch)], self.dist.ReduceOp.MAX)[0]
 
     def estimate(self, once):
-        """What one operation takes: the least of some tries, since one that was interrupted would cost the point its
+        """Returns the time of one operation: the least of some tries, since an interrupted one would cost the point its
         samples."""
         seconds = spent = self.agreed(once, 1)
         for _ in range(1, ESTIMATES):
@@ -140,8 +141,9 @@ class Bench:
         return self.estimate(once)
 
     def attempt(self, once, batch, samples):
-        """Sorted samples, operations of one, and what the point's record tells of them: the share of the machine that others used meanwhile,
-        what an operation cost of the processors, of all ranks together, and when it was, by the monotonic clock."""
+        """Returns sorted samples, and the fields of the point's record: the operations of a sample, the share of the
+        machine that other processes used meanwhile, the processor time per operation of all ranks together, and the
+        time of the attempt by the monotonic clock."""
         machine, process, start = machine_seconds(), time.process_time(), time.monotonic()
         self.dist.barrier()
         if self.options.mean_ms:
@@ -155,7 +157,7 @@ class Bench:
         ours = self.over_ranks([own], self.dist.ReduceOp.SUM)[0]
         times = sorted(self.over_ranks(times, self.dist.ReduceOp.MAX))
         foreign = self.torch.tensor([max(0.0, (busy - ours) / (end - start) / os.cpu_count())])
-        self.dist.broadcast(foreign, 0)  # all ranks must decide alike whether to try again
+        self.dist.broadcast(foreign, 0)  # all ranks must agree on whether to try again
         return times, {"batch": batch, "foreign": round(float(foreign[0]), 3), "cpu_us": round(ours / (samples * batch) * 1e6, 3),
                        "from_s": round(start, 4), "to_s": round(end, 4)}
 
@@ -194,7 +196,7 @@ class Bench:
 
 
 def launch(options):
-    """Starts this program once for each rank. Ends them all when one fails or when it is itself ended."""
+    """Starts this program once for each rank. Ends all ranks when one fails or when it is ended itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

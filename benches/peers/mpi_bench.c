@@ -4,7 +4,7 @@
 //   mpirun -n 4 ./mpi_bench --collectives all_reduce --sizes 8,1048576
 //
 // Rank 0 prints one JSON object for each point. README.md describes the method. A point is one collective at one
-// size: a check of the result, an estimate, then samples of operations back to back.
+// size: a check of the result, an estimate, and then samples of back-to-back operations.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +14,10 @@
 
 enum { MAX_SAMPLES = 200, MIN_SAMPLES = 5, MIN_SLOW_SAMPLES = 2, ESTIMATES = 5, MAX_SIZES = 64 };
 static const double SAMPLE_SECONDS = 300e-6; // a sample lasts at least this
-static const double SLOW_SECONDS = 50e-3;    // a sample this long needs no company, and no second attempt
-static const double ESTIMATE_SECONDS = 0.25; // estimates go on no longer
-static const double DISTURBED = 0.10;        // share of the machine that others used
-static const double LASTING_PARTS = 8;       // a long sample is over within so large a part of its time
+static const double SLOW_SECONDS = 50e-3;    // a sample this long needs no further samples, and no second attempt
+static const double ESTIMATE_SECONDS = 0.25; // no further estimates after this time
+static const double DISTURBED = 0.10;        // share of the machine used by other processes
+static const double LASTING_PARTS = 8;       // a batch of a long sample takes this part (1/8) of the time left
 static const size_t CHECKED_BYTES = 2 << 20;
 
 enum operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, OPERATIONS };
@@ -33,7 +33,7 @@ static double mean_seconds; // if set, a point is one sample that lasts at least
 
 static size_t whole_of(size_t bytes) { return bytes < 4 ? 1 : bytes / 4; }
 
-// Elements of one rank's part; a size with less than one element each is rounded up.
+// Elements of one rank's part; if a size has less than one element per rank, the part is one element.
 static size_t part_of(size_t bytes) {
   size_t part = bytes / 4 / ranks;
   return part ? part : 1;
@@ -62,7 +62,7 @@ static void once(enum operation operation, size_t bytes) {
   }
 }
 
-// Sets what an operation of this size touches.
+// Sets the memory that an operation of this size touches.
 static void fill(size_t bytes, float value) {
   size_t parts = part_of(bytes) * (size_t)ranks, count = whole_of(bytes) > parts ? whole_of(bytes) : parts;
   for (size_t i = 0; i < count; i++) send_buffer[i] = receive_buffer[i] = value;
@@ -93,14 +93,15 @@ static void check(enum operation operation, size_t bytes) {
   }
 }
 
-// Seconds per operation on this rank.
+// Returns the seconds per operation on this rank.
 static double timed(enum operation operation, size_t bytes, long batch) {
   double start = MPI_Wtime();
   for (long i = 0; i < batch; i++) once(operation, bytes);
   return (MPI_Wtime() - start) / (double)batch;
 }
 
-// The same, of so many operations as last at least `limit`, and their number. Rank 0 says when it is over.
+// Runs operations for at least `limit`; stores their number, and returns the seconds per operation. Rank 0
+// decides when to stop.
 static double lasting(enum operation operation, size_t bytes, double limit, long *count) {
   double start = MPI_Wtime();
   long batch = 1;
@@ -114,15 +115,15 @@ static double lasting(enum operation operation, size_t bytes, double limit, long
   return (MPI_Wtime() - start) / (double)*count;
 }
 
-// The same as `timed`, the slowest rank's, the same number on all ranks.
+// The same as `timed` on the slowest rank; all ranks get the same number.
 static double agreed(enum operation operation, size_t bytes, long batch) {
   double own = timed(operation, bytes, batch), slowest;
   MPI_Allreduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return slowest;
 }
 
-// What one operation takes: the least of some tries, since one that was interrupted would cost the point its
-// samples. In *batch: how many operations make a sample.
+// Returns the time of one operation: the least of some tries, since an interrupted one would cost the point its
+// samples. Sets *batch to the number of operations of a sample.
 static double estimate(enum operation operation, size_t bytes, long *batch) {
   double seconds = agreed(operation, bytes, 1), spent = seconds;
   for (int i = 1; i < ESTIMATES && spent < ESTIMATE_SECONDS; i++) {
@@ -145,7 +146,7 @@ static double seconds_of(clockid_t clock) {
 // Processor time of this process so far.
 static double process_seconds(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
-// Processor time of everybody so far, with what the host took away; 0 where it is not told.
+// Processor time of all processes so far, including time stolen by the host; 0 if it is not known.
 static double machine_seconds(void) {
   unsigned long long user, nice, system, idle, wait, irq, softirq, steal;
   FILE *stat = fopen("/proc/stat", "r");
@@ -162,14 +163,14 @@ static int ascending(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-// What an attempt tells besides its samples.
+// Result of an attempt, in addition to its samples.
 struct attempt {
-  double foreign;    // share of the machine that others used meanwhile
-  double processors; // seconds of processors that an operation cost, of all ranks together
-  double from, to;   // of the monotonic clock
+  double foreign;    // share of the machine that other processes used meanwhile
+  double processors; // processor seconds per operation, of all ranks together
+  double from, to;   // times of the monotonic clock
 };
 
-// Takes the samples, sorted; a long one says how many operations it was.
+// Takes the samples and sorts them; a long sample sets the number of its operations.
 static struct attempt attempt(enum operation operation, size_t bytes, long *batch, int samples, double *slowest) {
   static double own[MAX_SAMPLES];
   double machine = machine_seconds(), process = process_seconds(), from = seconds_of(CLOCK_MONOTONIC);
@@ -183,7 +184,7 @@ static struct attempt attempt(enum operation operation, size_t bytes, long *batc
   MPI_Allreduce(own, slowest, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   qsort(slowest, (size_t)samples, sizeof *slowest, ascending);
   double foreign = (busy - ours) / (to - from) / (double)sysconf(_SC_NPROCESSORS_ONLN);
-  // All ranks must decide alike whether to try again.
+  // All ranks must agree on whether to try again.
   MPI_Bcast(&foreign, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   return (struct attempt){.foreign = foreign < 0 ? 0 : foreign,
                           .processors = ours / ((double)samples * (double)*batch),

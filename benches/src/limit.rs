@@ -1,8 +1,8 @@
-//! The table that all programs about limits print: what is possible, and beside it what Kolo does.
+//! The table that all programs about limits print: the possible figure, and Kolo's.
 
 use std::fmt;
 
-/// Heads a table of [`Row`]s, in Markdown.
+/// Head of a table of [`Row`]s, in Markdown.
 pub const HEAD: &str = "\
 | limit | ranks | size | possible | Kolo | share | target |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |";
@@ -10,35 +10,36 @@ pub const HEAD: &str = "\
 /// Unit of a row's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Less is better.
+    /// Microseconds; less is better.
     Micros,
-    /// More is better; 10^9 bytes.
+    /// Units of 10^9 bytes per second; more is better.
     GigabytesPerSecond,
-    /// Kolo's share of its allowance.
+    /// Mebibytes, of which Kolo's figure is a share of its allowance.
     Mebibytes,
 }
 
-/// One limit.
+/// One row of the table: a limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
-    /// The limit, and the part of Kolo that is measured by it.
+    /// The limit, and the part of Kolo that is compared with it.
     pub what: &'a str,
     /// Ranks of the job.
     pub ranks: u32,
     /// Bytes of the vector or the message.
     pub bytes: usize,
-    /// Of both figures.
+    /// Unit of both figures.
     pub unit: Unit,
-    /// The limit's own figure, from the same run.
+    /// Figure of the limit, from the same run.
     pub possible: f64,
-    /// Kolo's.
+    /// Figure of Kolo.
     pub kolo: f64,
-    /// The share of the limit that is wanted, where one is: at least so much, but of memory at most. 1 is the limit itself.
+    /// The target for the share, if there is one: a minimum, except for memory, where it is a maximum. 1 is the limit
+    /// itself.
     pub target: Option<f64>,
 }
 
 impl Row<'_> {
-    /// How much of what is possible Kolo does, or how much of what it may take it takes: 1 is all of it.
+    /// Returns Kolo's share of the possible figure, or of the memory it may take; 1 is all of it.
     #[must_use]
     pub fn share(&self) -> f64 {
         match self.unit {
@@ -80,7 +81,7 @@ impl fmt::Display for Row<'_> {
     }
 }
 
-/// Three digits where there are no more.
+/// Formats a figure with three significant digits, or more if its integer part has more.
 fn figure(value: f64) -> String {
     match value {
         _ if value < 1.0 => format!("{value:.3}"),
@@ -98,7 +99,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-/// The middle one, or the upper of the two.
+/// Returns the median; of two middle values, the upper one.
 ///
 /// # Panics
 /// If there are no values.

@@ -1,12 +1,12 @@
-//! Two threads, each on a processor of its own, that do something together as often as they are told.
+//! Runs two threads, each on a processor of its own, which repeat a common task on demand.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::processors;
 
-/// Runs `with` on this thread, and gives it a function that runs both parts so many times at once, each on its own
-/// thread, and tells how long that took the first.
+/// Runs `with` on this thread, and gives it a function that runs both parts a given number of times at once, each on
+/// its own thread, and returns the time that this took the first.
 ///
 /// # Panics
 /// If a part panics, or may not use its processor.
@@ -23,7 +23,7 @@ pub fn in_pair<R>(
         scope.spawn(move || {
             processors::pin(places[0]).expect("one of the processors that are allowed");
             for times in orders_first {
-                // Common work begins when both are there.
+                // The common work begins when both are there.
                 first();
                 let begin = Instant::now();
                 (0..times).for_each(|_| first());
@@ -44,11 +44,11 @@ pub fn in_pair<R>(
     })
 }
 
-/// Pairs of processors that differ in distance, as far as numbers tell: neighbours, and the ends. Empty where there is one
-/// processor.
+/// Returns pairs of processors that probably differ in distance, judging by their numbers: neighbours, and the two
+/// ends. Empty if there is only one processor.
 ///
 /// # Errors
-/// If the system does not say which processors there are.
+/// If the system does not report its processors.
 pub fn places() -> std::io::Result<Vec<(&'static str, [usize; 2])>> {
     let allowed = processors::allowed()?;
     Ok(match allowed[..] {

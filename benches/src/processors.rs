@@ -1,19 +1,19 @@
-//! Which processors a thread may use.
+//! Processors that a thread may use.
 
 use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors that this thread may use, ascending.
+/// Returns the processors that this thread may use, in ascending order.
 ///
 /// # Errors
-/// If the system does not say.
+/// If the system does not report them.
 pub fn allowed() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect())
 }
 
-/// Keeps this thread, and those that it starts from now on, on one processor.
+/// Pins this thread, and those that it starts from now on, to one processor.
 ///
 /// # Errors
 /// If this process may not use that processor.

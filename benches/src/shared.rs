@@ -1,4 +1,4 @@
-//! Memory that the processes of a job share, for what is measured without Kolo.
+//! Memory that the processes of a job share, for measurements without Kolo.
 
 use std::error::Error;
 use std::fs::File;
@@ -10,27 +10,28 @@ use kolo::Communicator;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The first page is the barrier's.
+/// The first page holds the barrier.
 const BARRIER_BYTES: usize = 4096;
-/// Where the barrier's two words lie: on lines of their own.
+/// Offsets of the barrier's two words, on cache lines of their own.
 const ARRIVED: usize = 0;
 const GENERATION: usize = 128;
 
-/// A piece of memory that all ranks map, with a barrier. It has no name, and is gone when all have dropped it.
+/// A piece of memory that all ranks map, with a barrier. It has no name, and is freed when all ranks have dropped it.
 #[derive(Debug)]
 pub struct Shared {
     base: *mut u8,
     len: usize,
     ranks: u32,
-    /// More ranks than processors: who waits lets others run.
+    /// Whether there are more ranks than processors, so that waiting ranks yield.
     yields: bool,
 }
 
 impl Shared {
-    /// `len` bytes, all zero. A collective call; all ranks are on one host. Blocks until all have mapped it.
+    /// Allocates `len` bytes, all zero. This is a collective call of ranks on one host. Blocks until all have mapped
+    /// the memory.
     ///
     /// # Errors
-    /// If the system does not give the memory, or rank 0's is not to be opened.
+    /// If the system refuses the memory, or rank 0's file cannot be opened.
     pub fn new(comm: &Communicator, len: usize) -> Result<Self, Box<dyn Error>> {
         let len = len + BARRIER_BYTES;
         let made = memfd_create("bench", MemfdFlags::CLOEXEC)?;
@@ -49,13 +50,13 @@ impl Shared {
         Ok(Self { base: base.cast(), len, ranks, yields: ranks as usize > processors })
     }
 
-    /// Where the memory begins, for `len` bytes; aligned to a page.
+    /// Returns the beginning of the memory, which has `len` bytes and is aligned to a page.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.base.wrapping_add(BARRIER_BYTES)
     }
 
-    /// Waits for all ranks. Each one's earlier writes are there for all afterwards.
+    /// Waits for all ranks. Earlier writes of each rank are visible to all afterwards.
     #[inline]
     pub fn wait(&self) {
         let (arrived, generation) = (self.word(ARRIVED), self.word(GENERATION));

@@ -1,9 +1,9 @@
-//! All-reduce of private buffers through shared staging, the plain way: what a short program does without tuning.
+//! All-reduce of private buffers through shared staging, as a short program without tuning would do it.
 //!
 //! Block by block, each rank copies its data into its part of the staging, reduces its slice of the block over the
-//! parts of all ranks, and copies the whole reduced block out. A barrier follows the first two steps. Two halves of the
-//! staging in turn do without a third: who writes a half again has passed a barrier of the block between, before which
-//! everybody was done with that half.
+//! parts of all ranks, and copies the whole reduced block out. A barrier follows the first two steps. A third barrier
+//! is not needed, because blocks alternate between two halves of the staging: a rank that writes a half again has
+//! passed a barrier of the block in between, and all ranks were done with that half before that barrier.
 
 use std::error::Error;
 use std::ptr;
@@ -13,10 +13,10 @@ use kolo::{Communicator, DataType, ReduceOp};
 
 use crate::shared::Shared;
 
-/// No job here has more ranks.
+/// Limit on the number of ranks.
 const RANKS_MAX: usize = 64;
 
-/// The staging of a job, and how to add.
+/// The staging of a job, and the kernel that adds.
 #[derive(Debug)]
 pub struct Staged {
     shared: Shared,
@@ -27,16 +27,16 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Staging for blocks of `block_bytes`. A collective call; all ranks are on one host.
+    /// Makes staging for blocks of `block_bytes`. This is a collective call of ranks on one host.
     ///
     /// # Errors
-    /// If there are too many ranks, or the memory is not to be had.
+    /// If there are too many ranks, or the memory is not available.
     pub fn new(comm: &Communicator, block_bytes: usize) -> Result<Self, Box<dyn Error>> {
         let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
         if ranks > RANKS_MAX {
             return Err(format!("{ranks} ranks; staging is for at most {RANKS_MAX}").into());
         }
-        // Two halves of a part for each rank, and of the result.
+        // Two halves, each with a part for every rank and one for the result.
         let shared = Shared::new(comm, 2 * (ranks + 1) * block_bytes)?;
         Ok(Self {
             shared,
@@ -47,7 +47,7 @@ impl Staged {
         })
     }
 
-    /// Sums `data` over all ranks, in place. A collective call; all give the same length.
+    /// Sums `data` over all ranks, in place. This is a collective call; all ranks pass the same length.
     pub fn all_reduce(&self, data: &mut [f32]) {
         for (turn, piece) in data.chunks_mut(self.block).enumerate() {
             let (half, len) = (turn % 2, piece.len());
@@ -57,8 +57,8 @@ impl Staged {
                 *source = self.part(rank, half).wrapping_add(from).cast::<u8>().cast_const();
             }
             let result = self.part(self.ranks, half);
-            // SAFETY: all parts hold a block, which `piece` does not exceed, and are memory of their own. Nobody writes
-            // what another one reads: the barriers, and the two halves (module).
+            // SAFETY: all parts hold a block, which `piece` does not exceed, and are memory of their own. No rank
+            // writes memory that another one reads, because of the barriers and the two halves (see the module).
             unsafe {
                 ptr::copy_nonoverlapping(piece.as_ptr(), self.part(self.rank, half), len);
                 self.shared.wait();

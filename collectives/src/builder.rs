@@ -1,9 +1,9 @@
-//! Writes plans: one lane after the other, with fences set where they are needed.
+//! Writes plans, lane after lane, and sets the fences that they need.
 //!
-//! A fence waits for *all* earlier sends of its lane. Put on a receive that directly follows a send of the same
-//! round, it would make every rank of a ring wait for a receive that nobody posts. So when a step overwrites
-//! blocks that an earlier send may still be reading, the fence goes to the start of the latest run of sends between
-//! the two: that run then waits for the rounds before it, never for itself.
+//! A fence waits for *all* earlier sends of its lane. On a receive that directly follows a send of the same round, a
+//! fence would make every rank of a ring wait for a receive that no rank posts. So when a step overwrites blocks that
+//! an earlier send may still be reading, the fence goes to the start of the latest run of sends between the two: that
+//! run then waits for the rounds before it, never for itself.
 
 use crate::generator::Algorithm;
 use crate::memory::Memory;
@@ -30,7 +30,7 @@ pub struct PlanBuilder {
     stage: Option<StageBuilder>,
 }
 
-/// The table of a stage as it grows.
+/// The stage's table of rounds while it is built.
 #[derive(Debug)]
 struct StageBuilder {
     members: Vec<u32>,
@@ -38,12 +38,12 @@ struct StageBuilder {
     like: Space,
     rounds: Vec<Box<[Payload]>>,
     windows: Windows,
-    /// The one that all its steps are in.
+    /// The lane that holds all steps on stages.
     lane: Option<usize>,
 }
 
 impl PlanBuilder {
-    /// An empty plan of `rank`.
+    /// Starts an empty plan of `rank`.
     #[must_use]
     pub fn new(task: &Task, algorithm: Algorithm, rank: u32, cut: Cut) -> Self {
         assert!(rank < task.world_size && task.root < task.world_size, "rank and root lie in the world");
@@ -70,13 +70,13 @@ impl PlanBuilder {
         }
     }
 
-    /// The rank whose plan it is.
+    /// Returns the rank whose plan this is.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.memory.rank
     }
 
-    /// Starts a lane; it comes into being with its first step. Its channels have index `channel`.
+    /// Starts a lane, which is created with its first step. Its channels have index `channel`.
     pub fn lane(&mut self, channel: u16) -> &mut Self {
         self.start_lane = true;
         self.channel = channel;
@@ -103,7 +103,7 @@ impl PlanBuilder {
         Blocks::range(Space::Scratch, first, self.scratch.len() as u32 - first)
     }
 
-    /// A scratch block as long as block `block` of the own contribution; see [`Task::own`].
+    /// Adds a scratch block as long as block `block` of the rank's own contribution; see [`Task::own`].
     pub(crate) fn scratch_like_own(&mut self, task: &Task, block: u32) -> Blocks {
         self.scratch(match task.own() {
             Space::Input => Like::Input(block),
@@ -111,16 +111,16 @@ impl PlanBuilder {
         })
     }
 
-    /// The next step first waits for `step` of another lane.
+    /// Makes the next step wait for `step` of another lane.
     pub fn after(&mut self, step: StepRef) -> &mut Self {
         self.after = Some(step);
         self
     }
 
-    /// The step added last.
+    /// Returns the step added last.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the plan has no steps.
     #[must_use]
     pub fn last(&self) -> StepRef {
         let lane = self.lanes.len() - 1;
@@ -139,18 +139,18 @@ impl PlanBuilder {
         self.push(Action::Recv { from, dst });
     }
 
-    /// `dst = with op` what `peer` sends.
+    /// Receives from `peer` and reduces: `dst = with op incoming`.
     pub fn recv_reduce(&mut self, peer: u32, with: Blocks, dst: Blocks) {
         let from = self.channel_to(peer);
         self.push(Action::RecvReduce { from, with, dst });
     }
 
-    /// `dst = src`.
+    /// Copies: `dst = src`.
     pub fn copy(&mut self, src: Blocks, dst: Blocks) {
         self.push(Action::Copy { src, dst });
     }
 
-    /// `dst = a op b`.
+    /// Reduces: `dst = a op b`.
     pub fn reduce(&mut self, a: Blocks, b: Blocks, dst: Blocks) {
         self.push(Action::Reduce { a, b, dst });
     }
@@ -167,8 +167,8 @@ impl PlanBuilder {
         self.push(Action::WaitSignal { from });
     }
 
-    /// Shares memory with `members`, ranks in ascending order, this one among them. Block i of a stage is as long as block i
-    /// of `like`: input or output.
+    /// Shares memory with `members`, the ranks in ascending order, this one included. Block i of a stage is as long as
+    /// block i of `like`: input or output.
     pub fn stage(&mut self, members: impl Into<Vec<u32>>, like: Space) {
         let members = members.into();
         assert!(members.is_sorted() && members.len() <= usize::from(u16::MAX), "members in order");
@@ -178,13 +178,13 @@ impl PlanBuilder {
         self.stage = Some(StageBuilder { members, me, like, rounds, windows, lane: None });
     }
 
-    /// The members of the stage reach into each other's buffers, too.
+    /// Lets the members of the stage reach into each other's buffers, too.
     pub fn windows(&mut self, windows: Windows) {
         self.stage.as_mut().expect("there is a stage").windows = windows;
     }
 
-    /// Starts the next round, in which each member publishes the payload that `payload` gives for its number, and this rank
-    /// `src`. Nobody else reads its blocks `except`, as (first, count), of which there may be none.
+    /// Starts the next round. Member m publishes the payload `payload(m)`, and this rank takes its own from `src`. No
+    /// other rank reads this rank's blocks `except`, given as (first, count); the count may be 0.
     pub fn publish(
         &mut self,
         payload: impl Fn(u16) -> Payload,
@@ -205,22 +205,23 @@ impl PlanBuilder {
         self.push(Action::Publish { src, except });
     }
 
-    /// Waits for the payloads of these members in this round.
+    /// Waits for the payloads of these members in the current round.
     pub fn await_members(&mut self, of: Members) {
         self.push(Action::Await { of });
     }
 
-    /// `dst` = the reduction of these members' `count` blocks from number `first` on.
+    /// Reduces `count` blocks of these members, from number `first` on, into `dst`.
     pub fn fold(&mut self, of: Members, (first, count): (u32, u32), own: Option<Blocks>, dst: Blocks) {
         self.push(Action::Fold { of, first, count, own, dst });
     }
 
-    /// The reduction of these members' `count` input blocks from number `first` on goes to the outputs of others, from number `at` on.
+    /// Reduces `count` input blocks of the members `of`, from number `first` on, into the outputs of the members `to`,
+    /// from number `at` on.
     pub fn spread(&mut self, of: Members, (first, count): (u32, u32), to: Members, at: u32) {
         self.push(Action::Spread { of, first, count, to, at });
     }
 
-    /// The finished plan.
+    /// Returns the finished plan.
     #[must_use]
     pub fn finish(self) -> Plan {
         let memory = self.memory;
@@ -270,7 +271,8 @@ impl PlanBuilder {
         let is_writable = |dst: Blocks| matches!(dst.space, Space::Output | Space::Scratch);
         assert!(dst.is_none_or(is_writable), "a plan writes its output and scratch");
         let dst = dst.map(|dst| self.memory.physical(dst));
-        // A step ends the life of the blocks that it writes, or of those read in the round before.
+        // A step ends the life of the blocks that it writes; a `Publish` ends that of the blocks read in the round
+        // before.
         let is_lost = |src: &Blocks| match action {
             Action::Publish { .. } => src.space.is_stage(),
             _ => dst.is_some_and(|dst| src.overlaps(&dst)),

@@ -1,24 +1,24 @@
-//! How much longer a byte takes where caches do not hold the memory that calls go through.
+//! Slowdown of data movement inside a host where the caches do not hold the buffers of a call.
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes of which a [`Curve`] tells something.
+/// Number of buffer sizes at which a [`Curve`] is sampled.
 pub const POINTS: usize = 12;
 
-/// The smallest of them, in bytes; each further one is twice as large.
+/// The smallest of these sizes, in bytes; each further one is twice as large.
 pub const FIRST_BYTES: f64 = (128 << 10) as f64;
 
-/// By how many bytes of buffers all ranks of a host go through, how many times as long each takes to move as where the nearest
-/// caches hold them all.
+/// Slowdown as a function of the bytes of buffers that all ranks of a host touch in a call: the time to move a byte,
+/// relative to buffers that the nearest caches hold.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Curve(pub [f64; POINTS]);
 
 impl Curve {
-    /// The same at all sizes.
+    /// No slowdown at any size.
     pub const FLAT: Self = Self([1.0; POINTS]);
 
-    /// The factor for buffers of `bytes`: between two sizes, in proportion to the logarithm.
+    /// Returns the factor for buffers of `bytes`, interpolated linearly in the logarithm of the size.
     #[must_use]
     pub fn at(&self, bytes: f64) -> f64 {
         let place = (bytes.max(1.0) / FIRST_BYTES).log2().clamp(0.0, (POINTS - 1) as f64);
@@ -28,15 +28,15 @@ impl Curve {
     }
 }
 
-/// The effect of the caches on everything that moves bytes inside a host.
+/// Effect of the caches on everything that moves bytes inside a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Caches {
-    /// Of messages between ranks of a host.
+    /// Slowdown of messages between ranks of a host.
     pub messages: Curve,
-    /// Of copies.
+    /// Slowdown of copies.
     pub copies: Curve,
-    /// Of reductions, over what it takes to receive.
+    /// Slowdown of the time that a reduction takes beyond receiving its operand.
     pub reductions: Curve,
 }
 

@@ -1,4 +1,4 @@
-//! Plans as people read them.
+//! Plans as text for people.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ impl fmt::Display for Collective {
     }
 }
 
-/// No collective has this name.
+/// Error: no collective has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownCollective {
     /// The text that was given.
@@ -46,7 +46,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// So many things, with their name.
+/// A number of things, with their name.
 struct Counted(u32, &'static str);
 
 impl fmt::Display for Counted {
@@ -73,7 +73,7 @@ impl fmt::Display for Blocks {
     }
 }
 
-/// So many consecutive blocks from a first one on.
+/// A range of consecutive blocks: the first one and their number.
 struct Range(u32, u32);
 
 impl fmt::Display for Range {
@@ -113,11 +113,11 @@ impl fmt::Display for Members {
     }
 }
 
-/// The payload of a rank.
+/// The payload that a rank publishes.
 pub(crate) struct Published([Option<Blocks>; 2], Option<Blocks>);
 
 impl Published {
-    /// Of a `Publish`.
+    /// Takes the payload of a `Publish`.
     pub(crate) fn of(src: [Option<Blocks>; 2], except: Option<Blocks>) -> Self {
         Self(src, except)
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The whole program: a line per step, lanes one below the other.
+/// Prints the whole program: one line per step, one lane after the other.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -189,7 +189,7 @@ impl fmt::Display for Plan {
         }
         if !self.scratch.is_empty() {
             write!(f, "  scratch: {} like", Counted(self.scratch.len() as u32, "block"))?;
-            // Long lists say no more than their beginning.
+            // The beginning of a long list says enough.
             const SHOWN: usize = 8;
             for like in self.scratch.iter().take(SHOWN) {
                 write!(f, " {like}")?;

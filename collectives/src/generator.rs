@@ -1,4 +1,5 @@
-//! The trait of generators, and [`Algorithm`], the name of each.
+//! The trait `Generator`, which every algorithm implements, and the methods of [`Algorithm`], the public name of
+//! each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,40 +13,42 @@ use crate::model::Model;
 use crate::plan::{Collective, Plan};
 use crate::task::Task;
 
-/// The most ranks that plans are made for. A step is named by 16 bits, and the longest lane, that of the ring
+/// The most ranks for which plans are made. A step is named by 16 bits, and the longest lane, that of the ring
 /// all-reduce, has 4 (p - 1) steps.
 pub const MAX_WORLD_SIZE: u32 = 1 << 14;
 
-/// The most blocks that a pipelined broadcast or reduce is cut into: a block takes two steps, with room to spare.
+/// The most blocks into which a pipelined broadcast or reduce is cut. A block takes two steps, so this leaves room to
+/// spare.
 pub const MAX_PARTS: u32 = 1 << 14;
 
-/// An algorithm: all that the rest of Kolo asks of it. Facts that are the same on all ranks go in, so that all ranks get the
-/// same answers.
+/// An algorithm, as the rest of Kolo uses it. Except for `rank`, arguments are the same on all ranks, so that all ranks
+/// get the same answers.
 pub(crate) trait Generator {
     /// The name, as parsed and printed.
     fn name(&self) -> &'static str;
 
-    /// The paper or system it comes from.
+    /// The paper or system that the algorithm comes from.
     fn source(&self) -> &'static str;
 
-    /// Whether it can do `task`; if not, why not, for users. The limits that hold for all have been looked at.
+    /// Checks whether the algorithm can do `task`; the error tells users why not. [`Algorithm::supports`] has checked
+    /// the limits common to all algorithms.
     fn supports(&self, task: &Task) -> Result<(), String>;
 
-    /// The program of `rank` for a task that it supports.
+    /// Makes the program of `rank` for a supported task.
     fn plan(&self, task: &Task, rank: u32) -> Plan;
 
-    /// Enters the cost of a segment of `bytes` bytes: of the vector, or of the longest block where the collective has a block
-    /// per rank. There are at least two ranks.
+    /// Enters the cost of a segment of `bytes` bytes: of the vector, or of the longest block where the collective has a
+    /// block per rank. The world has at least two ranks.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill);
 
-    /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs most.
+    /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs the most.
     fn scratch_factor(&self, task: &Task) -> f64 {
         let _ = task;
         1.0
     }
 
-    /// See [`Algorithm::is_canonical`]; asked only where something is reduced. Most have an order of their own, and scans have
-    /// only one to speak of.
+    /// See [`Algorithm::is_canonical`]; asked only if the collective reduces. Most algorithms have an order of their
+    /// own.
     fn is_canonical(&self, task: &Task) -> bool {
         let _ = task;
         false
@@ -56,18 +59,18 @@ pub(crate) trait Generator {
         !matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
     }
 
-    /// Whether a rank sends to the same neighbour all the time.
+    /// Whether a rank sends to the same neighbour throughout.
     fn is_steady(&self) -> bool {
         false
     }
 
-    /// Segments in flight, where another number than the usual one or two is better: what is short compared to its latency
-    /// must have much in flight.
+    /// Segments in flight, where the usual one or two are not the best number. An algorithm whose segments are short
+    /// compared to its latency needs many in flight.
     fn window(&self) -> Option<u32> {
         None
     }
 
-    /// The shortest segment worth its messages, where it differs from the collective's usual one.
+    /// The shortest segment that is worth its messages, where it differs from the collective's usual one.
     fn shortest_segment(&self) -> Option<u64> {
         None
     }
@@ -78,7 +81,7 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
-    /// How long segments may be, where it uses stages.
+    /// Limits on the length of a segment, if the algorithm uses stages.
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
         let _ = task;
         None
@@ -89,45 +92,46 @@ pub(crate) trait Generator {
         false
     }
 
-    /// Whether ranks reduce segments that one hands on to the next.
+    /// Whether each rank reduces a segment and passes the result on to the next rank.
     fn hands_on(&self, task: &Task) -> bool {
         let _ = task;
         false
     }
 
-    /// Whether it consists of exchanges for which ranks that share processors take turns.
+    /// Whether the algorithm exchanges data with one rank after another, so that ranks that share processors can take
+    /// turns.
     fn takes_turns(&self, task: &Task) -> bool {
         let _ = task;
         false
     }
 }
 
-/// Segments of plans that use stages: bytes of the vector, or of the longest block.
+/// Lengths of segments for plans that use stages: bytes of the vector, or of the longest block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StagedSegments {
-    /// The longest that is any better than a shorter one.
+    /// The longest segment that is faster than a shorter one.
     pub(crate) best: u64,
-    /// The longest with the task's parameters whose payloads fit.
+    /// The longest segment, with the task's parameters, whose payloads fit.
     pub(crate) most: u64,
 }
 
 impl Algorithm {
-    /// The name, as parsed and printed.
+    /// Returns the name, as parsed and printed.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.generator().name()
     }
 
-    /// The paper or system it comes from.
+    /// Returns the paper or system that the algorithm comes from.
     #[must_use]
     pub fn source(self) -> &'static str {
         self.generator().source()
     }
 
-    /// Whether it can do `task`; if not, why not, for users.
+    /// Checks whether the algorithm can do `task`.
     ///
     /// # Errors
-    /// A sentence that names the obstacle.
+    /// A sentence for users that names the obstacle.
     pub fn supports(self, task: &Task) -> Result<(), String> {
         if task.world_size == 0 || task.world_size > MAX_WORLD_SIZE {
             return Err(format!("a world has 1 to {MAX_WORLD_SIZE} ranks, not {}", task.world_size));
@@ -145,27 +149,27 @@ impl Algorithm {
         }
     }
 
-    /// Whether it is for tasks with [`Task::shards`], and for no others.
+    /// Returns whether the algorithm serves tasks with [`Task::shards`], and no others.
     #[must_use]
     pub fn takes_shards(self) -> bool {
         self.generator().takes_shards()
     }
 
-    /// Whether it also serves blocks of unequal length (the v-forms). Gather, scatter and all-to-all with
-    /// unequal blocks need a direct form, since only two ranks know the length of a block.
+    /// Returns whether the algorithm also serves blocks of unequal length (the v-forms). Gather, scatter and all-to-all
+    /// with unequal blocks need a direct algorithm, since only two ranks know the length of a block.
     #[must_use]
     pub fn serves_irregular(self, collective: Collective) -> bool {
         self.generator().serves_irregular(collective)
     }
 
-    /// Whether what it reduces comes out in canonical order: the same expression for every element, whatever
-    /// the size, the segments and the parameters, and the same for all algorithms of which this is true.
+    /// Returns whether the algorithm reduces in canonical order: by the same expression for every element, whatever the
+    /// size, the segments and the parameters, and the same one as all other canonical algorithms.
     #[must_use]
     pub fn is_canonical(self, task: &Task) -> bool {
         !task.collective.reduces() || self.generator().is_canonical(task)
     }
 
-    /// The program of `rank`.
+    /// Makes the program of `rank`.
     ///
     /// # Panics
     /// If the task is not supported (see [`supports`](Self::supports)), or `rank` is not in the world.
@@ -177,8 +181,8 @@ impl Algorithm {
         self.generator().plan(task, rank)
     }
 
-    /// The plans of all ranks, as [`Algorithm::plan`] makes them. The members of a stage share one table of rounds, which
-    /// grows with the number of hosts.
+    /// Makes the plans of all ranks, as [`Algorithm::plan`] does. The members of a stage share one table of rounds,
+    /// whose size grows with the number of hosts.
     ///
     /// # Panics
     /// As [`Algorithm::plan`].
@@ -211,7 +215,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// No algorithm has this name.
+/// Error: no algorithm has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAlgorithm {
     /// The text that was given.

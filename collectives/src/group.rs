@@ -1,11 +1,11 @@
-//! A set of ranks that runs one phase of an algorithm, and the part of the vector it works on.
+//! Groups of ranks that run one phase of an algorithm, and the parts of the vector they work on.
 //!
-//! The cores of the generators are written over these two, so that the hierarchical forms can run them among
-//! the ranks of a host or among the hosts.
+//! The cores of the generators are written in terms of [`Group`] and [`Span`], so that the hierarchical
+//! algorithms can run them among the ranks of a host or among the hosts.
 
 use crate::plan::{Blocks, Space};
 
-/// Ranks that talk among themselves, numbered 0..len; `me` is one of them.
+/// Ranks that communicate with each other, numbered 0..len; `me` is one of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     /// World ranks of the members; `None` for the whole world.
@@ -19,7 +19,7 @@ impl Group {
         Self { ranks: None, len, me }
     }
 
-    /// The group of `ranks`, seen from world rank `rank`, which must be among them.
+    /// Makes the group of `ranks`, seen from world rank `rank`, which must be a member.
     pub(crate) fn of(ranks: Vec<u32>, rank: u32) -> Self {
         let me = ranks.iter().position(|member| *member == rank).expect("a member of its own group");
         Self { len: ranks.len() as u32, me: me as u32, ranks: Some(ranks) }
@@ -29,28 +29,28 @@ impl Group {
         self.len
     }
 
-    /// My number.
+    /// Returns this rank's number in the group.
     pub(crate) fn me(&self) -> u32 {
         self.me
     }
 
-    /// World rank of member `index`.
+    /// Returns the world rank of member `index`.
     pub(crate) fn rank(&self, index: u32) -> u32 {
         self.ranks.as_ref().map_or(index, |ranks| ranks[index as usize])
     }
 
-    /// The number `distance` places after mine, round the circle.
+    /// Returns the number `distance` places after mine, modulo the length.
     pub(crate) fn ahead(&self, distance: u32) -> u32 {
         ((u64::from(self.me) + u64::from(distance)) % u64::from(self.len)) as u32
     }
 
-    /// The number `distance` places before mine, round the circle; `distance` is at most the length.
+    /// Returns the number `distance` places before mine, modulo the length; `distance` is at most the length.
     pub(crate) fn behind(&self, distance: u32) -> u32 {
         self.ahead(self.len - distance)
     }
 }
 
-/// A vector of pieces for a group: piece i is `stride` consecutive blocks.
+/// A vector cut into pieces for a group: piece i is `stride` consecutive blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) base: u32,

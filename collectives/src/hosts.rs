@@ -1,4 +1,4 @@
-//! Ranks by host, as the hierarchical forms see them.
+//! Ranks by host, for the hierarchical algorithms.
 
 use crate::group::Group;
 use crate::task::Task;
@@ -10,8 +10,10 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
+    /// Sorts the ranks of `task` by host.
+    ///
     /// # Errors
-    /// Why there is no hierarchy to speak of, for users.
+    /// A sentence for users that says why there is no hierarchy.
     pub(crate) fn of(task: &Task) -> Result<Self, String> {
         let Some(hosts) = &task.hosts else {
             return Err("it is not known which ranks share a host".to_owned());
@@ -22,7 +24,7 @@ impl Hosts {
         let mut names: Vec<u32> = Vec::new();
         let mut members: Vec<Vec<u32>> = Vec::new();
         for (rank, host) in hosts.iter().enumerate() {
-            // Neighbours mostly share a host; else look the host up.
+            // Neighbours mostly share a host, so the search begins with the latest one.
             let index = names.iter().rposition(|name| name == host).unwrap_or_else(|| {
                 names.push(*host);
                 members.push(Vec::new());
@@ -39,49 +41,49 @@ impl Hosts {
         Ok(Self { members })
     }
 
-    /// Ranks per host, if it is the same on all.
+    /// Returns the number of ranks per host, if it is the same on all hosts.
     pub(crate) fn even(&self) -> Option<u32> {
         let first = self.members[0].len();
         self.members.iter().all(|host| host.len() == first).then_some(first as u32)
     }
 
-    /// The ranks of `rank`'s host.
+    /// Returns the ranks of `rank`'s host.
     pub(crate) fn local(&self, rank: u32) -> Group {
         Group::of(self.members[self.host_of(rank)].clone(), rank)
     }
 
-    /// The ranks at `rank`'s place on every host; for even hosts.
+    /// Returns the ranks at `rank`'s position on every host; for hosts of equal size.
     pub(crate) fn rail(&self, rank: u32) -> Group {
         let place = self.local(rank).me() as usize;
         Group::of(self.members.iter().map(|host| host[place]).collect(), rank)
     }
 
-    /// One rank of each host: the first, or `root` on its host.
+    /// Returns one rank of each host: the first, or `root` on its host.
     pub(crate) fn leaders(&self, root: u32) -> Vec<u32> {
         self.members.iter().map(|host| if host.contains(&root) { root } else { host[0] }).collect()
     }
 
-    /// Number of hosts.
+    /// Returns the number of hosts.
     pub(crate) fn count(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// The ranks of host `index`.
+    /// Returns the ranks of host `index`.
     pub(crate) fn host(&self, index: u32) -> &[u32] {
         &self.members[index as usize]
     }
 
-    /// The host of a rank.
+    /// Returns the index of the host of a rank.
     pub(crate) fn index_of(&self, rank: u32) -> u32 {
         self.host_of(rank) as u32
     }
 
-    /// Ranks of the host that has fewest.
+    /// Returns the number of ranks of the smallest host.
     pub(crate) fn least(&self) -> u32 {
         self.members.iter().map(Vec::len).min().unwrap_or(0) as u32
     }
 
-    /// The ranks at `place` on every host.
+    /// Returns the ranks at position `place` on every host.
     pub(crate) fn rail_at(&self, place: u32) -> Vec<u32> {
         self.members.iter().map(|host| host[place as usize]).collect()
     }

@@ -1,7 +1,7 @@
-//! From blocks to element ranges: the only place that knows how data is cut.
+//! Layout of blocks: the only code that cuts data into blocks and segments.
 //!
-//! The executor and the simulator both bind plans through this module, so the checked plan is the one that runs. The one exception
-//! is a vector that others write where it lies: see [`Cut::Vector`].
+//! The executor and the simulator both bind plans through this module, so the plan that was checked is the one that
+//! runs. The one exception is a vector that other ranks write in place: see [`Cut::Vector`].
 
 use crate::plan::{Blocks, Cut, Like, Plan, Space};
 
@@ -14,10 +14,11 @@ pub struct Extent {
     pub len: usize,
 }
 
-/// The caller's buffers, in elements.
+/// The shape of the caller's buffers, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One vector of `count` elements (for plans cut with [`Cut::Vector`]), or several (for [`Cut::Shards`]).
+    /// One vector of `count` elements (for plans cut with [`Cut::Vector`]), or several such vectors (for
+    /// [`Cut::Shards`]).
     Vector {
         /// Elements.
         count: usize,
@@ -36,15 +37,17 @@ pub enum Shape {
     },
 }
 
-/// Binds block names to element ranges for every segment of one operation.
+/// Maps block names to element ranges, for every segment of one operation.
 #[derive(Clone, Debug)]
 pub struct Layout {
     cut: Cut,
     shape: Shape,
     scratch: Box<[Like]>,
-    /// The space whose blocks give the blocks of stages their lengths. Those of windows are as long as those of an input.
+    /// The space whose blocks give the blocks of stages their lengths. Blocks of windows are as long as those of an
+    /// input.
     stages_like: Space,
-    /// Where each scratch block begins. The same in all segments, with room for the first, which is the longest.
+    /// Start of each scratch block. It is the same in all segments, and leaves room for the first, which is the
+    /// longest.
     scratch_offsets: Box<[usize]>,
     /// Prefix sums of the irregular block lengths; empty otherwise.
     input_offsets: Box<[usize]>,
@@ -54,7 +57,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays `shape` out for `plan`, in segments of at most `segment_elements` elements: of the vector for
+    /// Lays out `shape` for `plan`, in segments of at most `segment_elements` elements: of the vector for
     /// [`Cut::Vector`], of the longest block for [`Cut::PerRank`]. There is always at least one segment.
     ///
     /// # Panics
@@ -91,19 +94,20 @@ impl Layout {
         layout
     }
 
-    /// The caller's buffers.
+    /// Returns the shape of the caller's buffers.
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Number of segments, at least one.
+    /// Returns the number of segments, at least one.
     #[must_use]
     pub fn segments(&self) -> usize {
         self.segments
     }
 
-    /// The element range of one block in one segment. That of a stage is where the block lies that it is as long as; where in
-    /// the stage it lies [`Stage::place`](crate::stage::Stage::place) says.
+    /// Returns the element range of one block in one segment. For a block of a stage it is the range of the block in
+    /// the space that gives stages their lengths; [`Stage::place`](crate::stage::Stage::place) returns its place in the
+    /// stage.
     #[must_use]
     pub fn block(&self, space: Space, block: u32, segment: usize) -> Extent {
         let space = self.named(space);
@@ -142,9 +146,10 @@ impl Layout {
         }
     }
 
-    /// The element ranges of consecutive blocks in one segment, adjacent ones merged, empty ones left out.
+    /// Calls `each` with the element ranges of consecutive blocks in one segment, adjacent ones merged, empty ones left
+    /// out.
     pub fn extents(&self, blocks: Blocks, segment: usize, mut each: impl FnMut(Extent)) {
-        // Plans name thousands of blocks at once; where these lie side by side, do not go through them.
+        // Plans name thousands of blocks at once; where these are adjacent in memory, they need no loop.
         let side_by_side = match self.shape {
             Shape::Vector { .. } => true,
             Shape::Blocks { .. } => self.segments == 1,
@@ -178,7 +183,7 @@ impl Layout {
         }
     }
 
-    /// Elements in consecutive blocks in one segment.
+    /// Returns the number of elements in consecutive blocks in one segment.
     #[must_use]
     pub fn len(&self, blocks: Blocks, segment: usize) -> usize {
         let blocks = Blocks { space: self.named(blocks.space), ..blocks };
@@ -197,10 +202,10 @@ impl Layout {
         (blocks.first..blocks.first + blocks.count).map(|b| self.block(blocks.space, b, segment).len).sum()
     }
 
-    /// Elements of scratch that one segment needs, at most.
+    /// Returns the most elements of scratch that one segment needs.
     #[must_use]
     pub fn scratch_elements(&self) -> usize {
-        // The first segment is the longest one, for every block.
+        // The first segment is the longest, for every block.
         self.scratch.iter().map(|like| self.like(*like, 0)).sum()
     }
 
@@ -225,7 +230,7 @@ impl Layout {
     }
 }
 
-/// Part `index` of `len` elements cut into `parts` nearly equal parts, the longer ones first.
+/// Returns part `index` of `len` elements cut into `parts` nearly equal parts, the longer ones first.
 fn part(len: usize, parts: usize, index: usize) -> Extent {
     let (base, longer) = (len / parts, len % parts);
     Extent { offset: index * base + index.min(longer), len: base + usize::from(index < longer) }

@@ -5,16 +5,16 @@
 //! thousands of ranks before a byte moves. This crate does no I/O, spawns no thread, reads no clock and holds no
 //! `unsafe`.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | [`plan`], [`memory`], [`stage`], [`shards`], [`layout`] | what a plan is, which memory it works on, where its blocks lie |
-//! | [`task`], [`generator`], [`builder`] | what is to be done, the algorithms and what each provides, how plans are written |
-//! | [`check`] | proves a set of plans: exactly once, no hazard, no deadlock, one order |
-//! | [`simulate`], [`model`], [`cost`] | how long it takes, by events and in closed form |
-//! | [`select`], [`overrides`] | which algorithm, and what the user says to it |
+//! | [`plan`], [`memory`], [`stage`], [`shards`], [`layout`] | plans, the memory that they work on, and its cut into blocks |
+//! | [`task`], [`generator`], [`builder`] | the description of a call, the algorithms, and the writer of plans |
+//! | [`check`] | proves a set of plans: each contribution counted exactly once, no hazard, no deadlock, one order |
+//! | [`simulate`], [`model`], [`cost`] | the time that a plan takes, by simulated events and in closed form |
+//! | [`select`], [`overrides`] | the choice of the algorithm, and how users override it |
 //! | [`search`] | plans for networks whose hosts or links differ |
-//! | [`plan_set`] | the plans of all ranks as a value of their own, which a file may hold |
-//! | [`display`], [`rounds_table`] | plans for people |
+//! | [`plan_set`] | the plans of all ranks as one value, which a file may hold |
+//! | [`display`], [`rounds_table`] | plans as text for people |
 //!
 //! ```
 //! use kolo_collectives::check::{Options, check};

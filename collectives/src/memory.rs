@@ -1,12 +1,12 @@
-//! Which blocks each memory of an operation has on each rank, and which of them are the same bytes.
+//! Blocks of an operation's memories on each rank, and which of them are the same bytes.
 //!
-//! The meaning of [`Placement::InPlace`] for plans, block by block; the builder and the checker both ask here. The compiled
-//! exchange and the check of a call apply the same rule to pointers, in the runtime.
+//! This module defines [`Placement::InPlace`] for plans, block by block, for both the builder and the checker. In the
+//! runtime, the compiled exchange and the check of a call apply the same rule to pointers.
 
 use crate::plan::{Blocks, Collective, Cut, Placement, Plan, Space};
 use crate::shards;
 
-/// The caller's memories as one rank sees them.
+/// The caller's buffers as one rank sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// The operation.
@@ -24,7 +24,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memories that `plan` works on.
+    /// Returns the memories that `plan` works on.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Memory {
         }
     }
 
-    /// Number of blocks in the caller's input; 0 where this rank has none.
+    /// Returns the number of blocks in the caller's input; 0 if this rank has no input.
     #[must_use]
     pub fn input_blocks(&self) -> u32 {
         use Collective as C;
@@ -57,8 +57,8 @@ impl Memory {
         }
     }
 
-    /// Number of blocks in the caller's output; 0 where this rank has none. A non-root rank of an in-place
-    /// reduce keeps its contribution there, and gets it back as it was.
+    /// Returns the number of blocks in the caller's output; 0 if this rank has no output. A non-root rank of an
+    /// in-place reduce keeps its contribution there, and finds it unchanged afterwards.
     #[must_use]
     pub fn output_blocks(&self) -> u32 {
         use Collective as C;
@@ -72,7 +72,7 @@ impl Memory {
         }
     }
 
-    /// Whether this rank contributes something.
+    /// Returns whether this rank contributes data.
     #[must_use]
     pub const fn contributes(&self) -> bool {
         match self.collective {
@@ -82,7 +82,7 @@ impl Memory {
         }
     }
 
-    /// Number of blocks in the input of a rank that contributes, wherever it lies.
+    /// Returns the number of blocks of a contribution, wherever it lies.
     #[must_use]
     pub fn contribution_blocks(&self) -> u32 {
         match self.collective {
@@ -93,7 +93,7 @@ impl Memory {
         }
     }
 
-    /// The vector that an input block is a part of, by the number of the rank or the shard that contributes it, and which part.
+    /// Returns the number of the rank or shard whose vector an input block belongs to, and the part of that vector.
     pub(crate) fn contributed(&self, block: u32) -> (u32, u32) {
         match self.cut {
             Cut::Shards { parts, .. } => (self.own_shards().start + block / parts, block % parts),
@@ -101,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// How many vectors are reduced: one of each rank, or the shards.
+    /// Returns the number of vectors that are reduced: one per rank, or the shards.
     pub(crate) fn contributions(&self) -> u32 {
         if let Cut::Shards { shards, .. } = self.cut { shards } else { self.world_size }
     }
@@ -114,8 +114,8 @@ impl Memory {
         }
     }
 
-    /// Where blocks of this rank's contribution lie before the operation, by the numbers that they have in an input: what a window
-    /// onto its input shows.
+    /// Returns where blocks of this rank's contribution lie before the operation, by their numbers in an input. A
+    /// window onto the rank's input shows these blocks.
     #[must_use]
     pub fn contribution(&self, first: u32, count: u32) -> Blocks {
         use Collective as C;
@@ -129,7 +129,7 @@ impl Memory {
         self.physical(Blocks::range(space, first, count))
     }
 
-    /// Whether an output block holds data of this rank's before the operation.
+    /// Returns whether an output block holds data of this rank before the operation.
     #[must_use]
     pub fn starts_in_output(&self, block: u32) -> bool {
         use Collective as C;
@@ -143,7 +143,7 @@ impl Memory {
             }
     }
 
-    /// The name under which the bytes of `blocks` are known when two names exist: the longer buffer's.
+    /// Returns the canonical name of `blocks` where the same bytes have two names: the one in the longer buffer.
     #[must_use]
     pub fn physical(&self, blocks: Blocks) -> Blocks {
         use Collective as C;
@@ -162,7 +162,7 @@ impl Memory {
         }
     }
 
-    /// Whether a plan may ever write into memory that `space` names: a reading of it can then clash.
+    /// Returns whether a plan may ever write into the memory of `space`, so that a read from there may conflict.
     #[must_use]
     pub fn may_be_written(&self, space: Space) -> bool {
         space != Space::Input || self.placement == Placement::InPlace
@@ -187,7 +187,7 @@ impl Blocks {
         Self { space, first: block, count: 1 }
     }
 
-    /// `count` blocks of `space` from `first` on.
+    /// `count` blocks of `space`, from `first` on.
     #[must_use]
     pub const fn range(space: Space, first: u32, count: u32) -> Self {
         Self { space, first, count }
@@ -199,7 +199,7 @@ impl Blocks {
         self.first + self.count
     }
 
-    /// Whether both name a common block, by name: see [`Memory::physical`] for aliases.
+    /// Returns whether both name a common block. Names only are compared: see [`Memory::physical`] for aliases.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.space == other.space && self.first < other.end() && other.first < self.end()

@@ -1,14 +1,14 @@
-//! The cost of communication: the constants that the cost functions and the simulator share.
+//! Cost model of a machine: the constants that the cost functions and the simulator share.
 
 use serde::{Deserialize, Serialize};
 
 use crate::caches::Caches;
 
-/// Messages between two ranks of one kind: on the same host, or not.
+/// Constants of messages between two ranks, of one kind of pair: on the same host, or on different hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkClass {
-    /// From the posting of an empty message to its arrival, without the processor time at either end (alpha).
+    /// Time from the posting of an empty message to its arrival, without the processor time at either end (alpha).
     pub latency_seconds: f64,
     /// Processor time per message, at each end (o).
     pub overhead_seconds: f64,
@@ -26,7 +26,7 @@ pub struct HostRate {
     pub in_bytes_per_second: f64,
 }
 
-/// Rate of one connection between two hosts, where that is less than both hosts have.
+/// Rate of one connection between two hosts, where it is below the rates of both hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairRate {
@@ -38,13 +38,13 @@ pub struct PairRate {
     pub bytes_per_second: f64,
 }
 
-/// The constants of a machine.
+/// The performance constants of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
-    /// Between ranks of a host.
+    /// Links between ranks of one host.
     pub intra: LinkClass,
-    /// Between hosts.
+    /// Links between hosts.
     pub inter: LinkClass,
     /// Bytes of operand that a rank reduces per second (1 / gamma).
     pub reduce_bytes_per_second: f64,
@@ -52,16 +52,16 @@ pub struct Model {
     pub copy_bytes_per_second: f64,
     /// Network bandwidth of a host, each direction, shared by its ranks.
     pub nic_bytes_per_second: f64,
-    /// Time of each message between hosts on a host's interface and in its kernel, at each end, whoever sends it (the gap g of
-    /// LogP).
+    /// Time that each message between hosts takes on a host's interface and in its kernel, at each end, whichever rank
+    /// sends it (the gap g of LogP).
     pub nic_message_seconds: f64,
     /// Memory bandwidth of a host, shared by its ranks.
     pub memory_bytes_per_second: f64,
-    /// Bytes of messages inside a host that a processor moves per second: each end moves every byte once.
+    /// Bytes of messages inside a host that a processor moves per second; each end moves every byte once.
     pub move_bytes_per_second: f64,
     /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
     pub oversubscription: f64,
-    /// Wait of a message until its receiver gets the processor, for each other rank that shares it.
+    /// Time that a message waits until its receiver gets the processor, for each other rank that shares the processor.
     pub switch_seconds: f64,
     /// Processor time of each further channel to the same rank, for every segment.
     pub channel_seconds: f64,
@@ -71,29 +71,30 @@ pub struct Model {
     pub caches: Caches,
 }
 
-/// Work on a message from which on it goes through the kernel: nothing else takes so long.
+/// Shortest processor time per message that shows that messages go through the kernel: nothing else takes as long.
 const KERNEL_SECONDS: f64 = 1e-6;
 
-/// Bytes to one receiver that queues and windows hold: fewer are there before a connection has to find its rate.
+/// Bytes to one receiver that queues and windows hold. With fewer bytes, the call ends before a connection has to find
+/// its rate.
 const QUEUED_BYTES: f64 = 8e5;
 
-/// Price of bytes to another host in each round, instead of always to the same.
+/// Factor on the time of bytes that go to another host in each round, instead of always to the same one.
 const UNSTEADY: f64 = 2.2;
 
-/// Price of bytes from several senders at a time, for each sender beyond the first.
+/// Extra time of bytes from several senders at once, for each sender beyond the first.
 const INCAST: f64 = 0.25;
 
-/// Latency from which on a way is long: a round trip of 5 ms.
+/// Shortest latency of a long way: a round trip of 5 ms.
 const LONG_WAY_SECONDS: f64 = 2.5e-3;
 
 impl LinkClass {
-    /// Shared memory between cores of one host: a cache line handed over and back in about half a microsecond,
-    /// one copy in and one out at 10 GB/s.
+    /// Shared memory between cores of one host: passing a cache line there and back takes about half a microsecond, and
+    /// each byte is copied in and out at 10 GB/s.
     pub const SHARED_MEMORY: Self =
         Self { latency_seconds: 0.3e-6, overhead_seconds: 0.1e-6, bytes_per_second: 10e9 };
 
-    /// TCP between hosts on 25 GbE: a system call and its share of the interrupt at each end, 15 microseconds
-    /// of wire, switch and wake-up between.
+    /// TCP between hosts on 25 GbE: a system call and a share of an interrupt at each end, and 15 microseconds of wire,
+    /// switch and wake-up between them.
     pub const TCP: Self = Self { latency_seconds: 15e-6, overhead_seconds: 3e-6, bytes_per_second: 3e9 };
 
     /// RDMA at 200 Gb/s.
@@ -109,23 +110,23 @@ impl Model {
     pub const TCP: Self = Self {
         intra: LinkClass::SHARED_MEMORY,
         inter: LinkClass::TCP,
-        // One core reads two operands and writes one at about 60 GB/s of memory traffic in all.
+        // One core reads two operands and writes one result at about 60 GB/s of memory traffic in all.
         reduce_bytes_per_second: 20e9,
         copy_bytes_per_second: 10e9,
         nic_bytes_per_second: 3e9,
-        // Its acknowledgement and both interrupts, where many ranks send at once.
+        // The acknowledgement and both interrupts, where many ranks send at once.
         nic_message_seconds: 3e-6,
         memory_bytes_per_second: 100e9,
-        // The rate of a link, in and out at the same time.
+        // The rate of a link, in both directions at the same time.
         move_bytes_per_second: 20e9,
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
-        // Little beside the network's own time; `kolo tune` measures it.
+        // Small compared to the network's own time; `kolo tune` measures it.
         channel_seconds: 0.0,
-        // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
+        // Equal for all algorithms, so it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
-        // Machines differ too much: without a measurement, the rates above are taken to hold at all sizes.
+        // Machines differ too much: without a measurement, the rates above are assumed to hold at all sizes.
         caches: Caches::ENDLESS,
     };
 
@@ -137,7 +138,7 @@ impl Model {
         ..Self::TCP
     };
 
-    /// The model for calls whose buffers take so many bytes on a host.
+    /// Returns the model for calls whose buffers take this many bytes on a host.
     #[must_use]
     pub fn with_footprint(&self, bytes: f64) -> Self {
         let Caches { messages, copies, reductions } = &self.caches;
@@ -150,31 +151,34 @@ impl Model {
         model
     }
 
-    /// Whether messages inside a host go through the kernel.
+    /// Returns whether messages inside a host go through the kernel.
     pub(crate) fn has_system_calls(&self) -> bool {
         self.intra.overhead_seconds >= KERNEL_SECONDS
     }
 
-    /// Whether messages between hosts are long under way: a connection needs several round trips to find its rate.
+    /// Returns whether messages between hosts take so long that a connection needs several round trips to find its
+    /// rate.
     pub(crate) fn has_long_ways(&self) -> bool {
         self.inter.latency_seconds >= LONG_WAY_SECONDS
     }
 
-    /// How many times as long the bytes of `senders` at a time, `bytes` in all for each receiver of another host, take as on a connection that
-    /// always sends: one that is idle in between must find its rate anew, and senders that meet at one link overflow its queue. See
-    /// docs/tuning.md, "Rings between hosts" and "Long ways".
+    /// Returns the factor on the time of the bytes of `senders` senders at once, `bytes` in all for each receiver on
+    /// another host, compared to a connection that always sends. A connection that idles in between must find its rate
+    /// anew, and senders that meet at one link overflow its queue. See docs/tuning.md, "Rings between hosts" and "Long
+    /// ways".
     pub(crate) fn unsteadiness(&self, hosts: u32, senders: f64, bytes: f64) -> f64 {
         if self.has_long_ways() {
             return UNSTEADY;
         }
-        // Between two hosts each connection keeps its share, and adapters of other networks than Ethernet hold senders back.
+        // Between two hosts each connection keeps its share, and the adapters of networks other than Ethernet hold
+        // senders back.
         if hosts <= 2 || self.inter.overhead_seconds < KERNEL_SECONDS || bytes < QUEUED_BYTES {
             return 1.0;
         }
         if senders > 1.0 { 1.0 + INCAST * (senders.min(f64::from(hosts - 1)) - 1.0) } else { UNSTEADY }
     }
 
-    /// Latency on a class of links, as the ranks of this machine see it.
+    /// Returns the latency on a class of links, including the wait for a shared processor.
     pub(crate) fn latency_seconds(&self, class: &LinkClass) -> f64 {
         class.latency_seconds + (self.oversubscription - 1.0).max(0.0) * self.switch_seconds
     }

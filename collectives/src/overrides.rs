@@ -1,9 +1,11 @@
-//! The user's word on algorithms, as text.
+//! Choices of algorithms by the user, parsed from text.
 //!
-//! A list with commas of `[collective[@from-to]:]algorithm`, of which the first that fits an operation counts:
-//! `ring`, `all_reduce:tree`, `all_reduce@0-64K:one_shot,all_reduce@64K-:ring,broadcast:binomial`. Sizes are
-//! bytes as [`select`](crate::select::select) counts them, with K, M and G for powers of 1024, both ends
-//! included. An algorithm without a collective counts where it can serve; with one, it must.
+//! The text is a comma-separated list of `[collective[@from-to]:]algorithm`, in which the first rule that fits
+//! an operation counts: `ring`, `all_reduce:tree`,
+//! `all_reduce@0-64K:one_shot,all_reduce@64K-:ring,broadcast:binomial`. Sizes are bytes as
+//! [`select`](crate::select::select) counts them, with K, M and G for powers of 1024, both ends included. A
+//! rule without a collective applies where its algorithm can serve; a rule with one is binding, and fails
+//! where the algorithm cannot serve.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,32 +16,32 @@ use crate::Algorithm;
 use crate::plan::Collective;
 use crate::task::Task;
 
-/// A parsed list.
+/// A parsed list of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Overrides {
-    /// In order of precedence.
+    /// The rules in order of precedence.
     pub rules: Vec<Rule>,
 }
 
-/// One entry.
+/// One rule of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Rule {
-    /// For this collective only.
+    /// The collective that the rule applies to; all if `None`.
     pub collective: Option<Collective>,
-    /// For at least so many bytes.
+    /// Fewest bytes that the rule applies to.
     pub from: u64,
-    /// For at most so many bytes.
+    /// Most bytes that the rule applies to.
     pub to: u64,
     /// The algorithm.
     pub algorithm: Algorithm,
 }
 
 impl Overrides {
-    /// The algorithm asked for, to be passed to [`select`](crate::select::select).
+    /// Returns the algorithm asked for, to be passed to [`select`](crate::select::select).
     #[must_use]
     pub fn force(&self, task: &Task, bytes: u64) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
-            // An algorithm that reduces shards says nothing of other reductions, nor do others of shards.
+            // A rule with an algorithm over shards does not apply to other reductions, nor the reverse.
             Some(collective) => {
                 collective == task.collective && rule.algorithm.takes_shards() == task.shards.is_some()
             }
@@ -136,7 +138,7 @@ impl FromStr for Rule {
     }
 }
 
-/// `from-to` or `from-`.
+/// Parses `from-to` or `from-`.
 fn sizes(range: &str) -> Option<(u64, u64)> {
     let (from, to) = range.split_once('-')?;
     let from = size(from)?;

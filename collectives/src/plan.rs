@@ -8,44 +8,49 @@
 //! # Semantics, which the executor and the simulator share
 //!
 //! 1. A plan has *lanes*. The steps of a lane run in order; lanes run concurrently.
-//! 2. `Send` and `Signal` are asynchronous: the lane goes on as soon as they are posted. Every other step
-//!    completes before its lane goes on. A lane is done when all its steps are, sends included.
-//! 3. A step with `fence` first waits until every earlier `Send` of its lane no longer reads its source. The
-//!    builder sets it where a step overwrites blocks that an earlier send may still be reading.
+//! 2. `Send` and `Signal` are asynchronous: the lane goes on as soon as they are posted. Every other step completes
+//!    before its lane goes on. A lane is done when all its steps are complete, sends included.
+//! 3. A step with `fence` first waits until no earlier `Send` of its lane reads its source any more. The builder sets
+//!    `fence` where a step overwrites blocks that an earlier send may still be reading.
 //! 4. A step with `after = (lane, step)` first waits until that step of that lane has completed (for a `Send`:
 //!    has been posted) in the same segment.
 //! 5. A channel is a FIFO from one rank to another: the i-th `Send`/`Signal` posted on it matches the i-th
 //!    `Recv`/`RecvReduce`/`WaitSignal`. There are no tags. Within one plan a directed channel belongs to one lane.
 //! 6. Lengths never steer control flow. A message of zero bytes is skipped on both sides; a `Signal` is always
-//!    transmitted. A step that is skipped still counts: its `fence` and `after` are waited for, since later steps
-//!    rely on them, and others may name it in their `after`.
+//!    transmitted. A skipped step still waits for its `fence` and its `after`, since later steps rely on them, and
+//!    other steps may name it in their `after`.
 //! 7. A long message is run as many *segments*. Each segment is one run of the whole plan over its own part of
 //!    the data; up to `window` segments are in flight, each on sub-channels and scratch of its own.
 //!
 //! # Stages
 //!
-//! Ranks of one host may share memory: see [`crate::stage`]. Each segment in flight has stages of its own.
+//! The ranks of one host may share memory: see [`crate::stage`]. Each segment in flight has stages of its own.
 //!
-//! 8. `Publish` starts this rank's next round: it copies its sources into its own stage, and is complete when others can see
-//!    that. Nothing else writes a stage. Every member publishes in every round of [`Stage::rounds`].
-//! 9. A stage holds the payloads of `depth` rounds, at least 2. So round k is published only after everybody has published
-//!    round k - depth + 1; a `Publish` waits for that.
-//! 10. `Await` waits until the members named have published the round that this rank published last. From then on until its next
-//!     `Publish` this rank may read their stages: by `Fold`, or as the source of `Copy`, `Reduce` and `Send`. A `Publish` that
-//!     follows a `Send` from a stage needs a fence between, as a step that overwrites would.
-//! 11. All steps that have to do with stages are in one lane.
+//! 8. `Publish` starts this rank's next round: it copies its sources into the rank's own stage, and completes when the
+//!    other members can see them. No other step writes a stage. Every member publishes in every round of
+//!    [`Stage::rounds`].
+//! 9. A stage holds the payloads of `depth` rounds, at least 2. A `Publish` of round k therefore waits until every
+//!    member has published round k - depth + 1.
+//! 10. `Await` waits until the named members have published the round that this rank published last. From then until
+//!     its next `Publish`, this rank may read their stages: by `Fold`, or as the source of `Copy`, `Reduce` and `Send`.
+//!     A `Publish` after a `Send` from a stage needs a fence between them, as any step that overwrites the source of a
+//!     send does.
+//! 11. All steps that use stages are in one lane.
 //!
 //! # Windows
-//! Members may moreover reach into each other's buffers: see [`crate::window`]. [`Stage::windows`] says into whose.
+//! Members may also reach into each other's buffers: see [`crate::window`]. [`Stage::windows`] names the members whose
+//! buffers are reached.
 //!
-//! 12. In the first round every member says where its windows lie. It awaits all members before it publishes again: the plan runs
-//!     only where all windows are in memory that the members share, and so nobody knows sooner that it does.
-//! 13. `Copy` from a window and `Spread` touch windows. From the `Await` of a member until its own next `Publish`, a rank may touch that
-//!     member's windows.
-//! 14. Where steps of two ranks touch the same block of a window, and one of them writes it, a round lies between: the rank that comes
-//!     first publishes after its step, and the other one awaits that before its own. To touch one's own buffers counts.
-//! 15. A buffer is the caller's again at the end of its rank's plan. So by then the rank has awaited a round that was published after the
-//!     last touch of everybody who touches its windows.
+//! 12. In the first round every member publishes the location of its windows. It awaits all members before it publishes
+//!     again: a plan runs only if all windows are in memory that the members share, and no member knows that before it
+//!     has heard from all.
+//! 13. `Copy` from a window and `Spread` touch windows. A rank may touch a member's windows from its `Await` of that
+//!     member until its own next `Publish`.
+//! 14. Where steps of two ranks touch the same block of a window and one of them writes it, a round separates them: the
+//!     first rank publishes after its step, and the second awaits that round before its own step. This includes a
+//!     rank's steps on its own buffers.
+//! 15. At the end of a rank's plan its buffers belong to the caller again. By then the rank has awaited a round that
+//!     every rank that touches its windows published after its last touch.
 //! 16. A plan with windows has one lane and no messages.
 
 use serde::{Deserialize, Serialize};
@@ -61,7 +66,7 @@ pub enum Collective {
     AllReduce,
     /// Every rank ends with the blocks of all ranks, in rank order.
     AllGather,
-    /// Rank r ends with the reduction of everybody's block r.
+    /// Rank r ends with the reduction of block r of all ranks.
     ReduceScatter,
     /// Every rank ends with the root's vector.
     Broadcast,
@@ -77,12 +82,12 @@ pub enum Collective {
     Scan,
     /// Rank r ends with the reduction of the vectors of ranks 0..r; rank 0's output is left alone.
     ExScan,
-    /// Nobody returns before everybody has called.
+    /// No rank returns before all ranks have called.
     Barrier,
 }
 
 impl Collective {
-    /// All of them. A collective's place is its number in C and Python.
+    /// All collectives. A collective's position is its number in C and Python.
     pub const ALL: [Self; 11] = [
         Self::AllReduce,
         Self::AllGather,
@@ -115,19 +120,19 @@ impl Collective {
         }
     }
 
-    /// Whether it has a root.
+    /// Returns whether the collective has a root.
     #[must_use]
     pub const fn is_rooted(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
-    /// Whether contributions of several ranks are reduced.
+    /// Returns whether the collective reduces contributions of several ranks.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce | Self::Scan | Self::ExScan)
     }
 
-    /// Whether a buffer consists of a block for each rank, rather than of one vector.
+    /// Returns whether a buffer consists of one block per rank, rather than of one vector.
     #[must_use]
     pub const fn has_block_per_rank(self) -> bool {
         matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
@@ -144,32 +149,32 @@ pub struct Channel {
     pub index: u16,
 }
 
-/// Which of the memories of an operation a step touches.
+/// The memory that a step touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Space {
-    /// The caller's send buffer, never written. Absent when the operation is in place, but for
-    /// reduce-scatter, gather and scatter: see [`Placement::InPlace`].
+    /// The caller's send buffer, never written. Absent in an in-place operation, except in reduce-scatter, gather and
+    /// scatter: see [`Placement::InPlace`].
     Input,
     /// The caller's receive buffer.
     Output,
     /// Staging owned by the runtime, one instance per segment in flight.
     Scratch,
-    /// The payload of this member in the round that was awaited last. Blocks have the numbers that
-    /// [`Stage::rounds`] gives them.
+    /// The payload of this member in the round awaited last. [`Stage::rounds`] gives the numbers of its blocks.
     Stage(u16),
-    /// The input of this member, where it lies. Blocks have the numbers that they have in an input, wherever it lies in place.
+    /// The input of this member, read where it lies. Blocks are numbered as in an out-of-place input, even if an
+    /// in-place call keeps them in its output.
     Window(u16),
 }
 
 impl Space {
-    /// Whether it is a member's stage.
+    /// Returns whether the space is a member's stage.
     #[must_use]
     pub const fn is_stage(self) -> bool {
         matches!(self, Self::Stage(_))
     }
 
-    /// Whether it is a member's, be it a stage or a window.
+    /// Returns whether the space belongs to a member: a stage or a window.
     #[must_use]
     pub const fn is_shared(self) -> bool {
         matches!(self, Self::Stage(_) | Self::Window(_))
@@ -200,27 +205,27 @@ pub enum Placement {
     InPlace,
 }
 
-/// The action of a step. Lengths of both sides of a channel, and of `src`/`with`/`dst`, are equal by construction.
+/// The action of a step. By construction, both sides of a channel have equal lengths, and so have `src`/`with`/`dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Send `src`; asynchronous.
     Send {
-        /// Where to.
+        /// The channel to the receiver.
         to: Channel,
         /// The data.
         src: Blocks,
     },
     /// Receive into `dst`.
     Recv {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
-        /// Where to put it.
+        /// The destination.
         dst: Blocks,
     },
     /// `dst = with op incoming`. `with` and `dst` are either the same blocks or do not overlap.
     RecvReduce {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
         /// The local operand.
         with: Blocks,
@@ -229,9 +234,9 @@ pub enum Action {
     },
     /// `dst = src`.
     Copy {
-        /// From.
+        /// The source.
         src: Blocks,
-        /// To.
+        /// The destination.
         dst: Blocks,
     },
     /// `dst = a op b`. `dst` equals `a`, or `b`, or overlaps neither.
@@ -245,53 +250,54 @@ pub enum Action {
     },
     /// Send a message of no bytes, always transmitted; asynchronous.
     Signal {
-        /// Where to.
+        /// The channel to the receiver.
         to: Channel,
     },
     /// Wait for a `Signal`.
     WaitSignal {
-        /// Where from.
+        /// The channel from the sender.
         from: Channel,
     },
-    /// Start this rank's next round.
+    /// Start this rank's next round; copy its payload into its stage.
     Publish {
-        /// The source of each run of its payload: as many blocks, of the same lengths.
+        /// The source of each run of the payload: as many blocks, of the same lengths.
         src: [Option<Blocks>; 2],
-        /// Blocks of its own stage that nobody reads, so that they need not be copied.
+        /// Blocks of the rank's own stage that no other rank reads, so that they need not be copied.
         except: Option<Blocks>,
     },
-    /// Wait until members have published the round that this rank published last.
+    /// Wait until these members have published the round that this rank published last.
     Await {
-        /// Which.
+        /// The members.
         of: Members,
     },
-    /// `dst` = the reduction, in the order of the members or along the canonical tree, of the blocks that they have published under
-    /// these numbers.
+    /// `dst` = the reduction of the blocks that these members have published under these numbers, in the order of the
+    /// members or along the canonical tree.
     Fold {
-        /// Its owner.
+        /// The members whose blocks are reduced.
         of: Members,
         /// Number of the first block in their stages.
         first: u32,
         /// How many blocks.
         count: u32,
-        /// Where this rank takes its own from, if not from its stage: quicker, since what it wrote for others is on its way
-        /// to them. The same as `dst` only if this is one of the first two of the members, since what is computed is
-        /// written before the others are looked at; else apart from it.
+        /// Source of this rank's own blocks, if it is not its stage. Another source is faster, since the stage's cache
+        /// lines are on their way to the other ranks. It may equal `dst` only if this rank is one of the first two of
+        /// the members, because the running result is written before the other blocks are read; otherwise the two must
+        /// not overlap.
         own: Option<Blocks>,
         /// The result.
         dst: Blocks,
     },
-    /// The reduction, in the order of the members or along the canonical tree, of blocks of these members' inputs goes to the
-    /// outputs of some, in one pass; with one input it is a copy. Where an input and an output are the same memory, so are the blocks,
-    /// or they are apart.
+    /// Write the reduction of blocks of these members' inputs, in the order of the members or along the canonical tree,
+    /// to the outputs of the members `to`, in one pass. With one input it is a copy. Where an input and an output are
+    /// the same memory, their blocks are the same or do not overlap.
     Spread {
-        /// The member whose input it is.
+        /// The members whose inputs are read.
         of: Members,
         /// Number of the first block there.
         first: u32,
         /// How many blocks.
         count: u32,
-        /// The member whose output it is.
+        /// The members whose outputs are written.
         to: Members,
         /// Number of the first block there.
         at: u32,
@@ -299,7 +305,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// The blocks that the step reads, apart from those that a `Fold` takes from stages and a `Spread` from windows.
+    /// Returns the blocks that the step reads, except those that a `Fold` takes from stages and a `Spread` from
+    /// windows.
     #[must_use]
     pub const fn reads(&self) -> [Option<Blocks>; 2] {
         match *self {
@@ -316,7 +323,7 @@ impl Action {
         }
     }
 
-    /// The blocks that the step writes, apart from those of windows.
+    /// Returns the blocks that the step writes, except those of windows.
     #[must_use]
     pub const fn writes(&self) -> Option<Blocks> {
         match *self {
@@ -334,7 +341,7 @@ impl Action {
         }
     }
 
-    /// Whether it has to do with stages or windows.
+    /// Returns whether the step uses stages or windows.
     #[must_use]
     pub fn is_staged(&self) -> bool {
         self.reads().into_iter().flatten().any(|blocks| blocks.space.is_shared())
@@ -344,7 +351,7 @@ impl Action {
             )
     }
 
-    /// The channel it posts a message to.
+    /// Returns the channel that the step posts a message to.
     #[must_use]
     pub const fn sends_to(&self) -> Option<Channel> {
         match *self {
@@ -353,7 +360,7 @@ impl Action {
         }
     }
 
-    /// The channel it takes a message from.
+    /// Returns the channel that the step takes a message from.
     #[must_use]
     pub const fn receives_from(&self) -> Option<Channel> {
         match *self {
@@ -379,10 +386,10 @@ pub struct StepRef {
 pub struct Step {
     /// The action.
     pub action: Action,
-    /// At most one step of another lane that must have completed first, in the same segment.
+    /// A step of another lane that must have completed first, in the same segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<StepRef>,
-    /// Whether earlier sends of this lane must have been read out first.
+    /// Whether all earlier sends of this lane must have stopped reading their sources first.
     #[serde(default, skip_serializing_if = "is_false")]
     pub fence: bool,
 }
@@ -392,7 +399,7 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// Steps are kept by the hundred in cached plans and walked in the hot loop: one fits in a cache line.
+/// Cached plans hold steps by the hundred, and the hot loop walks them: a step fits in a cache line.
 const _: () = assert!(size_of::<Step>() <= 48);
 
 /// A straight-line program.
@@ -403,44 +410,46 @@ pub type Lane = Box<[Step]>;
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
     /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
-    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a
-    /// vector of no elements. Where others write the outputs ([`Stage::windows`]), the executor moves the cuts so that parts consist of
-    /// whole pages in which nothing but outputs lies, and what is left at the two ends each rank computes for itself.
+    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a vector of no
+    /// elements. Where other ranks write the outputs ([`Stage::windows`]), the executor moves the cuts so that parts
+    /// consist of whole pages that hold nothing but outputs, and each rank computes what remains at both ends by
+    /// itself.
     Vector {
         /// Number of parts, at least one.
         parts: u32,
     },
-    /// Input and output consist of blocks whose lengths the caller gives: one per rank where the collective has
-    /// a block for each rank, else a single one.
+    /// Input and output consist of blocks whose lengths the caller gives: one per rank where the collective has a block
+    /// for each rank, otherwise a single one.
     PerRank,
-    /// The input is this rank's run of the shards, one vector behind the other, and the output one vector; all vectors are cut into
-    /// so many parts as by [`Cut::Vector`]. Part i of the k-th shard of the run is block k x parts + i of the input. See [`crate::shards`].
+    /// The input is this rank's run of the shards, one vector after the other, and the output is one vector. All
+    /// vectors are cut into this many parts, as by [`Cut::Vector`]. Part i of the k-th shard of the run is block k x
+    /// parts + i of the input. See [`crate::shards`].
     Shards {
         /// Number of parts, at least one.
         parts: u32,
-        /// Shards of all ranks.
+        /// Number of shards of all ranks.
         shards: u32,
     },
 }
 
-/// How long a scratch block is: as long as the named block of the caller's buffers in the same segment.
+/// Length of a scratch block, given as that of a block of the caller's buffers in the same segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Like {
-    /// As block i of the input.
+    /// As long as block i of the input.
     Input(u32),
-    /// As block i of the output.
+    /// As long as block i of the output.
     Output(u32),
 }
 
-/// The program of one rank for one collective: independent of message size, shared and cached.
+/// The program of one rank for one collective. It is independent of message size, shared and cached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Plan {
-    /// The collective that it computes.
+    /// The collective that the plan computes.
     pub collective: Collective,
-    /// Name of the generator, for people.
+    /// Name of the generator, for people to read.
     pub algorithm: &'static str,
-    /// The rank whose program it is.
+    /// The rank whose program this is.
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,
@@ -452,7 +461,7 @@ pub struct Plan {
     pub cut: Cut,
     /// Length of each scratch block.
     pub scratch: Box<[Like]>,
-    /// The ranks that share memory with this one, with their payloads and windows there, if the plan uses that.
+    /// The ranks that share memory with this one, with their payloads and windows there, if the plan uses stages.
     pub stage: Option<Stage>,
     /// The lanes.
     pub lanes: Box<[Lane]>,

@@ -1,8 +1,9 @@
-//! The plans of all ranks as a value of their own: made by a generator or found by a search, written to a file, and read from one.
+//! Plan sets: the plans of all ranks as one value, made by a generator or found by a search, written to a file or read
+//! from one.
 //!
-//! A [`PlanFile`] is what a file holds, and may say anything. A [`PlanSet`] is what has been found to be right: the only way to one
-//! is [`PlanSet::new`], which bounds everything and then has the [checker](crate::check) prove the plans, for both placements and
-//! for mixtures of them. Ranks need not agree on where their buffers lie, so a set has a plan for each placement.
+//! A [`PlanFile`] is the unchecked content of a file. A [`PlanSet`] is proved: its only constructor, [`PlanSet::new`],
+//! bounds all numbers and then has the [checker](crate::check) prove the plans, for both placements and for mixtures of
+//! them. Ranks need not agree on where their buffers lie, so a set has a plan for each placement.
 
 mod programs;
 
@@ -23,22 +24,22 @@ pub const VERSION: u32 = 1;
 const RANKS_MAX: u32 = 512;
 const WINDOW_MAX: u32 = 64;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
-/// Staging of all segments in flight on a rank.
+/// Scratch memory of all segments in flight on a rank.
 const STAGING_BYTES_MAX: u64 = 256 << 20;
 const NAME_BYTES_MAX: usize = 200;
 
-/// Segments in flight of plans that use stages, at most.
+/// The most segments in flight for plans that use stages.
 pub const STAGED_WINDOW_MAX: u32 = 4;
 
-/// Content of a file of plans.
+/// Content of a plan file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
-    /// Of the format: [`VERSION`].
+    /// Version of the format: [`VERSION`].
     pub version: u32,
     /// Description of the plans, for people.
     pub name: String,
-    /// The calls they serve.
+    /// The calls that the plans serve.
     pub serves: Serves,
     /// Bytes per segment, of the vector or of the longest block.
     pub segment_bytes: u64,
@@ -46,16 +47,16 @@ pub struct PlanFile {
     pub window: u32,
     /// How the caller's buffers are cut.
     pub cut: Cut,
-    /// Memory that ranks of a host share, which programs name by its place in this list.
+    /// The shared memory of each host; programs name an entry by its position in this list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<SharedMemory>,
-    /// The program of each rank, where input and output lie apart.
+    /// The program of each rank if input and output do not overlap.
     pub out_of_place: Vec<Program>,
-    /// The same, where they share memory.
+    /// The program of each rank if input and output share memory.
     pub in_place: Vec<Program>,
 }
 
-/// Which calls a set of plans serves.
+/// The calls that a set of plans serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Serves {
@@ -66,10 +67,10 @@ pub struct Serves {
     /// The root, where the collective has one, else 0.
     #[serde(default)]
     pub root: u32,
-    /// Number of the host of each rank, in the order in which they appear; any layout if it is left out.
+    /// Number of each rank's host, in the order in which hosts appear; if absent, any placement of ranks on hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<u32>>,
-    /// Names of the hosts, by their numbers, where the plans were made for these and no others.
+    /// Names of the hosts, by number, if the plans serve these hosts only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_names: Vec<String>,
     /// Fewest bytes, of the vector or of a block.
@@ -89,15 +90,15 @@ const fn is_unlimited(bytes: &u64) -> bool {
     *bytes == u64::MAX
 }
 
-/// Memory that the ranks of one host share: see [`crate::stage::Stage`].
+/// Memory that ranks of one host share: see [`crate::stage::Stage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedMemory {
-    /// Ranks, ascending.
+    /// Ranks that share the memory, ascending.
     pub members: Vec<u32>,
-    /// The space whose blocks set the length of a stage's.
+    /// The space whose blocks set the lengths of a stage's blocks.
     pub like: Space,
-    /// Each member's payload in each round.
+    /// The payload of each member in each round.
     pub rounds: Vec<Vec<Payload>>,
 }
 
@@ -108,29 +109,29 @@ pub struct Program {
     /// Length of each scratch block.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scratch: Vec<Like>,
-    /// Place of its shared memory in the list of the file.
+    /// Position of its shared memory in the file's list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u32>,
     /// Its lanes.
     pub lanes: Vec<Vec<Step>>,
 }
 
-/// Plans of all ranks that have been proved.
+/// The plans of all ranks, proved correct.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanSet {
     name: String,
     serves: Serves,
     segment_bytes: u64,
     window: u32,
-    /// Out of place, in place.
+    /// The plans out of place, then those in place.
     plans: [Vec<Plan>; 2],
 }
 
 impl PlanSet {
-    /// The plans of a file, proved.
+    /// Checks and proves the plans of a file.
     ///
     /// # Errors
-    /// The problem with them, in a sentence.
+    /// The problem with the plans, in a sentence.
     pub fn new(file: PlanFile) -> Result<Self, String> {
         if file.version != VERSION {
             return Err(format!("it has version {}, and this build reads version {VERSION}", file.version));
@@ -155,10 +156,10 @@ impl PlanSet {
         Ok(set)
     }
 
-    /// The plans that a generator makes for a choice, for calls of so many bytes.
+    /// Makes a set of the plans that a generator makes for a choice, for calls of this range of bytes.
     ///
     /// # Errors
-    /// If plans of this kind cannot be in a set: in words.
+    /// If plans of this kind cannot be in a set: the reason in words.
     pub fn of_choice(task: &Task, choice: &Choice, from_bytes: u64, to_bytes: u64) -> Result<Self, String> {
         let task = task.clone().with_params(choice.params);
         let plans = |placement| choice.algorithm.plans(&Task { placement, ..task.clone() });
@@ -168,7 +169,7 @@ impl PlanSet {
             root: task.root,
             hosts: match &task.hosts {
                 Some(hosts) => Some(hosts.to_vec()),
-                // Unknown hosts are one: that is what they share memory on.
+                // Ranks on unknown hosts are taken to be on one host, the only one on which they can share memory.
                 None => choice.staged_segment_bytes_max.map(|_| vec![0; task.world_size as usize]),
             },
             host_names: Vec::new(),
@@ -180,7 +181,8 @@ impl PlanSet {
         Self::of_plans(choice.algorithm.name().to_owned(), serves, run, [outside, inside])
     }
 
-    /// Plans made by code, out of place and in place, to be run in segments of so many bytes, so many in flight.
+    /// Makes a set of plans made by code, out of place and in place, to be run in segments of `segment_bytes` with
+    /// `window` in flight.
     ///
     /// # Errors
     /// As [`PlanSet::new`].
@@ -200,65 +202,65 @@ impl PlanSet {
         Self::new(Self { name, serves, segment_bytes, window, plans }.to_file())
     }
 
-    /// Their description, for people.
+    /// Returns the description of the set, for people.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The calls they serve.
+    /// Returns the calls that the set serves.
     #[must_use]
     pub const fn serves(&self) -> &Serves {
         &self.serves
     }
 
-    /// Bytes per segment.
+    /// Returns the bytes per segment.
     #[must_use]
     pub const fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }
 
-    /// Segments in flight.
+    /// Returns the number of segments in flight.
     #[must_use]
     pub const fn window(&self) -> u32 {
         self.window
     }
 
-    /// The plans of all ranks.
+    /// Returns the plans of all ranks for a placement.
     #[must_use]
     pub fn plans(&self, placement: Placement) -> &[Plan] {
         &self.plans[placement as usize]
     }
 
-    /// Whether any rank uses memory that its host's ranks share.
+    /// Returns whether any rank uses memory that the ranks of its host share.
     #[must_use]
     pub fn is_staged(&self) -> bool {
         self.plans.iter().flatten().any(|plan| plan.stage.is_some())
     }
 
-    /// The most channels that a rank uses to another.
+    /// Returns the highest number of channels that any rank uses to another.
     #[must_use]
     pub fn channels(&self) -> u16 {
         self.plans.iter().flatten().map(|plan| plan.channels).max().unwrap_or(0)
     }
 
-    /// The same set for calls of other lengths.
+    /// Returns the same set for calls of other lengths.
     #[must_use]
     pub fn for_bytes(mut self, from_bytes: u64, to_bytes: u64) -> Self {
         (self.serves.from_bytes, self.serves.to_bytes) = (from_bytes, to_bytes);
         self
     }
 
-    /// The same set for hosts of these names only, by their numbers.
+    /// Returns the same set for hosts with these names only, by number.
     ///
     /// # Errors
-    /// If there are not as many.
+    /// If the number of names does not match.
     pub fn on_hosts(mut self, names: &[&str]) -> Result<Self, String> {
         self.serves.host_names = names.iter().map(|name| (*name).to_owned()).collect();
         self.serves.validate().map(|()| self)
     }
 
-    /// As a file holds it.
+    /// Returns the set as the content of a file.
     #[must_use]
     pub fn to_file(&self) -> PlanFile {
         let mut stages: Vec<SharedMemory> = Vec::new();
@@ -292,7 +294,7 @@ impl PlanSet {
         }
     }
 
-    /// Has the plans proved: each placement, and mixtures of both, which ranks may have.
+    /// Proves the plans of each placement, and mixtures of both, since ranks may mix them.
     fn prove(&self) -> Result<(), String> {
         let mixture = |odd: usize| -> Vec<Plan> {
             (0..self.plans[0].len()).map(|rank| self.plans[(rank + odd) % 2][rank].clone()).collect()
@@ -314,7 +316,8 @@ impl PlanSet {
         self.bounded_memory()
     }
 
-    /// Lengths with which the plans are checked: one that gives every block something, unequally, and one that does not.
+    /// Returns the lengths with which the plans are checked: one that gives every block elements, unequally, and one
+    /// that leaves some empty.
     fn counts(&self) -> [usize; 2] {
         match self.plans[0].first().map(|plan| plan.cut) {
             Some(Cut::Vector { parts }) if self.serves.collective != Collective::Barrier => {
@@ -325,7 +328,7 @@ impl PlanSet {
         }
     }
 
-    /// Whether segments take a bounded amount of staging, and payloads fit into shared memory.
+    /// Checks that segments take a bounded amount of scratch, and that payloads fit into shared memory.
     fn bounded_memory(&self) -> Result<(), String> {
         let elements = self.segment_bytes as usize;
         for plan in self.plans.iter().flatten() {
@@ -397,8 +400,8 @@ impl Serves {
         Ok(())
     }
 
-    /// Why calls of ranks on these hosts, numbered in the order in which they appear, are not served, whatever the call; `names` of
-    /// the hosts if they are known.
+    /// Checks whether ranks on these hosts, numbered in the order in which they appear, are served, whatever the call.
+    /// `names` are the names of the hosts, if known.
     ///
     /// # Errors
     /// The reason, in words.
@@ -421,7 +424,7 @@ impl Serves {
         }
     }
 
-    /// Why a call of so many bytes (of the vector, or of a block) is not served.
+    /// Checks whether a call of this many bytes (of the vector, or of a block) is served.
     ///
     /// # Errors
     /// The reason, in words.

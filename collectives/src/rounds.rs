@@ -1,16 +1,17 @@
 //! Small integer arithmetic that several generators share.
 
-/// Rounds that doubling needs to reach all of `p`: ceil(log2 p).
+/// Returns the number of rounds in which doubling reaches all of `p` ranks: ceil(log2 p).
 pub(crate) fn ceil_log2(p: u32) -> u32 {
     u32::BITS - (p - 1).leading_zeros()
 }
 
-/// floor(log2 p).
+/// Returns floor(log2 p).
 pub(crate) fn floor_log2(p: u32) -> u32 {
     p.ilog2()
 }
 
-/// The active lengths of the circulant schedules: p, ceil(p/2), ..., 1. Each pair of neighbours is one round.
+/// Returns the active lengths of the circulant schedules: p, ceil(p/2), ..., 1. Each pair of neighbours is
+/// one round.
 pub(crate) fn halvings(p: u32) -> Vec<u32> {
     let mut lengths = vec![p];
     let mut length = p;
@@ -21,13 +22,14 @@ pub(crate) fn halvings(p: u32) -> Vec<u32> {
     lengths
 }
 
-/// Ranks that take part in power-of-two exchanges when `p` is not one: the first `2 (p - 2^L)` ranks pair up,
-/// the odd one of each pair hands its contribution to the even one and gets the result back.
+/// The part of a rank in power-of-two exchanges among `p` ranks, if `p` is not a power of two. The first
+/// `2 (p - 2^L)` ranks form pairs, in which the odd rank hands its contribution to the even one and gets the
+/// result back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fold {
-    /// Takes part as `index`; first receives from `extra`, if any.
+    /// The rank takes part as `index`, and first receives from `extra`, if any.
     Active { index: u32, extra: Option<u32> },
-    /// Stays out; `partner` acts for it.
+    /// The rank stays out, and `partner` acts for it.
     Extra { partner: u32 },
 }
 
@@ -43,7 +45,7 @@ impl Fold {
         }
     }
 
-    /// The rank that takes part as `index`.
+    /// Returns the rank that takes part as `index`.
     pub(crate) fn rank_of(index: u32, p: u32) -> u32 {
         let extras = p - (1 << floor_log2(p));
         if index < extras { 2 * index } else { index + extras }

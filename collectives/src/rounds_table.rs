@@ -5,18 +5,18 @@ use std::fmt;
 use crate::display::Published;
 use crate::plan::{Action, Plan, Step};
 
-/// Prints what a rank sends and receives, round by round: a table for each lane, `lane` given or all.
+/// Prints what a rank sends and receives, round by round, as one table for each lane.
 ///
-/// A round is what lies between a receive and the next send, as people count them; local steps are left out.
+/// A round ends where a send follows a receive, as people count rounds. Local steps are left out.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds<'a> {
     plan: &'a Plan,
-    /// Tables longer than this are cut in the middle.
+    /// Tables with more rounds than this are cut in the middle.
     longest: usize,
 }
 
 impl<'a> Rounds<'a> {
-    /// The rounds of `plan`.
+    /// Shows the rounds of `plan`.
     #[must_use]
     pub const fn of(plan: &'a Plan) -> Self {
         Self { plan, longest: 24 }
@@ -60,7 +60,7 @@ fn rounds(lane: &[Step]) -> Vec<Round> {
     rounds
 }
 
-/// A few entries of a list; what is cut is counted.
+/// Lists a few entries, and counts the rest.
 fn few(entries: &[String]) -> String {
     const SHOWN: usize = 3;
     let mut text = entries[..entries.len().min(SHOWN)].join(", ");

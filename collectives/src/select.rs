@@ -1,6 +1,8 @@
-//! Which algorithm, in which pieces: the cheapest by the cost model, among those that may.
+//! Selection of the algorithm, its parameters and its segments: the cheapest by the cost model among those that can
+//! serve a call.
 //!
-//! A pure function of facts that are the same on all ranks, so all ranks choose alike without a word.
+//! Selection is a pure function of facts that are the same on all ranks, so all ranks choose alike without
+//! communication.
 
 use std::fmt;
 
@@ -16,11 +18,10 @@ use crate::task::{Params, Task};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// The same on all ranks and in every run.
+    /// The same order on all ranks and in every run.
     #[default]
     Any,
-    /// Moreover independent of size, segments, parameters, algorithm and transport: see
-    /// [`Algorithm::is_canonical`].
+    /// Also independent of size, segments, parameters, algorithm and transport: see [`Algorithm::is_canonical`].
     Canonical,
 }
 
@@ -29,40 +30,41 @@ pub enum Order {
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Its parameters: those of the task, with what the algorithm wants tuned.
+    /// Its parameters: those of the task, except where the selection tuned them for the algorithm.
     pub params: Params,
     /// Bytes per segment, of the vector or of the longest block; a multiple of the element size.
     pub segment_bytes: usize,
     /// Segments in flight.
     pub window: usize,
-    /// Whether the plan of any rank uses stages; and the longest segment then, in bytes, with which no payload is longer
-    /// than [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
+    /// `Some` if the plan of any rank uses stages: the longest segment, in bytes, with which no payload is longer than
+    /// [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
     pub staged_segment_bytes_max: Option<usize>,
     /// The expected time.
     pub cost_seconds: f64,
-    /// The others: what they would take, or why they cannot serve. Those that can come first, cheapest first.
+    /// The other algorithms with their expected times, or the reasons why they cannot serve. Those that can come first,
+    /// the cheapest first.
     pub losers: Vec<(Algorithm, Result<f64, String>)>,
-    /// Why this one, in a sentence.
+    /// The reason for this choice, in a sentence.
     pub reason: String,
 }
 
-/// Why there is no choice.
+/// The reason why no algorithm was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectError {
-    /// The algorithm asked for cannot do it.
+    /// The requested algorithm cannot serve the call.
     Forced {
-        /// The one asked for.
+        /// The requested algorithm.
         algorithm: Algorithm,
         /// The operation.
         collective: Collective,
         /// The obstacle.
         reason: String,
     },
-    /// None can.
+    /// No algorithm can serve the call.
     None {
         /// The operation.
         collective: Collective,
-        /// The obstacle for each.
+        /// The obstacle for each algorithm.
         reasons: Vec<(Algorithm, String)>,
     },
 }
@@ -89,37 +91,40 @@ impl std::error::Error for SelectError {}
 /// Longest segment: longer ones fall out of the cache between the producer and the consumer of a chunk.
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 
-/// Longest segment of exchanges for which ranks that share processors take turns: what is on its way out and in stays in the
-/// second-level cache. An all-to-all of 8 to 128 MiB among 4 ranks on 2 processors takes 1.2 to 1.3 times as long in segments
-/// of 2 MiB, and among 8 ranks 1.03 to 1.08 times.
+/// Longest segment of exchanges for which ranks that share processors take turns: the data on its way out and in stays
+/// in the second-level cache. An all-to-all of 8 to 128 MiB in segments of 2 MiB takes 1.2 to 1.3 times as long among 4
+/// ranks on 2 processors, and 1.03 to 1.08 times among 8 ranks.
 const SEGMENT_BYTES_TURNS: u64 = 256 << 10;
 
-/// Segments of reductions that ranks which share processors hand on from one to the next: a segment, the own data and the sum of every rank
-/// of a processor are in its second-level cache. See docs/tuning.md, "Reductions among ranks that share processors, over TCP".
+/// Longest segment of reductions that are passed on between ranks that share processors: a segment, a rank's own data
+/// and the sum fit into the second-level cache together, for all ranks of the processor. See docs/tuning.md,
+/// "Reductions among ranks that share processors, over TCP".
 const SEGMENT_BYTES_HANDED_ON: u64 = 32 << 10;
 
-/// Longest segment of broadcasts over loopback where ranks have processors of their own, of vectors up to
-/// [`LOOPBACK_CACHED_BYTES`]: the ends of a connection get in each other's way, and take turns at two where there are two
-/// segments. 1 to 8 MiB between two ranks take as long in one piece where the processors are near each other, and 1.3 to 1.65
-/// times as long where they are far apart.
+/// Longest segment of broadcasts over loopback, of vectors up to [`LOOPBACK_CACHED_BYTES`], where ranks have processors
+/// of their own. With a single segment the two ends of a connection get in each other's way; with two segments they
+/// take turns. In one piece, 1 to 8 MiB between two ranks take as long where the processors are near each other, and
+/// 1.3 to 1.65 times as long where they are far apart.
 const SEGMENT_BYTES_LOOPBACK: u64 = 512 << 10;
 
-/// Bytes that the caches hold at both ends. Beyond, segments of 4 MiB are up to a twentieth faster.
+/// Bytes that the caches hold at both ends. For longer vectors, segments of 4 MiB are up to a twentieth faster.
 const LOOPBACK_CACHED_BYTES: u64 = 8 << 20;
 
-/// Shortest segment of a vector where data goes both ways: measured on shared memory and loopback TCP with 2 to 8
-/// ranks, 64 KiB segments cost 1.3 to 2 times what 1 MiB ones do, since every segment is a round of hand-overs.
+/// Shortest segment of a vector where data goes both ways. Measured on shared memory and loopback TCP with 2 to 8
+/// ranks, segments of 64 KiB cost 1.3 to 2 times as much as those of 1 MiB, since every segment is a round of
+/// hand-overs.
 const SEGMENT_BYTES_VECTOR: u64 = 1 << 20;
 
-/// Shortest segment of a block where every rank has one: there are as many of these in flight as ranks.
+/// Shortest segment of a block where every rank has one: as many blocks as ranks are in flight.
 const SEGMENT_BYTES_BLOCK: u64 = 256 << 10;
 
 /// Shortest segment where data goes one way only: a rank passes a segment on when it has all of it, so that short ones
 /// fill the pipeline sooner.
 const SEGMENT_BYTES_ONE_WAY: u64 = 64 << 10;
 
-/// Segments in flight on a [long way](Model::has_long_ways) of what sends there [all the time](crate::generator::Generator::is_steady). Two
-/// leave the links empty while their rounds wait: see docs/tuning.md, "Long ways".
+/// Segments in flight on a [long way](Model::has_long_ways), for algorithms that send [all the
+/// time](crate::generator::Generator::is_steady). Two segments leave the links idle while their rounds wait: see
+/// docs/tuning.md, "Long ways".
 const WINDOWS_LONG: [u32; 3] = [2, 4, 8];
 
 fn shortest_segment(collective: Collective) -> u64 {
@@ -132,14 +137,14 @@ fn shortest_segment(collective: Collective) -> u64 {
     }
 }
 
-/// Most scratch of all segments in flight. Staging must not grow with messages or ranks.
+/// Limit on the scratch of all segments in flight. Scratch memory must not grow with messages or ranks.
 const SCRATCH_BYTES: f64 = (16 << 20) as f64;
 
-/// Chooses for `bytes` bytes: of the vector, or of the longest block where the collective has a block per rank
-/// (0 if that is not known everywhere). `irregular` says that blocks differ in length.
+/// Chooses an algorithm for `bytes` bytes: of the vector, or of the longest block where the collective has a block per
+/// rank (0 if not all ranks know that). `irregular` says that blocks differ in length.
 ///
 /// # Errors
-/// If `force` cannot serve the task, or nothing can.
+/// If `force` cannot serve the task, or no algorithm can.
 pub fn select(
     task: &Task,
     bytes: u64,
@@ -162,7 +167,7 @@ pub fn select(
             Err(reason) => unfit.push((algorithm, reason)),
         }
     }
-    // Stable: of equals, the first in the list of algorithms.
+    // The sort is stable: among equals, the first in the list of algorithms wins.
     candidates.sort_by(|a, b| a.0.total_cmp(&b.0));
     let position = match force {
         None => 0,
@@ -224,7 +229,7 @@ fn may_serve(algorithm: Algorithm, task: &Task, irregular: bool, order: Order) -
     Ok(())
 }
 
-/// The best segment size and parameters for one algorithm.
+/// Finds the best segment size and parameters for one algorithm.
 fn tune(
     algorithm: Algorithm,
     task: &Task,
@@ -251,15 +256,17 @@ fn tune(
     best.unwrap_or_else(|| unreachable!("there is at least one size"))
 }
 
-/// How many segments may be in flight, fewest first: of equal costs, the first counts.
+/// Returns the numbers of segments in flight to try, fewest first: among equal costs, the first wins.
 fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     match algorithm.generator().window() {
-        // A rank that has the processor takes and hands on as many segments as are there. More at a time only want more memory.
+        // A rank that has the processor takes and passes on as many segments as are there. More in flight would only
+        // take more memory.
         Some(_) if hands_on(algorithm, task, model) => vec![1],
         Some(window) => vec![window],
-        // Ranks of a host that share processors have nothing to overlap with: each only gets to run when another one waits.
+        // Ranks of a host that share processors have nothing to overlap with: each runs only while another one waits.
         None if model.oversubscription > 1.0 && !task.has_several_hosts() => vec![1],
-        // One exchange, of which the kernel holds what the other rank is not at yet: as fast with one segment as with two.
+        // A single exchange, in which the kernel holds the data that the other rank has not reached yet: one segment is
+        // as fast as two.
         None if task.collective == Collective::AllGather
             && task.world_size == 2
             && model.has_system_calls() =>
@@ -273,7 +280,7 @@ fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     }
 }
 
-/// Lengths of segments to try, of which so many are in flight.
+/// Returns the lengths of segments to try, if `window` of them are in flight.
 fn segment_sizes(
     algorithm: Algorithm,
     task: &Task,
@@ -292,12 +299,12 @@ fn segment_sizes(
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
     loop {
-        // With scratch for many blocks, segments are shorter than would otherwise make sense.
+        // With scratch for many blocks, segments are shorter than would otherwise pay.
         let fits = scratch * size as f64 * f64::from(window) <= SCRATCH_BYTES;
         if fits && size < whole {
             sizes.push(aligned(if staged { even(whole, size) } else { size }));
         }
-        // Inside a host rounds are as long as was measured best.
+        // Inside a host, only the length that was measured best is tried.
         let measured = staged && !task.has_several_hosts();
         if (size <= shortest || measured) && (fits || size <= 1 << 10) {
             break;
@@ -317,7 +324,7 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
     if let Some(segments) = algorithm.generator().staged_segments(task) {
-        // Parts that begin in the middle of a cache line cost reductions more.
+        // Parts that begin in the middle of a cache line make reductions slower.
         (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
     } else if hands_on(algorithm, task, model) {
         SEGMENT_BYTES_HANDED_ON
@@ -330,8 +337,8 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     }
 }
 
-/// The length of equal segments of `whole`, none longer than `longest`: a last one that is short costs as many meetings as the
-/// others.
+/// Returns the length of equal segments of `whole`, none longer than `longest`: a short last segment would cost as many
+/// synchronizations as the others.
 fn even(whole: u64, longest: u64) -> u64 {
     whole.div_ceil(whole.div_ceil(longest)).next_multiple_of(GRAIN_BYTES).min(longest)
 }
@@ -339,8 +346,8 @@ fn even(whole: u64, longest: u64) -> u64 {
 /// Two cache lines, and a whole number of elements of any type.
 const GRAIN_BYTES: u64 = 128;
 
-/// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
-/// way.
+/// Returns the numbers of exchanges in flight to try: the task's, and also one at a time where ranks that share
+/// processors get in each other's way.
 fn widths(algorithm: Algorithm, task: &Task, model: &Model) -> impl Iterator<Item = u16> {
     let one = takes_turns(algorithm, task, model) && task.params.width > 1;
     std::iter::once(task.params.width).chain(one.then_some(1))

@@ -1,47 +1,50 @@
-//! Reductions over shards: results that depend on neither the number of ranks nor who they are.
+//! Reductions over shards, whose results depend neither on the number of ranks nor on their identity.
 //!
-//! A job cuts its work into N *shards*, for its whole life. Each rank contributes a vector for each shard of its run, and the result is the
-//! reduction of all N vectors along the canonical tree over the *shards*
-//! ([`Expression::canonical`](crate::check::Expression::canonical)). Ranks only share the tree out: rank r of p has the shards
-//! [`of_rank`]`(N, r, p)`, which are consecutive, and reduces the largest subtrees that are all its own, its *pieces*; what joins pieces of
-//! several ranks is computed where the pieces meet. No addition depends on p, so neither do the bits.
+//! A job cuts its work into N *shards*, for its whole life. Each rank has a run of consecutive shards and contributes a
+//! vector for each of them; the result is the reduction of all N vectors along the canonical tree over the *shards*
+//! ([`Expression::canonical`](crate::check::Expression::canonical)). The ranks only divide the tree among themselves:
+//! rank r of p has the shards [`of_rank`]`(N, r, p)` and reduces the largest subtrees that are all its own, its
+//! *pieces*; the nodes above the pieces are computed where pieces of several ranks meet. No addition depends on p, so
+//! neither do the bits.
 //!
-//! A run whose ends do not suit the tree falls into several pieces, at most two of each size; all of them leave the rank. If N is p times
-//! a power of two, every run is one piece, and the tree above the pieces is the canonical one over the ranks.
+//! A run whose ends do not suit the tree falls into several pieces, at most two of each size, and the rank sends all of
+//! them. If N is p times a power of two, every run is one piece, and the tree above the pieces is the canonical one
+//! over the ranks.
 
 use std::ops::Range;
 
 use crate::rounds::floor_log2;
 
-/// The most shards. A lane has at most 65,536 steps, and a rank with all shards takes one for each.
+/// The most shards. A lane has at most 65,536 steps, and a rank with all shards takes one step for each.
 pub const MAX_SHARDS: u32 = 1 << 14;
 
-/// The most ranks that a plan over shards is made for: each takes steps for the pieces of all others.
+/// The most ranks for a plan over shards: each rank takes steps for the pieces of all others.
 pub const MAX_RANKS: u32 = 1024;
 
-/// The shards of `rank`, of `shards` among `ranks` ranks. Runs differ in length by one at most, and are empty on some ranks if there are
-/// more ranks than shards.
+/// Returns the shards of `rank`, if `ranks` ranks have `shards` shards. Runs differ in length by one at most; if there
+/// are more ranks than shards, some runs are empty.
 #[must_use]
 pub fn of_rank(shards: u32, rank: u32, ranks: u32) -> Range<u32> {
     let start = |rank: u32| (u64::from(rank) * u64::from(shards) / u64::from(ranks)) as u32;
     start(rank)..start(rank + 1)
 }
 
-/// Whether every run is one piece, so that the tree above is the canonical one over the ranks.
+/// Returns whether every run is one piece, so that the tree above the pieces is the canonical one over the ranks.
 #[must_use]
 pub fn are_aligned(shards: u32, ranks: u32) -> bool {
     shards.is_multiple_of(ranks) && (shards / ranks).is_power_of_two()
 }
 
-/// The canonical tree over some shards.
+/// The canonical tree over a number of shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
     shards: u32,
-    /// Shards beyond a power of two: twice as many are paired at the start.
+    /// Number of shards beyond a power of two. Twice as many shards are paired at the start.
     extras: u32,
 }
 
-/// A subtree: half-open, in half leaves. A leaf that is a pair of shards has one in each half, any other has its shard in the first.
+/// A subtree, as a half-open range of half leaves. A leaf that is a pair of shards has one shard in each half; any
+/// other leaf has its shard in the first half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Node {
     low: u32,
@@ -53,24 +56,24 @@ impl Tree {
         Self { shards, extras: shards - (1 << floor_log2(shards)) }
     }
 
-    /// All shards.
+    /// Returns the node above all shards.
     pub(crate) fn root(self) -> Node {
         Node { low: 0, high: 2 << floor_log2(self.shards) }
     }
 
-    /// The shards below a node.
+    /// Returns the shards below a node.
     pub(crate) fn shards(self, node: Node) -> Range<u32> {
         let at = |half: u32| if half <= 2 * self.extras { half } else { self.extras + half.div_ceil(2) };
         at(node.low)..at(node.high)
     }
 
-    /// The two halves of a node of more than one shard.
+    /// Returns the two halves of a node of more than one shard.
     pub(crate) fn halves(node: Node) -> [Node; 2] {
         let middle = node.low.midpoint(node.high);
         [Node { low: node.low, high: middle }, Node { low: middle, high: node.high }]
     }
 
-    /// The other half of the node's parent, and the parent.
+    /// Returns the sibling of a node, and their parent.
     pub(crate) fn up(node: Node) -> (Node, Node) {
         let width = node.high - node.low;
         let low = node.low & !(2 * width - 1);
@@ -78,7 +81,7 @@ impl Tree {
         (Node { low: sibling, high: sibling + width }, Node { low, high: low + 2 * width })
     }
 
-    /// The pieces of a run, in its order.
+    /// Returns the pieces of a run, in the order of its shards.
     pub(crate) fn pieces(self, run: &Range<u32>) -> Vec<Node> {
         let mut pieces = Vec::new();
         let mut open = vec![self.root()];

@@ -1,11 +1,12 @@
 //! Stages: memory that the ranks of one host share, as plans see it.
 //!
-//! The ranks of a host that take part (the *members*, in rank order) own a *stage* each: memory that its owner alone writes
-//! and all members read. They go through *rounds* together: every member publishes in every round, something or only its
-//! presence, and reads what others have published in the round that it published last. [`crate::plan`] gives the rules.
+//! The ranks of a host that take part (the *members*, in rank order) each own a *stage*: memory that only its owner
+//! writes and all members read. The members go through *rounds* together: in every round each member publishes data or
+//! only its presence, and reads what others have published in the round that it published last itself. [`crate::plan`]
+//! gives the rules.
 //!
-//! Every member's plan holds the same table of what everybody publishes in every round. So each knows how long the payloads
-//! of all others are and where a block lies in them, and the checker sees the whole picture.
+//! Every member's plan holds the same table of what each member publishes in each round. Each member therefore knows
+//! how long the payloads of the others are and where a block lies in them, and the checker sees the whole picture.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,61 +17,63 @@ use crate::layout::Layout;
 use crate::plan::{Blocks, Space};
 use crate::window::Windows;
 
-/// The ranks that share memory, and their payloads round by round.
+/// The ranks that share memory, with their payloads round by round.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Stage {
-    /// Ranks of the members, ascending. The plan's own is among them.
+    /// Ranks of the members, ascending. The plan's own rank is among them.
     pub members: Box<[u32]>,
-    /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this.
+    /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this space.
     pub like: Space,
-    /// For each round of a segment: what each member publishes. [`Algorithm::plans`](crate::Algorithm::plans) makes one table
-    /// for all members.
+    /// The payloads of all members, for each round of a segment. [`Algorithm::plans`](crate::Algorithm::plans) makes one
+    /// table for all members.
     pub rounds: Arc<[Box<[Payload]>]>,
-    /// Members whose buffers others reach into.
+    /// The members whose buffers others reach into.
     pub windows: Windows,
 }
 
-/// The payload of a member in a round: up to two runs of blocks, one after the other; none for its presence only.
+/// The payload of a member in a round: up to two runs of blocks, one after the other; without runs, the payload is only
+/// the member's presence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
-    /// No number is in both.
+    /// The runs; they have no block in common.
     pub runs: [Option<Run>; 2],
 }
 
-/// Consecutive blocks of a stage, side by side in the payload.
+/// Consecutive blocks of a stage, adjacent in the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Number of the first.
+    /// Number of the first block.
     pub first: u32,
-    /// How many, at least one.
+    /// Number of blocks, at least one.
     pub count: u32,
 }
 
-/// Some of the members.
+/// A selection of the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Members {
-    /// All.
+    /// All members.
     All,
-    /// This one.
+    /// This member.
     One(u16),
-    /// Those before this one, of which there is at least one.
+    /// The members before this one, of which there is at least one.
     Below(u16),
 }
 
-/// Most bytes of a payload. Segments are chosen so that no round of any member has more, and transports have room for it.
+/// Longest payload in bytes. Segments are chosen so that no member exceeds it in any round, and transports provide room
+/// for it.
 pub const PAYLOAD_BYTES_MAX: usize = 640 << 10;
 
-/// Where blocks lie in a payload.
+/// The place of blocks in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// In which run.
+    /// The run that holds them.
     pub run: usize,
-    /// After how many elements of it.
+    /// Elements of the run before them.
     pub offset: usize,
-    /// How many elements.
+    /// Number of elements.
     pub len: usize,
 }
 
@@ -87,16 +90,16 @@ impl Run {
 }
 
 impl Payload {
-    /// Only the member's presence.
+    /// A payload that only shows the member's presence.
     pub const PRESENCE: Self = Self { runs: [None; 2] };
 
-    /// Blocks `first..first + count`; presence only if there is none.
+    /// Returns a payload of the blocks `first..first + count`; presence only if `count` is 0.
     #[must_use]
     pub const fn run(first: u32, count: u32) -> Self {
         Self { runs: [if count > 0 { Some(Run { first, count }) } else { None }, None] }
     }
 
-    /// The same, and other blocks behind them.
+    /// Returns the same payload with other blocks behind the first run.
     #[must_use]
     pub const fn and(self, first: u32, count: u32) -> Self {
         let other = Self::run(first, count).runs[0];
@@ -106,13 +109,13 @@ impl Payload {
         }
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.runs.iter().flatten().map(|run| run.count).sum()
     }
 
-    /// Which of its blocks has this number.
+    /// Returns the position in the payload of the block with this number.
     #[must_use]
     pub fn position(&self, number: u32) -> Option<usize> {
         let before = |index: usize| self.runs[..index].iter().flatten().map(|run| run.count).sum::<u32>();
@@ -120,7 +123,7 @@ impl Payload {
         Some((before(index) + number - self.runs[index]?.first) as usize)
     }
 
-    /// The run that consecutive blocks lie in, if it is one.
+    /// Returns the run that holds all of these consecutive blocks, if there is one.
     #[must_use]
     pub fn run_of(&self, first: u32, count: u32) -> Option<usize> {
         self.runs.iter().position(|run| run.is_some_and(|run| run.holds(first, count)))
@@ -128,7 +131,7 @@ impl Payload {
 }
 
 impl Members {
-    /// As numbers, of `members` members.
+    /// Returns the selected member numbers, among `members` members.
     #[must_use]
     pub const fn range(self, members: usize) -> Range<usize> {
         match self {
@@ -140,25 +143,25 @@ impl Members {
 }
 
 impl Stage {
-    /// The number of a rank among the members.
+    /// Returns the member number of a rank.
     #[must_use]
     pub fn member(&self, rank: u32) -> Option<usize> {
         self.members.binary_search(&rank).ok()
     }
 
-    /// The payload of a member in a round.
+    /// Returns the payload of a member in a round.
     #[must_use]
     pub fn payload(&self, round: usize, member: usize) -> Payload {
         self.rounds[round][member]
     }
 
-    /// Elements of one run of a payload in a segment.
+    /// Returns the elements of one run of a payload in a segment.
     #[must_use]
     pub fn run_elements(&self, layout: &Layout, run: Run, segment: usize) -> usize {
         layout.len(Blocks::range(self.like, run.first, run.count), segment)
     }
 
-    /// Where consecutive blocks lie in a payload; `None` if it has them not, or not in one run.
+    /// Returns the place of consecutive blocks in a payload; `None` if they are not in it, or not in a single run.
     #[must_use]
     pub fn place(
         &self,
@@ -177,7 +180,7 @@ impl Stage {
         Some(Place { run: index, offset: elements(run.first, before), len: elements(first, count) })
     }
 
-    /// Elements of each run of the longest payload of any member in any round, in the longest segment.
+    /// Returns the elements of each run of the longest payload of any member in any round, in the longest segment.
     #[must_use]
     pub fn longest(&self, layout: &Layout) -> [usize; 2] {
         let mut longest = [0; 2];

@@ -1,8 +1,9 @@
-//! Windows: buffers of the callers themselves that the ranks of a host reach into, as plans see them.
+//! Windows: the callers' own buffers, as far as the ranks of a host access each other's, from the point of view of
+//! plans.
 //!
-//! A stage is memory of the runtime's, into which a rank copies for others. A *window* is a member's own input, which others read
-//! where it lies, or its own output, which others write. No byte is copied in between, but ranks have to know where the buffers of
-//! all others lie, and when these may be touched. [`crate::plan`] gives the rules.
+//! A stage is memory of the runtime, into which a rank copies for others. A *window* is a member's own input, which
+//! others read in place, or its own output, which others write. No byte is copied in between, but each rank has to know
+//! where the buffers of all others lie, and when it may touch them. [`crate::plan`] gives the rules.
 
 use serde::Serialize;
 
@@ -12,7 +13,7 @@ use crate::plan::{Placement, Plan};
 use crate::stage::Members;
 use crate::task::Task;
 
-/// Which members of a stage have windows. The same on all of them.
+/// The members of a stage that have windows; the same on all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Windows {
     /// Members whose input others read.
@@ -21,45 +22,45 @@ pub struct Windows {
     pub outputs: Option<Members>,
 }
 
-/// Which buffers of a call lie where all ranks of a host reach them.
+/// The buffers of a call that lie where all ranks of a host can reach them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Symmetric {
-    /// None, or not all that one of the others takes.
+    /// No buffers, or too few for either of the other variants.
     #[default]
     Nothing,
     /// The inputs of all ranks that have one.
     Inputs,
-    /// Their outputs, too.
+    /// The outputs of all ranks that have one, too.
     All,
 }
 
-/// The plans of one rank for calls that differ only in size, and in which buffers are symmetric.
+/// The plans of one rank for calls that differ only in size and in which buffers are symmetric.
 #[derive(Clone, Debug)]
 pub struct Forms {
     task: Task,
     rank: u32,
     most: Windows,
-    /// Without symmetric outputs, and with; once they were asked for.
+    /// The plans without and with symmetric outputs, made when first asked for.
     plans: [Option<Plan>; 2],
 }
 
-/// A rank's account of its buffers for the others, before a call.
+/// A rank's account of its buffers to the others, before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Whether they share memory.
+    /// Whether input and output share memory.
     pub placement: Placement,
-    /// Whether all reach its contribution.
+    /// Whether all ranks of the host can reach its contribution.
     pub input: bool,
-    /// Whether all reach its output.
+    /// Whether all ranks of the host can reach its output.
     pub output: bool,
 }
 
-/// How far the buffers of all ranks, in their order, are symmetric for `task`; or why that does not do. A pure function of what all
-/// ranks know, so that all choose alike.
+/// Decides which buffers count as symmetric for `task`, from what all ranks have shown of theirs, in rank order. It is
+/// a pure function of facts that all ranks know, so all ranks choose alike.
 ///
 /// # Errors
-/// A sentence that names the rank whose buffer stands in the way.
+/// A sentence that names the rank whose buffer prevents a plan on windows.
 pub fn agree(task: &Task, shown: impl Iterator<Item = Shown> + Clone) -> Result<Symmetric, String> {
     let with = |symmetric| task.clone().with_symmetric(symmetric);
     let ranks = || shown.clone().enumerate();
@@ -88,42 +89,43 @@ pub fn agree(task: &Task, shown: impl Iterator<Item = Shown> + Clone) -> Result<
 }
 
 impl Forms {
-    /// Those of `rank`.
+    /// Makes the forms of `rank`.
     #[must_use]
     pub fn new(task: Task, rank: u32) -> Self {
         let task = task.with_symmetric(Symmetric::All);
         Self { most: Windows::of(&task).unwrap_or_default(), task, rank, plans: [None, None] }
     }
 
-    /// The task, with all buffers symmetric.
+    /// Returns the task, with all buffers symmetric.
     #[must_use]
     pub const fn task(&self) -> &Task {
         &self.task
     }
 
-    /// Members whose buffers are reached into where all of them are symmetric; none if there is no form at all.
+    /// Returns the members whose buffers are reached into if all buffers are symmetric; no members if the task has no
+    /// form on windows.
     #[must_use]
     pub const fn most(&self) -> Windows {
         self.most
     }
 
-    /// Those where such buffers are symmetric; nobody's if there is no form.
+    /// Returns the windows that the plan uses if these buffers are symmetric; none if there is no such plan.
     #[must_use]
     pub fn windows(&self, symmetric: Symmetric) -> Windows {
         Windows::of(&self.task.clone().with_symmetric(symmetric)).unwrap_or_default()
     }
 
-    /// Members whose buffers are reached into in any case.
+    /// Returns the members whose buffers are reached into in every form.
     #[must_use]
     pub fn fewest(&self) -> Windows {
         let inputs = self.windows(Symmetric::Inputs);
         if inputs.is_empty() { self.most } else { inputs }
     }
 
-    /// The plan that has been [agreed](agree) on.
+    /// Returns the plan for the symmetric buffers that [`agree`] has returned.
     ///
     /// # Panics
-    /// If there is no form for it.
+    /// If there is no such plan.
     pub fn plan(&mut self, symmetric: Symmetric) -> &Plan {
         let Self { task, rank, plans, .. } = self;
         let make = || Algorithm::Window.plan(&task.clone().with_symmetric(symmetric), *rank);
@@ -132,15 +134,15 @@ impl Forms {
 }
 
 impl Windows {
-    /// Those that a task with such buffers takes.
+    /// Returns the windows that a task with these symmetric buffers uses.
     ///
     /// # Errors
-    /// If it cannot be done on windows: a sentence that names the obstacle.
+    /// If the task cannot be done on windows: a sentence that names the obstacle.
     pub fn of(task: &Task) -> Result<Self, String> {
         Algorithm::Window.supports(task).map(|()| windows_of(task))
     }
 
-    /// Which buffer of a member, of so many, would have to be reached and is not.
+    /// Returns which buffer of this member, of `members`, the others need to reach and cannot.
     #[must_use]
     pub fn lacks(&self, member: usize, members: usize, shown: &Shown) -> Option<&'static str> {
         if self.shows_input(member, members) && !shown.input {
@@ -152,7 +154,7 @@ impl Windows {
         }
     }
 
-    /// How the work is shared out, for users.
+    /// Returns how the ranks share the work, as text for users.
     #[must_use]
     pub const fn how(&self) -> &'static str {
         match (self.inputs, self.outputs) {
@@ -165,19 +167,19 @@ impl Windows {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether no member has a window.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.inputs.is_none() && self.outputs.is_none()
     }
 
-    /// Whether others read the input of this member, of so many.
+    /// Returns whether others read the input of this member, of `members`.
     #[must_use]
     pub fn shows_input(&self, member: usize, members: usize) -> bool {
         self.inputs.is_some_and(|of| of.range(members).contains(&member))
     }
 
-    /// Whether others write the output of this member, of so many.
+    /// Returns whether others write the output of this member, of `members`.
     #[must_use]
     pub fn shows_output(&self, member: usize, members: usize) -> bool {
         self.outputs.is_some_and(|of| of.range(members).contains(&member))
@@ -204,7 +206,7 @@ mod tests {
         {
             assert_eq!(agreed(collective, |_| ()), Ok(Symmetric::All));
         }
-        // Nobody needs the input of a rank that gives nothing, or the output of one that only reads.
+        // The input of a rank that contributes nothing is not needed, nor the output of a rank that is only read from.
         assert_eq!(agreed(Collective::Broadcast, |shown| shown[0].input = false), Ok(Symmetric::All));
         assert_eq!(agreed(Collective::Reduce, |shown| shown[2].output = false), Ok(Symmetric::All));
         assert_eq!(agreed(Collective::AllGather, |shown| shown[2].output = false), Ok(Symmetric::All));
@@ -223,7 +225,7 @@ mod tests {
         assert!(refusal(Collective::Scan, |_| ()).contains("scan"));
         let in_place = |shown: &mut [Shown]| shown[2].placement = Placement::InPlace;
         assert!(refusal(Collective::AllToAll, in_place).contains("rank 2: on symmetric buffers, all_to_all"));
-        // All ranks hear the same, whoever it is.
+        // All ranks reach the same verdict, whichever rank is the obstacle.
         let task = Task::new(Collective::AllToAll, 3).in_place().with_stages();
         let mut shown = [HERE; 3];
         in_place(&mut shown);

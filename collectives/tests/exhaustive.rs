@@ -8,7 +8,7 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
-/// The roots worth trying: all in small worlds, else a few of each kind.
+/// Returns the roots to try: all of them in small worlds, otherwise a few of each kind.
 fn roots(collective: Collective, p: u32) -> Vec<u32> {
     if !rooted(collective) {
         vec![0]
@@ -68,7 +68,7 @@ fn every_order_and_credit_in_small_worlds() {
     });
 }
 
-/// Ranks need not agree on where their buffers lie.
+/// Ranks need not agree on whether their buffers are in place.
 #[test]
 fn some_ranks_in_place_and_others_not() {
     for_all(2..=17, |algorithm, task| {
@@ -133,7 +133,7 @@ fn blocks_of_unequal_length() {
         }
         let plans = plans(algorithm, task);
         let p = task.world_size;
-        // All different; every third one empty; one huge and the rest empty; one empty.
+        // All lengths different; every third block empty; one huge block and the rest empty; one block empty.
         let patterns: [&dyn Fn(u32, u32) -> usize; 4] = [
             &|from, to| (3 * from + 5 * to) as usize % 23 + 1,
             &|from, to| if (from + to) % 3 == 0 { 0 } else { (from + 2 * to + 1) as usize },

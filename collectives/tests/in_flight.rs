@@ -1,7 +1,7 @@
 //! Several segments in flight, on one stream per pair of ranks.
 //!
-//! The runtime runs `window` instances of a plan at once, each on sub-channels of its own. Here that is a plan
-//! with as many copies of its lanes, each on a part of the vector, so that the checker proves the combination.
+//! The runtime runs `window` instances of a plan at once, each on sub-channels of its own. Here, a single plan
+//! has as many copies of its lanes, each on a part of the vector, so that the checker proves the combination.
 
 mod common;
 
@@ -13,7 +13,7 @@ use kolo_collectives::{Algorithm, Task};
 fn widen(plan: &Plan, window: u32) -> Option<Plan> {
     let Cut::Vector { parts } = plan.cut else { return None };
     if plan.stage.is_some() {
-        // Each segment in flight has stages of its own, and a plan has not several.
+        // Each segment in flight has stages of its own, but a plan cannot have several.
         return None;
     }
     let scratch = plan.scratch.len() as u32;

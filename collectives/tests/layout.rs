@@ -20,7 +20,7 @@ fn plan(cut: Cut, scratch: Vec<Like>) -> Plan {
     }
 }
 
-/// The blocks of all segments, in order of their offset, empty ones left out.
+/// Returns the blocks of all segments, in order of their offset, without empty ones.
 fn all(layout: &Layout, space: Space, blocks: u32) -> Vec<Extent> {
     let mut extents: Vec<Extent> = (0..layout.segments())
         .flat_map(|segment| (0..blocks).map(move |block| (segment, block)))
@@ -41,7 +41,7 @@ fn cover(extents: &[Extent], total: usize) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The answers of `len` and `extents` for a range agree with those of its blocks one by one.
+/// Checks that `len` and `extents` of a range agree with those of its blocks, one by one.
 fn range_agrees(layout: &Layout, range: Blocks, segment: usize) -> Result<(), TestCaseError> {
     let blocks: Vec<Extent> = (range.first..range.first + range.count)
         .map(|block| layout.block(range.space, block, segment))
@@ -109,7 +109,8 @@ proptest! {
             prop_assert!(next <= layout.scratch_elements());
             range_agrees(&layout, Blocks::range(Space::Scratch, 0, staged), segment)?;
         }
-        // A segment beyond the last one is empty: ranks that count fewer segments than others miss nothing.
+        // A segment beyond the last one is empty, so ranks that count fewer segments than others miss
+        // nothing.
         let beyond = layout.segments();
         prop_assert_eq!(layout.len(Blocks::range(Space::Input, 0, input.len() as u32), beyond), 0);
     }

@@ -1,4 +1,4 @@
-//! Every step of every plan matters: small defects put anywhere are found.
+//! Mutation tests: small defects in any step of any plan are found.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn all_plans(mut each: impl FnMut(Algorithm, &Task, Vec<Plan>)) {
                     .with_symmetric(Symmetric::All);
                 let on_hosts = task.clone().with_hosts(hosts);
                 for algorithm in Algorithm::ALL {
-                    // Where it serves both, the plans are the same.
+                    // Where the algorithm serves tasks with and without hosts, the plans are the same.
                     let task = if algorithm.supports(&on_hosts).is_ok() { &on_hosts } else { &task };
                     if algorithm.supports(task).is_ok() {
                         each(algorithm, task, plans(algorithm, task));
@@ -98,7 +98,7 @@ fn a_missing_step_is_found() {
         for rank in 0..plans.len() {
             for lane in 0..plans[rank].lanes.len() {
                 let steps = &plans[rank].lanes[lane];
-                // Steps that others refer to by number stay where they are.
+                // Steps that other steps refer to by number must keep their positions.
                 if plans[rank].lanes.iter().flatten().any(|step| step.after.is_some()) {
                     continue;
                 }
@@ -119,7 +119,7 @@ fn a_missing_step_is_found() {
     assert!(tried > 1000, "only {tried}");
 }
 
-/// Tries all changes of single steps that `change` makes, each in plans that are otherwise right.
+/// Tries all changes that `change` makes to single steps, each in plans that are otherwise right.
 fn every(change: impl Fn(&Plan, &Action) -> Vec<Action>, least: usize) {
     let mut tried = 0;
     all_plans(|algorithm, task, plans| {
@@ -146,7 +146,7 @@ fn every_member_that_is_awaited_is_needed() {
         let (Action::Await { of }, Some(stage)) = (action, &plan.stage) else { return Vec::new() };
         let me = stage.member(plan.rank).expect("a member");
         let all = of.range(stage.members.len());
-        // Nobody needs to wait for itself.
+        // No rank needs to wait for itself.
         let needed: Vec<usize> = all.clone().filter(|member| *member != me).collect();
         let only = needed.iter().map(|member| Members::One(*member as u16));
         let below = all.clone().skip(1).map(|end| Members::Below(end as u16));
@@ -215,8 +215,9 @@ fn a_fold_without_a_member_or_its_own_is_found() {
     every(fewer, 500);
 }
 
-/// Nobody reads the part of a payload that a rank leaves out, and somebody reads every other part. But for reduce-scatter on several
-/// hosts: there a rank looks after blocks in several places, and leaves out those in one.
+/// No rank reads the part of a payload that its owner leaves out, and some rank reads every other part. The
+/// exception is reduce-scatter on several hosts: there, a rank moves blocks in several places and leaves out
+/// only those in one.
 #[test]
 fn a_hole_elsewhere_is_found() {
     let moved = |plan: &Plan, action: &Action| {

@@ -1,4 +1,4 @@
-//! In which order the generators reduce.
+//! The order in which the generators reduce.
 
 mod common;
 
@@ -9,7 +9,7 @@ use kolo_collectives::select::Order;
 use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
-/// The expression of a generator with `count` elements in segments of `segment`.
+/// Returns the expression of a generator with `count` elements in segments of `segment`.
 fn expression(algorithm: Algorithm, task: &Task, count: usize, segment: usize) -> Option<Expression> {
     let plans = plans(algorithm, task);
     let options = Options { order: Order::Canonical, ..Options::quick().segmented(segment) };
@@ -66,7 +66,7 @@ fn canonical_generators_share_one_expression_for_every_size() {
 
 #[test]
 fn what_is_not_called_canonical_is_not() {
-    // Otherwise the promise would be weaker than it need be.
+    // Otherwise the promise would be weaker than necessary.
     for algorithm in [Algorithm::Ring, Algorithm::Circulant, Algorithm::Direct, Algorithm::Tree] {
         let task = Task::new(Collective::AllReduce, 8);
         assert!(!algorithm.is_canonical(&task));

@@ -1,4 +1,4 @@
-//! Plans as values: what generators make is accepted, what is wrong or too much is refused, and nothing panics.
+//! Plan sets: plans of generators are accepted, wrong or oversized ones are refused, and nothing panics.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn file(task: &Task, algorithm: Algorithm) -> PlanFile {
     PlanSet::of_choice(task, &choice, 0, u64::MAX).expect("right").to_file()
 }
 
-/// Every algorithm can be kept and taken up again, but for that on symmetric buffers.
+/// The plans of every algorithm can be written and read again, except those on symmetric buffers.
 #[test]
 fn what_generators_make_is_a_set() {
     let mut count = 0;
@@ -99,7 +99,7 @@ fn what_is_wrong_or_too_much_is_refused() {
     }
 }
 
-/// A plan that serves each placement alone, but not ranks that differ, is found out.
+/// Plans that serve each placement alone, but not ranks with different placements, are refused.
 #[test]
 fn ranks_with_other_placements_fit_together() {
     let mut odd = ring();
@@ -116,7 +116,7 @@ fn ranks_with_other_placements_fit_together() {
     }
 }
 
-/// A value that is added to itself does not overflow the count of contributions.
+/// A value that is added to itself repeatedly does not overflow the count of contributions.
 #[test]
 fn doubling_for_ever_is_wrong_and_no_panic() {
     let mut odd = ring();

@@ -1,9 +1,9 @@
 //! Worlds of up to 4096 ranks.
 //!
-//! Two kinds of checks, so that memory stays small: the run without values, on full lengths, proves that
-//! everybody gets through without a credit and that lengths agree; the run with values, on a vector so short that
-//! only the first few parts have elements, proves what ends where. Algorithms with p rounds have p² steps in all
-//! and are taken to five hundred ranks.
+//! Two kinds of checks keep memory small. The run without values, on full lengths, proves that all ranks finish without
+//! credits and that lengths agree. The run with values, on a vector so short that only its first few parts have
+//! elements, proves the results. Algorithms with p rounds have p² steps in all and are checked with up to five hundred
+//! ranks.
 
 mod common;
 
@@ -25,7 +25,8 @@ fn steps(plans: &[Plan]) -> usize {
     plans[..1].iter().flat_map(|plan| plan.lanes.iter()).map(|lane| lane.len()).sum::<usize>() * plans.len()
 }
 
-/// Whether the plan of some rank has about as many steps, or scratch blocks, as there are ranks. The root's has most, if any.
+/// Returns whether some rank's plan has about as many steps, or scratch blocks, as there are ranks. If any does, the
+/// root's has the most.
 fn is_linear(algorithm: Algorithm, task: &Task) -> bool {
     [task.root, task.world_size - 1].into_iter().any(|rank| {
         let plan = algorithm.plan(task, rank);
@@ -49,7 +50,7 @@ fn sweep(worlds: &[u32], each_linear: bool) -> usize {
                     let plans = plans(algorithm, &task);
                     assert!(each_linear || p < 2000 || steps(&plans) < 1 << 19, "{algorithm} {collective}");
                     expect(algorithm, &task, &plans, &uniform(&plans, 2 * p as usize + 1), &control());
-                    // All blocks, where there are few; the first seven parts of a vector.
+                    // All blocks if they are few; the first seven parts of a vector.
                     let blocks_follow = collective.has_block_per_rank() && p > 300;
                     if !blocks_follow {
                         expect(algorithm, &task, &plans, &uniform(&plans, 7), &sampled());
@@ -79,7 +80,7 @@ fn linear_algorithms_up_to_257() {
 
 #[test]
 fn linear_algorithms_in_five_hundred() {
-    // A quarter of a million messages each and phase; without values, and in one placement.
+    // Each phase has a quarter of a million messages, so these are checked without values, and in one placement.
     for (algorithm, collective) in [
         (Algorithm::Ring, Collective::AllReduce),
         (Algorithm::Ring, Collective::AllGather),
@@ -130,7 +131,7 @@ fn random_orders_on_a_shared_stream() {
 #[test]
 fn messages_and_volume_are_what_the_papers_say() {
     // With p parts of one element each, the circulant all-reduce sends 2 (p-1) elements per rank, in at most two
-    // messages per round; an odd p costs one message more.
+    // messages per round; an odd p costs one more message.
     for p in [2, 3, 16, 17, 100, 1000, 1024] {
         let log = f64::from(p).log2().ceil() as u64;
         let task = Task::new(Collective::AllReduce, p);
@@ -140,7 +141,7 @@ fn messages_and_volume_are_what_the_papers_say() {
         assert_eq!(report.elements_per_rank, 2 * u64::from(p - 1));
         assert!(report.messages <= u64::from(p) * (4 * log + 1), "{p}");
         assert!(report.messages >= u64::from(p) * 2 * log, "{p}");
-        // Skips of both phases are the same ranks the other way round.
+        // The skips of the second phase lead to the same ranks as those of the first, in reverse.
         assert!(u64::from(report.connections) <= 2 * log, "{p}");
         assert_eq!(report.scratch_elements, 0);
     }

@@ -1,4 +1,5 @@
-//! The search's plans: right everywhere, never slower than the algorithms, and faster where hosts or pairs differ.
+//! The plans of the search: correct everywhere, never slower than the algorithms, and faster where hosts or pairs
+//! differ.
 
 mod common;
 
@@ -10,7 +11,7 @@ use kolo_collectives::plan::Collective;
 use kolo_collectives::search::{COLLECTIVES, Found, search};
 use kolo_collectives::simulate::Cluster;
 
-/// Hosts of these rates, 50 us apart.
+/// A cluster of hosts with these rates, 50 us apart.
 fn cluster(rates: &[f64], ranks_per_host: u32) -> Cluster {
     let fastest = rates.iter().copied().fold(0.0, f64::max);
     let inter = LinkClass { latency_seconds: 50e-6, bytes_per_second: fastest, ..LinkClass::TCP };
@@ -24,7 +25,7 @@ fn cluster(rates: &[f64], ranks_per_host: u32) -> Cluster {
     }
 }
 
-/// One pair of hosts, both ways.
+/// Slows down one pair of hosts, in both directions.
 fn slow_pair(mut cluster: Cluster, one: u32, other: u32, rate: f64) -> Cluster {
     for (from, to) in [(one, other), (other, one)] {
         cluster.pairs.push(PairRate { from, to, bytes_per_second: rate });
@@ -61,7 +62,7 @@ fn sets_are_right_for_all_shapes_of_networks() {
         for cluster in [plain.clone(), slow_pair(plain, 0, 2, 2e6), cluster(&[125e6; 2], ranks_per_host)] {
             for collective in COLLECTIVES {
                 for bytes in [4, 100_000, 4 << 20] {
-                    // A set has been proved by the checker.
+                    // The checker has proved every set.
                     found(collective, bytes, &cluster);
                 }
             }
@@ -92,11 +93,11 @@ fn random_networks_with_a_slow_host() {
     let mut products = [1.0_f64; 4];
     for number in 0..30 {
         let hosts = 4 + (numbers.next() % 5) as usize;
-        // 0.1 to 2 Gbit/s, and one host at a tenth.
+        // Rates from 0.1 to 2 Gbit/s; one host has a tenth of its rate.
         let mut rates: Vec<f64> = (0..hosts).map(|_| 12.5e6 * 20_f64.powf(numbers.share())).collect();
         rates[numbers.next() as usize % hosts] /= 10.0;
         let network = cluster(&rates, 1 + (numbers.next() % 2) as u32);
-        // The others gain nothing, whatever the network: the slow host sends or receives all data once.
+        // The other collectives gain nothing on any such network: the slow host sends or receives all data once.
         for (at, collective) in COLLECTIVES.into_iter().enumerate().take(if number < 5 { 4 } else { 1 }) {
             let blocks = if collective.has_block_per_rank() { u64::from(network.world_size()) } else { 1 };
             products[at] *= gain(&found(collective, (32 << 20) / blocks, &network));

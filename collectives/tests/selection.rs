@@ -1,4 +1,4 @@
-//! The cost functions against the simulator, and what is chosen by them.
+//! The cost functions compared with the simulator, and the choices that they lead to.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn size_decides() {
     assert!(small.cost_seconds < large.cost_seconds);
     let on_hosts =
         Task::new(Collective::AllReduce, 32).with_hosts((0..32).map(|rank| rank / 8).collect::<Vec<u32>>());
-    // Both keep the bulk within hosts.
+    // Both of these keep most of the data within hosts.
     let split = choose(&on_hosts, 64 << 20, Order::Any);
     assert!(matches!(split.algorithm, Algorithm::Hierarchical | Algorithm::Halving), "{}", split.reason);
 }
@@ -223,7 +223,7 @@ fn no_payload_is_longer_than_a_stage_holds() {
     assert!(looked_at > 1000, "only {looked_at}");
 }
 
-/// A short last segment would cost as many meetings as the others.
+/// A short last segment would cost as many rounds as a long one.
 #[test]
 fn staged_segments_are_as_long_as_each_other() {
     for (p, collective) in
@@ -244,7 +244,7 @@ fn staged_segments_are_as_long_as_each_other() {
     }
 }
 
-/// Elements of the longest payload in segments of so many.
+/// Returns the elements of the longest payload in segments of `elements`.
 fn longest_payload(plans: &[Plan], elements: usize) -> usize {
     let longest = |plan: &Plan| {
         let shape = match plan.cut {
@@ -305,8 +305,9 @@ fn force_is_obeyed_or_refused() {
     assert!(refused(&all_to_all, true, Order::Any, Algorithm::Bruck).contains("equal length"));
 }
 
-/// On one host with symmetric buffers, calls of 1 MiB and more are expected, as they were measured (docs/tuning.md), to take no more time on
-/// windows than in any other form, give or take a little, and the closed form agrees with the simulator.
+/// On one host with symmetric buffers, calls of 1 MiB and more were measured to be about as fast on windows
+/// as in any other form, or faster (docs/tuning.md). The closed form predicts this, and agrees with the
+/// simulator.
 #[test]
 fn long_calls_on_symmetric_buffers_take_windows() {
     use Collective as C;
@@ -336,7 +337,7 @@ fn long_calls_on_symmetric_buffers_take_windows() {
                 let cluster = Cluster { ranks_per_host: ranks, segment_bytes: 1 << 30, ..Cluster::default() };
                 let flow = Flow { bytes, segment_bytes: bytes, window: 1 };
                 let priced = seconds(Algorithm::Window, &task, flow, &cluster.model);
-                // Own blocks, which no form counts, stay where they are in place.
+                // A rank's own block, which no form counts, stays where it is in place.
                 let placed = if collective == C::AllToAll { task.clone() } else { task.clone().in_place() };
                 let simulated = simulated(Algorithm::Window, &placed, bytes, &cluster);
                 let ratio = priced / simulated;
@@ -346,8 +347,8 @@ fn long_calls_on_symmetric_buffers_take_windows() {
     }
 }
 
-/// The choices among ranks that share two processors, over loopback TCP, as measured (docs/tuning.md, "Reductions among ranks that share
-/// processors, over TCP").
+/// The choices among ranks that share two processors, over loopback TCP, as measured (docs/tuning.md,
+/// "Reductions among ranks that share processors, over TCP").
 #[test]
 fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
     let intra = LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 6.5e9 };
@@ -368,14 +369,14 @@ fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
             assert_ne!(chosen(Collective::Reduce, bytes, &model).algorithm, Algorithm::Chain);
         }
         assert_eq!(chosen(Collective::AllReduce, 1 << 20, &model).algorithm, Algorithm::Ring);
-        // With processors of their own, ranks go on with the next segments while one is under way.
+        // With processors of their own, ranks go on with the next segments while one is in flight.
         let scan = chosen(Collective::Scan, 1 << 20, &alone);
         assert!(scan.algorithm != Algorithm::Chain || scan.window > 1, "{scan:?}");
     }
 }
 
-/// Senders that would meet at a host's link go round a ring instead (docs/tuning.md, "Rings between hosts"); short calls, and those between two
-/// hosts, go as the latency says.
+/// Senders that would meet at a host's link go round a ring instead (docs/tuning.md, "Rings between hosts").
+/// The latency decides for short calls, and for calls between two hosts.
 #[test]
 fn long_calls_between_hosts_go_round_a_ring() {
     let inter = LinkClass { latency_seconds: 60e-6, bytes_per_second: 113e6, ..LinkClass::TCP };

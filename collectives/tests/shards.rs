@@ -15,7 +15,7 @@ fn task(ranks: u32, shards: u32) -> Task {
     Task::new(Collective::AllReduce, ranks).with_shards(shards)
 }
 
-/// All ranks' plans, checked; and the expression of what they compute.
+/// Checks the plans of all ranks, and returns the expression that they compute.
 fn expression(algorithm: Algorithm, task: &Task, count: usize, options: &Options) -> Option<Expression> {
     let plans = plans(algorithm, task);
     expect(algorithm, task, &plans, &uniform(&plans, count), options).expression
@@ -47,7 +47,7 @@ fn neither_segments_nor_lengths_nor_credits_change_it() {
     }
 }
 
-/// Otherwise a wrong tree would pass.
+/// Without this property, a wrong tree would pass.
 #[test]
 fn another_number_of_shards_is_another_expression() {
     let mut seen: Vec<Expression> = (1..=64).map(Expression::canonical).collect();
@@ -69,7 +69,7 @@ fn aligned_runs_send_no_more_than_the_direct_exchange_of_vectors() {
             assert!(shards::are_aligned(shards, ranks));
             assert_eq!(sent(&task(ranks, shards), Algorithm::ShardsTwoShot), direct, "{ranks} {shards}");
         }
-        // At the worst a few pieces each.
+        // At worst, each rank has a few pieces.
         let most = 5 * direct;
         assert!(sent(&task(ranks, 64), Algorithm::ShardsTwoShot) <= most, "{ranks}");
     }
@@ -77,7 +77,7 @@ fn aligned_runs_send_no_more_than_the_direct_exchange_of_vectors() {
 
 #[test]
 fn a_run_that_is_cut_otherwise_is_found() {
-    // Rank 1 takes its first shard from where its second one lies: a contribution counted twice.
+    // Rank 1 reads its second shard in place of its first: a contribution is counted twice.
     let mut broken = plans(Algorithm::ShardsOneShot, &task(2, 4));
     let step = broken[1].lanes[0].iter_mut().find_map(|step| match &mut step.action {
         Action::Reduce { a, .. } if a.space == Space::Input => Some(a),
@@ -86,7 +86,7 @@ fn a_run_that_is_cut_otherwise_is_found() {
     step.expect("it reduces its shards").first = 1;
     let shapes = uniform(&broken, 10);
     assert!(matches!(check(&broken, &shapes, &Options::quick()), Err(Violation::Wrong { .. })));
-    // Blocks of two shards at once do not lie side by side.
+    // Blocks of two shards are not adjacent.
     let mut broken = plans(Algorithm::ShardsOneShot, &task(1, 4));
     for step in &mut broken[0].lanes[0] {
         if let Action::Reduce { a, .. } = &mut step.action {

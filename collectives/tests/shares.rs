@@ -1,4 +1,4 @@
-//! All-reduce with shares by speed: right, and fast where links differ.
+//! All-reduce with shares in proportion to speed: correct, and fast where links differ.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn every_share_is_counted_once() {
                 }
                 let shapes = uniform(&plans, 300);
                 expect(Algorithm::Shares, &task, &plans, &shapes, &Options::default());
-                // Ranks need not agree on where their buffers lie.
+                // Ranks need not agree on whether their buffers are in place.
                 let other =
                     Task { placement: PLACEMENTS[usize::from(placement == PLACEMENTS[0])], ..task.clone() };
                 for (plan, other) in plans.iter_mut().zip(Algorithm::Shares.plans(&other)).step_by(2) {
@@ -52,7 +52,8 @@ fn it_wants_speeds_that_make_sense() {
     }
 }
 
-/// Seconds that the simulator sees for the cheapest plan, and that plan; with and without speeds.
+/// Returns the simulated seconds of the cheapest plan, and its algorithm, with or without knowledge of the
+/// speeds.
 fn simulated(rates: &[f64], knows: bool, bytes: u64) -> (f64, Algorithm) {
     let p = rates.len() as u32;
     let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
@@ -100,7 +101,7 @@ fn random_networks_get_faster_and_none_slower() {
     let mut product = 1.0;
     for _ in 0..30 {
         let p = 4 + numbers.next() % 5;
-        // 0.1 to 2 Gbit/s.
+        // From 0.1 to 2 Gbit/s.
         let rates: Vec<f64> = (0..p).map(|_| 12.5e6 * 20_f64.powf(numbers.share())).collect();
         for bytes in [8, 64 << 10, 1 << 20, 64 << 20] {
             let (before, _) = simulated(&rates, false, bytes);

@@ -1,4 +1,4 @@
-//! The simulator against what can be computed by hand, and at scale.
+//! The simulator compared with results computed by hand, and at scale.
 
 mod common;
 
@@ -9,7 +9,7 @@ use kolo_collectives::plan::Collective;
 use kolo_collectives::simulate::{Cluster, Killed, Straggler, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Params, Task};
 
-/// One rank per host; round numbers.
+/// A cluster of one rank per host, with round numbers.
 fn flat(hosts: u32) -> Cluster {
     let inter = LinkClass { latency_seconds: 10e-6, overhead_seconds: 1e-6, bytes_per_second: 1e9 };
     let model = Model {
@@ -66,7 +66,7 @@ fn messages_of_a_host_pass_its_interface_one_by_one() {
     assert!((seconds(&cluster) - at_once - 4.0 * 2e-6).abs() < 1e-8, "{} {at_once}", seconds(&cluster));
 }
 
-/// Of a reduction between two hosts, only the way to the root counts.
+/// In a reduction between two hosts, only the direction towards the root counts.
 #[test]
 fn a_host_is_as_slow_as_its_own_interface() {
     let task = Task::new(Collective::Reduce, 2).with_root(1);
@@ -109,7 +109,8 @@ fn ranks_of_a_host_share_its_interface() {
     let spread = run(Algorithm::Direct, &task, 100_000, &flat(8)).seconds;
     let packed = Cluster { hosts: 2, ranks_per_host: 4, ..flat(8) };
     let shared = run(Algorithm::Direct, &task, 100_000, &packed).seconds;
-    // Four ranks send four blocks each through one interface, against seven blocks alone.
+    // Four ranks send four blocks each through one interface, compared with seven blocks of a rank with its own
+    // interface.
     assert!(shared > 1.9 * spread, "{shared} against {spread}");
     let timing = run(Algorithm::Direct, &task, 100_000, &packed);
     assert_eq!((timing.intra.messages, timing.inter.messages), (8 * 3, 8 * 4));
@@ -123,7 +124,7 @@ fn hierarchy_pays_between_hosts() {
     let flat = run(Algorithm::Circulant, &task, 1 << 18, &cluster);
     let split = run(Algorithm::Hierarchical, &task, 1 << 18, &cluster);
     assert!(split.seconds < flat.seconds, "{} against {}", split.seconds, flat.seconds);
-    // Two vectors, but for an eighth, in and out of each host.
+    // Each host sends and receives two vectors, less an eighth.
     assert_eq!(split.inter.bytes, 8 * 2 * (1 << 20) / 8 * 7);
 }
 
@@ -146,7 +147,7 @@ fn a_dead_rank_leaves_others_waiting_and_says_for_whom() {
     let mut waiting: Vec<(u32, Option<u32>)> =
         timing.stuck.iter().map(|stuck| (stuck.rank, stuck.peer)).collect();
     waiting.sort_unstable();
-    // 4 feeds 5 and 6, 6 feeds 7.
+    // Rank 4 feeds 5 and 6; rank 6 feeds 7.
     assert_eq!(waiting, [(5, Some(4)), (6, Some(4)), (7, Some(6))]);
     let through: Vec<bool> = timing.finished.iter().map(Option::is_some).collect();
     assert_eq!(through, [true, true, true, true, false, false, false, false]);
@@ -159,11 +160,12 @@ fn oversubscription_slows_the_processors() {
     let one = run(Algorithm::RecursiveDoubling, &task, 1000, &cluster).seconds;
     cluster.model.oversubscription = 4.0;
     let four = run(Algorithm::RecursiveDoubling, &task, 1000, &cluster).seconds;
-    // Three rounds: two overheads and a reduction take four times as long, and three other ranks have a turn.
+    // In each of three rounds, two overheads and a reduction take four times as long, and three other ranks have a
+    // turn.
     close(four - one, 3.0 * (3.0 * 3e-6 + 3.0 * 5e-6));
 }
 
-/// Ranks of one host, whose messages cost a processor work and nothing else.
+/// Ranks of one host whose messages cost processor time and nothing else.
 fn packed(ranks_per_host: u32, oversubscription: f64) -> Cluster {
     let intra = LinkClass { latency_seconds: 0.0, overhead_seconds: 1e-6, bytes_per_second: 1e15 };
     let model = Model {
@@ -179,11 +181,11 @@ fn packed(ranks_per_host: u32, oversubscription: f64) -> Cluster {
 
 #[test]
 fn ranks_of_a_processor_take_turns() {
-    // Each of two ranks sends and receives 4000 bytes: 5 microseconds at each end.
+    // Each of two ranks sends and receives 4000 bytes, which takes 5 microseconds at each end.
     let task = Task::new(Collective::AllGather, 2).in_place();
     let apart = run(Algorithm::Ring, &task, 1000, &packed(2, 1.0)).seconds;
     close(apart, 10e-6);
-    // One sends; the other sends, and receives what is there; then the first has its turn again.
+    // One rank sends; the other sends, and receives what has arrived; then the first has its turn again.
     let shared = run(Algorithm::Ring, &task, 1000, &packed(2, 2.0)).seconds;
     close(shared, 5e-6 + 5e-6 + 10e-6 + 5e-6 + 5e-6);
 }
@@ -193,7 +195,7 @@ fn a_call_in_a_row_begins_where_the_last_one_ended() {
     let task = Task::new(Collective::AllGather, 4).in_place();
     let seconds = |calls| run(Algorithm::Ring, &task, 1000, &Cluster { calls, ..packed(4, 1.0) }).seconds;
     close(seconds(5), 5.0 * seconds(1));
-    // A rank whose turn it is goes on to the next call.
+    // A rank that has the processor goes on to the next call.
     let shared = |calls| run(Algorithm::Ring, &task, 1000, &Cluster { calls, ..packed(4, 2.0) }).seconds;
     assert!(shared(5) < 4.7 * shared(1), "{} against {}", shared(5), shared(1));
 }
@@ -204,12 +206,13 @@ fn what_caches_do_not_hold_is_slower_the_first_time_only() {
     let mut cluster = Cluster { segment_bytes: 1 << 20, window: 1, ..packed(2, 1.0) };
     let count = 64 << 20 >> 2;
     let near = run(Algorithm::Ring, &task, count, &cluster).seconds;
-    // Both ranks have 64 MiB in all, and 2 MiB in a segment.
+    // The buffers of both ranks together have 64 MiB, of which a segment touches 2 MiB.
     for (place, factor) in cluster.model.caches.messages.0.iter_mut().enumerate() {
         *factor = if place > 6 { 3.0 } else { 1.0 };
     }
     let far = run(Algorithm::Ring, &task, count, &cluster).seconds;
-    // Half of a segment is sent and the other received and reduced; then both once more. A message is at both ends.
+    // Half of a segment is sent, and the other half is received and reduced; then both are moved once more. A
+    // message is moved at both ends.
     let moved = 4.0 * f64::from(32 << 20) / 1e9;
     assert!((far - near - 2.0 * moved / 2.0).abs() < 0.02 * far, "{far} against {near}: {moved}");
 }
@@ -225,7 +228,8 @@ fn one_rank_stands_for_all_of_a_symmetric_plan() {
                 let shapes = uniform(std::slice::from_ref(&plan), count);
                 let whole = run(algorithm, &task, count, &flat(p));
                 let one = simulate_symmetric(&plan, &shapes[0], &flat(p));
-                // Rank 0 never cuts a message where the blocks wrap; others may, and pay for two messages.
+                // Rank 0 never cuts a message where the blocks wrap; other ranks may, and then pay for two
+                // messages.
                 let ratio = one.seconds / whole.seconds;
                 assert!((0.8..1.0 + 1e-9).contains(&ratio), "{algorithm} {p} {collective:?} {ratio}");
                 assert_eq!(one.connections, whole.connections);

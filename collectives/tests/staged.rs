@@ -1,4 +1,5 @@
-//! The generators that use stages: on any number of ranks, with stages of any depth, in the promised order.
+//! The generators that use stages: correct on any number of ranks, with stages of any depth, in the promised
+//! order.
 
 mod common;
 
@@ -43,7 +44,7 @@ fn depths_and_orders() {
     }
 }
 
-/// The order of the ranks, whatever the form: what the exchange gives for the same call.
+/// Folds reduce in the order of the ranks in every form, as the exchange does for the same call.
 #[test]
 fn folds_are_in_rank_order() {
     for p in 2..=9 {
@@ -98,7 +99,7 @@ fn no_stage_says_why() {
     assert!(refusal(Algorithm::HierarchicalStaged, &dealt).contains("follow each other"));
 }
 
-/// Every byte is copied in once, whoever needs it, and nobody sends a message inside a host.
+/// Every byte is copied in once, however many ranks need it, and no rank sends a message inside a host.
 #[test]
 fn every_byte_is_copied_in_once() {
     for (collective, algorithm, of_vector) in [
@@ -107,7 +108,7 @@ fn every_byte_is_copied_in_once() {
         (Collective::AllToAll, Algorithm::Staged, 5 * 4),
         (Collective::ReduceScatter, Algorithm::StagedOneShot, 5 * 4),
         (Collective::AllReduce, Algorithm::StagedOneShot, 5),
-        // Less the slice that each reduces itself, and the sums.
+        // Less the slice that each rank reduces itself, plus the sums.
         (Collective::AllReduce, Algorithm::StagedTwoShot, 5 - 1 + 1),
     ] {
         let task = Task::new(collective, 5).with_stages();

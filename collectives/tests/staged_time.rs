@@ -1,4 +1,4 @@
-//! Stages in the simulator, against what can be computed by hand.
+//! Stages in the simulator, compared with results computed by hand.
 
 mod common;
 
@@ -9,7 +9,7 @@ use kolo_collectives::simulate::{Cluster, Killed, Straggler, Stuck, Timing, simu
 use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
-/// Ranks of one host; round numbers.
+/// A cluster of one host, with round numbers.
 fn host(ranks_per_host: u32) -> Cluster {
     let intra = LinkClass { latency_seconds: 1e-6, overhead_seconds: 0.1e-6, bytes_per_second: 1e9 };
     let model = Model {
@@ -37,7 +37,7 @@ fn close(found: f64, expected: f64) {
 #[test]
 fn a_broadcast_is_a_copy_in_a_flag_and_a_copy_out() {
     let timing = run(Algorithm::Staged, Collective::Broadcast, 1000, &host(3));
-    // The root copies its own meanwhile; the others look at one flag.
+    // The root copies its own block meanwhile; each other rank checks one flag.
     close(timing.finished[0].expect("it ends"), 4e-6 + 2e-6);
     close(timing.seconds, 4e-6 + 1e-6 + 0.1e-6 + 4e-6);
     assert_eq!((timing.intra.messages, timing.connections), (0, 0));
@@ -46,10 +46,11 @@ fn a_broadcast_is_a_copy_in_a_flag_and_a_copy_out() {
 
 #[test]
 fn a_fold_reads_what_all_others_have() {
-    // Two others, of whom 4000 bytes each are fetched and added.
+    // The blocks of two other ranks, 4000 bytes each, are fetched and added.
     let timing = run(Algorithm::StagedOneShot, Collective::AllReduce, 1000, &host(3));
     close(timing.seconds, 4e-6 + 1e-6 + 0.3e-6 + 2.0 * (4e-6 + 1e-6));
-    // In two shots, slices: two thirds are copied in, a third is reduced and copied in, two thirds are copied out.
+    // In two shots each rank handles slices: two thirds are copied in, a third is reduced and copied in, and two
+    // thirds are copied out.
     let timing = run(Algorithm::StagedTwoShot, Collective::AllReduce, 3000, &host(3));
     close(timing.seconds, 8e-6 + 1.3e-6 + 2.0 * (4e-6 + 1e-6) + 4e-6 + 1.3e-6 + 2.0 * 4e-6);
 }
@@ -61,16 +62,16 @@ fn windows_are_read_and_written_where_they_lie() {
         let plans = plans(Algorithm::Window, &task);
         simulate(&plans, &uniform(&plans, count), &host(3)).expect("the plans fit together")
     };
-    // Flags of three are looked at before and after.
+    // Three ranks' flags are checked before and after.
     let rounds = 2.0 * (1e-6 + 0.3e-6);
-    // Two other slices of 4000 bytes are fetched, and added meanwhile, and the sum goes to two others.
+    // Two other slices of 4000 bytes are fetched, and added meanwhile; the sum goes to two other ranks.
     let timing = run(Collective::AllReduce, Symmetric::All, 3000);
     close(timing.seconds, rounds + 2.0 * 4e-6 + 2.0 * 4e-6);
     assert_eq!((timing.intra.messages, timing.connections), (0, 0));
-    // A slice to all, or everything to oneself.
+    // Each rank copies a slice to all, or reads everything itself.
     close(run(Collective::Broadcast, Symmetric::All, 3000).seconds, rounds + 3.0 * 4e-6);
     close(run(Collective::Broadcast, Symmetric::Inputs, 3000).seconds, rounds + 12e-6);
-    // Two blocks of others, and one's own, which needs no fetching.
+    // Two blocks of other ranks, and the rank's own, which needs no fetching.
     close(run(Collective::AllGather, Symmetric::Inputs, 1000).seconds, rounds + 2.0 * 4e-6 + 2e-6);
 }
 
@@ -78,7 +79,7 @@ fn windows_are_read_and_written_where_they_lie() {
 fn the_memory_bus_is_shared() {
     let model = Model { memory_bytes_per_second: 1e9, ..host(4).model };
     let timing = run(Algorithm::Staged, Collective::AllGather, 1000, &Cluster { model, ..host(4) });
-    // Four copies in and twelve out, one after the other.
+    // Four copies in and twelve copies out, one after another.
     assert!(timing.seconds > 16.0 * 4e-6, "{}", timing.seconds);
 }
 
@@ -87,7 +88,7 @@ fn ranks_of_a_processor_copy_one_after_the_other() {
     let model = Model { oversubscription: 4.0, switch_seconds: 0.0, ..host(4).model };
     let cluster = Cluster { model, ..host(4) };
     let timing = run(Algorithm::Staged, Collective::AllGather, 1000, &cluster);
-    // Each copies in its own, for itself, and three of the others'.
+    // Each rank copies in its own block, copies it for itself, and copies three blocks of others.
     let work = 4.0 * (4e-6 + 2e-6 + 3.0 * 4e-6);
     assert!((work..1.2 * work).contains(&timing.seconds), "{} of {work}", timing.seconds);
     let model = Model { switch_seconds: 5e-6, ..cluster.model };

@@ -1,4 +1,4 @@
-//! The checker's rules for stages: each fires when its defect is put into a good set of plans.
+//! The checker's rules for stages: each reports its defect in plans that are otherwise correct.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn sum(own: Option<Blocks>, dst: Blocks) -> Action {
     Action::Fold { of: Members::All, first: 0, count: 1, own, dst }
 }
 
-/// Plans of one all-reduce on one host. All publish the whole vector in each of `rounds` rounds.
+/// Makes plans of one all-reduce on one host. All ranks publish the whole vector in each of `rounds` rounds.
 fn by_hand(placement: Placement, rounds: usize, programs: &[Vec<Vec<Action>>]) -> Vec<Plan> {
     let step = |action: &Action| Step { action: *action, after: None, fence: false };
     let lanes = |lanes: &Vec<Vec<Action>>| lanes.iter().map(|lane| lane.iter().map(step).collect()).collect();
@@ -39,7 +39,7 @@ fn by_hand(placement: Placement, rounds: usize, programs: &[Vec<Vec<Action>>]) -
     common::by_hand(placement, 1, Some(stage), programs.iter().map(lanes).collect())
 }
 
-/// The same program on all ranks.
+/// Makes plans with the same program on all ranks.
 fn alike(placement: Placement, rounds: usize, ranks: usize, lane: &[Action]) -> Vec<Plan> {
     by_hand(placement, rounds, &vec![vec![lane.to_vec()]; ranks])
 }
@@ -59,7 +59,7 @@ fn nothing_is_read_that_was_not_awaited() {
     assert!(matches!(of(&some), Violation::NotAwaited { member: 1, .. }));
     let before = alike(Placement::OutOfPlace, 1, 2, &[ALL, OWN, sum(None, OUT)]);
     assert!(matches!(of(&before), Violation::Index { what: "member", .. }));
-    // An await is good for one round.
+    // An `Await` is valid for one round.
     let round_before = alike(Placement::OutOfPlace, 2, 2, &[OWN, ALL, OWN, sum(None, OUT)]);
     assert!(matches!(of(&round_before), Violation::NotAwaited { .. }));
     let copied = alike(
@@ -77,7 +77,8 @@ fn nothing_is_read_that_is_not_published() {
     let hole = Some(stage(1));
     plans[1].lanes[0][0].action = Action::Publish { src: [Some(IN), None], except: hole };
     assert!(matches!(of(&plans), Violation::Unpublished { member: 1, .. }));
-    // A rank that reads its own from where it is may leave it out, if nobody else reads it.
+    // A rank that reads its own data from where it lies may leave it out of its payload, if no other rank
+    // reads it.
     for plan in &mut plans {
         let me = plan.rank as u16;
         plan.lanes[0][0].action = Action::Publish { src: [Some(IN), None], except: Some(stage(me)) };
@@ -125,7 +126,7 @@ fn members_agree_on_the_table() {
         "membership"
     );
     assert_eq!(bad(|plans| plans[0].stage.as_mut().expect("a stage").like = Space::Scratch), "names");
-    // As many rounds as all others, too.
+    // A rank must have as many rounds as all others, too.
     assert_eq!(
         bad(|plans| plans[1].lanes[0] = plans[1].lanes[0].iter().skip(1).copied().collect()),
         "number of rounds"
@@ -142,7 +143,7 @@ fn what_is_published_is_as_said() {
     assert!(matches!(of(&plans), Violation::Index { what: "payload", .. }));
     plans[0].lanes[0][0].action = Action::Publish { src: [Some(IN), None], except: Some(stage(1)) };
     assert!(matches!(of(&plans), Violation::Index { what: "exception", .. }));
-    // Of two parts of 101 elements the first is longer.
+    // In two parts of 101 elements, the first is longer.
     let mut plans = plans_of_parts(2);
     plans[0].lanes[0][0].action =
         Action::Publish { src: [Some(Blocks::one(Space::Input, 1)), None], except: None };
@@ -154,7 +155,7 @@ fn what_is_published_is_as_said() {
     assert!(matches!(of(&plans), Violation::Undefined { .. }));
 }
 
-/// Two ranks, of whom each publishes part 0 of two.
+/// Makes plans in which each rank publishes part 0 of two.
 fn plans_of_parts(ranks: usize) -> Vec<Plan> {
     let mut plans = alike(Placement::OutOfPlace, 1, ranks, &[OWN, ALL, sum(None, OUT)]);
     plans.iter_mut().for_each(|plan| plan.cut = Cut::Vector { parts: 2 });
@@ -181,7 +182,7 @@ fn the_steps_of_stages_are_in_one_lane() {
     ));
 }
 
-/// Rank 1 sends what rank 0 has published to rank 2, which is on another host.
+/// Rank 1 sends rank 0's payload to rank 2, which is on another host.
 fn relay(fence: bool) -> Vec<Plan> {
     let channel = |peer| Channel { peer, index: 0 };
     let local = |own: Action| vec![OWN, ALL, own];
@@ -220,11 +221,11 @@ fn a_send_from_a_stage_is_over_before_the_next_round() {
     let text = found.to_string();
     assert!(matches!(found, Violation::Hazard { .. }), "{text}");
     assert!(text.contains("publish in[0]") && text.contains("send    stage0[0]"), "{text}");
-    // With the fence only the sum is not what it should be, for nobody computes one.
+    // With the fence, only the sum is wrong, since no rank computes one.
     assert!(matches!(of(&relay(true)), Violation::Wrong { .. }));
 }
 
-/// Rank 1 goes two rounds ahead before it sends what rank 0 waits for between its own rounds.
+/// Rank 1 runs two rounds ahead before it sends the message that rank 0 waits for between its own rounds.
 fn ahead() -> Vec<Plan> {
     let channel = |peer| Channel { peer, index: 0 };
     let slow = vec![OWN, Action::Recv { from: channel(1), dst: TMP }, OWN, OWN, ALL, sum(None, OUT)];
@@ -258,7 +259,7 @@ fn nobody_is_through_with_a_barrier_before_all_have_called() {
 
 #[test]
 fn barriers_by_messages_are_looked_at_too() {
-    // Signals at doubling distance, one round too few.
+    // Signals at doubling distance, with one round too few.
     let mut plans = plans(Algorithm::Dissemination, &Task::new(Collective::Barrier, 4));
     passes(&plans);
     for plan in &mut plans {

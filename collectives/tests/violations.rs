@@ -1,4 +1,4 @@
-//! Each kind of violation fires when its defect is put into a good set of plans.
+//! Each kind of violation is reported when its defect is put into plans that are otherwise correct.
 
 mod common;
 
@@ -128,7 +128,7 @@ fn hazard_without_a_fence() {
     assert!(matches!(of(&plans), Violation::Hazard { .. }));
 }
 
-/// Two lanes on two ranks; lane 0 leaves a sum in scratch, lane 1 copies it out.
+/// Two lanes on two ranks: lane 0 leaves a sum in scratch, and lane 1 copies it out.
 fn two_lanes(after: Option<StepRef>) -> Vec<Plan> {
     let programs = (0..2)
         .map(|rank| {
@@ -185,7 +185,7 @@ fn counted_twice() {
 
 #[test]
 fn right_count_of_the_wrong_contributions() {
-    // Everybody doubles its own instead of adding the other's.
+    // Each rank doubles its own contribution instead of adding the other's.
     let programs = (0..2)
         .map(|rank| {
             vec![vec![
@@ -269,7 +269,8 @@ fn deadlock_with_any_credits() {
 
 #[test]
 fn deadlock_without_credits_only() {
-    // In place, overwriting what is sent: the fence waits for a receive that the peer posts behind its own fence.
+    // In place, a step overwrites data that is being sent: the fence waits for a receive that the peer posts
+    // behind its own fence.
     let programs = (0..2)
         .map(|rank| {
             vec![vec![
@@ -289,8 +290,8 @@ fn deadlock_without_credits_only() {
 
 #[test]
 fn deadlock_on_a_shared_stream_only() {
-    // Rank 0 sends two messages on channel 0, then one on channel 1; rank 1 wants the last one first. With a
-    // stream per channel that is well; on one stream, the second message has no credit and holds up the third.
+    // Rank 0 sends two messages on channel 0, then one on channel 1; rank 1 wants the last one first. That works
+    // with a stream per channel; on a shared stream, the second message has no credit and holds up the third.
     let other = Channel { peer: 1, index: 1 };
     let programs = vec![
         vec![vec![

@@ -1,4 +1,4 @@
-//! The checker's rules for windows: each fires when its defect is put into a good set of plans.
+//! The checker's rules for windows: each reports its defect in plans that are otherwise correct.
 
 mod common;
 
@@ -57,7 +57,7 @@ fn nobody_is_through_while_others_use_its_buffers() {
         let at = last(&plans[1]);
         remove(&mut plans[1], at);
         assert!(matches!(of(&plans), Violation::Outlived { owner: 1, .. }), "{collective}");
-        // To wait for some is not enough.
+        // Waiting for some of them is not enough.
         insert(&mut plans[1], at, Action::Await { of: Members::Below(2) });
         let found = of(&plans);
         assert!(
@@ -66,7 +66,7 @@ fn nobody_is_through_while_others_use_its_buffers() {
         );
         assert!(found.to_string().contains("may still use a buffer of rank 1"), "{found}");
     }
-    // The others have nothing to wait for.
+    // The other ranks have nothing to wait for.
     let plans = plans(Algorithm::Window, &task(Collective::Scatter, 3));
     let ends = plans.iter().map(|plan| plan.lanes[0][last(plan)].action == ALL).collect::<Vec<_>>();
     assert_eq!(ends, [false, true, false]);
@@ -87,7 +87,7 @@ fn nothing_is_touched_before_its_owner_has_called() {
     assert!(matches!(of(&some), Violation::NotAwaited { member: 2, .. }));
 }
 
-/// Whether the plan runs is known from all members, whoever's memory it touches.
+/// Only a rank that has heard of all members knows that the plan runs, whichever memory it touches itself.
 #[test]
 fn all_hear_of_all_windows() {
     let mut plans = three(Collective::Scatter);
@@ -101,21 +101,21 @@ fn all_hear_of_all_windows() {
 #[test]
 fn a_block_has_one_writer_and_no_reader_beside() {
     let spread = |of, first, to, at| Action::Spread { of, first, count: 1, to, at };
-    // Two writers of block 0.
+    // Two ranks write block 0.
     let mut plans = three(Collective::AllReduce);
     change(&mut plans[2], SPREAD, spread(Members::All, 0, Members::All, 0));
     assert!(matches!(of(&plans), Violation::Hazard { .. }));
-    // Nor does it help to write the same: the owner itself does.
+    // Writing the same value does not help, even if the owner itself writes it.
     let mut plans = three(Collective::AllReduce);
     insert(&mut plans[1], SPREAD, Action::Copy { src: IN, dst: OUT });
     let found = of(&plans);
     assert!(matches!(&found, Violation::Hazard { .. }), "{found}");
     assert!(found.to_string().contains("out[0] of rank 1"), "{found}");
-    // In place, the block that rank 1 reads is what rank 0 writes.
+    // In place, rank 1 reads the block that rank 0 writes.
     let mut plans = common::plans(Algorithm::Window, &task(Collective::AllReduce, 3).in_place());
     change(&mut plans[1], SPREAD, Action::Copy { src: window(2, 0), dst: Blocks::one(Space::Output, 1) });
     assert!(matches!(of(&plans), Violation::Hazard { .. }));
-    // With a round between them it is sound, if of no use.
+    // With a round between the two steps the plan is sound, if useless.
     let mut plans = three(Collective::AllReduce);
     for plan in &mut plans {
         let presence = plan.lanes[0][0].action;
@@ -146,7 +146,7 @@ fn only_windows_are_touched() {
     let elsewhere = Action::Spread { of: Members::All, first: 0, count: 1, to: Members::One(2), at: 0 };
     change(&mut plans[0], SPREAD, elsewhere);
     assert!(matches!(of(&plans), Violation::NotAWindow { member: 2, .. }));
-    // Plans without windows have no such steps.
+    // Plans without windows must not have such steps.
     let staged = Task::new(Collective::AllReduce, 3).with_stages();
     let mut plans = common::plans(Algorithm::StagedOneShot, &staged);
     insert(&mut plans[0], 2, Action::Copy { src: window(1, 0), dst: OUT });
@@ -208,7 +208,7 @@ fn another_slice_is_found() {
         };
         change(&mut plans[1], SPREAD, Action::Spread { of: members, first: 2, count, to, at });
         let found = of(&plans);
-        // Of 100 elements the first slice is longer; the others are wrong.
+        // The first slice of 100 elements is longer; the others are wrong.
         assert!(matches!(found, Violation::Wrong { .. } | Violation::Hazard { .. }), "{collective}: {found}");
     }
     let mut plans = three(Collective::AllReduce);
@@ -220,7 +220,7 @@ fn another_slice_is_found() {
     assert!(matches!(of(&plans), Violation::Wrong { contributions: 2, expected: 3, .. }));
 }
 
-/// In the order of the ranks, as all forms on one host; or along the canonical tree.
+/// Sums are in the order of the ranks, as in all forms on one host, or along the canonical tree.
 #[test]
 fn sums_are_in_order() {
     for p in 2..=9 {

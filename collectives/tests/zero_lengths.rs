@@ -1,4 +1,4 @@
-//! A step that is skipped for its length still fences.
+//! A step that is skipped because it has no bytes still fences.
 
 mod common;
 
@@ -10,7 +10,7 @@ use kolo_collectives::{Algorithm, Task};
 
 #[test]
 fn fences_on_empty_messages_hold() {
-    // Vectors shorter than their number of parts: many messages are empty, fenced ones among them.
+    // Vectors are shorter than their number of parts, so many messages are empty, fenced ones among them.
     let mut empty_fences = 0;
     for algorithm in [Algorithm::Ring, Algorithm::Circulant, Algorithm::Halving, Algorithm::Direct] {
         for p in [3, 5, 8] {
@@ -29,7 +29,7 @@ fn fences_on_empty_messages_hold() {
                     .filter(|blocks| layout.len(*blocks, 0) == 0)
                     .count();
             }
-            // Without its fences the plan would not pass, short as the vector may be.
+            // Without its fences the plan would not pass, however short the vector is.
             let mut mutant = plans.clone();
             for plan in &mut mutant {
                 for lane in &mut plan.lanes {

@@ -1,4 +1,4 @@
-"""The processes of a run, what is done to them, and what became of it."""
+"""The processes of a run, the faults injected into them, and the outcome."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STOPPED_SECONDS = 4.0
 
 @dataclass
 class Event:
-    """Something that is done to a process once the job has made `step` steps."""
+    """A fault for a process, due once the job has made `step` steps."""
 
     step: int
     what: str
     who: str
     seconds: float = STOPPED_SECONDS
-    #: When it was done, and to which process; none if there was nobody left to do it to.
+    #: Time of the fault and its process; none if no process was left for it.
     time: float | None = None
     rank: int | None = None
 
@@ -41,12 +41,12 @@ class Event:
 
 @dataclass
 class Outcome:
-    """How a run went."""
+    """Outcome of a run."""
 
     ranks: int
     model: str
     events: list[Event]
-    #: When each step was over on the first rank that was through with it, and how many ranks there were.
+    #: For each step: its end on the first rank that completed it, and the number of ranks.
     steps: list[tuple[int, float, int]] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
     statuses: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Crew:
-    """Starts the ranks as plain processes, without a launcher that could die, and ends those that are left over."""
+    """Starts the ranks as plain processes, without a launcher that could die, and ends those that remain."""
 
     def __init__(self, folder: Path, ranks: int, model: str, steps: int, data: Path) -> None:
         self._folder = folder
@@ -86,7 +86,8 @@ class Crew:
             process.join()
 
     def _start(self, *options: str) -> int:
-        """Starts one more; its number. A fork, since to import torch takes longer than a small run."""
+        """Starts one more process and returns its number. It forks, since importing torch takes longer than a small
+        run."""
         rank = len(self._processes)
         arguments = ["--rank", str(rank), *options, *self._options]
         process = multiprocessing.get_context("fork").Process(target=be_rank, args=(arguments, self._folder / f"errors-{rank}"))
@@ -96,7 +97,7 @@ class Crew:
         return rank
 
     def follow(self, schedule: list[Event], limit: float) -> Outcome:
-        """Does what the schedule says, until all ranks have ended."""
+        """Injects the faults of the schedule, until all ranks have ended."""
         waiting = sorted(schedule, key=lambda event: event.step)
         deadline = time.monotonic() + limit
         while any(process.is_alive() for process in self._processes):
@@ -131,7 +132,7 @@ class Crew:
             self._continue_at.append((time.monotonic() + event.seconds, rank))
 
     def _first(self, there: list[int]) -> int | None:
-        """Whoever of them was rank 0 in the latest step."""
+        """Returns the process among `there` that was rank 0 in the latest step."""
         latest = {rank: log.read()[-1] for rank, log in self._logs.items() if rank in there and log.read()}
         zeros = [rank for rank, told in latest.items() if told["rank"] == 0]
         return max(zeros, key=lambda rank: latest[rank]["step"], default=min(there, default=None))
@@ -164,17 +165,17 @@ class Crew:
 
 
 def be_rank(arguments: list[str], output: Path) -> None:
-    """What `python train.py` does with these arguments; its own process."""
+    """Does the work of `python train.py` with these arguments, in a process of its own."""
     with output.open("w", buffering=1) as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
-        # A rank that is silent for a second is given up, rather than one that is for a minute.
+        # A rank counts as lost after one second of silence instead of a minute.
         os.environ["KOLO_DEAD_AFTER"] = "1"
         sys.exit(train.main(arguments))
 
 
 class Log:
-    """What a rank has written about its steps so far."""
+    """The lines that a rank has written about its steps so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -5,10 +5,10 @@
     python disturb.py --ranks 8 --model cnn --events 20:kill:first,60:stop:3
     python disturb.py --table --models mlp,cnn,rnn       # hashes for 1, 2, 3, 4, 5, 6 and 8 ranks, with and without kills
 
-An event is STEP:WHAT:WHO[:SECONDS]. WHAT is `kill` (SIGKILL), `stop` (SIGSTOP; the others go on without the rank after about a
-second, and after SECONDS, 4 by default, it is let go on and learns that it is out) or `pause` (the same for less than a second,
-which nobody is left out for). WHO is the number that a process was started with, or `first`: whoever is rank 0 at that time.
-STEP:add starts one more process, which joins those that are at work.
+An event is STEP:WHAT:WHO[:SECONDS]. WHAT is `kill` (SIGKILL), `stop` (SIGSTOP; the others go on without the rank after
+about a second, and after SECONDS, 4 by default, it continues and learns that it is out) or `pause` (the same for less
+than a second, for which no rank is left out). WHO is the number with which a process was started, or `first` for the
+process that is rank 0 at that time. STEP:add starts one more process, which joins the running ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def table(given: argparse.Namespace) -> int:
-    """For each model: the hash for each number of ranks, with and without kills."""
+    """Prints for each model and number of ranks the hash, with and without kills."""
     print("| model | ranks | killed | hash |\n| --- | ---: | ---: | --- |")
     worst = 0
     for model in given.models.split(","):

@@ -1,4 +1,4 @@
-"""The throughput of a run over time, with what was done to it. Needs matplotlib."""
+"""Plots the throughput of a run over time, with the faults injected into it. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STYLE = Path(__file__).resolve().parents[1] / "kolo.mplstyle"
 
 
 def draw(run: Outcome, reference: Outcome, path: Path) -> None:
-    """Steps per second, and the number of ranks beneath."""
+    """Draws steps per second, and the number of ranks below."""
     begin = run.steps[0][1]
     times = [time - begin for _, time, _ in run.steps]
     with plt.style.context(STYLE):
@@ -48,7 +48,7 @@ def draw(run: Outcome, reference: Outcome, path: Path) -> None:
 
 
 def throughput(times: list[float]) -> tuple[list[float], list[float]]:
-    """The ends of windows, and the steps per second in each."""
+    """Returns the ends of windows, and the steps per second in each."""
     ends, rates, at = [0.0], [0.0], 0
     while ends[-1] < times[-1]:
         end, done = ends[-1] + WINDOW_SECONDS, 0

@@ -25,7 +25,8 @@ def run(ranks: int, steps: int, events: str = "") -> disturb.Outcome:
 
 
 def test_the_bits_do_not_depend_on_who_dies(tmp_path: Path) -> None:
-    """Rank 0 is killed, and then whoever is rank 0; another is stopped until the others have gone on without it; a new one joins."""
+    """Rank 0 is killed, and then its successor; another rank is stopped until the others have gone on without it; a new
+    one joins."""
     steps = 120
     reference = run(1, steps)
     disturbed = run(4, steps, "5:kill:first,15:add,30:pause:3:0.2,40:stop:2:3,90:kill:first")
@@ -46,7 +47,7 @@ def test_the_bits_do_not_depend_on_who_dies(tmp_path: Path) -> None:
 
 
 def test_every_step_has_images_of_its_own() -> None:
-    """An epoch has each image once, whatever the number of ranks."""
+    """An epoch uses each image once, whatever the number of ranks."""
     steps, count = 5, 5 * SHARDS * SHARD_IMAGES
     seen = [int(image) for step in range(steps) for shard in range(SHARDS) for image in shard_images(step, shard, count)]
     assert sorted(seen) == list(range(count))

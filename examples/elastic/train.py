@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""One rank of a training that ends with the same bits whoever dies on the way.
+"""One rank of a training that ends with the same bits, whichever ranks die on the way.
 
     python train.py --rank R --ranks P --meet file:///tmp/job --out FOLDER [--model mlp] [--steps 200]
-    python train.py --rank R --join --out FOLDER ...             # joins those that are at work there
+    python train.py --rank R --join --out FOLDER ...             # joins the running job there
 
-A step's batch is cut into a fixed number of micro-batches, the shards. Each rank computes the gradients of its shards, and
-`all_reduce_shards` adds all of them along one tree, whoever has them. `disturb.py` starts the ranks, and kills and stops them.
+A step's batch is cut into a fixed number of micro-batches, the shards. Each rank computes the gradients of its shards,
+and `all_reduce_shards` adds all of them along one tree, whichever ranks have them. `disturb.py` starts the ranks, and
+kills and stops them.
 
 Writes a line per step to FOLDER/steps-R.jsonl, and in the end the hash of the weights to FOLDER/hash-R.
 """
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "torch"))
 from training.data import Images, load  # noqa: E402
 from training.models import MODELS, build  # noqa: E402
 
-# Here, since it imports half of torch: `crew.py` has that done once for all ranks.
+# This call imports half of torch. It is made here so that `crew.py` does that once for all ranks.
 torch.use_deterministic_algorithms(True)
 
 SEED = 1
@@ -43,7 +44,7 @@ LEFT_OUT, TOO_LATE = 3, 4
 
 
 def shard_images(step: int, shard: int, images: int) -> torch.Tensor:
-    """Which images a shard has: by step and shard alone, not by the rank that computes it."""
+    """Returns the images of a shard, which depend on step and shard alone, not on the rank that computes it."""
     batch = SHARDS * SHARD_IMAGES
     epoch, at = divmod(step * batch + shard * SHARD_IMAGES, images - images % batch)
     order = torch.randperm(images, generator=torch.Generator().manual_seed(SEED + epoch))
@@ -51,7 +52,7 @@ def shard_images(step: int, shard: int, images: int) -> torch.Tensor:
 
 
 class Trainer:
-    """Model and optimizer, as vectors: all that a rank knows, and the same on all of them."""
+    """Model and optimizer as vectors: the whole state of a rank, and the same on all ranks."""
 
     def __init__(self, model: str, images: Images, comm: kolo.Communicator) -> None:
         self.state = kolo.State(comm)
@@ -62,12 +63,13 @@ class Trainer:
         self._velocity = np.zeros_like(self._weights)
         at = 0
         for parameter in self._parameters:
-            # The model reads the vector.
+            # The model's parameters are views of the vector.
             parameter.data = torch.from_numpy(self._weights[at : at + parameter.numel()]).view_as(parameter)
             at += parameter.numel()
 
     def gradient(self, comm: kolo.Communicator) -> np.ndarray:
-        """The gradient of the whole batch. Changes nothing that was there, so it can be repeated among others."""
+        """Returns the gradient of the whole batch. It changes no existing state, so it can be repeated with other
+        ranks."""
         self.state.share(comm, {"weights": self._weights, "velocity": self._velocity})
         own = comm.own_shards(SHARDS)
         rows = np.empty((len(own), len(self._weights)), np.float32)
@@ -100,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     invitation = given.out / "invitation"
 
     def invite(_change: kolo.Change | None = None) -> None:
-        """Whoever is rank 0 now leaves an invitation for newcomers."""
+        """Lets the present rank 0 write an invitation for newcomers."""
         if group.comm.rank == 0:
             replace(invitation, group.comm.accept())
 
@@ -132,7 +134,7 @@ def join_all(given: argparse.Namespace) -> kolo.Communicator:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
+    """Writes a file atomically."""
     partial = path.with_name(f".{path.name}-{os.getpid()}")
     partial.touch(0o600)
     partial.write_text(text)

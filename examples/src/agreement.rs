@@ -1,11 +1,11 @@
-//! Whether networks are the same: in every bit, or within rounding.
+//! Compares networks: bit by bit, or within rounding.
 
 use kolo::Communicator;
 
 use crate::Result;
 use crate::mlp::Mlp;
 
-/// Whether all ranks hold the same bits. All ranks get the same answer.
+/// Returns whether all ranks hold the same bits. All ranks get the same answer.
 ///
 /// # Errors
 /// The communicator's.
@@ -15,8 +15,8 @@ pub fn identical(ranks: &Communicator, network: &Mlp) -> Result<bool> {
     Ok(all.windows(2).all(|pair| pair[0] == pair[1]))
 }
 
-/// How far two networks of the same shape are apart: for each layer the norm of the difference of its parameters,
-/// relative to the norm of the second's; of these the greatest.
+/// Returns the distance of two networks of the same shape: for each layer, the norm of the difference of its
+/// parameters relative to the norm of the second network's, and of these the greatest.
 ///
 /// # Panics
 /// If the shapes differ.
@@ -27,12 +27,13 @@ pub fn distance(network: &Mlp, reference: &Mlp) -> f64 {
     layers.map(|(a, b)| relative(&a.parameters, &b.parameters)).fold(0.0, greater)
 }
 
-/// Largest effect of rounding on the distance between two trainings of so many steps that sum in different orders.
+/// Returns the largest effect of rounding on the distance between two trainings of `steps` steps that sum in
+/// different orders.
 ///
-/// Every step rounds every weight by half a unit in its last place at most, in either training. Steps that pass a
-/// difference on without enlarging it therefore keep the distance below a unit per step. Roundings average out, so
-/// that it is far smaller in fact: 12 units after 1,175 steps with the program's settings. Learning rates at the
-/// edge of stability do enlarge differences, by as much as one pleases.
+/// In either training, every step rounds every weight by at most half a unit in its last place. Steps that pass a
+/// difference on without enlarging it therefore keep the distance below one unit per step. Roundings average out,
+/// so in fact the distance is far smaller: 12 units after 1,175 steps with the program's settings. Learning rates
+/// at the edge of stability do enlarge differences, without any limit.
 #[must_use]
 pub fn tolerance(steps: usize) -> f64 {
     f64::from(f32::EPSILON) * steps as f64
@@ -46,7 +47,7 @@ fn relative(a: &[f32], b: &[f32]) -> f64 {
     if square_of_difference == 0.0 { 0.0 } else { (square_of_difference / square).sqrt() }
 }
 
-/// The greater of two, and not a number if one is not.
+/// Returns the greater of two numbers, or NaN if either is NaN.
 fn greater(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }

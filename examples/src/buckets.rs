@@ -1,8 +1,8 @@
-//! Gradients on their way: collected into buckets, summed over the ranks while the backward pass goes on.
+//! Gradients in buckets, which are summed over the ranks while the backward pass goes on.
 //!
-//! One call per layer would pay the latency of a call for layers of a few bytes, and one for a large layer could not
-//! start before all of it is known; one call for all layers would start when there is nothing left to compute
-//! meanwhile. So gradients stream into buckets of one size, whatever the layers' sizes.
+//! One call per layer would pay the latency of a call even for layers of a few bytes, and the call for a large layer
+//! could not start before its whole gradient is known. One call for all layers would start when nothing is left to
+//! compute meanwhile. Gradients therefore stream into buckets of one size, whatever the sizes of the layers.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,19 +18,19 @@ pub struct Buckets<P> {
     len: usize,
     open: Bucket,
     under_way: Vec<(P, Vec<Place>)>,
-    /// Buffers that have come back, to be filled again.
+    /// Buffers that have been returned and can be filled again.
     spare: Vec<Vec<f32>>,
     waited: Duration,
 }
 
-/// Gradients side by side.
+/// Gradients in one contiguous buffer.
 #[derive(Debug, Default)]
 struct Bucket {
     values: Vec<f32>,
     places: Vec<Place>,
 }
 
-/// Where a piece lies in a bucket.
+/// The place of a piece in a bucket.
 #[derive(Debug)]
 struct Place {
     layer: usize,
@@ -39,7 +39,8 @@ struct Place {
 }
 
 impl<P> Buckets<P> {
-    /// Buckets of so many bytes each, but for the last of a pass. The same on all ranks.
+    /// Makes buckets of this many bytes each; only the last of a pass may be shorter. All ranks must use the same
+    /// size.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self {
@@ -79,7 +80,7 @@ impl<P> Buckets<P> {
         Ok(())
     }
 
-    /// Starts what is left, waits bucket by bucket, and hands over the sums as they come.
+    /// Starts the last bucket, waits bucket by bucket, and hands over the sums as they arrive.
     ///
     /// # Errors
     /// The group's.
@@ -103,7 +104,7 @@ impl<P> Buckets<P> {
         Ok(())
     }
 
-    /// Time spent waiting in all calls of [`finish`](Self::finish) since the last call of this.
+    /// Returns the time spent waiting in [`finish`](Self::finish) since the last call of this method.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
@@ -116,7 +117,8 @@ mod tests {
 
     #[test]
     fn every_gradient_comes_back_once() {
-        // Layers of 4, 3, 2 and 1: all in one bucket, one each, the last of three not full, and none across layers.
+        // Layers of 4, 3, 2 and 1 elements: all in one bucket; one bucket each; three buckets with the last not
+        // full; no bucket across layers.
         for (len, calls) in [(1000, 1), (0, 10), (1, 10), (4, 3), (5, 2)] {
             let mut buckets = Buckets::new(len * size_of::<f32>());
             for _pass in 0..3 {

@@ -1,4 +1,4 @@
-//! Ranks for an example: the processes of a launcher if there is one, threads of this process otherwise.
+//! Ranks for an example: the processes of a launcher if there is one, otherwise threads of this process.
 
 use std::process::ExitCode;
 
@@ -8,15 +8,15 @@ use kolo::{Cluster, Communicator, Error};
 
 use crate::Result;
 
-/// How many ranks, and where.
+/// The number of ranks, and where they run.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Ranks {
-    /// So many ranks as threads of this process, even under a launcher [default without a launcher: 4]
+    /// Run this many ranks as threads of this process, even under a launcher [default without a launcher: 4]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: Option<u32>,
 }
 
-/// Ranks as threads, if neither the command line nor a launcher says how many.
+/// Number of thread ranks if neither the command line nor a launcher gives one.
 const DEFAULT_RANKS: u32 = 4;
 
 impl Ranks {
@@ -24,7 +24,7 @@ impl Ranks {
     /// process, in rank order.
     ///
     /// # Errors
-    /// Why the ranks do not meet, or else the first error of `body`.
+    /// The reason why the ranks cannot join, or the first error of `body`.
     pub fn run<R: Send>(&self, body: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         let threads = match self.ranks {
             None if launched()? => return Ok(vec![body(&Communicator::from_env()?)?]),
@@ -35,7 +35,8 @@ impl Ranks {
     }
 }
 
-/// Whether a launcher has started this process. An error if it has, but the ranks cannot meet as it says.
+/// Returns whether a launcher has started this process. It is an error if one has, but its information is not
+/// enough to join.
 fn launched() -> Result<bool> {
     match JoinSpec::from_process_env() {
         Ok(_) => Ok(true),
@@ -44,7 +45,7 @@ fn launched() -> Result<bool> {
     }
 }
 
-/// The whole of a small example: `body` is what each rank does.
+/// Runs a small example: `body` is the work of each rank.
 pub fn main(about: &'static str, body: fn(&Communicator) -> Result<()>) -> ExitCode {
     #[derive(Parser)]
     struct Arguments {

@@ -1,4 +1,5 @@
-//! The training's progress for people: a line per epoch, and on a terminal a bar for the epoch under way.
+//! Progress of a training for people: a line per epoch, and on a terminal a progress bar for the current
+//! epoch.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -11,7 +12,8 @@ pub struct Console {
 }
 
 impl Console {
-    /// For epochs of so many images. The bar goes to standard error, and nowhere if that is no terminal.
+    /// Makes a display for epochs of this many images. The bar goes to standard error, and is hidden if that
+    /// is not a terminal.
     #[must_use]
     pub fn new(images: usize) -> Self {
         let bar = ProgressBar::new(images as u64);

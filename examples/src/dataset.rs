@@ -1,4 +1,4 @@
-//! Images with labels, from the four files that MNIST, Fashion-MNIST and their kin come in.
+//! Images with labels, from the four files of MNIST, Fashion-MNIST and similar sets.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::bundled;
 use crate::idx::{self, Array};
 
-/// Where Debian's package `dataset-fashion-mnist` puts its files.
+/// Folder in which Debian's package `dataset-fashion-mnist` puts its files.
 pub const DEBIAN: &str = "/usr/share/datasets/fashion-mnist";
 
 /// Images of one size, with labels.
@@ -14,24 +14,24 @@ pub const DEBIAN: &str = "/usr/share/datasets/fashion-mnist";
 pub struct Images {
     /// Bytes of an image.
     pub pixels: usize,
-    /// The images, one after the other.
+    /// The images, one after another.
     pub data: Vec<u8>,
-    /// A class for each.
+    /// The class of each image.
     pub labels: Vec<u8>,
 }
 
-/// Data to learn from, and data to test with.
+/// Training data and test data.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    /// To learn from.
+    /// Training images.
     pub train: Images,
-    /// To test with.
+    /// Test images.
     pub test: Images,
-    /// Where it comes from.
+    /// Origin of the data.
     pub source: Source,
 }
 
-/// Where a data set comes from.
+/// The origin of a data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The files of a folder.
@@ -49,7 +49,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why there is no data.
+/// The reason why there is no data.
 #[derive(Debug)]
 pub enum Error {
     /// There is no such file, plain or with `.gz`.
@@ -61,11 +61,11 @@ pub enum Error {
     },
     /// A file cannot be read.
     File(idx::Error),
-    /// The files do not fit each other.
+    /// The files contradict each other.
     Inconsistent {
         /// Their origin.
         source: Source,
-        /// How they differ.
+        /// The contradiction.
         problem: String,
     },
 }
@@ -100,25 +100,25 @@ impl std::error::Error for Error {
 }
 
 impl Images {
-    /// Number of images.
+    /// Returns the number of images.
     #[must_use]
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no images.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Keeps the first so many.
+    /// Keeps only the first `count` images.
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
         self.data.truncate(count * self.pixels);
     }
 
-    /// The first so many of each class, in their order.
+    /// Returns the first `count` images of each class, in their order.
     #[must_use]
     pub fn first_of_each_class(&self, count: usize) -> Self {
         let mut taken = [0; 256];
@@ -136,11 +136,11 @@ impl Images {
 }
 
 impl Dataset {
-    /// Loads the data set of a folder if one is given; otherwise Debian's if it is installed, or else the bundled one.
+    /// Loads the data set of a folder if one is given; otherwise Debian's if it is installed, or the bundled one.
     ///
     /// # Errors
-    /// With how to get the data, if there is none; otherwise with the file that is damaged. A folder that is given is
-    /// the only one searched, and a damaged file is an error wherever it is.
+    /// If there is no data, the error says how to get it; if a file is damaged, it names the file. A given folder is
+    /// the only one searched, and a damaged file is always an error.
     pub fn load(folder: Option<&Path>) -> Result<Self, Error> {
         match folder {
             Some(folder) => Self::of_folder(folder),
@@ -151,10 +151,11 @@ impl Dataset {
         }
     }
 
-    /// The subset of Fashion-MNIST that is part of this program: 2,000 images and 500 to test with.
+    /// Returns the subset of Fashion-MNIST that is compiled into this program: 2,000 training images and 500 test
+    /// images.
     ///
     /// # Errors
-    /// None, unless the program was built with damaged files.
+    /// Only if the program was built with damaged files.
     pub fn bundled() -> Result<Self, Error> {
         Self::read(Source::Bundled, |name, dimensions| {
             let name = format!("{name}.gz");

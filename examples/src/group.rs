@@ -1,4 +1,4 @@
-//! Data-parallel training's needs of communication; Kolo's communicators have it.
+//! The communication that data-parallel training needs, as a trait that Kolo's communicators implement.
 
 use kolo::{Communicator, ReduceOp, Work};
 
@@ -6,35 +6,35 @@ use crate::Result;
 
 /// The ranks that train together. All ranks make the same calls in the same order.
 pub trait Group {
-    /// A sum under way.
+    /// A sum in progress.
     type Pending;
 
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> u32;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> u32;
 
     /// Starts to sum the ranks' values element by element, and returns at once.
     ///
     /// # Errors
-    /// As the communication has it.
+    /// The error of the communication.
     fn start_all_reduce(&self, values: Vec<f32>) -> Result<Self::Pending>;
 
     /// Waits for a sum. Every rank gets the same bits.
     ///
     /// # Errors
-    /// As the communication has it.
+    /// The error of the communication.
     fn wait(&self, pending: Self::Pending) -> Result<Vec<f32>>;
 
-    /// Gives all ranks the values of rank `root`.
+    /// Copies the values of rank `root` to all ranks.
     ///
     /// # Errors
-    /// As the communication has it.
+    /// The error of the communication.
     fn broadcast(&self, values: &mut [f32], root: u32) -> Result<()>;
 }
 
-/// One rank, which has nobody to talk to: what others are to agree with.
+/// A single rank without communication, as a reference for the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 

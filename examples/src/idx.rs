@@ -1,4 +1,4 @@
-//! Files of arrays of bytes in the idx format, plain or compressed with gzip.
+//! Reads and writes arrays of bytes in the idx format, plain or compressed with gzip.
 //!
 //! A file is `00 00 08 d`, then d dimensions as big-endian 32-bit numbers, then the bytes. (08 says "bytes"; the format
 //! has other element types, which image data sets do not use.)
@@ -19,7 +19,7 @@ pub struct Array {
     pub data: Vec<u8>,
 }
 
-/// Why a file could not be read.
+/// The reason why a file could not be read.
 #[derive(Debug)]
 pub struct Error {
     path: PathBuf,
@@ -35,7 +35,7 @@ enum Problem {
     Length { expected: usize, found: usize },
 }
 
-/// Greatest array that is read: far more than any data set in this format, far less than memory.
+/// Largest array that is read: far more than any data set in this format, and far less than memory.
 const MAX_BYTES: usize = 1 << 30;
 
 impl fmt::Display for Error {
@@ -77,7 +77,7 @@ impl std::error::Error for Error {
 /// Reads a file, decompressing it if its name ends in `.gz`.
 ///
 /// # Errors
-/// With the file's name and what is wrong with it. Nothing is believed before it is checked.
+/// The error names the file and the problem. All values from the file are checked before they are used.
 pub fn read(path: &Path, dimensions: usize) -> Result<Array, Error> {
     let read = || {
         let file = File::open(path).map_err(Problem::Io)?;
@@ -90,7 +90,7 @@ pub fn read(path: &Path, dimensions: usize) -> Result<Array, Error> {
     read().map_err(|problem| Error { path: path.to_owned(), problem })
 }
 
-/// Reads what a `.gz` file holds that is in memory already. `name` is for messages.
+/// Reads the contents of a `.gz` file that are already in memory. `name` is for messages.
 ///
 /// # Errors
 /// As [`read`].
@@ -98,10 +98,10 @@ pub fn read_compressed(name: &str, bytes: &[u8], dimensions: usize) -> Result<Ar
     parse(GzDecoder::new(bytes), dimensions).map_err(|problem| Error { path: name.into(), problem })
 }
 
-/// Writes a compressed file. Equal arrays make equal files.
+/// Writes a compressed file. Equal arrays give equal files.
 ///
 /// # Errors
-/// The file system's.
+/// The error of the file system.
 pub fn write_compressed(path: &Path, array: &Array) -> io::Result<()> {
     let too_large = |_| io::Error::new(io::ErrorKind::InvalidInput, "too large for the idx format");
     let mut encoder = GzEncoder::new(File::create(path)?, Compression::best());
@@ -134,7 +134,7 @@ fn parse(mut source: impl Read, expected_dimensions: usize) -> Result<Array, Pro
         return Err(Problem::TooLarge { dimensions });
     };
     let mut data = Vec::new();
-    // One byte more than expected is enough to notice that there is more.
+    // One byte more than expected is enough to detect excess data.
     source.take(expected as u64 + 1).read_to_end(&mut data).map_err(Problem::Io)?;
     if data.len() == expected {
         Ok(Array { dimensions, data })

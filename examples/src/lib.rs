@@ -1,11 +1,11 @@
 //! Common parts of the example programs: ranks to run on, and data-parallel training of a small network in plain Rust.
 //!
 //! * [`cluster`] gives an example its ranks: a launcher's processes, or threads.
-//! * [`idx`] reads the file format of MNIST and its kin; [`dataset`] finds and loads such files.
+//! * [`idx`] reads the file format of MNIST and similar sets; [`dataset`] finds and loads such files.
 //! * [`matmul`] multiplies matrices; [`mlp`] is a network of dense layers with its gradients.
-//! * [`group`] is what training asks of communication; [`buckets`] overlaps it with computation.
-//! * [`train`](mod@train) is the training loop: the same program for one rank and for many. [`agreement`] tells whether
-//!   they end with the same network, [`console`] shows how far they are.
+//! * [`group`] is the interface between training and communication; [`buckets`] overlaps the two.
+//! * [`train`](mod@train) is the training loop: the same program for one rank and for many. [`agreement`] checks that
+//!   they end with the same network, and [`console`] shows their progress.
 
 pub mod agreement;
 pub mod buckets;
@@ -19,5 +19,5 @@ pub mod matmul;
 pub mod mlp;
 pub mod train;
 
-/// A result whose error only gets printed.
+/// A result whose error is only printed.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;

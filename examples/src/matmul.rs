@@ -1,10 +1,10 @@
-//! Multiplication of matrices of `f32`: blocked, packed, vectorised by the compiler.
+//! Multiplication of matrices of `f32`: blocked, packed, and vectorised by the compiler.
 //!
-//! Every element of a product is summed in an order that depends on the inner dimension only, and without fused
-//! multiply-add. So a row of a product does not depend on how many other rows there are, nor on the processor: splitting
-//! a batch over ranks changes nothing but sums over the batch.
+//! The order in which an element of a product is summed depends on the inner dimension only, and there is no fused
+//! multiply-add. A row of a product therefore depends neither on the number of other rows nor on the processor:
+//! splitting a batch over ranks changes nothing but sums over the batch.
 
-/// Rows and columns of the block that is kept in registers: 12 vectors of 8, of the 16 that AVX2 has.
+/// Rows and columns of the block that is kept in registers: it takes 12 of the 16 vectors of AVX2, 8 elements each.
 const BLOCK_ROWS: usize = 6;
 const BLOCK_COLUMNS: usize = 16;
 /// Terms summed at a time: a packed panel of columns, 16 KiB, stays in the first-level cache.
@@ -12,7 +12,7 @@ const BLOCK_TERMS: usize = 256;
 /// Rows packed at a time: 96 x 256 x 4 = 96 KiB stay in the second-level cache.
 const PACKED_ROWS: usize = 96;
 
-/// A matrix in somebody's memory, or its transpose.
+/// A matrix in borrowed memory, or its transpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     data: &'a [f32],
@@ -23,7 +23,7 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// A matrix stored row by row.
+    /// Makes a matrix that is stored row by row.
     ///
     /// # Panics
     /// If the data is not `rows * columns` long.
@@ -33,7 +33,7 @@ impl<'a> Matrix<'a> {
         Self { data, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// The same memory, seen with rows and columns exchanged.
+    /// Returns the transpose, in the same memory.
     #[must_use]
     pub fn transposed(self) -> Self {
         Self {
@@ -45,10 +45,10 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Some of its rows, as a matrix.
+    /// Returns some of its rows, as a matrix.
     ///
     /// # Panics
-    /// If it does not have these rows.
+    /// If the matrix does not have these rows.
     #[must_use]
     pub fn rows(self, rows: std::ops::Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
@@ -61,7 +61,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// `product = a · b`, stored row by row.
+/// Computes `product = a · b`, stored row by row.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -89,8 +89,8 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, product: &mut [f32]) {
     }
 }
 
-/// Copies `rows` of a matrix, in panels of `WIDTH` rows, such that the elements of a term lie side by side. Rows that
-/// are missing in the last panel are 0.
+/// Copies `rows` of a matrix into panels of `WIDTH` rows, so that the elements of a term are adjacent. Missing rows of
+/// the last panel are 0.
 fn pack<const WIDTH: usize>(
     packed: &mut [f32],
     from: Matrix<'_>,
@@ -142,7 +142,7 @@ fn multiply_panels_avx2(a: &[f32], b: &[f32]) -> Block {
 fn multiply_panels(a: &[f32], b: &[f32]) -> Block {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has just been asked. Test: `products_are_right`.
+        // SAFETY: the processor has just been asked for AVX2. Test: `products_are_right`.
         return unsafe { multiply_panels_avx2(a, b) };
     }
     multiply_panels_generic(a, b)
@@ -164,14 +164,14 @@ mod tests {
             let (a, b) = (numbers(m * k, 5), numbers(k * n, 7));
             let mut product = vec![f32::NAN; m * n];
             multiply(Matrix::new(&a, m, k), Matrix::new(&b, k, n), &mut product);
-            // The transposes, stored.
+            // The stored transposes.
             let a_t: Vec<f32> = (0..k * m).map(|i| a[i % m * k + i / m]).collect();
             let b_t: Vec<f32> = (0..n * k).map(|i| b[i % k * n + i / k]).collect();
             let mut other = vec![f32::NAN; m * n];
             multiply(Matrix::new(&a_t, k, m).transposed(), Matrix::new(&b_t, n, k).transposed(), &mut other);
             for row in 0..m {
                 for column in 0..n {
-                    // Whole numbers: exact.
+                    // The values are whole numbers, so the sum is exact.
                     let want: f32 = (0..k).map(|term| a[row * k + term] * b[term * n + column]).sum();
                     assert_eq!(product[row * n + column], want, "{m} x {n} x {k} at {row}, {column}");
                     assert_eq!(other[row * n + column], want, "{m} x {n} x {k} transposed");

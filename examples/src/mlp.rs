@@ -1,4 +1,5 @@
-//! A network of dense layers with a smooth ReLU between them and softmax at the end; forward, backward, and a step.
+//! A network of dense layers with a smooth ReLU between them and a softmax at the end: forward pass, backward pass, and
+//! step.
 
 use crate::matmul::{Matrix, multiply};
 
@@ -7,7 +8,8 @@ use crate::matmul::{Matrix, multiply};
 pub struct Layer {
     inputs: usize,
     outputs: usize,
-    /// Weights, `inputs` rows of `outputs`, and then biases: in one piece, so that gradients travel in one piece.
+    /// Weights, `inputs` rows of `outputs`, followed by the biases: in one vector, so that gradients travel in one
+    /// piece.
     pub parameters: Vec<f32>,
     velocity: Vec<f32>,
 }
@@ -21,69 +23,69 @@ pub struct Mlp {
 /// Memory for the values between the layers, reused from batch to batch.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// `activations[0]` is the input, `activations[l + 1]` what layer l makes of it.
+    /// `activations[0]` is the input, and `activations[l + 1]` the output of layer l.
     activations: Vec<Vec<f32>>,
-    /// Gradient with respect to the outputs of the layer at hand, and to its inputs.
+    /// Gradients with respect to the outputs and to the inputs of the current layer.
     outer: Vec<f32>,
     inner: Vec<f32>,
     gradient: Vec<f32>,
 }
 
-/// How well a batch went, as sums over its images.
+/// Quality of the results on a batch, as sums over its images.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
     /// Sum of the cross-entropies.
     pub loss: f32,
-    /// Number of images classified rightly.
+    /// Number of images classified correctly.
     pub right: f32,
 }
 
-/// How the parameters follow the gradient.
+/// Settings of one step of gradient descent.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Factor of the mean gradient.
     pub learning_rate: f32,
     /// Factor of the previous step.
     pub momentum: f32,
-    /// Images that the gradient is a sum over.
+    /// Number of images over which the gradient is summed.
     pub images: usize,
 }
 
 /// A part of the gradient of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// The first of its parameters that the piece is about.
+    /// The first parameter of the layer that the piece covers.
     pub start: usize,
-    /// The slope of the loss along each parameter, summed over images.
+    /// The derivative of the loss with respect to each parameter, summed over images.
     pub gradient: &'a [f32],
 }
 
-/// Rows of weights whose gradient is computed at a time. As many as are packed at a time, so that nothing is lost by
-/// it; and few enough that the first of a large layer travel while the rest is computed.
+/// Rows of weights whose gradient is computed at a time. It equals the number of rows that are packed at a time, so it
+/// costs nothing; and it is small enough that the first rows of a large layer travel while the rest is computed.
 const ROWS_AT_A_TIME: usize = 96;
 
 /// Width of the bend of [`smooth_relu`].
 const BEND: f32 = 0.25;
 
-/// ReLU with a parabola for its kink: 0 up to 0, then x² / 2w up to the width w of the bend, then x - w/2.
+/// ReLU with a parabola in place of its kink: 0 up to 0, then x² / 2w up to the width w of the bend, then x - w/2.
 ///
-/// ReLU itself would do for learning, but its slope jumps. Of two trainings that differ in rounding alone, one sooner or
-/// later has a value just above 0 where the other has 0; that image then moves a unit's weights in one of them only,
-/// and within a few steps the two have nothing to do with rounding any more. Then no comparison would tell whether
-/// many ranks compute what one does.
+/// For learning, ReLU itself would do, but its slope jumps. If two trainings differ in rounding alone, one of them will
+/// sooner or later have a value just above 0 where the other has 0. That image then moves a unit's weights in one
+/// training only, and within a few steps the difference is much larger than rounding. No comparison could then show
+/// whether many ranks compute the same as one.
 fn smooth_relu(x: f32) -> f32 {
     let bent = x.clamp(0.0, BEND);
     bent * bent / (2.0 * BEND) + (x - BEND).max(0.0)
 }
 
-/// The slope of [`smooth_relu`] where it gives `y`.
+/// Returns the slope of [`smooth_relu`] at the point where its value is `y`.
 fn slope_at(y: f32) -> f32 {
     (y * (2.0 / BEND)).sqrt().min(1.0)
 }
 
-/// A fixed stream of numbers from -1 to 1 (splitmix64).
+/// A reproducible stream of numbers from -1 to 1 (splitmix64).
 struct Uniform(u64);
 
 impl Uniform {
@@ -98,7 +100,7 @@ impl Uniform {
 
 impl Layer {
     fn new(inputs: usize, outputs: usize, random: &mut Uniform) -> Self {
-        // He's uniform initialisation: keeps the variance through ReLU, which the smooth one is near to.
+        // He's uniform initialisation keeps the variance through ReLU, and the smooth ReLU is close to that.
         let bound = (6.0 / inputs as f32).sqrt();
         let weights = inputs * outputs;
         let mut parameters: Vec<f32> = (0..weights).map(|_| bound * random.next()).collect();
@@ -119,8 +121,8 @@ impl Layer {
         }
     }
 
-    /// The gradient with respect to the parameters, summed over the images: handed over piece by piece with the place
-    /// where it starts, the weights first.
+    /// Computes the gradient with respect to the parameters, summed over the images, and hands it over piece by piece
+    /// with the index where each piece starts, weights first.
     fn gradient(
         &self,
         inputs: &[f32],
@@ -146,31 +148,32 @@ impl Layer {
 }
 
 impl Mlp {
-    /// A network with layers between the given widths. Equal seeds make equal networks.
+    /// Makes a network with layers between the given widths. Equal seeds give equal networks.
     #[must_use]
     pub fn new(widths: &[usize], seed: u64) -> Self {
         let mut random = Uniform(seed);
         Self { layers: widths.windows(2).map(|pair| Layer::new(pair[0], pair[1], &mut random)).collect() }
     }
 
-    /// The layers, first to last.
+    /// Returns the layers, first to last.
     #[must_use]
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// The layers, first to last.
+    /// Returns the layers, first to last, mutably.
     pub fn layers_mut(&mut self) -> &mut [Layer] {
         &mut self.layers
     }
 
-    /// Number of parameters of all layers.
+    /// Returns the number of parameters of all layers.
     #[must_use]
     pub fn parameter_count(&self) -> usize {
         self.layers.iter().map(|layer| layer.parameters.len()).sum()
     }
 
-    /// A number that is the same if and, most likely, only if all parameters are the same bits (FNV-1a).
+    /// Returns a hash of the bits of all parameters (FNV-1a): equal networks have equal hashes, and unequal ones almost
+    /// never do.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let bytes = self.layers.iter().flat_map(|l| &l.parameters).flat_map(|p| p.to_bits().to_le_bytes());
@@ -178,7 +181,7 @@ impl Mlp {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Classifies images, and leaves in the workspace what [`backward`](Self::backward) needs.
+    /// Classifies images, and leaves the activations that [`backward`](Self::backward) needs in the workspace.
     pub fn forward(&self, work: &mut Workspace, images: &[f32], labels: &[u8]) -> Score {
         work.activations.resize(self.layers.len() + 1, Vec::new());
         work.activations[0].clear();
@@ -193,7 +196,7 @@ impl Mlp {
         self.score(work, labels)
     }
 
-    /// Softmax and cross-entropy, and their gradient with respect to the last layer's outputs.
+    /// Computes softmax and cross-entropy, and their gradient with respect to the last layer's outputs.
     fn score(&self, work: &mut Workspace, labels: &[u8]) -> Score {
         let classes = self.layers.last().map_or(0, |layer| layer.outputs);
         let logits = &work.activations[self.layers.len()];
@@ -212,7 +215,7 @@ impl Mlp {
     }
 
     /// Hands over the gradient, summed over the images of the last [`forward`](Self::forward), in pieces as soon as
-    /// they are known: the last layer first, while those before it are still to be computed.
+    /// they are known: the last layer first, while the layers before it are still to be computed.
     pub fn backward(&self, work: &mut Workspace, mut finished: impl FnMut(Piece<'_>)) {
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let inputs = &work.activations[index];
@@ -233,7 +236,7 @@ impl Mlp {
     /// Moves parameters against their gradient, which is a sum over `step.images` images.
     ///
     /// # Panics
-    /// If there are no such parameters.
+    /// If the network has no such parameters.
     pub fn step(&mut self, piece: Piece<'_>, step: Step) {
         let Layer { parameters, velocity, .. } = &mut self.layers[piece.layer];
         let range = piece.start..piece.start + piece.gradient.len();
@@ -276,7 +279,7 @@ mod tests {
 
     #[test]
     fn gradient_is_the_slope_of_the_loss() {
-        // The second layer's gradient comes in two pieces and its biases'.
+        // The second layer's gradient comes in two pieces, plus one for its biases.
         let mut network = Mlp::new(&[5, ROWS_AT_A_TIME + 1, 4, 3], 1);
         let mut random = Uniform(2);
         let images: Vec<f32> = (0..6 * 5).map(|_| random.next()).collect();
@@ -291,7 +294,7 @@ mod tests {
                     network.layers[layer].parameters[index] -= shift;
                     loss
                 };
-                // Small enough for the loss to be straight, large enough for its rounding.
+                // The step is small enough for the loss to be linear, and large enough compared to its rounding.
                 let measured = (loss_at(2e-3) - loss_at(-2e-3)) / 4e-3;
                 assert!(
                     (measured - slope).abs() < 2e-2,

@@ -1,8 +1,8 @@
-//! Data-parallel training: every rank holds the whole network and a share of every batch.
+//! Data-parallel training: every rank has the whole network and a share of every batch.
 //!
-//! The batches are those of a single rank: each is cut into one piece per rank, gradients are summed over the pieces,
-//! and every rank takes the same step. So N ranks compute what one would, but for the rounding of the sums over a batch;
-//! and as all ranks get the same bits from the sum, their networks stay identical in every bit.
+//! The batches are those of a single rank. Each batch is cut into one piece per rank, gradients are summed over the
+//! pieces, and every rank takes the same step. N ranks therefore compute the same as one, except for the rounding of
+//! sums over a batch; and since all ranks get the same bits from the sum, their networks stay identical in every bit.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::dataset::Images;
 use crate::group::Group;
 use crate::mlp::{Mlp, Score, Step, Workspace};
 
-/// The training's settings.
+/// Settings of the training.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Widths of the hidden layers.
@@ -24,24 +24,24 @@ pub struct Settings {
     pub epochs: u32,
     /// Images per step, of all ranks together.
     pub batch: usize,
-    /// Factor of the mean gradient.
+    /// Factor of the mean gradient in a step.
     pub learning_rate: f32,
-    /// Factor of the previous step.
+    /// Factor of the previous step in a step (momentum).
     pub momentum: f32,
-    /// Start of all that is random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Bytes of gradients that travel together.
     pub bucket_bytes: usize,
 }
 
-/// An epoch's result.
+/// Result of an epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Epoch {
-    /// From 1.
+    /// Number of the epoch, from 1.
     pub number: u32,
-    /// Mean cross-entropy over the training images, each before the step that it took part in.
+    /// Mean cross-entropy over the training images, each computed before its own step.
     pub loss: f32,
-    /// Share of the test images classified rightly.
+    /// Share of the test images classified correctly.
     pub accuracy: f32,
     /// Training images per second, of all ranks together.
     pub images_per_second: f64,
@@ -49,14 +49,14 @@ pub struct Epoch {
     pub waiting: f64,
 }
 
-/// How far the training is.
+/// A point in the training.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
-    /// All ranks together have taken a step by so many images.
+    /// All ranks together have taken a step on this many images.
     Step {
         /// The epoch, from 1.
         epoch: u32,
-        /// The images.
+        /// Number of images.
         images: usize,
     },
     /// An epoch is over.
@@ -64,17 +64,17 @@ pub enum Progress {
 }
 
 impl Settings {
-    /// Steps in all, for so many training images.
+    /// Returns the total number of steps, for this many training images.
     #[must_use]
     pub fn steps(&self, images: usize) -> usize {
         self.epochs as usize * images.div_ceil(self.batch.max(1))
     }
 }
 
-/// Trains, and returns the network. `report` is called after every step and every epoch, on every rank.
+/// Trains, and returns the network. Every rank calls `report` after every step and every epoch.
 ///
 /// # Errors
-/// The group's.
+/// The error of the group.
 ///
 /// # Panics
 /// If a label is not less than `settings.classes`, or there are no training images.
@@ -89,7 +89,7 @@ pub fn train<G: Group>(
     let widths: Vec<_> =
         [train.pixels].into_iter().chain(settings.hidden.iter().copied()).chain([settings.classes]).collect();
     let mut network = Mlp::new(&widths, settings.seed);
-    // Equal seeds make equal networks; rank 0's counts, should someone have passed another seed.
+    // Equal seeds give equal networks; the broadcast makes rank 0's network count if a rank has another seed.
     for layer in network.layers_mut() {
         group.broadcast(&mut layer.parameters, 0)?;
     }
@@ -146,7 +146,8 @@ impl<G: Group> Trainer<'_, G> {
         Ok((loss / images.len() as f32, start.elapsed()))
     }
 
-    /// One step of all ranks: this rank's share of the batch forward and backward, sums, and the new parameters.
+    /// Takes one step of all ranks: runs this rank's share of the batch forward and backward, sums the gradients, and
+    /// updates the parameters.
     fn step(&mut self, images: &Images, batch: &[u32]) -> Result<Score> {
         let share = share(batch.len(), self.group.rank(), self.group.world_size());
         self.load(images, batch[share].iter().map(|&index| index as usize));
@@ -164,7 +165,7 @@ impl<G: Group> Trainer<'_, G> {
         Ok(score)
     }
 
-    /// Share of images classified rightly; each rank looks at its part.
+    /// Returns the share of images classified correctly; each rank classifies a part.
     fn accuracy(&mut self, images: &Images) -> Result<f32> {
         let mine = share(images.len(), self.group.rank(), self.group.world_size());
         let mut right = 0.0;
@@ -172,7 +173,7 @@ impl<G: Group> Trainer<'_, G> {
             self.load(images, start..mine.end.min(start + EVALUATED_TOGETHER));
             right += self.network.forward(&mut self.work, &self.pixels, &self.labels).right;
         }
-        // Whole numbers below 2^24: exact.
+        // The counts are whole numbers below 2^24, so the sum is exact.
         let [right] = self.sum([right])?;
         Ok(right / images.len().max(1) as f32)
     }
@@ -193,17 +194,18 @@ impl<G: Group> Trainer<'_, G> {
     }
 }
 
-/// Images per forward pass when testing: enough for the matrices to be multiplied well, and less than a megabyte of
-/// 784 pixels.
+/// Images per forward pass when testing: enough to multiply matrices efficiently, and less than a megabyte at 784
+/// pixels per image.
 const EVALUATED_TOGETHER: usize = 256;
 
-/// Which of `count` things are a rank's: as equal as can be, in rank order, together all.
+/// Returns a rank's share of `count` things. Shares are as equal as possible, follow each other in rank order, and
+/// cover everything.
 fn share(count: usize, rank: u32, world_size: u32) -> Range<usize> {
     let bound = |rank: u32| count * rank as usize / world_size as usize;
     bound(rank)..bound(rank + 1)
 }
 
-/// The numbers below `count` in an order that depends on the seed alone (Fisher and Yates).
+/// Returns the numbers below `count` in an order that depends on the seed alone (Fisher and Yates).
 fn shuffled(count: usize, seed: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..count as u32).collect();
     let mut state = seed;
@@ -222,7 +224,7 @@ mod tests {
     use crate::agreement::{distance, tolerance};
     use crate::group::Alone;
 
-    /// Images whose class is where their bright spot is.
+    /// Makes images whose class is the position of their bright spot.
     fn spots(count: usize) -> Images {
         let order = shuffled(count * 2, 5);
         let labels: Vec<u8> = order[..count].iter().map(|&x| (x % 4) as u8).collect();

@@ -1,4 +1,4 @@
-//! Data sets as files: read back as they were written, and refused with clear words when damaged.
+//! Data sets as files: they are read as they were written, and damaged ones are refused with a clear message.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ const NAMES: [&str; 4] = [
     "t10k-labels-idx1-ubyte",
 ];
 
-/// Two images of 2 x 3 with labels, to train and to test with.
+/// Writes two training and two test images of 2 x 3 pixels, with labels.
 fn write_set(folder: &Path) {
     for name in NAMES {
         let dimensions = if name.contains("images") { vec![2, 2, 3] } else { vec![2] };

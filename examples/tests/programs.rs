@@ -1,4 +1,4 @@
-//! The example programs as a user runs them: on threads, as processes, from any folder.
+//! Runs the example programs as a user would: on threads, as processes, from any folder.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -14,10 +14,10 @@ const THREADS: &str = env!("CARGO_BIN_EXE_threads");
 const EXPLAIN: &str = env!("CARGO_BIN_EXE_explain");
 const TRAIN: &str = env!("CARGO_BIN_EXE_train_mlp");
 
-/// A training of a few seconds, wherever it runs.
+/// Options for a training that takes a few seconds on any machine.
 const SHORT: [&str; 7] = ["--bundled", "--images", "1000", "--epochs", "1", "--batch", "100"];
 
-/// Runs a program in an empty folder, with nothing in its environment but a deadline.
+/// Runs a program in an empty folder, with an environment that sets only a deadline.
 fn output(program: &str, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(program);
@@ -29,13 +29,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Output of a program, which must succeed.
+/// Returns the output of a program, which must succeed.
 fn printed(output: &Output) -> String {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-/// Lines in a fixed order: ranks print when they please.
+/// Sorts lines, since the ranks print in any order.
 fn sorted(text: &str) -> Vec<&str> {
     let mut lines: Vec<_> = text.lines().collect();
     lines.sort_unstable();
@@ -160,7 +160,7 @@ fn training_is_the_same_on_any_number_of_ranks() {
     }
 }
 
-/// At this learning rate weights soon are no numbers, which are not the same as anything.
+/// At this learning rate the weights soon become NaN, which never compares equal.
 #[test]
 fn a_failed_comparison_shows_in_the_exit_code() {
     let arguments = [&SHORT[..], &["--ranks", "2", "--compare", "--learning-rate", "1e6"]].concat();
@@ -169,7 +169,7 @@ fn a_failed_comparison_shows_in_the_exit_code() {
     assert!(text(&found.stdout).contains("more than rounding"), "{}", text(&found.stdout));
 }
 
-/// Processes that meet through a file.
+/// Starts processes that meet through a file.
 fn start_ranks(program: &str, arguments: &[&str], ranks: u32, meeting: &Path) -> Vec<Child> {
     let start = |rank: u32| {
         Command::new(program)

@@ -1,6 +1,7 @@
-"""Averaging gradients by hand: one all-reduce per parameter, or one for all of them, or asynchronous ones.
+"""Averaging gradients by hand: one all-reduce per parameter, one for all of them, or asynchronous ones.
 
-Trains a few steps each way from the same weights, checks that the ways agree, and prints what a step's averaging takes.
+Trains a few steps in each way from the same weights, checks that the results agree, and prints the time of averaging
+per step.
 
     torchrun --standalone --nproc-per-node 2 average_gradients.py --backend kolo
 """
@@ -25,7 +26,7 @@ TOLERANCE = 1e-5
 
 
 def one_by_one(model: nn.Module) -> None:
-    """A blocking call per parameter: the simplest, and as many round trips as there are parameters."""
+    """A blocking call per parameter: the simplest way, with as many round trips as there are parameters."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
@@ -50,7 +51,7 @@ def all_started_then_awaited(model: nn.Module) -> None:
 
 
 def train(average: Callable[[nn.Module], None], images: data.Images, batch: int) -> tuple[torch.Tensor, float]:
-    """The weights after some steps, and the mean time that averaging took per step."""
+    """Returns the weights after some steps, and the mean time of averaging per step."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = models.build("mlp", seed=0)  # the same on all ranks: no broadcast is needed
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -55,7 +55,7 @@ def train(images: data.Images, epochs: int, batch: int) -> None:
 
 
 def report(epoch: int, metrics: torch.Tensor) -> None:
-    """Rank 0 prints every rank's loss and seconds."""
+    """Prints every rank's loss and seconds on rank 0."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     gathered = [torch.empty_like(metrics) for _ in range(world_size)] if rank == 0 else None
     dist.gather(metrics, gathered, dst=0)

@@ -47,7 +47,7 @@ def pass_on(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
 
 
 def seconds(all_reduce: Callable[[torch.Tensor], object], vector: torch.Tensor) -> float:
-    """The median time of a call."""
+    """Returns the median time of a call."""
     times = []
     for _ in range(REPEATS):
         dist.barrier()
@@ -60,7 +60,7 @@ def seconds(all_reduce: Callable[[torch.Tensor], object], vector: torch.Tensor) 
 def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for length in LENGTHS:
-        # Small whole numbers: sums are exact in any order.
+        # The values are small whole numbers, so sums are exact in any order.
         vector = torch.arange(length, dtype=torch.float32) % 100 + rank
         ours, theirs = vector.clone(), vector.clone()
         ring_all_reduce(ours)

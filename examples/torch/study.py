@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
 
 
 def plan(arguments: argparse.Namespace) -> list[Job]:
-    """All runs, in order: within a round and a model, the backends take turns."""
+    """Returns all runs in order: within a round and a model, the backends take turns."""
     jobs: list[Job] = []
 
     def add(model: str, backend: str, ranks: int, threads: int, sync: str, round_: int) -> None:
@@ -94,7 +94,7 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
 def write(
     arguments: argparse.Namespace, results: list[Result], weights: dict[tuple[str, str], tuple[Job, Weights]]
 ) -> None:
-    """Everything so far, so that a run cut short leaves what it has."""
+    """Writes all results so far, so that an interrupted run leaves what it has."""
     table = rows(results)
     compared = comparisons(weights)
     report = markdown(shlex.join(["python", *sys.argv]), results, table, compared)

@@ -1,4 +1,4 @@
-"""Every program of this folder, once, with two ranks and few images: `python -m pytest examples/torch`."""
+"""Runs every program of this folder once, with two ranks and few images: `python -m pytest examples/torch`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ backends = pytest.mark.parametrize(
 
 
 def run(*command: str) -> str:
-    """The output of `command`, which must succeed within the limit."""
+    """Returns the output of `command`, which must succeed within the limit."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, cwd=HERE, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -74,7 +74,7 @@ def test_ring_all_reduce(backend: str) -> None:
 
 
 def test_study(tmp_path: Path) -> None:
-    """The weights after ten steps of all backends are those of the sequential run, but for rounding."""
+    """After ten steps, the weights of all backends equal those of the sequential run within rounding."""
     present = [name for name in BACKENDS if why_not(name) is None]
     run(
         *[sys.executable, "study.py", "--data", str(IMAGES), "--epochs", "1", "--fraction", "0.5", "--models", "mlp"],

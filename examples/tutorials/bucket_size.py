@@ -1,9 +1,11 @@
-"""Which `bucket_cap_mb` suits a model: what a cost model of this machine recommends, and what steps take here.
+"""Choosing `bucket_cap_mb` for a model: the value that a cost model of this machine recommends, and measured step
+times.
 
     torchrun --standalone --nproc-per-node 2 bucket_size.py
 
-Small buckets leave early and hide behind the backward pass; each costs a call. The model has two constants, latency and time per
-byte, fitted to two measured all-reduces. It recommends the smallest bucket of whose time latency is at most a tenth.
+Small buckets are sent early and hide behind the backward pass, but each costs a call. The cost model has two constants,
+latency and time per byte, fitted to two measured all-reduces. It recommends the smallest bucket whose latency is at
+most a tenth of its time.
 """
 
 import argparse
@@ -20,7 +22,7 @@ SIZES_MB = [0.05, 0.25, 1, 4, 25]
 
 
 def all_reduce_us(elements: int, calls: int = 50) -> float:
-    """The time of an all-reduce, of the slowest rank."""
+    """Returns the time of an all-reduce on the slowest rank."""
     x, times = torch.zeros(elements), []
     for _ in range(calls):
         begin = time.perf_counter()

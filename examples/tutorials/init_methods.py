@@ -1,4 +1,4 @@
-"""Every way to a process group, one after the other, in ranks that this program starts itself.
+"""Every way to make a process group, one after another, in ranks that this program starts itself.
 
     python init_methods.py --ranks 3
 """
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def ways(folder: str) -> list[tuple[str, bool]]:
-    """URLs, and whether ranks are numbered by hand; else the processes draw their ranks."""
+    """Returns URLs, and for each whether ranks are numbered by hand; otherwise the processes draw their ranks."""
     ports = [free_port() for _ in range(4)]
     group = f"multicast://239.255.70.{ports[0] % 250 + 1}:{ports[0]}"
     return [

@@ -21,7 +21,7 @@ def train(rank: int, ranks: int, port: int) -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.001)
     torch.manual_seed(rank)
     for _ in range(3):
-        # Two passes to a step: the first keeps its gradients to itself.
+        # A step has two passes; the gradients of the first stay local.
         with model.no_sync():
             model(torch.randn(20, 1000)).square().mean().backward()
         model(torch.randn(20, 1000)).square().mean().backward()

@@ -1,4 +1,4 @@
-"""Operators of one's own: any associative function of two arrays, whether or not it commutes.
+"""User-defined operators: any associative function of two arrays, whether or not it commutes.
 
     kolo run -n 4 -- python operators.py
 """
@@ -9,7 +9,7 @@ import kolo
 
 
 def compose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Products of 2x2 matrices, one per row; the order matters, and is that of the ranks."""
+    """Multiplies 2x2 matrices, one per row. The order matters, and is that of the ranks."""
     return (a.reshape(-1, 2, 2) @ b.reshape(-1, 2, 2)).reshape(a.shape)
 
 
@@ -17,20 +17,20 @@ PAIR = np.dtype([("value", "f8"), ("where", "i8")])
 
 
 def least(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The lesser of two values, and where it was found: MPI's MINLOC."""
+    """Returns the lesser of two values, and where it was found: MPI's MINLOC."""
     return np.where(b["value"] < a["value"], b, a)
 
 
 with kolo.init() as comm:
     rank, ranks = comm.rank, comm.world_size
-    # A function of NumPy.
+    # A NumPy function.
     x = comm.all_reduce(np.full(1000, 3.0), np.hypot)
     assert np.allclose(x, 3 * np.sqrt(ranks))
-    # A structure.
+    # A structured type.
     pairs = np.array([((rank - 2.0) ** 2, rank), (rank, rank)], PAIR)
     comm.all_reduce(pairs, least)
     assert pairs["where"].tolist() == [min(2, ranks - 1), 0]
-    # Matrices, as wide elements: the array has one element per matrix.
+    # Matrices as wide elements: the array has one element per matrix.
     matrix = np.dtype((np.void, 32))
 
     def product(a, b):

@@ -1,4 +1,4 @@
-"""A dataset cut into the ranks' parts, and gradients averaged by hand.
+"""A dataset cut into one part per rank, with gradients averaged by hand.
 
     torchrun --standalone --nproc-per-node 2 partition.py
 """
@@ -14,7 +14,7 @@ import kolo.torch  # noqa: F401
 
 
 class DataPartitioner:
-    """Cuts a dataset into parts of the given sizes, the same on every rank that gives the same seed."""
+    """Cuts a dataset into parts of the given sizes; ranks with the same seed get the same parts."""
 
     def __init__(self, data: Dataset, sizes: list[float], seed: int = 1234) -> None:
         indices = list(range(len(data)))

@@ -2,8 +2,9 @@
 
     mpirun -n 3 python pipeline_parallel.py
 
-All micro-batches go forward before the first comes back (GPipe's schedule). A started receive and started sends let a rank compute
-on one micro-batch while the next is under way. The gradients are checked against those of the whole model in one piece.
+All micro-batches go forward before the first comes back (GPipe's schedule). A started receive and started sends let a
+rank compute on one micro-batch while the next is under way. The gradients are checked against those of the whole model
+in one piece.
 """
 
 import torch
@@ -23,7 +24,7 @@ own, sends = layers[rank], []
 
 
 def receive(source: int) -> list:
-    """Started receives for all micro-batches, each with its number as its tag."""
+    """Starts receives for all micro-batches, each with its number as tag."""
     rooms = [torch.zeros(SIZE, WIDTH) for _ in range(MICRO_BATCHES)]
     return [(room, dist.irecv(room, source, tag=number)) for number, room in enumerate(rooms)]
 

@@ -1,4 +1,4 @@
-"""One program that starts its own ranks: with `torch.multiprocessing.spawn`, and with plain processes.
+"""A program that starts its own ranks: with `torch.multiprocessing.spawn`, and with plain processes.
 
     python processes.py --ranks 4
 """
@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 
 def work(rank: int, ranks: int) -> None:
-    """What every rank does."""
+    """Does the work of one rank."""
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == ranks

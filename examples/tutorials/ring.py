@@ -1,8 +1,9 @@
-"""An all-reduce by hand: partial sums go round a ring, in two buffers that take turns.
+"""An all-reduce by hand: partial sums go round a ring, in two alternating buffers.
 
     torchrun --standalone --nproc-per-node 3 ring.py
 
-While a rank sends what it received in the step before, it receives into the other buffer; so no step waits for memory.
+While a rank sends the data that it received in the step before, it receives into the other buffer, so no step waits for
+memory.
 """
 
 import torch

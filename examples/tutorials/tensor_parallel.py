@@ -2,8 +2,8 @@
 
     mpirun -n 2 python tensor_parallel.py
 
-Each rank holds its share of the hidden layer. The outputs of the second layer are partial sums; their all-reduce gives every rank
-the output of the whole MLP, which the program checks against one in a single piece.
+Each rank holds its share of the hidden layer. The outputs of the second layer are partial sums; their all-reduce gives
+every rank the output of the whole MLP, which the program checks against one in a single piece.
 """
 
 import torch
@@ -16,7 +16,7 @@ INPUTS, HIDDEN, OUTPUTS, BATCH = 16, 64, 4, 8
 
 
 class Summed(torch.autograd.Function):
-    """Sums over the ranks on the way forward; the gradient passes as it is."""
+    """Sums over the ranks in the forward pass; passes the gradient unchanged."""
 
     @staticmethod
     def forward(context, x):
@@ -30,7 +30,8 @@ class Summed(torch.autograd.Function):
 
 
 class Shared(torch.autograd.Function):
-    """Passes forward as it is, since every rank has it; sums the gradients of the ranks' shares on the way back."""
+    """Passes its input, which every rank has, unchanged; sums the gradients of the ranks' shares in the backward
+    pass."""
 
     @staticmethod
     def forward(context, x):

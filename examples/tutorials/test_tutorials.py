@@ -1,4 +1,4 @@
-"""Every program of this folder, as its first lines say: `python -m pytest examples/tutorials`."""
+"""Runs every program of this folder as its first lines say: `python -m pytest examples/tutorials`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 120
 
 
 def finish(processes: list[subprocess.Popen]) -> str:
-    """What all of them print; they must succeed within the limit."""
+    """Returns the output of all processes, which must succeed within the limit."""
     until = time.monotonic() + LIMIT_SECONDS
     outputs = []
     try:
@@ -45,12 +45,12 @@ def start(*command: str, python: str = sys.executable, **variables: str) -> subp
 
 
 def run(*command: str) -> str:
-    """A program that starts its ranks itself."""
+    """Runs a program that starts its ranks itself."""
     return finish([start(*command)])
 
 
 def ranks(count: int, folder: Path, *command: str, **options: str) -> str:
-    """Ranks as `kolo run` starts them: they meet in a file."""
+    """Runs ranks as `kolo run` starts them: they meet through a file."""
     told = {"KOLO_RENDEZVOUS": f"file://{folder}/meet", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     return finish([start(*command, **told, RANK=str(r), LOCAL_RANK=str(r), **options) for r in range(count)])
 

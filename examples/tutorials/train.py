@@ -23,7 +23,7 @@ from training import data, models  # noqa: E402
 
 
 def total(*values: float) -> list[float]:
-    """The sums over all ranks."""
+    """Returns the sums over all ranks."""
     sums = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(sums)
     return sums.tolist()

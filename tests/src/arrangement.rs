@@ -1,4 +1,4 @@
-//! Clusters of thread ranks in every arrangement of hosts and transports that one machine can show.
+//! Clusters of thread ranks in every arrangement of hosts and transports that can be simulated on one machine.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ pub enum Arrangement {
     Exchange,
     /// Shared memory, messages only.
     Shm,
-    /// TCP between all, or RDMA in its place.
+    /// TCP between all ranks, or RDMA in its place.
     Tcp,
-    /// Ranks dealt out to hosts of the given number of ranks, in order: shared memory inside, TCP between.
+    /// Ranks on simulated hosts of the given number of ranks, in order: shared memory inside, TCP between.
     Hosts(u32),
 }
 
 impl Arrangement {
-    /// One of each kind.
+    /// One arrangement of each kind.
     pub const ALL: [Self; 4] = [Self::Exchange, Self::Shm, Self::Tcp, Self::Hosts(2)];
 
-    /// The settings of a rank.
+    /// Returns the settings of a rank.
     #[must_use]
     pub fn config(self, rank: u32) -> Config {
-        // Long beside what any test takes, short beside what a person waits for a hung one.
+        // Long compared to any test, and short enough for a person to wait for a hung one.
         let mut config = Config::default().with(|config| config.timeout = Duration::from_secs(60));
         match self {
             Self::Exchange => config.transports = Transports::Only(vec![TransportKind::Shm]),
@@ -61,19 +61,20 @@ impl Arrangement {
     }
 }
 
-/// TCP; in a guest of tests/softroce that says so, RDMA takes its place, and all tests of the network are tests of that.
+/// Returns the transport between hosts: TCP, except in a guest of tests/softroce that asks for RDMA, where all tests of
+/// the network test that.
 fn network() -> TransportKind {
     if in_guest() { TransportKind::Rdma } else { TransportKind::Tcp }
 }
 
-/// Whether this is such a guest, where a page fault costs a hundred times what it costs elsewhere: tests of much memory
-/// take less.
+/// Returns whether this is such a guest. A page fault there costs a hundred times as much as elsewhere, so tests of
+/// much memory take less.
 #[must_use]
 pub fn in_guest() -> bool {
     std::env::var_os("KOLO_TESTS_OVER_RDMA").is_some()
 }
 
-/// Settings for the canonical order.
+/// Adds the canonical order to the settings.
 #[must_use]
 pub fn canonical(mut config: Config) -> Config {
     config.determinism = Determinism::Canonical;

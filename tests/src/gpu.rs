@@ -1,4 +1,4 @@
-//! Memory of a GPU that there is not: that of the stand-in for libcuda, which cannot be read or written here.
+//! GPU memory without a GPU: that of the stand-in for libcuda, which the processor cannot read or write.
 
 use std::ffi::{CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -10,20 +10,20 @@ use kolo::{Communicator, Config, RawCall, Result};
 
 use crate::reference::{Case, Memory};
 
-/// Counts that can be asked of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda.rs`.
+/// Counters of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda.rs`.
 #[derive(Clone, Copy, Debug)]
 pub enum Count {
     /// Flushes.
     Flushes = 0,
     /// Ranges exported as dma-bufs.
     Exports = 1,
-    /// Bytes of the host's memory that are pinned.
+    /// Bytes of host memory that are pinned.
     Pinned = 2,
-    /// Questions whose an address is.
+    /// Queries of the owner of an address.
     Questions = 3,
 }
 
-/// The file of the stand-in. `cargo test` builds it, unless told to build one test only.
+/// Returns the path of the stand-in. `cargo test` builds it, unless told to build one test only.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -45,7 +45,7 @@ pub fn library() -> String {
     FOUND.get_or_init(found).clone()
 }
 
-/// Settings that find the stand-in.
+/// Adds settings that find the stand-in.
 #[must_use]
 pub fn with_gpu(mut config: Config) -> Config {
     config.cuda_library = Some(library());
@@ -55,13 +55,13 @@ pub fn with_gpu(mut config: Config) -> Config {
 fn function(name: &str) -> *mut c_void {
     let file = CString::new(std::ffi::OsStr::new(&library()).as_bytes()).expect("a name");
     let name = CString::new(name).expect("a name");
-    // SAFETY: terminated texts; the library is never unloaded, and loading it twice gives the same.
+    // SAFETY: the texts are terminated; the library is never unloaded, and loading it twice returns the same one.
     let found = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     assert!(!found.is_null(), "{name:?}");
     found
 }
 
-/// One of the stand-in's counts.
+/// Returns one of the stand-in's counters.
 #[must_use]
 pub fn count(which: Count) -> i64 {
     // SAFETY: the stand-in's own function of that type.
@@ -69,17 +69,17 @@ pub fn count(which: Count) -> i64 {
     get(which as u32)
 }
 
-/// Makes a copy fail once so many are done; for all of the process.
+/// Makes a copy fail after `copies` successful ones, in the whole process.
 pub fn fail_copy_after(copies: i64) {
     set(0, copies);
 }
 
-/// Has questions whose an address is answered with this error, if not 0; for all of the process.
+/// Makes queries of an address's owner return this error, if it is not 0, in the whole process.
 pub fn answer_with(error: i64) {
     set(1, error);
 }
 
-/// Takes the stand-in's GPU away, before anybody has used it; for all of the process.
+/// Removes the stand-in's GPU before its first use, in the whole process.
 pub fn remove_gpu() {
     set(2, 1);
 }
@@ -98,14 +98,15 @@ pub struct DeviceMemory {
     bytes: usize,
 }
 
-// SAFETY: an address; what it names is only reached through the stand-in.
+// SAFETY: this is an address; its memory is only reached through the stand-in.
 unsafe impl Send for DeviceMemory {}
 
-/// Buffers begin here in their allocation, so that nothing is found by the start of one, and not aligned to a line.
+/// Offset of buffers in their allocation: not its start, so that nothing is found by that, and not aligned to a
+/// cache line.
 const OFFSET: usize = 24;
 
 impl DeviceMemory {
-    /// Memory of so many bytes.
+    /// Allocates memory of this many bytes.
     ///
     /// # Panics
     /// If the stand-in has none.
@@ -114,7 +115,7 @@ impl DeviceMemory {
         Self::allocate(bytes, "cuMemAlloc_v2")
     }
 
-    /// As `new`, with these bytes in it.
+    /// As `new`, filled with these bytes.
     ///
     /// # Panics
     /// As `new`.
@@ -125,7 +126,7 @@ impl DeviceMemory {
         memory
     }
 
-    /// Managed memory, which the processor reaches too.
+    /// Allocates managed memory, which the processor can reach too.
     ///
     /// # Panics
     /// As `new`.
@@ -135,7 +136,7 @@ impl DeviceMemory {
     }
 
     fn allocate(bytes: usize, by: &str) -> Self {
-        // SAFETY: the stand-in's functions of these types; the plain one takes no third argument, and looks at none.
+        // SAFETY: the stand-in's functions of these types; the plain one takes no third argument, and ignores it.
         let (init, allocate) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> c_int>(function("cuInit")),
@@ -150,13 +151,13 @@ impl DeviceMemory {
         Self { base, start, bytes }
     }
 
-    /// Its address: not to be read or written here.
+    /// Returns the address, which the processor must not read or write.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.start
     }
 
-    /// Writes all of it.
+    /// Writes the whole buffer.
     ///
     /// # Panics
     /// If the length differs.
@@ -168,7 +169,7 @@ impl DeviceMemory {
         assert_eq!(copy(self.start as u64, bytes.as_ptr(), bytes.len()), 0);
     }
 
-    /// Reads all of it.
+    /// Reads the whole buffer.
     ///
     /// # Panics
     /// If the stand-in refuses.
@@ -191,27 +192,27 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Which of a rank's buffers are on the GPU.
+/// The buffers of a rank that are on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnGpu {
-    /// The input, or what input and output lie in if that is the input.
+    /// The input; or the shared memory of input and output, if the input is the longer one.
     pub input: bool,
     /// The output.
     pub output: bool,
 }
 
 impl OnGpu {
-    /// Both.
+    /// Both buffers.
     pub const BOTH: Self = Self { input: true, output: true };
 
-    /// Another choice for each rank: no two neighbours agree.
+    /// Returns a different choice for each rank, so that no two neighbours agree.
     #[must_use]
     pub const fn mixed(rank: u32) -> Self {
         Self { input: rank.is_multiple_of(2), output: rank % 4 < 2 }
     }
 }
 
-/// Runs a case on one rank with buffers on the GPU, and counts what is wrong as [`Case::run`] does.
+/// Runs a case on one rank with buffers on the GPU, and counts the errors as [`Case::run`] does.
 ///
 /// # Errors
 /// The call's result.
@@ -224,10 +225,10 @@ pub fn run(case: &Case, comm: &Communicator, on_gpu: OnGpu) -> Result<u64> {
     case.run_by(comm, &mut buffers.0, &mut buffers.1, |call, memory| on_device(comm, call, memory, on_gpu))
 }
 
-/// Makes a call with copies of its buffers on the GPU in their place.
+/// Makes a call on copies of its buffers on the GPU.
 fn on_device(comm: &Communicator, call: &RawCall, memory: [Memory; 2], on_gpu: OnGpu) -> Result<()> {
     let wanted = [on_gpu.input, on_gpu.output];
-    // SAFETY: the buffers of the case, which nobody else uses now.
+    // SAFETY: the buffers of the case, which are not used elsewhere now.
     let slices = memory.map(|(start, bytes)| unsafe { std::slice::from_raw_parts_mut(start, bytes) });
     let devices =
         [0, 1].map(|at| (wanted[at] && memory[at].1 > 0).then(|| DeviceMemory::holding(slices[at])));
@@ -241,7 +242,7 @@ fn on_device(comm: &Communicator, call: &RawCall, memory: [Memory; 2], on_gpu: O
         address.cast_mut()
     };
     let call = RawCall { input: there(call.input), output: there(call.output.cast_const()), ..*call };
-    // SAFETY: as long as the buffers of the case, and kept until the call returns.
+    // SAFETY: the memory is as long as the buffers of the case, and kept until the call returns.
     unsafe { comm.call_raw(&call)? };
     for (slice, device) in slices.into_iter().zip(&devices) {
         if let Some(device) = device {

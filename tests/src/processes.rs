@@ -1,7 +1,7 @@
 //! Jobs of real processes, which a test can stop and kill.
 //!
-//! The processes run the helper program `kolo_rank`, which does what its arguments say and reports lines that begin
-//! with "@". A job's processes end with it.
+//! The processes run the helper program `kolo_rank`, which follows its arguments and reports lines that begin with
+//! "@". A job's processes end with it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest wait for a line or an end: long beside what any step takes on a busy machine.
+/// Time limit for a line or an end: long compared to any step on a busy machine.
 pub const LONG: Duration = Duration::from_secs(40);
 
 /// A job's processes, by rank.
@@ -27,13 +27,13 @@ pub struct Process {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    /// Everything it said, for when it said the wrong thing.
+    /// All its lines, to show if it prints a wrong one.
     said: Vec<String>,
     reaped: bool,
     patience: Duration,
 }
 
-/// The environment of one arrangement: the same that [`crate::arrangement::Arrangement::config`] sets.
+/// Returns the environment of one arrangement, with the settings of [`crate::arrangement::Arrangement::config`].
 #[must_use]
 pub fn environment(arrangement: crate::arrangement::Arrangement, rank: u32) -> Vec<(&'static str, String)> {
     use crate::arrangement::Arrangement as A;
@@ -80,7 +80,7 @@ impl Job {
         Self { ranks, folder }
     }
 
-    /// Waits until every rank has said a line that begins with `start`; returns the rests.
+    /// Waits until every rank has printed a line that begins with `start`; returns the rests of these lines.
     ///
     /// # Panics
     /// As [`Process::expect`].
@@ -88,12 +88,12 @@ impl Job {
         self.ranks.iter_mut().map(|rank| rank.expect(start)).collect()
     }
 
-    /// Lines are waited for so long from now on.
+    /// Sets the time limit for lines from now on.
     pub fn wait_at_most(&mut self, patience: Duration) {
         self.ranks.iter_mut().for_each(|rank| rank.patience = patience);
     }
 
-    /// Waits until all processes have ended; whether each was successful.
+    /// Waits until all processes have ended; returns whether each was successful.
     ///
     /// # Panics
     /// If one does not end in time.
@@ -101,7 +101,7 @@ impl Job {
         self.ranks.iter_mut().map(Process::ended).collect()
     }
 
-    /// Files left in the folder of the rendezvous.
+    /// Returns the number of files left in the folder of the rendezvous.
     ///
     /// # Panics
     /// If the folder cannot be read.
@@ -112,7 +112,7 @@ impl Job {
 }
 
 impl Process {
-    /// Starts a program whose lines are to be waited for.
+    /// Starts a program whose lines the test waits for.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -130,7 +130,7 @@ impl Process {
         Self { child, input, lines, said: Vec::new(), reaped: false, patience: LONG }
     }
 
-    /// Waits for a line that begins with `start`; returns the rest of it.
+    /// Waits for a line that begins with `start`; returns the rest of the line.
     ///
     /// # Panics
     /// If it does not come in time.
@@ -149,7 +149,7 @@ impl Process {
         }
     }
 
-    /// Waits for a line that begins with one of these; which one, and the rest of the line.
+    /// Waits for a line that begins with one of `starts`; returns which one, and the rest of the line.
     ///
     /// # Panics
     /// As [`Process::expect`].
@@ -170,33 +170,33 @@ impl Process {
         }
     }
 
-    /// The rests of the lines that begin so, of those looked at.
+    /// Returns the rests of all lines that begin with `start`, among those read so far.
     pub fn said_all<'a>(&'a self, start: &'a str) -> impl Iterator<Item = &'a str> {
         self.said.iter().filter_map(move |line| line.strip_prefix(start))
     }
 
-    /// Whether a line that begins so was read, and was not the one that was waited for.
+    /// Returns whether a line that begins with `start` was read while waiting for another one.
     #[must_use]
     pub fn has_said(&self, start: &str) -> bool {
         self.said.iter().any(|line| line.starts_with(start))
     }
 
-    /// The rest of the last line that begins so, and was not the one that was waited for.
+    /// Returns the rest of the last line that begins with `start` and was read while waiting for another one.
     #[must_use]
     pub fn said_last(&self, start: &str) -> Option<&str> {
         self.said.iter().rev().find_map(|line| line.strip_prefix(start))
     }
 
-    /// Sends it a line.
+    /// Sends the process a line.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If the process is gone.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.input.as_mut().expect("its input is open"), "{line}").expect("it reads");
     }
 
-    /// The kernel's account of its threads: where each waits, how long it has run, and how long it has waited for a processor, in ns.
-    /// Empty if it has ended.
+    /// Returns the kernel's information on its threads: where each waits, how long it has run, and how long it has
+    /// waited for a processor, in ns. Empty if the process has ended.
     #[must_use]
     pub fn threads(&self) -> String {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).into_iter().flatten().flatten();
@@ -210,20 +210,20 @@ impl Process {
         tasks.map(|task| line(task.path())).collect()
     }
 
-    /// Its process number.
+    /// Returns its process number.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it has stopped itself.
+    /// Waits until the process has stopped itself.
     ///
     /// # Panics
-    /// If it does not in time.
+    /// If it does not stop in time.
     pub fn expect_stopped(&self) {
         let until = Instant::now() + LONG;
         let stat = format!("/proc/{}/stat", self.id());
-        // The state follows the name, which is in parentheses.
+        // The state follows the name, which stands in parentheses.
         let is_stopped = || {
             std::fs::read_to_string(&stat)
                 .is_ok_and(|text| text.rsplit(')').next().is_some_and(|r| r.starts_with(" T")))
@@ -234,10 +234,10 @@ impl Process {
         }
     }
 
-    /// Sends it a signal; returns when, on the clock of the machine.
+    /// Sends the process a signal; returns the time, on the clock of the machine.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If the process is gone.
     pub fn signal(&self, signal: Signal) -> Duration {
         let now = crate::system::machine_time();
         let pid = Pid::from_child(&self.child);
@@ -245,15 +245,15 @@ impl Process {
         now
     }
 
-    /// Waits for the end; whether it was successful.
+    /// Waits for the end of the process; returns whether it was successful.
     ///
     /// # Panics
-    /// If it does not come in time.
+    /// If it does not end in time.
     pub fn ended(&mut self) -> bool {
         drop(self.input.take());
         let until = Instant::now() + LONG;
         loop {
-            // Its output ends when it does.
+            // Its output ends when the process does.
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.said.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,

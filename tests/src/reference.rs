@@ -1,37 +1,37 @@
-//! Every collective's expected result, computed serially from all ranks' inputs.
+//! Expected result of every collective, computed serially from the inputs of all ranks.
 
 use kolo::internal::verify::Problem;
 use kolo::{Collective, Communicator, DataType, RawCall, ReduceOp, Result};
 
-/// A call on buffers of bytes, with the data of every rank known everywhere.
+/// A call on byte buffers, where every rank knows the data of all.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The collective.
     pub collective: Collective,
-    /// Of which type.
+    /// Type of the elements.
     pub data_type: DataType,
-    /// With which operator.
+    /// Operator of a reduction.
     pub op: ReduceOp,
-    /// How many elements, as NCCL counts.
+    /// Number of elements, as NCCL counts.
     pub count: usize,
-    /// Root, where there is one.
+    /// Root, if the collective has one.
     pub root: u32,
     /// Whether input and output share memory.
     pub in_place: bool,
 }
 
-/// A buffer: where it begins, and how many bytes it has.
+/// A buffer: its address and its length in bytes.
 pub type Memory = (*mut u8, usize);
 
-/// Fills bytes that nobody wrote.
+/// Fill byte of memory that has not been written.
 const UNTOUCHED: u8 = 0xA5;
 
 /// Seed of all data: any constant does, since cases differ in type, size and rank.
 const SEED: u64 = 99;
 
 impl Case {
-    /// Runs the case on one rank, and counts the elements that differ from the serial reference. Also counts bytes
-    /// outside the output that changed.
+    /// Runs the case on one rank, and counts the elements that differ from the serial reference. Changed bytes outside
+    /// the output count, too.
     ///
     /// # Errors
     /// The call's result.
@@ -43,7 +43,7 @@ impl Case {
         self.run_in(comm, &mut vec![UNTOUCHED; inputs], &mut vec![UNTOUCHED; outputs])
     }
 
-    /// Bytes of this rank's input and output.
+    /// Returns the bytes of this rank's input and output.
     #[must_use]
     pub fn bytes(&self, comm: &Communicator) -> (usize, usize) {
         let (inputs, outputs) = blocks(self.collective, comm.rank() == self.root, comm.world_size() as usize);
@@ -51,20 +51,20 @@ impl Case {
         (inputs * block, outputs * block)
     }
 
-    /// As [`Case::run`], in memory of the caller's that is as long as [`Case::bytes`] says.
+    /// As [`Case::run`], in memory of the caller, whose length is given by [`Case::bytes`].
     ///
     /// # Errors
     /// The call's result.
     ///
     /// # Panics
-    /// As [`Case::run`], and if the memory is not as long.
+    /// As [`Case::run`], and if the memory has another length.
     pub fn run_in(&self, comm: &Communicator, input: &mut [u8], output: &mut [u8]) -> Result<u64> {
         // SAFETY: the buffers are as long as the collective defines, and live until the call returns.
         self.run_by(comm, input, output, |call, _| unsafe { comm.call_raw(call) })
     }
 
-    /// As [`Case::run_in`], with somebody else to make the call: on these buffers (input and output), or on copies of them
-    /// that are copied back.
+    /// As [`Case::run_in`], with a function that makes the call: on these buffers (input and output), or on copies of
+    /// them that are copied back.
     ///
     /// # Errors
     /// The call's result.
@@ -89,7 +89,7 @@ impl Case {
         output.fill(UNTOUCHED);
         self.fill(&data, rank, input);
         let before = input.to_vec();
-        // In place: the shorter buffer lies in the longer one, at this rank's block.
+        // In place, the shorter buffer is part of the longer one, at this rank's block.
         let at = rank * block;
         let (from, to) = match (self.in_place, self.collective) {
             (false, _) => (input.as_ptr(), output.as_mut_ptr()),
@@ -123,7 +123,8 @@ impl Case {
             output.copy_from_slice(&input[at..at + block]);
             input[at..at + block].copy_from_slice(&before[at..at + block]);
         }
-        // Out of place the input must be as it was; in place it may, but for reduce-scatter's other blocks.
+        // Out of place the input must not change. In place it may change, except for the other blocks in
+        // reduce-scatter.
         let input_changed = !self.in_place && input != before;
         Ok(self.wrong(&data, rank, ranks, output) + u64::from(input_changed))
     }
@@ -140,7 +141,7 @@ impl Case {
     fn wrong(&self, data: &Problem, rank: usize, ranks: usize, output: &[u8]) -> u64 {
         let block = self.count * self.data_type.size();
         let all = ranks as u32;
-        // Block `index` of what `from` put in.
+        // Block `index` of the input of `from`.
         let moved = |from: usize, index: usize| {
             let mut bytes = vec![0; (index + 1) * block];
             kolo::internal::verify::fill_bytes(SEED, from as u32, 0, &mut bytes);
@@ -156,7 +157,7 @@ impl Case {
             Collective::ReduceScatter => data.count_wrong(all, (rank * self.count) as u64, output),
             Collective::Scan => data.count_wrong(rank as u32 + 1, 0, output),
             Collective::ExScan if rank > 0 => data.count_wrong(rank as u32, 0, output),
-            // In place, rank 0's own values stay.
+            // In place, rank 0 keeps its own values.
             Collective::ExScan if self.in_place => {
                 let mut own = vec![0; output.len()];
                 data.fill(0, 0, &mut own);
@@ -185,14 +186,14 @@ fn each(
     (0..ranks).map(|from| differing(&output[from * block..][..block], &want(from))).sum()
 }
 
-/// A bool is 0 or 1.
+/// Turns bytes into booleans if the type is bool: 0 or 1.
 fn booleans(data_type: DataType, bytes: &mut [u8]) {
     if data_type == DataType::Bool {
         bytes.iter_mut().for_each(|byte| *byte &= 1);
     }
 }
 
-/// Number of input and output blocks of `count` elements.
+/// Returns the number of input and output blocks of `count` elements.
 fn blocks(collective: Collective, is_root: bool, ranks: usize) -> (usize, usize) {
     match collective {
         Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
@@ -207,14 +208,14 @@ fn blocks(collective: Collective, is_root: bool, ranks: usize) -> (usize, usize)
     }
 }
 
-/// Whether the collective combines values.
+/// Returns whether the collective reduces values.
 #[must_use]
 pub fn reduces(collective: Collective) -> bool {
     use Collective as C;
     matches!(collective, C::AllReduce | C::Reduce | C::ReduceScatter | C::Scan | C::ExScan)
 }
 
-/// Whether the operator is defined for the collective on the type.
+/// Returns whether the operator is defined for the collective on the type.
 #[must_use]
 pub fn is_defined(collective: Collective, op: ReduceOp, data_type: DataType) -> bool {
     let prefix = matches!(collective, Collective::Scan | Collective::ExScan);

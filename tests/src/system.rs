@@ -1,9 +1,9 @@
-//! The system's account of this process: descriptors, threads, processor time, memory.
+//! Resources that the system counts for this process: descriptors, threads, processor time, memory.
 
 use std::fs;
 use std::time::Duration;
 
-/// Open descriptors and threads of this process, and files in /dev/shm.
+/// Resources of this process, and the files in /dev/shm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
     /// Open descriptors.
@@ -17,7 +17,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Present holdings of this process.
+    /// Returns the present resources of this process.
     #[must_use]
     pub fn now() -> Self {
         let entries = |path: &str| fs::read_dir(path).map_or(0, Iterator::count);
@@ -30,30 +30,30 @@ impl Holdings {
     }
 }
 
-/// Processor time that this process has used, all threads together.
+/// Returns the processor time that this process has used, over all threads.
 #[must_use]
 pub fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// A clock that all processes of this machine share, since it was started.
+/// Returns the time of a clock that all processes of this machine share, since the machine was started.
 #[must_use]
 pub fn machine_time() -> Duration {
-    // Not rustix's, which is none on a kernel without a vDSO, such as that of the guests in tests/softroce.
+    // Rustix's clock does not work on a kernel without a vDSO, such as that of the guests in tests/softroce.
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes to a local variable.
+    // SAFETY: writes only to a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// The most memory this process ever had resident, in bytes.
+/// Returns the peak resident memory of this process, in bytes.
 #[must_use]
 pub fn peak_resident_bytes() -> u64 {
     status_kib("VmHWM:") << 10
 }
 
-/// Private and file-backed or shared memory resident now, in bytes.
+/// Returns the private, and the file-backed or shared memory that is resident now, in bytes.
 #[must_use]
 pub fn resident_bytes() -> (u64, u64) {
     let shared = status_kib("RssShmem:") + status_kib("RssFile:");
@@ -66,7 +66,7 @@ fn status_kib(field: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
-/// Ends this process as a crash would, after so long.
+/// Kills this process, as a crash would, after this time.
 ///
 /// # Panics
 /// If the process cannot signal itself.
@@ -76,7 +76,7 @@ pub fn end_by_kill(after: Duration) {
         .expect("a process may signal itself");
 }
 
-/// Stops this process after so long, until somebody lets it go on.
+/// Stops this process after this time, until it is continued.
 ///
 /// # Panics
 /// If the process cannot signal itself.

@@ -4,10 +4,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs `body` on a thread of its own and returns what it returned.
+/// Runs `body` on a thread of its own and returns its result.
 ///
 /// # Panics
-/// If it is not done within `limit` (the thread is then left alone), or with the panic of `body`.
+/// If `body` does not end within `limit` (its thread is then left alone), or with the panic of `body`.
 pub fn within<R: Send + 'static>(
     limit: Duration,
     what: &str,
@@ -17,7 +17,7 @@ pub fn within<R: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name(what.to_owned())
         .spawn(move || {
-            // Dropped at the end, also when `body` panics.
+            // Dropped at the end, even if `body` panics.
             let _done = done;
             body()
         })
@@ -30,7 +30,7 @@ pub fn within<R: Send + 'static>(
     }
 }
 
-/// [`within`] half a minute, which is long beside what any test takes.
+/// [`within`] half a minute, which is long compared to any test.
 ///
 /// # Panics
 /// As [`within`].
@@ -38,19 +38,20 @@ pub fn bounded<R: Send + 'static>(what: &str, body: impl FnOnce() -> R + Send + 
     within(Duration::from_secs(30), what, body)
 }
 
-/// Runs `body` and tells how long it took.
+/// Runs `body`; returns its result and its duration.
 pub fn timed<R>(body: impl FnOnce() -> R) -> (R, Duration) {
     let start = Instant::now();
     let value = body();
     (value, start.elapsed())
 }
 
-/// The shortest of several runs: how long it takes where nothing else has the processor.
+/// Returns the shortest of several runs: the duration if nothing else uses the processor.
 pub fn quickest(mut body: impl FnMut()) -> Duration {
     (0..10).map(|_| timed(&mut body).1).min().unwrap_or_default()
 }
 
-/// A barrier of the test's own threads, apart from what is tested. Fails instead of hanging if one of them has panicked.
+/// A barrier for the test's own threads, independent of the code under test. Fails instead of hanging if one of them
+/// has panicked.
 #[derive(Debug)]
 pub struct Gate {
     threads: usize,
@@ -59,16 +60,16 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// For so many threads.
+    /// Makes a barrier for `threads` threads.
     #[must_use]
     pub const fn new(threads: usize) -> Self {
         Self { threads, arrived: Mutex::new(0), moved: Condvar::new() }
     }
 
-    /// Waits until all threads have come as often as this one.
+    /// Waits until all threads have called as often as this one.
     ///
     /// # Panics
-    /// If they do not come within 15 seconds.
+    /// If they do not call within 15 seconds.
     pub fn wait(&self) {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         *arrived += 1;

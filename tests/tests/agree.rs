@@ -1,4 +1,4 @@
-//! Revoke, agree and shrink among threads: what they promise without a death, and what they refuse.
+//! Revoke, agree and shrink among threads: their guarantees without a death, and the calls that they refuse.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn ranks_agree_on_the_bits_that_all_have_set() {
                 (first, second.flags)
             });
             for (first, second) in agreed {
-                // 1110, 1111 and 1110.
+                // The flags of the ranks are 1110, 1111 and 1110.
                 assert_eq!((first.flags, &first.ranks[..], second), (0b1110, &[0, 1, 2][..], u64::MAX));
             }
         }
@@ -75,7 +75,7 @@ fn revoke_ends_calls_in_progress_on_all_ranks() {
                 if comm.rank() == 1 {
                     comm.revoke();
                 }
-                // The others wait for rank 1, which does not come.
+                // The others wait for rank 1, which never calls.
                 let error = comm.barrier().expect_err("revoked");
                 assert!(
                     matches!(error, Error::Aborted { kind: AbortReason::Revoked, by: 1, .. }),
@@ -111,7 +111,7 @@ fn who_does_not_call_is_named() {
             |config: kolo::Config| config.with(|config| config.join_timeout = Duration::from_millis(700));
         Arrangement::Shm.run_with(3, soon, |comm| {
             if comm.rank() == 2 {
-                // Lives, and comes when the others have given up.
+                // This rank lives, and calls when the others have given up.
                 while comm.error().is_none() {
                     std::thread::yield_now();
                 }

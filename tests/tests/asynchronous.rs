@@ -1,4 +1,4 @@
-//! Asynchronous operations: many in flight, in any order, without anybody waiting.
+//! Asynchronous operations: many in flight, completed in any order, without any rank waiting.
 
 use std::sync::{Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use kolo_tests::arrangement::Arrangement;
 use kolo_tests::system::processor_time;
 use kolo_tests::watchdog::bounded;
 
-/// Elements of the i-th of many operations: from nothing to some hundred segments.
+/// Returns the elements of the i-th of many operations: from none to some hundred segments.
 fn elements(i: usize) -> usize {
     [0, 1, 7, 1000, 70_000, 300_001][i % 6]
 }
@@ -34,7 +34,7 @@ fn twenty_in_flight_waited_in_another_order() {
                 (i, comm.all_reduce_start(data, ReduceOp::Sum).expect("starts"))
             })
             .collect();
-        // Each rank in an order of its own.
+        // Each rank waits in an order of its own.
         works.rotate_left(7 * comm.rank() as usize);
         works.reverse();
         for (i, work) in works {
@@ -106,7 +106,7 @@ fn scopes_borrow_and_wait() {
         .expect("all done");
         buffers.iter().for_each(|buffer| check(buffer, 3.0));
 
-        // A panic in the body does not leave operations on memory that is gone.
+        // A panic in the body must not leave operations on memory that has been freed.
         let mut data = vec![1.0_f32; 200_000];
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = comm.scope(|scope| -> kolo::Result<()> {
@@ -143,7 +143,7 @@ fn progress_without_the_owner() {
                 comm.barrier().expect("all are there");
                 let work = comm.all_reduce_start(vec![1.0_f32; 4_000_000], ReduceOp::Sum).expect("starts");
                 if comm.rank() == 0 {
-                    // Rank 1 can only be done if rank 0's helper has done its part.
+                    // Rank 1 can only finish if rank 0's helper has done its part.
                     let told = told.lock().expect("nobody panicked");
                     told.recv_timeout(Duration::from_secs(20)).expect("rank 1 is done while this one sleeps");
                     check(&work.wait().expect("done"), 2.0);
@@ -162,7 +162,7 @@ fn progress_while_the_owner_is_in_another_communicator() {
         let other = comm.group(&[0, 1]).expect("a second one");
         let work = comm.all_reduce_start(vec![1.0_f32; 2_000_000], ReduceOp::Sum).expect("starts");
         if comm.rank() == 0 {
-            // Comes only after rank 1's wait.
+            // Arrives only after rank 1's wait.
             other.recv(&mut [0_u8; 1], 1).expect("rank 1 is done");
             check(&work.wait().expect("done"), 2.0);
         } else {
@@ -184,11 +184,11 @@ fn more_in_flight_than_channels() {
     });
 }
 
-/// The only test that lets time pass: it measures what idle communicators cost.
+/// Measures the cost of idle communicators. It is the only test that lets time pass.
 fn idle_cost(arrangement: Arrangement) -> Duration {
     let (lock, wake) = (Mutex::new(0_u32), Condvar::new());
     let cost = arrangement.run(4, |comm| {
-        // A helper exists from here on.
+        // The helper exists from here on.
         check(
             &comm.all_reduce_start(vec![1.0_f32; 1000], ReduceOp::Sum).expect("starts").wait().expect("done"),
             4.0,

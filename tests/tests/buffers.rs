@@ -1,5 +1,5 @@
-//! Memory that no call can be made on: longer than memory can be, or input and output that partly overlap. It is refused on
-//! every way into the runtime before anything moves, and the communicator goes on working.
+//! Buffers on which no call can work: longer than memory, or with partly overlapping input and output. Every entry
+//! point of the runtime refuses them before any data moves, and the communicator keeps working.
 
 use kolo::{Collective, Communicator, DataType, Error, RawCall, RawCallV, RawMessage, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
@@ -15,7 +15,7 @@ fn refused<T>(what: &str, result: Result<T>, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{what}: not all of {words:?} in: {text}");
 }
 
-/// A call of every way in on raw memory.
+/// Makes the call through every entry point for raw memory.
 fn every_way(comm: &Communicator, call: &RawCall, words: &[&str]) {
     let name = format!("{:?}", call.collective);
     // SAFETY: refused before any memory is touched.
@@ -27,7 +27,7 @@ fn every_way(comm: &Communicator, call: &RawCall, words: &[&str]) {
     refused(&name, comm.explain(call), words);
 }
 
-/// Bytes of the longer of both buffers.
+/// Returns the bytes of the longer of both buffers.
 fn most_bytes() -> usize {
     RANKS * COUNT * 4
 }
@@ -119,7 +119,7 @@ fn messages(comm: &Communicator, memory: &mut [i32]) {
         let long = comm.batch().recv_message(message(0, isize::MAX as usize + 1), left);
         refused("long", long.run(), &["more than can be addressed"]);
         refused("long", comm.send_raw_start(&message(0, usize::MAX), left), &["more than can be addressed"]);
-        // Memory that is only read may be read twice.
+        // Memory that is only read may be read twice at once.
         memory.fill(comm.rank() as i32);
         let mut source = 9;
         let fine = comm
@@ -133,7 +133,7 @@ fn messages(comm: &Communicator, memory: &mut [i32]) {
     }
 }
 
-/// Right behind one another, and exactly in place.
+/// Buffers that are adjacent, and buffers that are exactly in place, are accepted.
 fn neighbours(comm: &Communicator, memory: &mut [i32]) {
     let at = memory.as_mut_ptr();
     let block = |number: usize| at.wrapping_add(number * COUNT);

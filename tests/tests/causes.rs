@@ -1,5 +1,5 @@
-//! Programs can act on errors without reading their text: each carries its cause as a value, and says whether the
-//! communicator can still be used.
+//! Programs can act on errors without reading their text: each error carries its cause as a value, and says
+//! whether the communicator can still be used.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use kolo::{AbortReason, Cluster, Communicator, Config, Error, LossCause, ReduceO
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded};
 
-/// The errors of 3 ranks that run `body`, in every arrangement.
+/// Returns the errors of 3 ranks that run `body`, in every arrangement.
 fn errors_of(
     what: &'static str,
     change: impl Fn(u32, &mut Config) + Send + Sync + Copy + 'static,
@@ -31,7 +31,7 @@ fn errors_of(
     }
 }
 
-/// Whether the communicator is over, as the error says.
+/// Makes a call and checks that the communicator has ended exactly if the error is fatal.
 fn call(comm: &Communicator, elements: usize) -> Result<()> {
     let result = comm.all_reduce(&mut vec![1_u32; elements], ReduceOp::Sum);
     if let Err(error) = &result {

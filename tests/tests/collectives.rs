@@ -1,4 +1,4 @@
-//! Every collective, in every arrangement of transports, against a serial reference: to the last bit.
+//! Every collective in every arrangement of transports, compared with a serial reference to the last bit.
 
 use kolo::{Collective, Communicator, DataType, ReduceOp};
 use kolo_tests::arrangement::{Arrangement, canonical};
@@ -12,7 +12,7 @@ fn run_all(comm: &Communicator, cases: &[Case]) {
     }
 }
 
-/// Every collective with odd counts, both placements and first and last root.
+/// Returns every collective with odd counts, both placements, and the first and last rank as root.
 fn everything(ranks: u32, counts: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in Collective::ALL {
@@ -60,14 +60,14 @@ fn long_messages_run_in_segments() {
     }
 }
 
-/// Which way a call goes must not depend on where this rank's buffers lie.
+/// The path of a call must not depend on where this rank's buffers lie.
 #[test]
 fn some_ranks_in_place_and_others_not() {
     for arrangement in Arrangement::ALL {
         for ranks in [3, 4, 8] {
             arrangement.run(ranks, |comm| {
                 let mut cases = everything(ranks, &[67, 17_001, 1_000_003]);
-                // For both roots, each way round.
+                // For both roots, in both assignments of placements.
                 cases.iter_mut().for_each(|case| case.in_place ^= comm.rank() % 2 == 0);
                 run_all(&comm, &cases);
             });
@@ -75,11 +75,11 @@ fn some_ranks_in_place_and_others_not() {
     }
 }
 
-/// Inside a host, results that are too long for the caches are written past them.
+/// Inside a host, results too long for the caches are written with streaming stores.
 #[test]
 fn very_long_results_are_the_same() {
     for ranks in [2, 3] {
-        // Together the buffers are longer than 32 MiB.
+        // The buffers together are longer than 32 MiB.
         let cases = [
             (Collective::AllReduce, 12 << 20),
             (Collective::Broadcast, 17 << 20),
@@ -136,7 +136,8 @@ fn every_algorithm_by_name() {
     }
 }
 
-/// Values whose sum depends on the order: the canonical mode must give the same bits in every arrangement.
+/// The sum of these values depends on the order: the canonical mode must give the same bits in every
+/// arrangement.
 #[test]
 fn canonical_results_depend_on_nothing() {
     for ranks in [2, 3, 4, 6, 7, 8] {
@@ -168,7 +169,7 @@ fn canonical_results_depend_on_nothing() {
     }
 }
 
-/// The same where ranks share a long reduction out.
+/// The same for long calls, in which ranks share the reduction.
 #[test]
 fn canonical_results_of_long_calls_depend_on_nothing_either() {
     for (ranks, count) in [(3, 20_003), (4, 400_003), (5, 70_001)] {
@@ -197,7 +198,7 @@ fn v_forms() {
         for ranks in 1..=5_u32 {
             arrangement.run(ranks, |comm| {
                 let (me, p) = (comm.rank() as usize, ranks as usize);
-                // Blocks of none, of a few and of many.
+                // Blocks of no elements, of a few and of many.
                 let count = |from: usize, to: usize| match (from * 3 + to) % 4 {
                     0 => 0,
                     1 => 40_000,

@@ -1,4 +1,4 @@
-//! Steps with a time limit: a rank that is late costs one step and not the group, and all ranks see the same.
+//! Steps with a time limit: a late rank costs one step but not the group, and all ranks see the same outcome.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -10,21 +10,22 @@ use kolo_tests::watchdog::within;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Of steps in which a rank is missing.
+/// Limit of steps in which a rank is missing.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Of steps that succeed.
+/// Limit of steps that succeed.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Beyond the limit of a step, on a busy machine: far below what ranks wait for each other otherwise.
+/// Time beyond the limit that a step may take on a busy machine: much less than ranks otherwise wait for each
+/// other.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// The error of a step whose time was over.
+/// Returns whether the error is that of a step whose time limit has passed.
 fn is_over(error: &Error) -> bool {
     matches!(error, Error::Timeout { .. } | Error::Aborted { kind: AbortReason::Timeout, .. })
 }
 
-/// By which the others tell the late one that they have gone on.
+/// Channels by which the others tell the late rank that they have gone on.
 struct Late {
     tell: Sender<()>,
     told: Mutex<Receiver<()>>,
@@ -46,7 +47,7 @@ impl Late {
     }
 }
 
-/// One step of the same sum on all ranks, with this limit.
+/// Makes one step, the same sum on all ranks, with this limit.
 fn sum(group: &mut Survivors, limit: Duration, own: f32) -> Result<f32, Error> {
     let mut sums = [0.0_f32; 3];
     group.all_reduce_within(limit, &[own; 3], &mut sums, ReduceOp::Sum)?;
@@ -54,7 +55,7 @@ fn sum(group: &mut Survivors, limit: Duration, own: f32) -> Result<f32, Error> {
     Ok(sums[0])
 }
 
-/// So many steps that the late rank misses, on it and on the others; then one with all.
+/// Runs `steps` steps that the late rank misses, on it and on the others; then one step with all ranks.
 fn misses(steps: u32, arrangement: Arrangement, ranks: u32, late: u32) {
     let what = format!("{arrangement:?}: rank {late} of {ranks} misses {steps}");
     within(LIMIT, &what.clone(), move || {
@@ -68,7 +69,7 @@ fn misses(steps: u32, arrangement: Arrangement, ranks: u32, late: u32) {
             }
             for step in 0..steps {
                 let begun = Instant::now();
-                // Not what is summed later, so that a late message would show.
+                // The value differs from that of later sums, so that a late message would be noticed.
                 let error = sum(&mut group, SHORT, 100.0).expect_err("one is missing");
                 assert!(is_over(&error), "{what}, rank {rank}, step {step}: {error}");
                 assert!(
@@ -92,7 +93,7 @@ fn misses(steps: u32, arrangement: Arrangement, ranks: u32, late: u32) {
 #[test]
 fn who_is_late_gets_the_same_error_and_goes_on_with_the_others() {
     for arrangement in Arrangement::ALL {
-        // The first runs the control plane, and would propose.
+        // Rank 0 runs the control plane, and would propose.
         for late in [0, 2] {
             misses(1, arrangement, 3, late);
         }
@@ -153,7 +154,7 @@ fn ranks_that_shrink_find_out_together_that_one_is_late() {
     });
 }
 
-/// A root's own part of a broadcast is over when it has sent; then it hears that nobody has the step.
+/// A root has done its part of a broadcast when it has sent; then it learns that no rank completes the step.
 #[test]
 fn a_rank_that_has_done_its_part_fails_with_the_others() {
     within(LIMIT, "broadcast", || {
@@ -178,7 +179,7 @@ fn a_rank_that_has_done_its_part_fails_with_the_others() {
     });
 }
 
-/// A limit does not keep those that live from repeating a step after a loss.
+/// A limit does not keep the survivors from repeating a step after a loss.
 #[test]
 fn a_loss_within_the_time_is_a_loss() {
     within(LIMIT, "left", || {
@@ -193,14 +194,14 @@ fn a_loss_within_the_time_is_a_loss() {
     });
 }
 
-/// Without a limit the communicator's own time-out holds, also after a step with one.
+/// Without a limit the communicator's own time-out applies, even after a step with a limit.
 #[test]
 fn the_limit_ends_with_its_step() {
     within(LIMIT, "the limit", || {
         Arrangement::Exchange.run(2, |comm| {
             let mut group = Survivors::new(comm);
             assert_eq!(sum(&mut group, LONG, 1.0).expect("both"), 2.0);
-            // Later than a limit of nothing would allow.
+            // This takes longer than a limit of zero allows.
             let done = group.run_within(Duration::ZERO, |_| Ok(()));
             assert!(done.is_ok() || is_over(&done.expect_err("no result")), "who comes first, decides");
             let mut total = [0.0_f32];

@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped, or end without a word: the others notice within a second and say whom they lost.
+//! Processes that are killed, stopped, or end without notice: the others notice within a second and name the lost rank.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 
-/// From the death of a process to the error of each other one, on one machine.
+/// Time limit from the death of a process to the error of each other one, on one machine.
 const NOTICED: Duration = Duration::from_secs(1);
 
 const LIMIT: Duration = Duration::from_secs(50);
@@ -19,7 +19,7 @@ fn start(arrangement: Arrangement, ranks: u32, arguments: &[&str]) -> Job {
     Job::start(PROGRAM, ranks, ranks, arguments, |rank| environment(arrangement, rank))
 }
 
-/// The error that a rank reports, which must not be later than a second after `killed`.
+/// Returns the error that a rank reports, which must come within a second after `killed`.
 fn error_within_a_second(job: &mut Job, rank: usize, killed: Duration) -> String {
     let line = job.ranks[rank].expect("@error ");
     let (at, text) = line.split_once(' ').expect("a time and a text");
@@ -28,7 +28,7 @@ fn error_within_a_second(job: &mut Job, rank: usize, killed: Duration) -> String
     text.to_owned()
 }
 
-/// Kills `victim` and checks what the others say; prints how long each took.
+/// Kills `victim` and checks the reports of the others; prints how long each took.
 fn kill(job: &mut Job, what: &str, victim: usize, check: impl Fn(&str, &str)) {
     let killed = job.ranks[victim].signal(Signal::KILL);
     let mut times = Vec::new();
@@ -226,7 +226,7 @@ fn a_rank_that_panics_says_so() {
                 for rank in (0..4).filter(|rank| *rank != victim) {
                     let text = error_within_a_second(&mut job, rank, since);
                     assert!(text.contains(&format!("rank {victim} is lost")), "{arrangement:?}: {text}");
-                    // Rank 0's end is the end of the connection over which it could say so.
+                    // Rank 0's end also ends the connection over which it could report its reason.
                     let why = if victim == 0 { "" } else { "its thread 'main' panicked" };
                     assert!(text.contains(why), "{arrangement:?}: {text}");
                     names_the_operation(&text, "panic");
@@ -263,7 +263,7 @@ fn with_rank_0_stopped_nobody_else_is_blamed() {
     });
 }
 
-/// A job whose rank 0 has left in good order while the others go on in a communicator of their own.
+/// Starts a job whose rank 0 has left in good order while the others go on in a communicator of their own.
 fn orphaned(elements: &str) -> Job {
     let mut job = start(Arrangement::Exchange, 4, &["orphans", elements]);
     job.expect_all("@running");
@@ -273,7 +273,7 @@ fn orphaned(elements: &str) -> Job {
     job
 }
 
-/// The error of a rank whose control plane is gone, which must come within two seconds.
+/// Returns the error of a rank whose control plane is gone, which must come within two seconds.
 fn error_of_an_orphan(job: &mut Job, rank: usize, since: Duration) -> String {
     let line = job.ranks[rank].expect("@error ");
     let (at, text) = line.split_once(' ').expect("a time and a text");
@@ -339,7 +339,7 @@ fn after_rank_0_has_left_a_mismatch_names_both_calls() {
 #[test]
 fn killed_while_joining() {
     within(LIMIT, "joining", || {
-        // Rank 2 is never started: the others are still in the join.
+        // Rank 2 is never started, so the others are still joining.
         let mut job = Job::start(PROGRAM, 3, 2, &["ready"], |_| vec![("KOLO_JOIN_TIMEOUT", "2".to_owned())]);
         job.ranks[1].signal(Signal::KILL);
         assert!(!job.ranks[1].ended());
@@ -348,7 +348,7 @@ fn killed_while_joining() {
         assert!(text.contains("could not join") && text.contains('2'), "{text}");
         job.ranks[0].ended();
 
-        // Rank 0 dies: the others give up at the deadline and say whom they looked for.
+        // Rank 0 dies: the others give up at the deadline and name the rank that they looked for.
         let mut job = Job::start(PROGRAM, 3, 2, &["ready"], |_| vec![("KOLO_JOIN_TIMEOUT", "2".to_owned())]);
         job.ranks[0].signal(Signal::KILL);
         let text = job.ranks[1].expect("@error ");
@@ -379,7 +379,7 @@ fn a_stopped_process_is_a_timeout() {
                 assert!(text.contains("rank 2"), "{arrangement:?}: {text}");
                 names_the_operation(text, "stopped");
             }
-            // It goes on, finds itself aborted, and ends.
+            // The process continues, finds its communicator aborted, and ends.
             job.ranks[2].signal(Signal::CONT);
             let text = job.ranks[2].expect("@error ");
             assert!(text.contains("rank 0") || text.contains("rank 1"), "{text}");
@@ -405,7 +405,7 @@ fn processes_that_exit_after_the_last_call_harm_nobody() {
 
 #[test]
 fn a_rank_that_waits_for_the_living_outlasts_a_pause_of_theirs() {
-    /// How long a busy host may keep a rank from its processors.
+    /// Time for which a busy host may keep a rank from its processors.
     const PAUSE: Duration = Duration::from_millis(120);
     within(LIMIT, "a pause", || {
         for arrangement in Arrangement::ALL {
@@ -427,7 +427,7 @@ fn a_rank_that_waits_for_the_living_outlasts_a_pause_of_theirs() {
 #[test]
 fn what_a_process_sent_before_its_end_arrives() {
     within(LIMIT, "early end", || {
-        // By exchange a broadcast ends when all have called it.
+        // By the exchange, a broadcast ends only when all ranks have called it.
         for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(2)] {
             let mut job = start(arrangement, 3, &["early", "500"]);
             assert!(job.ranks[0].ended(), "{arrangement:?}");

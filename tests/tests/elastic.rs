@@ -1,4 +1,4 @@
-//! Processes are killed, and the others go on: they shrink and sum right again, whoever died.
+//! Processes are killed, and the others go on: they shrink and sum right again, whichever rank died.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn start_with(
     job
 }
 
-/// Waits until these ranks sum without the others, whatever was in between.
+/// Waits until these ranks sum without the others, whatever happened in between.
 fn sum_without_the_others(job: &mut Job, left: &[usize], what: &str) {
     let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
     for rank in left {
@@ -44,7 +44,8 @@ fn sum_without_the_others(job: &mut Job, left: &[usize], what: &str) {
     }
 }
 
-/// Every rank of `left` reports its first good sum: when, and that it is of these ranks in their order.
+/// Waits until every rank of `left` reports its first good sum; checks that the sum is of these ranks in their order,
+/// and returns the times.
 fn all_sum_again(job: &mut Job, left: &[usize], epoch: u64, what: &str) -> Vec<Duration> {
     let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
     let times = left.iter().enumerate().map(|(place, rank)| {
@@ -59,7 +60,7 @@ fn all_sum_again(job: &mut Job, left: &[usize], epoch: u64, what: &str) -> Vec<D
     times.collect()
 }
 
-/// Ends the job; nobody has seen a wrong sum.
+/// Ends the job; no rank may have seen a wrong sum.
 fn stop(job: &mut Job, left: &[usize], what: &str) {
     for rank in left {
         job.ranks[*rank].tell("stop");
@@ -71,7 +72,7 @@ fn stop(job: &mut Job, left: &[usize], what: &str) {
     }
 }
 
-/// Kills these, one after another, each when the others sum again.
+/// Kills the victims one after another, each when the others sum again.
 fn kill_in_turn(arrangement: Arrangement, ranks: u32, victims: &[usize], elements: &'static str) {
     let (what, victims) = (format!("{arrangement:?}, {ranks} ranks, {victims:?} killed"), victims.to_vec());
     within(LIMIT, &what.clone(), move || {
@@ -138,7 +139,8 @@ fn several_die_at_once() {
 #[test]
 fn a_rank_may_die_at_any_moment_of_a_shrink() {
     for (i, delay) in [0, 200, 500, 1000, 1500, 2000, 3000, 4000, 6000, 9000].into_iter().enumerate() {
-        // The rank that runs the coordinator of the survivors is among them, and the one that ran the first.
+        // Among the victims are the rank that runs the survivors' coordinator, and the one that ran the first
+        // coordinator.
         let (victim, second) = [(3, 0), (0, 1), (2, 1), (1, 4)][i % 4];
         let arrangement = Arrangement::ALL[(i + i / 4) % 4];
         let what = format!("{arrangement:?}: {victim} killed, {second} dies {delay} us into the shrink");
@@ -153,7 +155,7 @@ fn a_rank_may_die_at_any_moment_of_a_shrink() {
     }
 }
 
-/// Settings under which silence counts soon.
+/// Settings with short limits on silence.
 const IMPATIENT: [(&str, &str); 2] = [("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.5")];
 
 #[test]
@@ -174,11 +176,12 @@ fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
     }
 }
 
-/// The others may have gone on without it by the time that it comes back, or it is met again: nobody has an error either way.
+/// When the rank continues, the others may have gone on without it, or it meets them again: no rank has an error either
+/// way.
 #[test]
 fn a_rank_may_pause_at_any_moment_of_a_shrink() {
     for (i, delay) in [0, 300, 800, 1500, 3000, 5000].into_iter().enumerate() {
-        // The rank that runs the coordinator of the survivors, or one of the others.
+        // The rank that pauses runs the survivors' coordinator, or is one of the others.
         let (victim, pauses) = [(3, 0), (0, 1), (1, 2)][i % 3];
         let arrangement = [Arrangement::Exchange, Arrangement::Tcp][i % 2];
         let what = format!("{arrangement:?}: {victim} killed, {pauses} pauses {delay} us into the shrink");
@@ -191,7 +194,7 @@ fn a_rank_may_pause_at_any_moment_of_a_shrink() {
             );
             job.ranks[victim].signal(Signal::KILL);
             job.ranks[pauses].expect_stopped();
-            // Longer than the silence that the others bear, and over while they find out what came of it.
+            // The pause is longer than the silence that the others accept, and ends while they find out the reason.
             std::thread::sleep(Duration::from_millis(750));
             job.ranks[pauses].signal(Signal::CONT);
             let left: Vec<usize> = (0..4).filter(|rank| *rank != victim).collect();
@@ -212,7 +215,7 @@ fn a_rank_may_pause_at_any_moment_of_a_shrink() {
 
 #[test]
 fn too_few_do_not_go_on_while_the_others_may() {
-    // Of two, the half with the first rank may go on; the other may not.
+    // Of two halves, the one with the first rank may go on, and the other may not.
     let cases: [(u32, &[usize], &[usize]); 3] = [(2, &[0], &[1]), (3, &[0, 1], &[2]), (4, &[0, 2], &[1, 3])];
     for (ranks, stopped, left) in cases {
         let what = format!("{stopped:?} of {ranks} stopped");
@@ -238,14 +241,14 @@ fn too_few_do_not_go_on_while_the_others_may() {
     });
 }
 
-/// The next number of a simple generator, below `end`.
+/// Returns the next number of a simple generator, below `end`.
 fn draw(state: &mut u64, end: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % end
 }
 
-/// Ranks are killed one after another at random moments, most of them in the middle of a shrink, until one or two are left. More rounds
-/// with `KOLO_ELASTIC_ROUNDS`, others with `KOLO_ELASTIC_SEED`.
+/// Ranks are killed one after another at random moments, most of them in the middle of a shrink, until one or two are
+/// left. `KOLO_ELASTIC_ROUNDS` sets the number of rounds, and `KOLO_ELASTIC_SEED` the seed.
 #[test]
 fn ranks_die_at_random_moments() {
     let number = |name: &str, usual: u64| {

@@ -1,12 +1,12 @@
-//! A child made by `fork` can use nothing of its parent's communicator, and takes nothing away from it by going: the parent
-//! and the other ranks get right results, as if there were no child.
+//! A child made by `fork` cannot use its parent's communicator, and its end takes nothing away from it: the parent and
+//! the other ranks get right results, as if there were no child.
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_fork");
 
-/// A drop that waits for others or for threads that do not exist takes seconds.
+/// A drop that waited for other ranks, or for threads that do not exist in the child, would take seconds.
 const CHILD_MOST_MS: u64 = 1500;
 
 fn fork(task: &str, forks: u32) {

@@ -1,4 +1,5 @@
-//! Handles of started operations as futures, without an executor and under tokio; and the buffers that started calls take.
+//! Handles of started operations as futures, without an executor and under tokio; and the buffers that started calls
+//! accept.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -39,7 +40,7 @@ fn unpark() -> Arc<Unpark> {
     Arc::new(Unpark { thread: std::thread::current(), wakes: AtomicUsize::new(0) })
 }
 
-/// Runs a future on this thread, which sleeps in between; and tells how often it was polled.
+/// Runs a future on this thread, which sleeps in between; returns the result and the number of polls.
 fn run<F: Future>(future: F) -> (F::Output, usize) {
     let mut future = pin!(future);
     let waker = Waker::from(unpark());
@@ -96,7 +97,8 @@ fn a_task_sleeps_until_its_operation_is_over() {
                         "{arrangement:?}: nothing has happened"
                     );
                     started.lock().expect("no panic").send(()).expect("rank 1 waits");
-                    // One poll that waits, and one that finds it over; the system may end a park for no reason.
+                    // One poll that waits, and one that finds the operation done; the system may end a park without a
+                    // reason.
                     let (result, polls) = run(work);
                     assert_eq!(result.expect("done"), vec![2; 1000]);
                     assert!(polls <= 4, "{arrangement:?}: polled {polls} times");
@@ -113,7 +115,7 @@ fn a_task_sleeps_until_its_operation_is_over() {
 
 #[test]
 fn many_tasks_are_woken_while_another_thread_blocks() {
-    // The calls of the thread drive what the tasks await, and the helper stands back meanwhile.
+    // The calls of the thread make progress for the tasks, and the helper stands back meanwhile.
     everywhere(2, |comm| {
         let ranks: Vec<u32> = vec![0, 1];
         let quiet = comm.group(&ranks).expect("a group of all");
@@ -239,7 +241,7 @@ fn the_time_out_counts_for_tasks_too() {
     }
 }
 
-/// A task that nothing but its own waker keeps, as in executors whose queue has ended.
+/// A task that only its own waker keeps alive, as in executors whose queue has ended.
 struct Orphan(Mutex<Option<Vec<Work<Vec<u8>>>>>);
 
 impl Wake for Orphan {
@@ -270,7 +272,7 @@ fn under_tokio() {
                     let first = comm.all_reduce_start(vec![1_u32; 100_000], SUM).expect("starts");
                     let second = comm.broadcast_start(vec![comm.rank(); 3], 1).expect("starts");
                     let third = comm.recv_start(vec![0_u8], 1 - comm.rank()).expect("starts");
-                    // Nobody sends that before both have given up.
+                    // This message is not sent before both have given up.
                     assert!(tokio::time::timeout(Duration::from_millis(1), third).await.is_err());
                     gate.wait();
                     tokio::join!(first, second)
@@ -325,7 +327,7 @@ fn plain_structs() {
 fn arrays_of_ndarray() {
     everywhere(2, |comm| {
         let row_by_row = ndarray::Array2::from_shape_fn((3, 4), |(i, j)| (10 * i + j) as i64);
-        // One rank has it the other way round in memory, which makes no difference.
+        // On one rank the memory layout is the other one, which makes no difference.
         let column_by_column = row_by_row.t().as_standard_layout().into_owned().reversed_axes();
         assert!(!column_by_column.is_standard_layout());
         let own = if comm.rank() == 0 { row_by_row.clone() } else { column_by_column };

@@ -1,4 +1,4 @@
-//! Calls on a GPU's memory, which here is a stand-in's: whoever reads or writes it with the processor dies.
+//! Calls on GPU memory, simulated by a stand-in: a read or write by the processor kills the process.
 
 use kolo::{
     Collective, Communicator, DataType, GpuPath, RawCall, RawCallV, RawMessage, ReduceOp, StagingReason,
@@ -7,7 +7,7 @@ use kolo_tests::arrangement::Arrangement;
 use kolo_tests::gpu::{DeviceMemory, OnGpu, run, with_gpu};
 use kolo_tests::reference::{Case, is_defined, reduces};
 
-/// All buffers on the GPU, and then some of them, differently on each rank.
+/// Runs the cases with all buffers on the GPU, and then with some of them, differently on each rank.
 fn run_all(comm: &Communicator, cases: &[Case]) {
     for case in cases {
         for on_gpu in [OnGpu::BOTH, OnGpu::mixed(comm.rank()), OnGpu::mixed(comm.rank() + 1)] {
@@ -118,7 +118,7 @@ fn v_forms() {
                     op: ReduceOp::Max,
                     root: 0,
                 };
-                // SAFETY: as long as the counts say, and alive.
+                // SAFETY: the buffers are as long as the counts say, and alive.
                 unsafe { comm.call_raw_v(&call) }.unwrap_or_else(|error| panic!("{collective:?}: {error}"));
             };
             call(Collective::AllGather, (&mine, &counts[me..=me]), (&gathered, &counts));
@@ -126,7 +126,7 @@ fn v_forms() {
             let scattered = DeviceMemory::new(counts[me] * 4);
             call(Collective::ReduceScatter, (&gathered, &counts), (&scattered, &counts[me..=me]));
             assert!(scattered.bytes() == block(me), "reduce_scatter_v");
-            // Everybody sends everybody what belongs to the receiver.
+            // Every rank sends every other the block that belongs to the receiver.
             let received = DeviceMemory::new(p * counts[me] * 4);
             call(Collective::AllToAll, (&gathered, &counts), (&received, &vec![counts[me]; p]));
             assert!(received.bytes() == block(me).repeat(p), "all_to_all_v");
@@ -179,7 +179,7 @@ fn messages_keep_their_order_and_their_tags() {
             arrangement.run_with(2, with_gpu, |comm| {
                 let other = 1 - comm.rank();
                 let pattern = |rank: u32, number: u8| vec![number ^ (rank as u8) << 6; bytes];
-                // From the GPU and from the host in turns: none may overtake another.
+                // Messages from the GPU and from the host alternate: none may overtake another.
                 let there: Vec<DeviceMemory> =
                     (0..4).map(|n| DeviceMemory::holding(&pattern(comm.rank(), n))).collect();
                 let here: Vec<Vec<u8>> = (4..8).map(|n| pattern(comm.rank(), n)).collect();
@@ -192,7 +192,7 @@ fn messages_keep_their_order_and_their_tags() {
                         batch
                             .send_message(message(&there[at], bytes, 0), other)
                             .send_tagged(&here[at], other, 0)
-                            // Data sent from the other's GPU comes to the host, and the other way round.
+                            // Data sent from the other rank's GPU is received on the host, and the reverse.
                             .recv_tagged(got, other, 0)
                             .recv_message(message(&got_there[at], bytes, 0), other)
                     };
@@ -205,7 +205,8 @@ fn messages_keep_their_order_and_their_tags() {
                         "{bytes} to the GPU, {at}"
                     );
                 }
-                // By tag, in another order than they are sent; one of them from oneself.
+                // Messages are received by tag, in another order than they are sent; one of them comes from
+                // the rank itself.
                 let me = comm.rank();
                 // SAFETY: as above.
                 let batch = unsafe {
@@ -222,7 +223,7 @@ fn messages_keep_their_order_and_their_tags() {
                     got_there[0].bytes() == pattern(other, 0) && got_there[1].bytes() == pattern(other, 1)
                 );
                 assert!(got_there[2].bytes() == pattern(me, 2), "to oneself");
-                // Not asked for when it comes, and from any source.
+                // This message arrives before it is asked for, and is received from any source.
                 if me == 0 {
                     // SAFETY: as above.
                     unsafe { comm.batch().send_message(message(&there[3], bytes, 9), 1) }
@@ -247,7 +248,7 @@ fn messages_keep_their_order_and_their_tags() {
 fn pinned_memory_is_bounded() {
     const PINNED_BYTES: usize = 32 << 20;
     let count = 20 << 20;
-    // As many segments in flight as there are channels for would need twice that.
+    // If as many segments were in flight as there are channels, twice as much would be needed.
     let many = |config| {
         with_gpu(config).with(|config| {
             config.window = Some(64);
@@ -266,7 +267,7 @@ fn pinned_memory_is_bounded() {
             op: ReduceOp::Sum,
             root: 0,
         };
-        // SAFETY: as long as the call says.
+        // SAFETY: the buffers are as long as the call says.
         unsafe { comm.call_raw(&call) }.expect("all_gather");
         let staging = comm.staging_bytes();
         assert!(staging > 0 && staging <= PINNED_BYTES, "{staging} bytes of staging");
@@ -277,7 +278,7 @@ fn pinned_memory_is_bounded() {
     });
 }
 
-/// A call's path is recorded, with the reason; memory that the processor reaches is the host's.
+/// A call's path is recorded with its reason; memory that the processor can reach counts as the host's.
 #[test]
 fn what_was_done_is_said() {
     for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
@@ -298,7 +299,7 @@ fn what_was_done_is_said() {
                 call(Collective::Broadcast, &memory),
                 call(Collective::Broadcast, &managed),
             ] {
-                // SAFETY: as long as the call says.
+                // SAFETY: the buffers are as long as the call says.
                 unsafe { comm.call_raw(&call) }.expect("a call");
             }
             let paths: Vec<Option<GpuPath>> = comm.recent().iter().map(|record| record.gpu).collect();
@@ -330,7 +331,7 @@ fn communicators_split_off_another_know_it_too() {
     });
 }
 
-/// Where others' buffers are symmetric, a rank with a GPU's memory makes all go another way.
+/// If the others' buffers are symmetric, one rank with GPU memory makes all ranks take another path.
 #[test]
 fn symmetric_buffers_meet_a_gpu() {
     Arrangement::Exchange.run_with(3, with_gpu, |comm| {
@@ -344,7 +345,7 @@ fn symmetric_buffers_meet_a_gpu() {
             let (op, root) = (ReduceOp::Max, 2);
             let call =
                 RawCall { collective, input: at, output: at, count, data_type: DataType::U8, op, root };
-            // SAFETY: as long as the call says.
+            // SAFETY: the buffers are as long as the call says.
             unsafe { comm.call_raw(&call) }.expect("a call");
             let bytes = if is_odd_one { there.bytes() } else { symmetric.to_vec() };
             assert!(bytes.iter().all(|byte| *byte == 3), "{collective:?}");

@@ -1,4 +1,5 @@
-//! A GPU's driver without a GPU: as if there were none. A test program of its own, since the stand-in's GPU is gone for all of it.
+//! A GPU's driver without a GPU behaves as no driver at all. This is a test program of its own, since it removes the
+//! stand-in's GPU for the whole process.
 
 use kolo::{Collective, DataType, RawCall, ReduceOp};
 use kolo_tests::arrangement::Arrangement;

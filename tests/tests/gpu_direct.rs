@@ -1,5 +1,5 @@
-//! A GPU's memory that adapters reach by themselves: in the guest of tests/softroce, over RDMA; elsewhere skipped with the
-//! reason. The memory is a stand-in's, which exports it as dma-bufs and dies when the processor touches it.
+//! GPU memory that adapters reach directly: over RDMA in the guest of tests/softroce; elsewhere skipped with the
+//! reason. The memory is a stand-in's, which exports it as dma-bufs and kills the process if the processor touches it.
 
 use kolo::{
     Cluster, Collective, Communicator, Config, DataType, GpuDirectMode, GpuPath, RawCall, RawCallV,
@@ -8,12 +8,12 @@ use kolo::{
 use kolo_tests::gpu::{Count, DeviceMemory, OnGpu, count, fail_copy_after, run, with_gpu};
 use kolo_tests::reference::{Case, reduces};
 
-/// Whether adapters must take dma-bufs, or must not.
+/// Returns whether adapters must take dma-bufs, or must not.
 fn takes_dma_bufs() -> bool {
     std::env::var("KOLO_EXPECT_DMABUF").as_deref() == Ok("yes")
 }
 
-/// Runs `body` over RDMA; not, with the reason printed, where there is none.
+/// Runs `body` over RDMA; if there is none, skips it and prints the reason.
 fn over_rdma<R: Send>(
     ranks: u32,
     mode: GpuDirectMode,
@@ -91,14 +91,14 @@ fn v_forms() {
             op: ReduceOp::Sum,
             root: 0,
         };
-        // SAFETY: as long as the counts say.
+        // SAFETY: the buffers are as long as the counts say.
         unsafe { comm.call_raw_v(&call) }.expect("all_gather_v");
         assert!(gathered.bytes() == all);
         assert_eq!(comm.gpu_counters().loaded_bytes > 0, !takes_dma_bufs() && counts[me] > 0);
     });
 }
 
-/// Reductions stage, and so do calls with one buffer on the host; each rank for itself.
+/// Reductions stage, and so do calls with one buffer on the host; each rank decides for itself.
 #[test]
 fn the_rest_is_staged_and_says_why() {
     over_rdma(2, GpuDirectMode::Auto, |comm| {
@@ -121,7 +121,7 @@ fn the_rest_is_staged_and_says_why() {
     });
 }
 
-/// Of all lengths, in their order, by tag, unexpected, to oneself.
+/// Messages of all lengths: in order, by tag, unexpected, and to the rank itself.
 #[test]
 fn messages() {
     over_rdma(2, GpuDirectMode::Auto, |comm| {
@@ -143,7 +143,7 @@ fn messages() {
                     .send_message(message(&sent[0], 0), other)
                     .send_message(message(&sent[1], 1), other)
                     .send_message(message(&sent[2], 2), me)
-                    // In another order, so that one of them is taken in first.
+                    // Received in another order, so that one of the messages is buffered first.
                     .recv_message(message(&got[1], 1), other)
                     .recv_message(message(&got[0], 0), other)
                     .recv_message(message(&got[2], 2), me)
@@ -164,7 +164,7 @@ fn messages() {
     });
 }
 
-/// An allocation that was freed is let go of before another one at its place is used.
+/// The registration of a freed allocation is dropped before another allocation at its address is used.
 #[test]
 fn memory_that_comes_back_at_the_same_address() {
     over_rdma(2, GpuDirectMode::Auto, |comm| {
@@ -174,7 +174,7 @@ fn memory_that_comes_back_at_the_same_address() {
             let (collective, op, root) = (Collective::Broadcast, ReduceOp::Sum, 1);
             let (input, output) = (memory.address().cast_const(), memory.address());
             let call = RawCall { collective, input, output, count: bytes, data_type: DataType::U8, op, root };
-            // SAFETY: as long as the call says.
+            // SAFETY: the buffers are as long as the call says.
             unsafe { comm.call_raw(&call) }.expect("broadcast");
             assert!(memory.bytes().iter().all(|byte| *byte == round ^ 1), "round {round}");
         }
@@ -184,7 +184,8 @@ fn memory_that_comes_back_at_the_same_address() {
     });
 }
 
-/// The driver copies messages too short for an adapter to fetch; where it cannot, the call says so.
+/// The driver copies messages that are too short for an adapter to fetch; if it cannot, the call fails with that
+/// reason.
 #[test]
 fn a_copy_of_a_short_message_fails() {
     over_rdma(2, GpuDirectMode::Auto, |comm| {
@@ -198,7 +199,7 @@ fn a_copy_of_a_short_message_fails() {
             op: ReduceOp::Sum,
             root: 0,
         };
-        // SAFETY: for the whole block: as long as the call says.
+        // SAFETY: in the whole block, the buffers are as long as the call says.
         let broadcast = || unsafe { comm.call_raw(&call) };
         broadcast().expect("the driver copies");
         comm.barrier().expect("both are here");
@@ -206,7 +207,7 @@ fn a_copy_of_a_short_message_fails() {
             fail_copy_after(0);
         }
         comm.barrier().expect("both know");
-        // The root may be done before the other fails; the next call fails then.
+        // The root may be done before the other rank fails; then the next call fails.
         let result = broadcast().and_then(|()| comm.barrier()).and_then(|()| comm.barrier());
         let text = result.expect_err("a copy fails").to_string();
         assert!(text.contains("illegal memory access"), "{text}");
@@ -214,7 +215,7 @@ fn a_copy_of_a_short_message_fails() {
     fail_copy_after(-1);
 }
 
-/// Adapters that take no dma-bufs: an error where they are required.
+/// If the direct path is required, adapters without dma-bufs are an error.
 #[test]
 fn a_direct_way_can_be_required() {
     if std::env::var("KOLO_EXPECT_DMABUF").as_deref() != Ok("no") {

@@ -1,4 +1,5 @@
-//! A GPU's driver that is installed, beside calls on the host's memory: which way they take, and what its errors do to them.
+//! An installed GPU driver must not affect calls on host memory: neither their path nor their results, whatever errors
+//! it returns.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use kolo::{Collective, Communicator, Config, DataType, RawCall, RawMessage, Redu
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::gpu::{Count, DeviceMemory, answer_with, count, with_gpu};
 
-/// The stand-in answers for the whole process, so tests that change its answers run one at a time.
+/// The stand-in's answers apply to the whole process, so tests that change them run one at a time.
 static ANSWERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn all_reduce(data: *mut u8, bytes: usize) -> RawCall {
@@ -32,7 +33,7 @@ fn explained(change: fn(Config) -> Config) -> Vec<String> {
     })
 }
 
-/// Apart from the limit that they name.
+/// Returns the explanations without the limit that they name.
 fn ways(texts: &[String]) -> Vec<String> {
     let words = |text: &String| {
         text.split("exchange: ").map(|part| part.split(" (").next().unwrap_or_default().to_owned()).collect()
@@ -48,8 +49,8 @@ fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
     assert_eq!(ways(&with), ways(&without));
 }
 
-/// Blocking and started calls on a GPU's memory and the host's, in all mixtures: ranks meet only if all take one path,
-/// whosever memory it is. As many started at once as may be under way together.
+/// Blocking and started calls on GPU and host memory, in all mixtures: ranks meet only if all take the same path,
+/// whichever memory each has. As many are started at once as may be in flight together.
 #[test]
 fn ranks_meet_whosever_memory_their_calls_are_on() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -66,7 +67,7 @@ fn ranks_meet_whosever_memory_their_calls_are_on() {
                     if on_gpu { there[turn as usize].address() } else { here[turn as usize].as_mut_ptr() };
                 let call = all_reduce(data, bytes);
                 if turn & 8 != 0 {
-                    // SAFETY: kept until all are over.
+                    // SAFETY: the buffers are kept until all calls have ended.
                     works.push(unsafe { comm.start_raw(&call) }.expect("started"));
                 } else {
                     run(&comm, &call, turn & 4 != 0);
@@ -97,8 +98,8 @@ fn run(comm: &Communicator, call: &RawCall, starts: bool) {
     }
 }
 
-/// No context in this thread, the toolkit's stub library, the end of the process, kernels that have failed: none of it is the
-/// affair of a call on the host's memory.
+/// No context in this thread, the toolkit's stub library, the end of the process, failed kernels: none of these errors
+/// affects a call on host memory.
 #[test]
 fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -116,7 +117,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
                 from.fill(comm.rank() as u8);
                 let (from, to) = (message(from.as_mut_ptr()), message(to.as_mut_ptr()));
                 let other = 1 - comm.rank();
-                // SAFETY: as long as the batch.
+                // SAFETY: the buffers live as long as the batch.
                 let batch = unsafe { comm.batch().send_message(from, other).recv_message(to, other) };
                 batch.run().expect("a message");
                 assert!(memory[5000..].iter().all(|byte| u32::from(*byte) == other), "{error}");
@@ -124,12 +125,13 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
             });
         }
     }
-    // Nobody reads what the processor does not reach: an error that names the driver's, not a crash.
+    // No code may read memory that the processor cannot reach: the result is an error that names the driver's, not a
+    // crash.
     Arrangement::Exchange.run_with(1, with_gpu, |comm| {
         answer_with(0);
         let memory = DeviceMemory::new(100);
         answer_with(700);
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         let refused = unsafe { comm.call_raw(&all_reduce(memory.address(), 100)) }.expect_err("refused");
         let text = refused.to_string();
         assert!(text.contains("illegal memory access") && text.contains("cannot read it"), "{text}");

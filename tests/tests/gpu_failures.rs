@@ -1,4 +1,5 @@
-//! Calls on a GPU's memory that go wrong. One after the other: the stand-in fails for the whole process.
+//! Failing calls on GPU memory. The cases run one after another, since the stand-in fails for the whole
+//! process.
 
 use kolo::{
     Cluster, Collective, Communicator, Config, DataType, Error, GpuDirectMode, RawCall, RawMessage, ReduceOp,
@@ -11,7 +12,8 @@ fn call(collective: Collective, memory: &DeviceMemory, count: usize) -> RawCall 
     RawCall { collective, input, output, count, data_type: DataType::U8, op: ReduceOp::Max, root: 0 }
 }
 
-/// A copy fails at the start, in the middle, or at the end: one rank says so, the others that it did.
+/// A copy fails at the start, in the middle, or at the end: its rank reports it, and the others report that
+/// rank.
 fn a_copy_fails() {
     let elements = 200_000;
     for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
@@ -26,9 +28,9 @@ fn a_copy_fails() {
             fail_copy_after(after);
             let errors = arrangement.run_with(3, small_segments, |comm| {
                 let memory = DeviceMemory::holding(&vec![comm.rank() as u8; elements]);
-                // SAFETY: as long as the call says.
+                // SAFETY: the buffers are as long as the call says.
                 let first = unsafe { comm.call_raw(&call(Collective::AllReduce, &memory, elements)) };
-                // One that was done before another failed fails at the next call.
+                // A rank that was done before another one failed fails in the next call.
                 // SAFETY: as above.
                 let next = unsafe { comm.call_raw(&call(Collective::AllReduce, &memory, elements)) };
                 assert!(next.is_err(), "the communicator is gone");
@@ -49,13 +51,13 @@ fn a_copy_fails() {
     }
 }
 
-/// A copy of a call that was started fails, on its way to the exchange of the host and on its way back.
+/// A copy for a started call fails, on its way to the exchange of the host and on its way back.
 fn a_started_copy_fails() {
     for after in [0, 2] {
         fail_copy_after(after);
         let errors = Arrangement::Exchange.run_with(2, with_gpu, |comm| {
             let memory = DeviceMemory::holding(&[comm.rank() as u8; 1000]);
-            // SAFETY: as long as the call says.
+            // SAFETY: the buffers are as long as the call says.
             let first = unsafe { comm.start_raw(&call(Collective::AllReduce, &memory, 1000)) };
             let first = first.and_then(|work| work.wait());
             // SAFETY: as above.
@@ -74,14 +76,14 @@ fn a_message_fails() {
         let data = memory.address();
         let message = RawMessage { data, bytes: 100_000, data_type: DataType::U8, tag: 0 };
         let batch = comm.batch();
-        // SAFETY: as long as the message.
+        // SAFETY: the buffers are as long as the message.
         let batch = unsafe {
             match comm.rank() {
                 0 => batch.send_message(message, 1),
                 _ => batch.recv_message(message, 0),
             }
         };
-        // The send may be over before the receive fails.
+        // The send may be done before the receive fails.
         let result = batch.run();
         if comm.rank() == 0 { result.and_then(|()| comm.barrier()) } else { result }
             .expect_err("a copy fails")
@@ -92,7 +94,8 @@ fn a_message_fails() {
     assert!(errors[1].contains("recv"), "{errors:#?}");
 }
 
-/// Where staging is refused, only what the processor reduces is staged; nothing is sent, and all goes on.
+/// If staging is refused, only data that the processor reduces is staged; other calls are refused before data
+/// is sent, and the communicator keeps working.
 fn staging_is_refused() {
     let required = |config| {
         let mut config = with_gpu(config);
@@ -102,7 +105,7 @@ fn staging_is_refused() {
     Arrangement::Tcp.run_with(2, required, |comm: Communicator| {
         let memory = DeviceMemory::holding(&[comm.rank() as u8; 100]);
         let (data, bytes) = (memory.address(), 100);
-        // SAFETY: for the whole block: as long as the calls say.
+        // SAFETY: in the whole block, the buffers are as long as the calls say.
         unsafe {
             let refused = comm.call_raw(&call(Collective::Broadcast, &memory, 100)).expect_err("refused");
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");

@@ -1,4 +1,5 @@
-//! Newcomers join a group that is at work, among threads: what is promised when nobody dies, and what is refused.
+//! Newcomers join a working group, among threads: the guarantees if no rank dies, and the requests that are
+//! refused.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,21 +10,21 @@ use kolo_tests::watchdog::within;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The sum of all ranks' numbers.
+/// Returns the sum of all ranks' numbers.
 fn sum(comm: &Communicator, own: f32) -> f32 {
     let mut data = [own; 3];
     comm.all_reduce(&mut data, ReduceOp::Sum).expect("a healthy communicator");
     data[2]
 }
 
-/// Waits until so many newcomers wait, at all doors together. All ranks call it.
+/// Waits until `count` newcomers wait at all doors together. All ranks call it.
 fn until_waiting(comm: &Communicator, count: u32) {
     while sum(comm, comm.waiting() as f32) < count as f32 {
         std::thread::yield_now();
     }
 }
 
-/// Where an invitation lies.
+/// The place of an invitation.
 #[derive(Default)]
 struct Letterbox(Mutex<Option<String>>);
 
@@ -42,7 +43,7 @@ impl Letterbox {
     }
 }
 
-/// Runs members, and newcomers that join by the invitation of the member that `invites`.
+/// Runs members, and newcomers that join by the invitation of the member `invites`.
 fn with_newcomers(
     arrangement: Arrangement,
     (ranks, newcomers, invites): (u32, u32, u32),
@@ -144,7 +145,7 @@ fn who_would_have_a_slot_has_that_one() {
                 }
                 let left = comm.shrink().expect("one lives");
                 until_waiting(&left, 2);
-                // Two for one slot: the other is refused.
+                // Two newcomers want one slot, so one of them is refused.
                 let next = left.replace().expect("one fits");
                 assert_eq!((next.slots(), sum(&next, 1.0)), (vec![1, 2], 2.0));
                 assert_eq!(next.waiting(), 0);

@@ -1,5 +1,5 @@
-//! Cost of joining, by the number of ranks: bytes through rank 0, descriptors, threads. Times are no matter of this test;
-//! `benches/src/bin/growth.rs` shows them.
+//! Cost of joining by the number of ranks: bytes through rank 0, descriptors, threads. This test ignores times;
+//! `benches/src/bin/growth.rs` measures them.
 
 use std::process::Command;
 use std::sync::Barrier;
@@ -9,13 +9,14 @@ use kolo_tests::arrangement::Arrangement;
 use kolo_tests::system::Holdings;
 use kolo_tests::watchdog::bounded;
 
-/// The largest number of thread ranks here.
+/// The largest number of thread ranks in this test.
 const RANKS: u32 = 256;
 
-/// Bytes of a rank's facts, door and addresses, as they are told to all: some 350.
+/// Limit on the bytes of a rank's facts, door and addresses, as all ranks receive them: really some 350.
 const FACTS_BYTES: u64 = 512;
 
-/// Figures once all ranks have joined and made a call: rank 0's bytes sent and received, and each rank's holdings.
+/// Returns figures once all ranks have joined and made a call: the bytes that rank 0 has sent and received, and the
+/// resources of each rank.
 fn joined(arrangement: Arrangement, ranks: u32) -> (u64, u64, Holdings) {
     let before = Holdings::now();
     let all = Barrier::new(ranks as usize);
@@ -61,7 +62,8 @@ fn what_joining_costs_grows_with_the_table_of_addresses_and_little_else() {
         let (sent, received, holdings) = joined(arrangement, RANKS);
         println!("{arrangement:?}, {RANKS} ranks: {sent} bytes sent, {received} received, {holdings:?}");
         let table = u64::from(RANKS) * FACTS_BYTES;
-        // The table goes from rank to rank: to four from the coordinator, and to four from rank 0 as one of the ranks.
+        // The table travels from rank to rank: the coordinator sends it to four ranks, and rank 0, as one of the ranks,
+        // to four more.
         assert!(sent < 10 * table, "{arrangement:?}: {sent} bytes sent by rank 0");
         assert!(received < 4 * table, "{arrangement:?}: {received} bytes received by rank 0");
         assert!(holdings.descriptors < RANKS as usize * sockets, "{arrangement:?}: {holdings:?}");

@@ -1,5 +1,5 @@
-//! Long all-to-alls and all-gathers inside a host, whose ranks read each other's buffers in place where these lie in huge pages: results are
-//! right whichever way a call goes, and however the ranks' buffers lie.
+//! Long all-to-alls and all-gathers inside a host, whose ranks read each other's buffers directly if these
+//! lie in huge pages. Results are right whichever path a call takes, and wherever the buffers lie.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use kolo::{Cluster, Communicator, Config};
 use rustix::mm::{Advice, madvise};
 
-/// Elements of a block: longer than what is read in place, and no multiple of anything.
+/// Elements of a block: longer than the least length for direct reads, and not a multiple of anything.
 const BLOCK: usize = (600 << 10) / 8 + 13;
 
 const HUGE: usize = 2 << 20;
 
-/// A buffer in huge pages, or in whatever the system gives.
+/// A buffer in huge pages, or in whatever pages the system gives.
 struct Buffer {
     words: Vec<u64>,
     range: Range<usize>,
@@ -37,7 +37,7 @@ impl Buffer {
     }
 }
 
-/// Element of the block that one rank has for another in a call.
+/// Returns an element of the block that one rank has for another in a call.
 fn element(call: usize, from: usize, to: usize, index: usize) -> u64 {
     (call as u64) << 48 | (from as u64) << 40 | (to as u64) << 32 | index as u64
 }
@@ -46,7 +46,7 @@ fn calls(comm: &Communicator, is_huge: impl Fn(usize, usize) -> bool) {
     let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
     let mut plain = [Buffer::new(ranks * BLOCK, false), Buffer::new(ranks * BLOCK, false)];
     let mut huge = [Buffer::new(ranks * BLOCK, true), Buffer::new(ranks * BLOCK, true)];
-    // Enough for all kinds of trials.
+    // Enough calls for all kinds of trials.
     for call in 0..24 {
         let [input, output] = if is_huge(rank, call) { &mut huge } else { &mut plain };
         let (input, output) = (input.all(), output.all());
@@ -61,7 +61,7 @@ fn calls(comm: &Communicator, is_huge: impl Fn(usize, usize) -> bool) {
         assert!(is_right(output, rank), "all_to_all, call {call}, rank {rank} of {ranks}");
         comm.all_gather(&input[..BLOCK], output).expect("all call it");
         assert!(is_right(output, 0), "all_gather, call {call}, rank {rank} of {ranks}");
-        // Of those in place, one declines and one does not.
+        // Among the calls in place, one declines direct reads and one does not.
         output[rank * BLOCK..][..BLOCK].copy_from_slice(&input[..BLOCK]);
         comm.all_gather_in_place(output).expect("all call it");
         assert!(is_right(output, 0), "all_gather in place, call {call}, rank {rank} of {ranks}");

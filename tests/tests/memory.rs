@@ -1,4 +1,4 @@
-//! How much memory a long all-reduce takes beside the caller's buffer.
+//! Limit on the memory that a long all-reduce takes beside the caller's buffer.
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 
-/// Everything but the buffer: program, stacks, staging, shared rings.
+/// Limit on everything but the buffer: program, stacks, staging, shared rings.
 const OVERHEAD_MAX: i64 = 32 << 20;
 
 #[test]

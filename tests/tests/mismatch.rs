@@ -1,4 +1,4 @@
-//! Calls that do not match across ranks are errors on all of them, and soon.
+//! Calls that do not match across ranks are errors on all of them, within a short time.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use kolo::{Communicator, Error, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{bounded, quickest};
 
-/// A rank that is late for a call that the others have finished hears that it is not to blame.
+/// A rank that is late for a call that the others have finished learns that it is not to blame.
 #[test]
 fn a_call_before_the_one_that_differs_is_said_to_match() {
     for arrangement in [Arrangement::Tcp, Arrangement::Shm] {
         bounded(&format!("{arrangement:?}"), move || {
             let all_have_called = std::sync::Barrier::new(3);
             arrangement.run(3, |comm| {
-                // Makes the connections of the next one, which then needs no help of rank 2.
+                // This call makes the connections of the next one, which then needs no help from rank 2.
                 comm.broadcast(&mut [0_u8; 10], 0).expect("all call it");
                 all_have_called.wait();
                 if comm.rank() == 2 {
@@ -39,10 +39,10 @@ fn a_call_before_the_one_that_differs_is_said_to_match() {
     }
 }
 
-/// From the moment that all have called, or sooner.
+/// Time limit, from the moment at which all have called.
 const SOON: Duration = Duration::from_secs(2);
 
-/// One rank's call.
+/// The call of one rank.
 #[derive(Clone, Copy, Debug)]
 enum Does {
     AllReduce(usize, ReduceOp),
@@ -79,7 +79,7 @@ impl Does {
         }
     }
 
-    /// Its name in error texts.
+    /// Returns its name in error texts.
     fn name(self) -> &'static str {
         match self {
             AllReduce(..) | AllReduceF64(_) | AllReduceAsync(_) => "all_reduce",
@@ -93,13 +93,13 @@ impl Does {
     }
 }
 
-/// Runs three good calls, then the different ones, then a barrier: the ranks whose part of a mismatched call needs
-/// nothing from the others learn of it there.
+/// Runs three good calls, then the mismatched ones, then a barrier. Ranks whose part of a mismatched call needs no
+/// data from the others learn of the mismatch in the barrier.
 fn clash(arrangement: Arrangement, calls: &'static [Does]) {
     let name = format!("{arrangement:?} {calls:?}");
     bounded(&name.clone(), move || {
         let results = arrangement.run(calls.len() as u32, |comm| {
-            // A rank that is late may get the news in the last of these, which the others have left.
+            // A late rank may get the news in the last of these calls, which the others have left.
             let good = (0..3).try_for_each(|_| comm.barrier());
             let start = Instant::now();
             let does = calls[comm.rank() as usize];
@@ -110,7 +110,7 @@ fn clash(arrangement: Arrangement, calls: &'static [Does]) {
                 good.and_then(|()| does.run(&comm)).and_then(|()| comm.barrier())
             };
             let took = start.elapsed();
-            // The cause stays, and comes at once.
+            // The cause is kept, and returned at once.
             let mut stays = true;
             let again = quickest(|| stays &= comm.barrier().is_err());
             stays &= again < Duration::from_millis(50);
@@ -146,7 +146,7 @@ fn check(name: &str, calls: &[Does], results: &[(Result<()>, Duration, bool)]) {
                 assert!(context.operation != theirs, "{name}: the same on both sides: {text}");
                 seen_by_both += 1;
             }
-            // Ranks that called what the reporting one called get the whole story.
+            // Ranks that made the same call as the reporting rank get the whole report.
             Error::Aborted { reason, .. } => {
                 let told = calls.iter().filter(|call| reason.contains(call.name())).count();
                 assert!(told >= 2 && reason.contains("called"), "{name}: rank {rank}: {text}");
@@ -234,7 +234,7 @@ fn messages_that_do_not_fit() {
                     } else {
                         comm.recv(&mut vec![1_u8; recv], 0)
                     };
-                    // The sender may be done before; then the next call tells.
+                    // The sender may be done before; then the next call fails.
                     let error = result.and_then(|()| comm.barrier()).expect_err("does not fit");
                     assert!(start.elapsed() < SOON, "{error}");
                     error
@@ -298,7 +298,7 @@ fn a_blocking_call_behind_a_started_one_that_does_not_match() {
             let errors = arrangement.run(3, |comm| {
                 let start = Instant::now();
                 let elements = if comm.rank() == 1 { 70_000 } else { 3 };
-                // A rank that comes late learns of the others' mismatch when it starts.
+                // A late rank learns of the others' mismatch when it starts its call.
                 let started = comm.all_reduce_start(vec![1_i32; elements], ReduceOp::Sum);
                 let error = started
                     .and_then(|work| comm.barrier().and_then(|()| work.wait()))

@@ -1,10 +1,10 @@
-//! The network between hosts is measured when ranks join, and is the same for all of them.
+//! The network between hosts is measured when ranks join, and all ranks get the same result.
 
 use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp};
 use kolo_collectives::model::Model;
 use kolo_tests::watchdog::bounded;
 
-/// Ranks on hosts of `per_host`.
+/// Runs ranks on simulated hosts of `per_host` ranks each.
 fn on_hosts<R: Send + 'static>(
     ranks: u32,
     per_host: u32,

@@ -1,4 +1,5 @@
-//! Processes join a group that is at work, and are killed on the way: a newcomer, the member at whose door it waits, the first rank.
+//! Processes join a working group and are killed meanwhile: a newcomer, the member at whose door it waits, or the
+//! first rank.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ struct Group {
     arguments: Arguments,
 }
 
-/// Of a process: from its number, the folder and the most ranks.
+/// Makes the arguments of a process from its number, the folder and the most ranks.
 type Arguments = fn(String, String, String) -> Vec<String>;
 
 impl Group {
@@ -93,7 +94,7 @@ impl Group {
         self.all.push(Process::start(command));
     }
 
-    /// Starts one that joins by the invitation of this member.
+    /// Starts a process that joins by the invitation of this member.
     fn join(&mut self, host: usize) {
         self.join_with(host, &[]);
     }
@@ -103,7 +104,7 @@ impl Group {
         self.process(&[&[invitation], settings].concat());
     }
 
-    /// Waits until these sum among themselves, whatever was in between.
+    /// Waits until these processes sum among themselves, whatever happened in between.
     fn expect_sums(&mut self, left: &[usize]) {
         let bits: u32 = left.iter().map(|number| 1 << number).sum();
         for number in left {
@@ -123,7 +124,7 @@ impl Group {
         }
     }
 
-    /// Ends them; nobody has seen a wrong sum.
+    /// Ends these processes; none of them may have seen a wrong sum.
     fn stop(mut self, left: &[usize]) {
         for number in left {
             self.all[*number].tell("stop");
@@ -174,7 +175,8 @@ fn a_group_of_one_takes_others_in() {
     });
 }
 
-/// Ranks die while two newcomers come, of whom one waits at the door of process 2 and the other at that of process 0.
+/// Ranks die while two newcomers join, one of which waits at the door of process 2 and the other at that of process
+/// 0.
 #[test]
 fn anybody_may_die_at_any_moment_of_a_growth() {
     let number = |name: &str, usual: u64| {
@@ -184,7 +186,7 @@ fn anybody_may_die_at_any_moment_of_a_growth() {
     for seed in first..first + rounds {
         let mut state = seed;
         let arrangement = Arrangement::ALL[draw(&mut state, 4) as usize];
-        // A newcomer, the owner of a door, the first, or a member that has nothing to do with it.
+        // The victim is a newcomer, the owner of a door, the first rank, or an uninvolved member.
         let victim = [3, 4, 2, 0, 1][(seed % 5) as usize];
         let delay = draw(&mut state, 6000);
         let what = format!("seed {seed}: {arrangement:?}, {victim} dies {delay} us into the growth");
@@ -205,7 +207,8 @@ fn anybody_may_die_at_any_moment_of_a_growth() {
     }
 }
 
-/// Members and newcomers are killed at random moments and replaced by others, and the state at the end is that of a job of one rank.
+/// Members and newcomers are killed at random moments and replaced, and the state at the end is that of a job of one
+/// rank.
 #[test]
 fn whoever_comes_and_goes_the_bits_are_the_same() {
     const STATEFUL: &str = env!("CARGO_BIN_EXE_kolo_survivors");
@@ -234,10 +237,10 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
             let mut left: Vec<usize> = (0..ranks).collect();
             for turn in 0..4 {
                 std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
-                // Others may have no invitation yet.
+                // Newcomers may have no invitation yet.
                 let hosts: Vec<usize> = left.iter().copied().filter(|number| *number < ranks).collect();
                 let host = hosts[draw(&mut draws, hosts.len() as u64) as usize];
-                // Some fetch a copy of the state before they join.
+                // Some newcomers fetch a copy of the state before they join.
                 let fetches = [("KOLO_TEST_FETCH", "1".to_owned())];
                 group.join_with(host, if turn % 2 == 0 { &fetches } else { &[] });
                 left.push(ranks + turn);
@@ -251,7 +254,7 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
             }
             let mut ended = 0;
             for number in left {
-                // A newcomer may come too late, or after its member and all that it knows of are gone.
+                // A newcomer may be too late, or its member and all others that it knows may be gone.
                 match group.all[number].expect_any(&["@state ", "@error "]) {
                     (0, state) => {
                         assert_eq!(state, alone, "{what}: process {number}");
@@ -277,7 +280,7 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
     }
 }
 
-/// The next number of a simple generator, below `end`.
+/// Returns the next number of a simple generator, below `end`.
 fn draw(state: &mut u64, end: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % end
@@ -286,7 +289,7 @@ fn draw(state: &mut u64, end: u64) -> u64 {
 #[test]
 fn a_newcomer_whose_member_dies_waits_at_another_door() {
     within(LIMIT, "another door", || {
-        // Full, so that it waits.
+        // The group is full, so the newcomer waits.
         let mut group = Group::start(Arrangement::Tcp, 3, 3, &[], "another door");
         group.join(1);
         std::thread::sleep(Duration::from_millis(100));
@@ -340,7 +343,7 @@ fn what_does_not_fit_is_told_so_and_the_group_goes_on() {
         assert!(error.contains("no invitation"), "{error}");
         let error = told(&[("KOLO_JOIN", &invitation), ("KOLO_SLOT", "first")]);
         assert!(error.contains("KOLO_SLOT") && error.contains("'first' is no slot"), "{error}");
-        // None of them has done any harm.
+        // None of these newcomers has done any harm.
         group.join(1);
         group.expect_sums(&[0, 1, 2]);
         group.stop(&[0, 1, 2]);

@@ -1,4 +1,4 @@
-//! The numbers and names that stand for types, operators and collectives in C and Python are those of the tables in Rust.
+//! Numbers and names of types, operators and collectives in C and Python equal those of the tables in Rust.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The constants of an enumeration in C, with their numbers.
+/// Returns the constants of an enumeration in C, with their numbers.
 fn enumeration(header: &str, name: &str) -> String {
     let end = header.find(&format!("}} {name};")).unwrap_or_else(|| panic!("no {name} in kolo.h"));
     let start = header[..end].rfind("typedef enum {").expect("an enumeration");
@@ -21,7 +21,7 @@ fn enumeration(header: &str, name: &str) -> String {
     })
 }
 
-/// The expected enumeration.
+/// Returns the expected enumeration.
 fn numbered(names: &[impl AsRef<str>]) -> String {
     names.iter().enumerate().fold(String::new(), |mut all, (number, name)| {
         writeln!(all, "KOLO_{} = {number}", name.as_ref().to_uppercase()).expect("a string");
@@ -29,7 +29,7 @@ fn numbered(names: &[impl AsRef<str>]) -> String {
     })
 }
 
-/// A type's name in C: the kind spelled out.
+/// Returns a type's name in C, with the kind spelled out.
 fn in_c(data_type: DataType) -> String {
     let name = data_type.name();
     let (kind, bits) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));

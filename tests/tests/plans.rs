@@ -1,4 +1,4 @@
-//! Calls take the plans of files that serve them, give the same results, and say so.
+//! Calls use the plans of files that serve them, with the same results, and say so.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use kolo_collectives::select::{Order, select};
 use kolo_collectives::{Algorithm, Task};
 use kolo_tests::watchdog::bounded;
 
-/// Plans of an algorithm for ranks on these hosts, for calls of 1,000 to 100,000 bytes.
+/// Makes plans of an algorithm for ranks on these hosts, for calls of 1,000 to 100,000 bytes.
 fn plans(collective: Collective, hosts: &[u32], algorithm: Algorithm, root: u32) -> LoadedPlans {
     let task = Task::new(collective, hosts.len() as u32).with_hosts(hosts).with_root(root).with_stages();
     let choice = select(&task, 50_000, 4, false, Order::Any, &Model::TCP, Some(algorithm)).expect("it can");
@@ -38,7 +38,8 @@ fn with(plans: Vec<LoadedPlans>) -> Config {
     })
 }
 
-/// An all-reduce of so many floats: its way, what is said of it, and whether the sums are right, apart and in place by rank.
+/// Makes an all-reduce of `count` floats, in place on some ranks, and checks the sums. Returns its path, and the
+/// explanation.
 fn all_reduce(comm: &Communicator, count: usize) -> (&'static str, String) {
     let mut input: Vec<f32> = (0..count).map(|at| (at % 7) as f32 + comm.rank() as f32).collect();
     let mut output = vec![0.0_f32; count];

@@ -1,5 +1,5 @@
-//! RDMA where userfaultfd is refused, as under the default seccomp profiles of containers. A test program of its own, since it
-//! gives that right up for good.
+//! RDMA without userfaultfd, which the default seccomp profiles of containers refuse. This is a test program of its
+//! own, since it gives up that right permanently.
 
 use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
 
@@ -12,11 +12,11 @@ mod knob;
 
 use fake::{Fake, Knob};
 
-/// From here on, userfaultfd fails with EPERM in this thread and those that it starts.
+/// Makes userfaultfd fail with EPERM in this thread and in those that it starts from now on.
 fn refuse_userfaultfd() {
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
-        // The number of the call.
+        // Loads the number of the system call.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_userfaultfd as u32, 0, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
@@ -53,19 +53,19 @@ fn what_cannot_be_watched_is_copied_or_registered_once_a_call_and_said() {
         for words in ["not kept", "userfaultfd: Operation not permitted", "KOLO_IB_CACHE=always"] {
             assert!(policy.contains(words) && comm.summary().contains(words), "{policy}");
         }
-        // A copy beats a registration that ends with the call.
+        // A copy is faster than a registration that ends with the call.
         let mut short = vec![0_u8; 256 << 10];
         (0..4).for_each(|_| all_reduce(&comm, &mut short));
         let counters = comm.memory_counters();
         assert_eq!(counters.registrations, 0, "{counters:?}");
         assert!(counters.staged_bytes > 0, "{counters:?}");
-        // One of a long vector does not, as long as it is one a call.
+        // For a long vector it is not, even with one registration per call.
         let mut long = vec![0_u8; 16 << 20];
         (0..4).for_each(|_| all_reduce(&comm, &mut long));
         let counters = comm.memory_counters();
         assert_eq!(counters.registrations, 4, "{counters:?}");
         assert!(counters.in_place_bytes > 4 * (8 << 20), "{counters:?}");
-        // Memory that the user registers by hand needs neither.
+        // Memory that the user registers explicitly needs neither.
         let before = comm.memory_counters();
         let registration = comm.register(short).expect("registered");
         drop(registration);

@@ -1,4 +1,4 @@
-//! Jobs over RDMA whose adapter fails, over the stand-in for libibverbs: who is blamed, and how soon.
+//! Jobs over RDMA with a failing adapter, over the stand-in for libibverbs: which rank is blamed, and how soon.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ mod knob;
 
 use fake::{Fake, Knob};
 
-/// Settings of ranks that reach each other by the stand-in.
+/// Returns settings with which ranks reach each other by the stand-in.
 fn config(fake: &Fake) -> Config {
     fake.set(Knob::Address, 0x7f00_0001);
     Config::default().with(|config| {
@@ -23,7 +23,7 @@ fn config(fake: &Fake) -> Config {
     })
 }
 
-/// Each rank's error when something happens to rank 0's adapter in mid-job, and the time until then.
+/// Returns each rank's error after an event at rank 0's adapter in mid-job, and the time until then.
 fn errors_after(happens: impl Fn(&Fake) + Sync) -> Vec<(String, Duration)> {
     let fake = Fake::new();
     let run = |comm: Communicator| {
@@ -45,7 +45,7 @@ fn errors_after(happens: impl Fn(&Fake) + Sync) -> Vec<(String, Duration)> {
 
 #[test]
 fn an_adapter_that_fails_ends_the_job_at_once_and_is_named() {
-    // A queue pair that dies without a word (what is posted comes back flushed), and one of which the device tells.
+    // A queue pair that dies silently (posted work comes back flushed), and one whose failure the device reports.
     let silent: fn(&Fake) = |fake| fake.set(Knob::FailPair, 0);
     let told: fn(&Fake) = |fake| fake.set(Knob::AsyncEvent, kolo_verbs::sys::IBV_EVENT_QP_FATAL.into());
     for (happens, words) in [(silent, "rank 0's queue pair"), (told, "rank 0's adapter fake0")] {

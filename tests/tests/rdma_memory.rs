@@ -1,4 +1,4 @@
-//! Registrations with adapters, and their number, over the stand-in for libibverbs.
+//! Number of registrations with adapters, over the stand-in for libibverbs.
 
 use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
 use kolo_transport::MemoryCounters;
@@ -12,7 +12,8 @@ mod knob;
 
 use fake::{Fake, Knob};
 
-/// A vector that is cut into more pieces than the 256 regions that are kept: as 640 MiB are with segments of 4 MiB.
+/// A vector that is cut into more pieces than the 256 regions that the cache keeps, as 640 MiB are with segments of
+/// 4 MiB.
 const BYTES: usize = 32 << 20;
 const SEGMENT_BYTES: usize = 128 << 10;
 
@@ -26,7 +27,7 @@ fn config(fake: &Fake) -> Config {
     })
 }
 
-/// The counters' change by one more all-reduce of this vector.
+/// Returns how the counters change by one more all-reduce of this vector.
 fn counted(comm: &Communicator, data: &mut [u8]) -> MemoryCounters {
     let before = comm.memory_counters();
     let value = data[0].max(1);
@@ -53,7 +54,7 @@ fn a_vector_is_registered_once_however_many_pieces_it_is_cut_into() {
         let first = counted(&comm, &mut data);
         assert!(first.registrations <= 1, "{first:?}");
         assert!(first.cache_hits > 256, "{first:?}");
-        // Through another communicator of this process too.
+        // The same through another communicator of this process.
         let group = comm.split(Some(0), 0).expect("split").expect("a part");
         for comm in [&comm, &group, &comm, &group] {
             let next = counted(comm, &mut data);

@@ -1,5 +1,5 @@
-//! Memory registered with a communicator: what it does where nothing needs it, and over RDMA (in the guest of
-//! tests/softroce, elsewhere skipped with the reason), with memory of this process and with memory that is a dma-buf.
+//! Memory registered with a communicator, where nothing needs it and over RDMA (in the guest of tests/softroce;
+//! elsewhere skipped with the reason), both ordinary memory of this process and a dma-buf.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
@@ -9,11 +9,11 @@ use kolo_tests::arrangement::Arrangement;
 
 const ELEMENTS: usize = 1 << 20;
 
-/// Runs `body` on two ranks over RDMA; not, with the reason printed, where there is none.
+/// Runs `body` on two ranks over RDMA; if there is none, skips it and prints the reason.
 fn over_rdma<R: Send>(body: impl Fn(Communicator) -> R + Sync) -> Option<Vec<R>> {
     let config = Config::default().with(|config| {
         config.transports = Transports::Only(vec![TransportKind::Rdma]);
-        // Registrations kept beyond a message are then those made by hand.
+        // With this setting, only explicit registrations outlive a message.
         config.ib_cache = kolo_transport::rdma::Keep::Never;
     });
     match Cluster::with_config(2, &config, body) {
@@ -61,7 +61,7 @@ fn since(comm: &Communicator, before: MemoryCounters) -> (u64, u64, u64, u64) {
 
 #[test]
 fn where_nothing_pins_memory_it_says_so() {
-    // Between hosts it might be RDMA.
+    // Between hosts, the transport might be RDMA.
     let no_rdma = |config: Config| match config.transports {
         Transports::Auto => config.with(|config| {
             config.transports = Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp])
@@ -115,7 +115,7 @@ fn registered_memory_is_used_without_the_cache() {
         assert!(in_place > 4 * ELEMENTS as u64 && hits > 0, "{in_place} bytes, {hits} hits");
         assert_eq!((staged, registrations), (0, 0), "bytes copied, registrations");
 
-        // Dropped, it is registered for each message again.
+        // Without its registration, the buffer is registered for each message again.
         let mut buffer = registered.into_inner();
         let before = comm.memory_counters();
         exercise(&comm, &mut buffer);
@@ -135,7 +135,7 @@ struct Create {
 
 const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
 
-/// Memory of this process that is a dma-buf too: as a GPU's, but that the processor can look at it.
+/// Memory of this process that is also a dma-buf: like a GPU's, except that the processor can read it.
 struct Exported {
     start: *mut u8,
     bytes: usize,
@@ -148,7 +148,7 @@ impl Exported {
         // SAFETY: a constant name; the result is checked, and owned from here on.
         let file = match unsafe { libc::memfd_create(c"exported".as_ptr(), libc::MFD_ALLOW_SEALING) } {
             ..0 => return Err(std::io::Error::last_os_error()),
-            // SAFETY: a new descriptor, and nobody else's.
+            // SAFETY: a new descriptor, which nothing else owns.
             file => unsafe { File::from_raw_fd(file) },
         };
         file.set_len(bytes as u64)?;
@@ -159,7 +159,7 @@ impl Exported {
         let descriptor = match unsafe { libc::ioctl(exporter.as_raw_fd(), UDMABUF_CREATE, &raw const wanted) }
         {
             ..0 => return Err(std::io::Error::last_os_error()),
-            // SAFETY: a new descriptor, and nobody else's.
+            // SAFETY: a new descriptor, which nothing else owns.
             descriptor => unsafe { File::from_raw_fd(descriptor) },
         };
         use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -182,7 +182,7 @@ impl Drop for Exported {
     }
 }
 
-/// With `KOLO_EXPECT_DMABUF=yes` adapters must take dma-bufs, with `no` they must refuse them.
+/// With `KOLO_EXPECT_DMABUF=yes` adapters must take dma-bufs; with `no` they must refuse them.
 #[test]
 fn collectives_use_memory_that_is_a_dma_buf() {
     let expected = std::env::var("KOLO_EXPECT_DMABUF").ok();
@@ -195,7 +195,7 @@ fn collectives_use_memory_that_is_a_dma_buf() {
             }
         };
         let descriptor = memory.descriptor.try_clone().expect("clone");
-        // Of its middle, so that the offset counts.
+        // Registers the middle of the memory, so that the offset matters.
         let offset = 1 << 16;
         let (start, bytes) = (memory.start.wrapping_add(offset), memory.bytes - offset);
         // SAFETY: the registration is dropped before the memory.
@@ -208,7 +208,7 @@ fn collectives_use_memory_that_is_a_dma_buf() {
                 assert_ne!(expected.as_deref(), Some("yes"), "{error}");
                 let text = error.to_string();
                 assert!(text.contains("dma-buf") && text.contains("rxe0"), "{text}");
-                // The communicator is as it was.
+                // The communicator is unaffected.
                 return exercise(&comm, memory.elements());
             }
         };

@@ -1,4 +1,5 @@
-//! Descriptors run out on one rank, at every point of a job's life: all ranks end, with right results or with an error that says why.
+//! Descriptors run out on one rank, at every point of a job's life: all ranks end, with right results or with
+//! an error that names the reason.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ const RANKS: usize = 4;
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Where, and whether the last rank is dead then.
+/// The points, and whether the last rank is dead then.
 const POINTS: [(&str, bool); 7] = [
     ("join", false),
     ("split", false),
@@ -23,7 +24,7 @@ const POINTS: [(&str, bool); 7] = [
     ("close", false),
 ];
 
-/// Some rank must name the shortage where calls fail.
+/// Texts of which some rank must report one if calls fail.
 const SAYS: [&str; 3] = ["descriptors", "open files", "os error 24"];
 
 fn ends(arrangement: Arrangement, point: &str, is_last_dead: bool, victim: u64, left: u64) {
@@ -54,7 +55,7 @@ fn ends(arrangement: Arrangement, point: &str, is_last_dead: bool, victim: u64, 
 fn a_rank_without_descriptors_is_an_error_that_says_so_or_none() {
     within(LIMIT, "descriptors", || {
         std::thread::scope(|scope| {
-            // All at once, since most of the time is that of limits which pass.
+            // All cases run at once, since most of their time is spent waiting for limits.
             for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
                 for (point, is_last_dead) in POINTS {
                     scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! A connection that breaks between two ranks that are well.
+//! Broken connections between two healthy ranks.
 
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
@@ -11,7 +11,7 @@ use kolo_tests::watchdog::{Gate, bounded};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use socket2::{SockAddr, SockFilter, SockRef};
 
-/// Calls `each` for every TCP connection of this process one of whose ends is this port; returns for how many.
+/// Calls `each` for every TCP connection of this process with this port at one end; returns their number.
 fn each_connection(port: u16, each: impl Fn(&SockRef<'_>)) -> usize {
     let process = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
     let entries = std::fs::read_dir("/proc/self/fd").expect("its descriptors");
@@ -30,14 +30,14 @@ fn each_connection(port: u16, each: impl Fn(&SockRef<'_>)) -> usize {
     count
 }
 
-/// The port at which a peer takes connections, from how it is reached: "10.0.0.2:40001 via eth0".
+/// Returns the port at which a peer accepts connections, from the text of its route: "10.0.0.2:40001 via eth0".
 fn port_of(comm: &Communicator, peer: u32) -> u16 {
     let route = comm.routes().iter().find(|route| route.peer == peer).expect("a peer");
     let address = route.how.split(' ').find_map(|word| word.parse::<SocketAddr>().ok());
     address.unwrap_or_else(|| panic!("no address in {:?}", route.how)).port()
 }
 
-/// The error that a rank in no call is told.
+/// Waits for the error that reaches a rank outside of any call.
 fn told(comm: &Communicator) -> Error {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -60,7 +60,7 @@ fn both_ends_are_named_on_all_ranks_and_none_is_called_lost() {
         Arrangement::Tcp.run(3, |comm| {
             assert!(comm.routes().iter().all(|route| route.transport == TransportKind::Tcp.name()));
             let error = if comm.rank() == 0 {
-                // It is in no call, and has no part in the connection.
+                // This rank is in no call, and not an end of the connection.
                 told(&comm)
             } else {
                 // Connections are made on first use: this is the only one.
@@ -81,7 +81,7 @@ fn both_ends_are_named_on_all_ranks_and_none_is_called_lost() {
             assert!(named.iter().any(|pair| text.contains(pair)), "{text}");
             assert!(text.contains(" via "), "no address: {text}");
             assert!(!text.contains("is lost") && !matches!(error, Error::PeerLost { .. }), "{text}");
-            // Nobody's end is to be taken for the reason.
+            // The end of a rank must not be taken for the reason.
             end.wait();
         });
     });
@@ -98,14 +98,14 @@ fn a_pair_that_is_cut_silently_is_named_with_its_addresses() {
         let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(2));
         Arrangement::Tcp.run_with(3, change, |comm| {
             let error = if comm.rank() == 0 {
-                // It is in no call, and has no part in the connection.
+                // This rank is in no call, and not an end of the connection.
                 told(&comm)
             } else {
                 let peer = 3 - comm.rank();
                 comm.send_recv(&[1_u8], peer, &mut [0], peer).expect("all is well");
                 gate.wait();
                 if comm.rank() == 1 {
-                    // A filter that takes nothing: packets are dropped, and nobody is told.
+                    // A filter that accepts nothing: packets are dropped without notice.
                     let drop_all = |socket: &SockRef<'_>| {
                         socket.attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).expect("a filter");
                     };
@@ -134,7 +134,7 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
         let gates = (Gate::new(4), Gate::new(4), Gate::new(4));
         let (ready, cut, end) = (&gates.0, &gates.1, &gates.2);
         let config = |rank| {
-            // Round a ring each waits for the one before it. Rank 0 gives up first, and waits for rank 3.
+            // Round a ring, each rank waits for the one before it. Rank 0 gives up first, while it waits for rank 3.
             let timeout = Duration::from_secs(if rank == 0 { 3 } else { 60 });
             Arrangement::Tcp.config(rank).with(|config| {
                 config.timeout = timeout;
@@ -146,7 +146,8 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
             comm.all_reduce(&mut data, ReduceOp::Sum).expect("all is well");
             ready.wait();
             if comm.rank() == 1 {
-                // It dials rank 2, the only one that it sends to. Bytes that arrive at the other end are dropped.
+                // This rank dials rank 2, the only one that it sends to. Bytes that arrive at the other end are
+                // dropped.
                 let port = port_of(&comm, 2);
                 let dropped = AtomicUsize::new(0);
                 each_connection(port, |socket| {
@@ -171,7 +172,7 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
     });
 }
 
-/// Bytes that wait to be read at this port, on connections made to it.
+/// Returns the bytes that wait to be read on connections made to this port.
 fn unread_at(port: u16) -> u64 {
     let unread = AtomicU64::new(0);
     each_connection(port, |socket| {
@@ -184,7 +185,7 @@ fn unread_at(port: u16) -> u64 {
     unread.into_inner()
 }
 
-/// Runs three ranks over TCP, which count as lost after `dead_after` of silence.
+/// Runs three ranks over TCP, which count as lost after a silence of `dead_after`.
 fn three_ranks<R: Send>(dead_after: Duration, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let connect = |mut spec: JoinSpec| {
         spec.liveness.dead_after = dead_after;
@@ -201,8 +202,8 @@ fn three_ranks<R: Send>(dead_after: Duration, body: impl Fn(Communicator) -> R +
     })
 }
 
-/// Rank 2 sends its last message to rank 1 and leaves; none of its packets gets through for `cut`, or ever. Returns what comes of
-/// the message, and how long after rank 2 has left.
+/// Rank 2 sends its last message to rank 1 and leaves; none of its packets gets through for `cut`, or ever. Returns the
+/// result of the receive, and its time after rank 2 has left.
 fn last_message(cut: Option<Duration>, dead_after: Duration) -> (Result<(), Error>, Duration) {
     const COUNT: usize = 1000;
     let gates = (Gate::new(2), Gate::new(2), Gate::new(2));
@@ -210,7 +211,7 @@ fn last_message(cut: Option<Duration>, dead_after: Duration) -> (Result<(), Erro
     let came_of_it = three_ranks(dead_after, |comm| {
         let rank = comm.rank();
         if rank == 0 {
-            // Without it nobody would tell that rank 2 has left.
+            // Without this rank, no rank would report that rank 2 has left.
             end.wait();
             return None;
         }
@@ -223,7 +224,7 @@ fn last_message(cut: Option<Duration>, dead_after: Duration) -> (Result<(), Erro
             has_left.wait();
             return None;
         }
-        // The lower rank dials; so its end is the one whose other end has the other's port.
+        // The lower rank dials, so its end of the connection has the other's port as its peer.
         let port = port_of(&comm, 2);
         let each_end = |each: &dyn Fn(&SockRef<'_>)| {
             let count = AtomicUsize::new(0);
@@ -236,7 +237,7 @@ fn last_message(cut: Option<Duration>, dead_after: Duration) -> (Result<(), Erro
             });
             count.into_inner()
         };
-        // Dropped as if lost on the way: the sender's kernel sends it again and again.
+        // Packets are dropped as if lost on the way: the sender's kernel repeats them.
         let lose_all = |socket: &SockRef<'_>| {
             socket.attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).expect("a filter");
         };
@@ -295,7 +296,8 @@ fn what_a_rank_has_sent_arrives_though_it_leaves_a_message_unread() {
         return;
     }
     bounded("a connection that is reset on closing", || {
-        // More than the receiver's kernel takes at once, so that the rest is still to be sent when the rank leaves.
+        // The message is longer than the receiver's kernel takes at once, so part of it is still unsent when the rank
+        // leaves.
         const COUNT: usize = 512 << 10;
         let gate = &Gate::new(2);
         Arrangement::Tcp.run(2, |comm| {
@@ -313,7 +315,7 @@ fn what_a_rank_has_sent_arrives_though_it_leaves_a_message_unread() {
             assert!(unread_at(port) > 0, "the message that nobody reads is not there");
             gate.wait();
             gate.wait();
-            // Rank 1 leaves now.
+            // Rank 1 leaves at this point.
             let until = Instant::now() + Duration::from_secs(10);
             while unread_at(port) > 0 {
                 assert!(Instant::now() < until, "rank 1 does not leave");

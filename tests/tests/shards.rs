@@ -4,18 +4,18 @@ use half::{bf16, f16};
 use kolo::{Collective, Communicator, DataType, Element, Error, RawCall, ReduceOp};
 use kolo_tests::arrangement::{Arrangement, canonical};
 
-/// Numbers whose sum depends on the order, for one element of one shard.
+/// Returns a number for one element of one shard; the sum of such numbers depends on the order.
 fn value(shard: u32, i: usize) -> f64 {
     let sign = if (shard as usize + i).is_multiple_of(3) { -1.0 } else { 1.0 };
     sign / (1.0 + i as f64 + 7.0 * f64::from(shard)) * f64::from(1 + shard % 5)
 }
 
-/// This rank's run of the shards.
+/// Returns this rank's run of the shards.
 fn own<T>(comm: &Communicator, shards: u32, count: usize, of: fn(f64) -> T) -> Vec<T> {
     comm.own_shards(shards).flat_map(|shard| (0..count).map(move |i| of(value(shard, i)))).collect()
 }
 
-/// The canonical tree, written once more: pairs first, then halves.
+/// An independent implementation of the canonical tree: pairs first, then halves.
 fn tree(mut leaves: Vec<f32>) -> f32 {
     let extras = leaves.len() - (1 << leaves.len().ilog2());
     let paired: Vec<f32> = leaves[..2 * extras].chunks(2).map(|pair| pair[0] + pair[1]).collect();
@@ -42,7 +42,7 @@ fn reduced<T: Element + PartialEq>(
     output
 }
 
-/// The bits of sums and averages of all types of floating-point numbers, and of whole numbers.
+/// Returns the bits of sums and averages of all floating-point types, and of sums of integers.
 fn bits(comm: &Communicator, shards: &[u32], counts: &[usize]) -> Vec<u64> {
     let mut bits = Vec::new();
     for (shards, count) in shards.iter().flat_map(|shards| counts.iter().map(|count| (*shards, *count))) {
@@ -168,13 +168,13 @@ fn nonsense_is_refused_before_anything_is_sent() {
         // SAFETY: it is refused.
         let error = unsafe { comm.call_raw_shards(&raw, 6, None) }.unwrap_err().to_string();
         assert!(error.contains("scan has no form for shards"), "{error}");
-        // The communicator is as it was.
+        // The communicator is unaffected.
         comm.all_reduce_shards(&[1.0; 8], &mut out, 4, ReduceOp::Sum).unwrap();
         assert_eq!(out, [4.0; 4]);
     });
 }
 
-/// Both numbers suit two ranks, so that both take the paths of vectors.
+/// Both numbers suit two ranks, so both calls take the path of vectors.
 #[test]
 fn ranks_that_disagree_on_the_number_of_shards_are_told() {
     for change in [canonical, |config| config] {

@@ -1,4 +1,4 @@
-//! Many ranks with adverse delays, for some seconds: nothing may hang, mix up or go wrong.
+//! Many ranks with adverse delays, for some seconds: no call may hang, be mixed up, or fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use kolo_tests::arrangement::Arrangement;
 use kolo_tests::reference::{Case, is_defined};
 use kolo_tests::watchdog::within;
 
-/// Steele, Lea and Flood's SplitMix64: the same numbers on every run.
+/// SplitMix64 (Steele, Lea and Flood): the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// The same call on all ranks, from the common numbers.
+/// Draws the same call on all ranks, from the common numbers.
 fn next_case(common: &mut Random, ranks: usize) -> Case {
     let collective = Collective::ALL[common.below(Collective::ALL.len())];
     let data_type = DataType::ALL[common.below(DataType::ALL.len())];
@@ -42,7 +42,7 @@ fn next_case(common: &mut Random, ranks: usize) -> Case {
     }
 }
 
-/// Nothing mostly, sometimes a moment, rarely longer than the pacing waits before it sleeps.
+/// Draws a delay: mostly none, sometimes a moment, rarely longer than the pacing waits before it sleeps.
 fn delay(own: &mut Random) {
     let micros = [0, 0, 0, 0, 20, 100, 800, 4000][own.below(8)];
     let until = Instant::now() + Duration::from_micros(micros);
@@ -73,7 +73,7 @@ fn soak(comm: &Communicator, seed: u64, time: Duration) -> u64 {
             }
             calls += 1;
         }
-        // All stop after the same call: when the first rank says that time is up.
+        // All ranks stop after the same call, when the first rank says that the time is over.
         let mut over = [u8::from(begin.elapsed() > time)];
         comm.broadcast(&mut over, 0).expect("done");
         if over[0] == 1 {

@@ -1,4 +1,5 @@
-//! Plans over memory that the ranks of a host share give the bits of the compiled exchange, and what everybody expects of plans.
+//! Plans over memory that the ranks of a host share give the same bits as the compiled exchange, and behave like all
+//! other plans.
 
 use std::sync::Mutex;
 
@@ -7,7 +8,7 @@ use kolo_tests::arrangement::{Arrangement, canonical};
 use kolo_tests::reference::{Case, is_defined};
 use proptest::prelude::*;
 
-/// All that are carried out on a stage inside one host.
+/// All algorithms that use a stage inside one host.
 const STAGED: &str = "all_reduce:staged_two_shot,reduce:staged_two_shot,staged,staged_one_shot";
 const ONE_SHOT: &str = "staged,staged_one_shot";
 
@@ -18,13 +19,13 @@ fn forced(algorithms: &'static str) -> impl Fn(Config) -> Config + Copy {
     }
 }
 
-/// The compiled exchange, for calls of any length.
+/// Selects the compiled exchange for calls of any length.
 fn compiled(mut config: Config) -> Config {
     config.exchange_bytes = Some(usize::MAX);
     config
 }
 
-/// Values of which sums depend on the order; the same for a rank in every run.
+/// Fills memory with values whose sum depends on the order; the same for a rank in every run.
 fn fill(rank: u32, data_type: DataType, memory: &mut [u8]) {
     let mut state = u64::from(rank) << 32 | 12_345;
     for byte in memory.iter_mut() {
@@ -33,17 +34,17 @@ fn fill(rank: u32, data_type: DataType, memory: &mut [u8]) {
     }
 }
 
-/// This rank's output of a case.
+/// Returns this rank's output of a case.
 fn output(case: &Case, comm: &Communicator) -> Vec<u8> {
     let (inputs, outputs) = case.bytes(comm);
     let (mut input, mut output) = (vec![0; inputs], vec![0; outputs]);
     let mut result = Vec::new();
     case.run_by(comm, &mut input, &mut output, |call, memory| {
         for (at, bytes) in memory {
-            // SAFETY: the memory that the call works on, and nobody else.
+            // SAFETY: the memory that the call works on, which nothing else uses.
             fill(comm.rank(), case.data_type, unsafe { std::slice::from_raw_parts_mut(at, bytes) });
         }
-        // In place the other buffer holds the same.
+        // In place, the other buffer holds the same.
         // SAFETY: the buffers are as long as the collective defines, and live until the call returns.
         unsafe { comm.call_raw(call) }?;
         if outputs > 0 {
@@ -96,7 +97,7 @@ fn long_calls_give_the_bits_of_the_compiled_exchange() {
     }
 }
 
-/// Long broadcasts take them unasked, and other calls the compiled exchange.
+/// Long broadcasts use stages by default, and other calls the compiled exchange.
 #[test]
 fn long_calls_take_the_stage() {
     Arrangement::Exchange.run(4, |comm| {
@@ -119,7 +120,7 @@ fn long_calls_take_the_stage() {
     });
 }
 
-/// In-host parts by stage, the rest by messages, for hosts of equal and of unequal numbers of ranks.
+/// Inside hosts data goes by stages, between them by messages, for hosts of equal and of unequal numbers of ranks.
 #[test]
 fn several_hosts_use_the_stages_of_each() {
     for (ranks, per_host) in [(4, 2), (8, 4), (7, 4), (5, 2), (3, 2)] {
@@ -137,7 +138,7 @@ fn several_hosts_use_the_stages_of_each() {
     }
 }
 
-/// Every rank decides for itself where its buffers lie.
+/// Every rank decides for itself whether its buffers are in place.
 #[test]
 fn some_ranks_in_place_and_others_not() {
     for ranks in [3, 4] {
@@ -156,7 +157,7 @@ fn some_ranks_in_place_and_others_not() {
     }
 }
 
-/// Ranks that are started on different calls must learn it, and of whom.
+/// Ranks that start different calls must learn that, and which rank differs.
 #[test]
 fn another_call_on_the_stage_is_told() {
     let told = Mutex::new(Vec::new());
@@ -170,7 +171,7 @@ fn another_call_on_the_stage_is_told() {
     assert!(told.iter().all(|told| told.contains("50000") || told.contains("50001")), "{told:#?}");
 }
 
-/// Started calls of several groups at once, with blocking ones between them.
+/// Started calls of several groups at once, with blocking calls between them.
 #[test]
 fn started_calls_use_stages_of_their_own() {
     for ranks in [2, 4] {

@@ -1,4 +1,4 @@
-//! Every collective in its started forms, owned, in a scope and raw, beside the blocking form.
+//! Every collective in its started forms (owned, in a scope and raw), compared with the blocking form.
 
 use std::time::Duration;
 
@@ -21,24 +21,24 @@ fn everywhere(body: impl Fn(&Communicator, usize) + Send + Sync + Copy + 'static
     }
 }
 
-/// `len` numbers of this rank.
+/// Returns `len` numbers of this rank.
 fn numbers(comm: &Communicator, len: usize) -> Vec<i64> {
     (0..len as i64).map(|i| (i + 1) * (i64::from(comm.rank()) + 2)).collect()
 }
 
-/// A blocking call's result in a buffer of `len` elements.
+/// Returns a blocking call's result in a buffer of `len` elements.
 fn blocking(len: usize, call: impl FnOnce(&mut [i64]) -> Result<()>) -> Vec<i64> {
     let mut output = vec![-1; len];
     call(&mut output).expect("blocking");
     output
 }
 
-/// Blocks of unequal length: none on rank 1.
+/// Returns blocks of unequal length: none on rank 1.
 fn counts(count: usize) -> [usize; RANKS as usize] {
     [count, 0, 2 * count + 1]
 }
 
-/// Elements that rank `from` sends to rank `to`.
+/// Returns the elements that rank `from` sends to rank `to`.
 fn pair_count(count: usize, from: usize, to: usize) -> usize {
     (count + 3 * from + to) % (count + 2)
 }
@@ -51,7 +51,7 @@ fn owned_forms_give_what_blocking_ones_do() {
         let at_root = comm.rank() == root;
         let all = numbers(comm, n * count);
         let roots = if at_root { all.clone() } else { Vec::new() };
-        // Started together, so that they overlap; the blocking ones while they run.
+        // The started calls overlap, and the blocking ones run meanwhile.
         let works = [
             comm.all_reduce_start(own.clone(), SUM),
             comm.broadcast_start(own.clone(), root),

@@ -1,4 +1,4 @@
-//! How long it takes until ranks can call, and that nothing is left when they are gone.
+//! Time until ranks can call, and the absence of leftovers when they are gone.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
@@ -13,11 +13,12 @@ use kolo_tests::watchdog::{Gate, bounded};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 
-/// Aims on a machine of its own; tests run beside others and often on fewer processors, so they assert five times that.
+/// Targets on an otherwise idle machine. The tests run beside others and often on fewer processors, so they assert five
+/// times as much.
 const PROCESSES_READY: Duration = Duration::from_millis(200);
 const THREADS_READY: Duration = Duration::from_secs(2);
 
-/// MPICH's newer launchers do not name the job; the process that started the ranks does.
+/// MPICH's newer launchers do not name the job; the process that started the ranks identifies it.
 #[test]
 fn ranks_of_one_parent_join_by_hydras_variables_alone() {
     bounded("PMI", || {
@@ -86,7 +87,7 @@ fn many_thread_ranks() {
     });
 }
 
-/// The ports that a process listens at.
+/// Returns the ports on which a process listens.
 fn listening(process: u32) -> BTreeSet<u16> {
     let links = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it lives");
     let own: Vec<String> = links
@@ -112,11 +113,11 @@ fn listening(process: u32) -> BTreeSet<u16> {
     ports
 }
 
-/// Rank 0 chooses the port at which ranks join, so that is the same too.
+/// Rank 0 chooses the port at which ranks join, so it uses its one port for that, too.
 #[test]
 fn a_process_with_many_communicators_listens_at_one_port_which_a_range_may_give() {
     bounded("one port", || {
-        // Free a moment ago, as good as it gets.
+        // These ports were free a moment ago, which is the best guarantee available.
         let taken: Vec<TcpListener> =
             (0..4).map(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port")).collect();
         let ports: Vec<u16> = taken.iter().map(|port| port.local_addr().expect("bound").port()).collect();
@@ -137,7 +138,7 @@ fn a_process_with_many_communicators_listens_at_one_port_which_a_range_may_give(
     });
 }
 
-/// A cluster that uses everything and goes.
+/// Runs a cluster that uses everything and ends.
 fn one_life(arrangement: Arrangement) {
     let gate = Gate::new(3);
     arrangement.run(3, |comm| {
@@ -146,7 +147,7 @@ fn one_life(arrangement: Arrangement) {
         let half = comm.split(Some(comm.rank() / 2), 0).expect("all call it").expect("everybody");
         half.all_reduce(&mut [1.0_f32; 20], ReduceOp::Sum).expect("a part");
         drop(work.wait().expect("done"));
-        // A handle that nobody waits for, and a failure at the end.
+        // A handle that is dropped without a wait, and a failure at the end.
         drop(comm.all_reduce_start(vec![1.0_f32; 10_000], ReduceOp::Sum).expect("starts"));
         gate.wait();
         if comm.rank() == 0 {
@@ -161,7 +162,7 @@ fn nothing_is_left() {
     // Other tests of this process would be counted too, so this runs in a process of its own.
     if std::env::var_os("KOLO_TEST_LEAKS").is_some() {
         for arrangement in Arrangement::ALL {
-            // The first ones load what stays for good.
+            // The first clusters load resources that stay for good.
             (0..2).for_each(|_| one_life(arrangement));
             let before = Holdings::now();
             (0..20).for_each(|_| one_life(arrangement));
@@ -173,7 +174,7 @@ fn nothing_is_left() {
                 "{arrangement:?}"
             );
             assert_eq!(before.shm_files, after.shm_files, "{arrangement:?}: files in /dev/shm");
-            // The allocator keeps some.
+            // The allocator keeps some mappings.
             assert!(after.mappings <= before.mappings + 20, "{arrangement:?}: {before:?} {after:?}");
         }
         return;

@@ -1,4 +1,4 @@
-//! Newcomers fetch a copy of the members' state while these go on, and then join: see `kolo::state`.
+//! Newcomers fetch a copy of the members' state while the members go on, and then join: see `kolo::state`.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use kolo_tests::watchdog::within;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes that stay as they are, and bytes that each step changes.
+/// Number of bytes that stay unchanged, and number of weights that each step changes.
 const TABLE: usize = 3 << 20;
 const WEIGHTS: usize = 1000;
 const BYTES: u64 = 4 * (TABLE + WEIGHTS) as u64;
@@ -47,7 +47,7 @@ fn weights(version: u64) -> Vec<f32> {
     (0..WEIGHTS).map(|i| (i as u64 * 7 + version * 13) as f32).collect()
 }
 
-/// One step of a rank that has the state by the end of it: what has come of sharing it.
+/// Runs one step of a rank that has the state by its end; returns the outcome of sharing it.
 fn step(group: &mut Survivors, state: &mut State, model: &mut Model) -> kolo::Result<Shared> {
     let shared = group.run(|comm| {
         let shared = state.share(comm, &mut model.parts())?;
@@ -61,8 +61,8 @@ fn step(group: &mut Survivors, state: &mut State, model: &mut Model) -> kolo::Re
     Ok(shared)
 }
 
-/// A member's work until there are so many members, the newcomer among them, and three steps more. `goes_on`: told whether it has taken a
-/// copy.
+/// Does a member's work until there are `ranks` members, including the newcomer, and for three more steps.
+/// `goes_on` learns whether a copy was taken.
 fn work_until(comm: Communicator, ranks: u32, goes_on: impl Fn(bool) -> bool) {
     let (mut group, mut state, mut model) = (Survivors::new(comm).up_to(ranks), State::at(0), Model::first());
     let mut rest = 3;
@@ -107,7 +107,7 @@ fn beside<R: Send>(
     })
 }
 
-/// Fetches, joins, and goes on with the others for three steps.
+/// Fetches the state, joins, and makes three steps with the others.
 fn fetch_and_join(invitation: Invitation, config: kolo::Config, ranks: u32) {
     let (mut state, mut model) = (State::new(), Model::nothing());
     let fetched = state.fetch(&invitation, &mut model.parts(), LIMIT).expect("the members offer it");
@@ -149,7 +149,7 @@ fn what_a_member_that_leaves_has_not_sent_comes_from_the_others() {
             3,
             |comm| {
                 let leaves = comm.rank() == 2;
-                // Of three, one has gone when the newcomer comes.
+                // One of three members has left when the newcomer joins.
                 work_until(comm, 3, |has_offered| !(leaves && has_offered));
             },
             |invitation, config| fetch_and_join(invitation, config, 3),

@@ -1,8 +1,8 @@
-//! Strangers reach a job's ports: the job starts and runs, tells how many were turned away, gives nobody a place, and tells nobody
-//! anything.
+//! Strangers connect to a job's ports: the job starts and runs, reports how many were rejected, and gives them neither
+//! a place nor any information.
 //!
-//! `KOLO_TEST_STRANGERS` sets how many connections are made before and during a job (2000 without it); with 10000 the time
-//! to start is asserted as it is promised, which wants a machine of its own.
+//! `KOLO_TEST_STRANGERS` sets how many connections are made before and during a job (2000 by default). With 10000, the
+//! documented start-up time is asserted, which needs an otherwise idle machine.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
@@ -22,10 +22,10 @@ use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 
-/// Connections that the strangers hold at a time; the next one closes their oldest.
+/// Connections that the strangers hold at a time; each further one closes the oldest.
 const HELD: usize = 400;
 
-/// Most memory that a rank may grow by while they knock.
+/// Limit on the memory that a rank may grow by meanwhile.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 fn free_port() -> u16 {
@@ -35,12 +35,12 @@ fn free_port() -> u16 {
 fn knocks() -> (usize, Duration) {
     match std::env::var("KOLO_TEST_STRANGERS").ok().and_then(|text| text.parse().ok()) {
         Some(count) => (count, Duration::from_secs(2)),
-        // Beside other tests on few processors.
+        // Limit beside other tests on few processors.
         None => (2000, Duration::from_secs(15)),
     }
 }
 
-/// Somebody who connects to ports without end, in every way that is none of a rank's.
+/// Strangers that keep connecting to ports, in every way that differs from a rank's.
 struct Strangers {
     ports: Arc<Mutex<Vec<u16>>>,
     made: Arc<AtomicUsize>,
@@ -61,7 +61,7 @@ impl Strangers {
         Self { ports, made, over, threads }
     }
 
-    /// Waits until `count` more connections were made.
+    /// Waits until `count` more connections have been made.
     fn made_more(&self, count: usize) {
         let (until, goal) = (Instant::now() + LONG, self.made.load(Ordering::Relaxed) + count);
         while self.made.load(Ordering::Relaxed) < goal {
@@ -101,7 +101,7 @@ fn knock(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &Atomi
         };
         let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
         made.fetch_add(1, Ordering::Relaxed);
-        // Whether it is taken does not matter.
+        // Whether the write succeeds does not matter.
         let _ = match turn / 3 % 9 {
             0 => stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
             1 => stream.write_all(&[0xff; 4096]),
@@ -119,7 +119,7 @@ fn knock(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &Atomi
     }
 }
 
-/// One rank as a process.
+/// Starts one rank as a process.
 fn rank(rank: u32, of: u32, rendezvous: &str, task: &[&str], more: &[(&str, &str)]) -> Process {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
@@ -136,7 +136,7 @@ fn rank(rank: u32, of: u32, rendezvous: &str, task: &[&str], more: &[(&str, &str
     Process::start(command)
 }
 
-/// The ports at which a process listens.
+/// Returns the ports on which a process listens.
 fn listening(pid: u32) -> Vec<u16> {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let sockets: BTreeSet<String> = links
@@ -203,7 +203,7 @@ fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
             for (first, last) in at_first.into_iter().zip(at_last) {
                 assert!(last < first + GROWTH_BYTES, "{first} -> {last}");
             }
-            // They have run all the time, and notice the end of the other.
+            // The ranks have run all the time, and notice the end of the other one.
             one.signal(Signal::KILL);
             let error = zero.expect("@error ");
             assert!(error.contains("rank 1 is lost"), "{error}");
@@ -243,7 +243,7 @@ fn start(spec: JoinSpec) -> JoinHandle<kolo::Result<Control>> {
     std::thread::spawn(move || Control::join(&spec, &ControlRuntime::new()?))
 }
 
-/// Where rank 0 listens, as the file says once it is there; and the file's text.
+/// Waits for the file; returns the address of rank 0 in it, and its text.
 fn posted(path: &Path) -> (SocketAddr, String) {
     let until = Instant::now() + LONG;
     loop {
@@ -265,7 +265,7 @@ fn who_has_not_read_the_file_gets_no_seat() {
         let path = folder.path().join("job");
         let zero = start(file(0, &path));
         let (at, _) = posted(&path);
-        // A stranger that finds the port and has Kolo.
+        // A stranger that finds the port and uses Kolo itself.
         let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
         let stranger =
             JoinSpec { timeout: Duration::from_secs(1), ..JoinSpec::new(1, 2, locator, "a stranger") };
@@ -311,7 +311,7 @@ fn a_job_on_one_host_is_not_reachable_from_others() {
     });
 }
 
-/// Addresses on which something listens at the port, as the kernel writes them.
+/// Returns the addresses on which a socket listens at the port, in the kernel's notation.
 fn listening_addresses(port: u16) -> Vec<String> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(std::fs::read_to_string);
     let suffix = format!(":{port:04X}");
@@ -323,14 +323,14 @@ fn listening_addresses(port: u16) -> Vec<String> {
         .collect()
 }
 
-/// Somebody between rank 1 and the coordinator, who passes on what is said, keeps it, and changes one byte if told which.
+/// A relay between rank 1 and the coordinator, which forwards all data, records it, and can change one byte.
 struct Relay {
     port: u16,
     seen: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Relay {
-    /// `change`: a byte after so many of what goes to the rank on the first connection.
+    /// Makes a relay; `change` is the offset of a byte to change in the data to the rank on the first connection.
     fn to(coordinator: SocketAddr, change: Option<usize>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -369,7 +369,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, change: Option<usize>, record: &
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Rank 0 at a file, and a copy of the file that leads to a relay.
+/// Starts rank 0 with a rendezvous file, and makes a copy of the file that leads to a relay.
 fn relayed(
     folder: &Path,
     change: Option<usize>,
@@ -418,7 +418,7 @@ fn a_relay_learns_nothing() {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         assert!(!has(host.trim().as_bytes()), "the host's name");
 
-        // Its recording opens nothing: said again to a coordinator, it is a stranger's.
+        // The recording gives no access: replayed to a coordinator, it is a stranger's.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");
         std::fs::copy(other, folder.path().join("old")).unwrap();
@@ -437,7 +437,7 @@ fn a_relay_learns_nothing() {
 
 #[test]
 fn a_relay_that_changes_a_byte_is_noticed() {
-    // In the coordinator's preamble, and in its proof: the first connection fails; the second passes unchanged.
+    // In the coordinator's preamble, and in its proof: the first connection fails, and the second passes unchanged.
     for at in [33, 70] {
         within(Duration::from_secs(60), "a changed handshake", move || {
             let folder = tempfile::tempdir().unwrap();
@@ -448,7 +448,7 @@ fn a_relay_that_changes_a_byte_is_noticed() {
             leave([zero, one]);
         });
     }
-    // In the length, the body and the tag of what the coordinator says first, which is the welcome: the rank had joined by then.
+    // In the length, the body and the tag of the coordinator's first message, the welcome: the rank had joined by then.
     for at in [97, 98, 105] {
         within(Duration::from_secs(60), "a changed welcome", move || {
             let folder = tempfile::tempdir().unwrap();
@@ -460,17 +460,17 @@ fn a_relay_that_changes_a_byte_is_noticed() {
     }
 }
 
-/// One rank may open fewer files than it needs connections: it is named, with the cause, on all ranks, and nobody waits
-/// for a time-out.
+/// One rank may open fewer files than it needs connections: all ranks name it, with the cause, and none waits for a
+/// time-out.
 #[test]
 fn a_rank_without_descriptors_is_named_by_all() {
-    // Of 8 ranks the last only accepts, and the first only dials and holds the coordinator.
+    // Of 8 ranks the last one only accepts, and the first only dials and runs the coordinator.
     for (starved, files, does) in [(7, [14, 13, 15], "accept connections"), (0, [20, 21, 19], "connect")] {
         within(Duration::from_secs(90), "a rank without descriptors", move || {
             let script =
                 format!("test \"$KOLO_RANK\" = {starved} && ulimit -n \"$FILES\"; exec \"$0\" \"$@\"");
             let cause = format!("rank {starved} cannot {does}: it has no descriptor left");
-            // How many are enough to join and too few for all connections depends a little on the system.
+            // The number that suffices for joining, but not for all connections, depends a little on the system.
             let mut outcomes = Vec::new();
             for files in files {
                 let settings = |_| {
@@ -498,7 +498,7 @@ fn a_rank_without_descriptors_is_named_by_all() {
     }
 }
 
-/// The report of a rank that has joined, or the reason why it has not.
+/// Returns the report of a rank that has joined, or the reason why it has not.
 fn last_words(rank: &mut Process) -> String {
     let first = rank.expect("@");
     if first.starts_with("joined") { rank.expect("@") } else { first }

@@ -1,4 +1,4 @@
-//! Communicators of some ranks, and messages between two.
+//! Communicators of some of the ranks, and messages between two ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +14,7 @@ fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 's
     }
 }
 
-/// The sum over all ranks of `value`, which every rank checks against `want`.
+/// Sums `value` over all ranks, and checks the sum against `want` on every rank.
 fn sum(comm: &Communicator, value: u32, want: u32) {
     for elements in [1, 5000] {
         let mut data = vec![value; elements];
@@ -33,7 +33,7 @@ fn sum(comm: &Communicator, value: u32, want: u32) {
 fn split_by_colour_and_key() {
     everywhere(6, |comm| {
         let rank = comm.rank();
-        // Even and odd ranks, in reverse order; rank 5 stays out.
+        // Even and odd ranks in reverse order; rank 5 stays out.
         let color = (rank != 5).then_some(rank % 2);
         let part = comm.split(color, 10 - rank).expect("all call it");
         match part {
@@ -50,7 +50,7 @@ fn split_by_colour_and_key() {
         sum(comm, 1, 6);
         let nobody = comm.split(None, 0).expect("all call it");
         assert!(nobody.is_none());
-        // Equal keys keep the order; any number is a colour.
+        // Equal keys keep the order, and any number is a colour.
         let all = comm.split(Some(u32::MAX), 7).expect("all call it").expect("everybody is in");
         assert_eq!((all.rank(), all.world_size()), (rank, 6));
         sum(&all, rank, 15);
@@ -137,7 +137,7 @@ fn parts_go_on_when_world_rank_0_has_left() {
             arrangement.run(3, |comm| {
                 let part = comm.split((comm.rank() > 0).then_some(1), 0).expect("all call it");
                 let Some(part) = part else {
-                    // Carries the control plane, and waits some seconds for the others' goodbyes.
+                    // This rank runs the control plane, and waits some seconds for the others' goodbyes.
                     drop((part, comm));
                     return gone.store(true, Ordering::SeqCst);
                 };
@@ -177,7 +177,7 @@ fn many_communicators_with_interleaved_traffic() {
             })
             .collect();
         for round in 0..4 {
-            // Started in one order, ended in another.
+            // Started in one order, completed in another.
             let works: Vec<_> = comms
                 .iter()
                 .map(|c| c.all_reduce_start(vec![1_u32; 1 + 3000 * round], ReduceOp::Sum).expect("starts"))
@@ -201,7 +201,7 @@ fn rings_and_cycles() {
             let mut got = vec![0_u32; elements];
             comm.send_recv(&vec![rank; elements], right, &mut got, left).expect("a ring");
             assert!(got.iter().all(|v| *v == left));
-            // Everybody with everybody, receives first in the list, oneself included.
+            // Every rank exchanges with every rank, itself included, with receives first in the list.
             let mut from_all = vec![vec![0_u32; elements]; ranks as usize];
             let own = vec![rank + 10; elements];
             let mut batch = comm.batch();
@@ -235,7 +235,7 @@ fn many_messages_keep_their_order() {
         }
         batch.run().expect("all of them");
         assert_eq!(got, values);
-        // To oneself, in one batch and larger than any buffer.
+        // Messages to the rank itself, in one batch, longer than any buffer.
         let mut own = vec![0_u64; 100_000];
         let data = vec![comm.rank().into(); 100_000];
         comm.send_recv(&data, comm.rank(), &mut own, comm.rank()).expect("to oneself");

@@ -1,5 +1,5 @@
-//! Symmetric memory beyond what there is: an error on all ranks that tells wanted and available bytes, no process that the
-//! kernel kills, and a communicator that works on.
+//! Requests for more symmetric memory than the system has: an error on all ranks that reports the wanted and the
+//! available bytes, no process killed by the kernel, and a communicator that keeps working.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::Job;
 use kolo_tests::watchdog::bounded;
 
-/// All memory that the machine has, in bytes.
+/// Returns all memory of the machine, in bytes.
 fn total() -> usize {
     let text = fs::read_to_string("/proc/meminfo").expect("/proc");
     let line = text.lines().find(|line| line.starts_with("MemTotal:")).expect("its memory");
@@ -43,7 +43,8 @@ fn more_than_the_machine_has() {
     }
 }
 
-/// The folder of this process's control group in a hierarchy that limits memory, and the name of the file with the limit.
+/// Returns the folder of this process's control group in a hierarchy that limits memory, and the name of the file with
+/// the limit.
 fn own_group() -> Option<(PathBuf, &'static str)> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = |found: fn(&str) -> bool| {
@@ -59,7 +60,7 @@ fn own_group() -> Option<(PathBuf, &'static str)> {
     first.or_else(second).filter(|(folder, limit)| folder.join(limit).exists())
 }
 
-/// A control group with a limit, which goes when this is dropped.
+/// A control group with a limit, which is removed on drop.
 struct Group(PathBuf);
 
 impl Group {
@@ -67,7 +68,7 @@ impl Group {
         let (above, limit) = own_group().ok_or("no control group limits memory here")?;
         let group = Self(above.join(format!("kolo-test-{}", std::process::id())));
         fs::create_dir(&group.0).map_err(|error| format!("{}: {error}", group.0.display()))?;
-        // With the second version a group of processes has none below that limit memory.
+        // In cgroup version 2, a group with processes cannot have children that limit memory.
         fs::write(group.0.join(limit), limit_bytes.to_string())
             .map_err(|error| format!("{limit}: {error}"))?;
         Ok(group)
@@ -93,7 +94,7 @@ fn more_than_a_control_group_may_have() {
             ["-c", &entered, "sh", env!("CARGO_BIN_EXE_kolo_rank"), "allocate", &bytes.to_string()];
         Job::start("sh", 2, 2, &arguments, |_| Vec::new())
     };
-    // Each rank's part would fit.
+    // The part of each rank alone would fit.
     let each = LIMIT / 8 * 5;
     let mut refused = job(each);
     for text in refused.expect_all("@error") {
@@ -103,7 +104,7 @@ fn more_than_a_control_group_may_have() {
         }
     }
     assert_eq!(refused.ended(), [true; 2]);
-    // Again and again, each time after the last one was given back.
+    // Repeated allocations, each after the last one was freed.
     let mut fits = job(LIMIT / 8);
     fits.expect_all("@memory");
     assert_eq!(fits.ended(), [true; 2]);

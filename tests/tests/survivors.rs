@@ -1,4 +1,4 @@
-//! Steps that outlive losses: whoever is killed, the others repeat them and end with the same bits.
+//! Steps that outlive losses: whichever rank is killed, the others repeat the step and end with the same bits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -23,7 +23,7 @@ fn start(arrangement: Arrangement, ranks: u32) -> Job {
     job
 }
 
-/// The state that these ranks end with, and what sums they have seen: the same on all.
+/// Returns the final state of these ranks and the sums that they have seen, which must be the same on all.
 fn end(job: &mut Job, left: &[usize], what: &str) -> String {
     let mut seen: Vec<(String, String)> = Vec::new();
     for rank in left {
@@ -56,7 +56,7 @@ fn the_state_is_the_same_for_any_number_of_ranks() {
     });
 }
 
-/// The next number of a simple generator, below `end`.
+/// Returns the next number of a simple generator, below `end`.
 fn draw(state: &mut u64, end: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % end
@@ -66,12 +66,12 @@ fn draw(state: &mut u64, end: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     killed: usize,
-    /// Errors that named a rank, which was one that had been killed.
+    /// Errors that named a rank; all of these had been killed.
     blames: usize,
     took: Duration,
 }
 
-/// A job of so many ranks of which some are killed at random moments until one to three are left, all of which seed tells.
+/// Runs a job in which ranks are killed at random moments until one to three are left. The seed determines everything.
 fn disturbed(seed: u64, sizes: &[usize], patience: Duration, alone: &str) -> Outcome {
     let mut state = seed;
     let arrangement = Arrangement::ALL[(seed % 4) as usize];
@@ -95,7 +95,7 @@ fn disturbed(seed: u64, sizes: &[usize], patience: Duration, alone: &str) -> Out
         assert_eq!(end(&mut job, &left, &what), alone, "{what}");
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(&mut play)) {
-        // Whether ranks hang or starve shows in what they do meanwhile.
+        // The state of the processes shows whether ranks hang or starve.
         let look = || job.ranks.iter().map(Process::threads).collect::<Vec<_>>().join("\n");
         let before = look();
         std::thread::sleep(Duration::from_secs(2));
@@ -129,9 +129,10 @@ fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
     }
 }
 
-/// Of 4 and 8 ranks. `KOLO_FAULTS` is how many are killed (10,000), `KOLO_FAULTS_SEED` the first job's seed (1), `KOLO_FAULTS_AT_ONCE` how many
-/// jobs run at a time (4), and `KOLO_FAULTS_PATIENCE` for how many seconds a call waits before it fails (60), and half as long as a job may be
-/// silent. With `KOLO_FAULTS=1`, the job of one seed alone.
+/// Jobs of 4 and 8 ranks. `KOLO_FAULTS` is the number of ranks to kill (10,000), `KOLO_FAULTS_SEED` the first job's
+/// seed (1), `KOLO_FAULTS_AT_ONCE` the number of simultaneous jobs (4), and `KOLO_FAULTS_PATIENCE` the seconds that a
+/// call waits before it fails (60); a job may be silent for twice as long. With `KOLO_FAULTS=1`, only the job of
+/// one seed runs.
 #[test]
 #[ignore = "takes an hour"]
 fn ten_thousand_ranks_die() {
@@ -200,7 +201,7 @@ fn an_error_of_one_ranks_own_is_an_error_on_all_and_is_not_repeated() {
                 let error = group
                     .run(|comm| {
                         runs.fetch_add(1, Ordering::Relaxed);
-                        // The others wait for this rank in the call, or are through with one before.
+                        // The others wait for this rank in the call, or have finished the one before.
                         comm.barrier()?;
                         let input: &[f32] = if comm.rank() == 1 { &[1.0; 3] } else { &[1.0; 4] };
                         comm.all_reduce_into(input, &mut sum, ReduceOp::Sum)
@@ -276,7 +277,7 @@ fn half_of_64_ranks_leave_and_the_others_go_on() {
             if first % 2 == 1 {
                 return None;
             }
-            // The ranks leave one after another, so some steps may still have some of them.
+            // The ranks leave one after another, so some steps may still include some of them.
             while sum != [32.0] {
                 let before = sum;
                 group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
@@ -289,7 +290,7 @@ fn half_of_64_ranks_leave_and_the_others_go_on() {
     });
 }
 
-/// Thread ranks die of panics, which their control planes tell; `target/release/recovery threads` shows the time.
+/// Thread ranks die of panics, which their control planes report; `target/release/recovery threads` measures the time.
 #[test]
 fn half_of_256_ranks_die_at_once_and_the_others_go_on() {
     within(LIMIT, "256 ranks", || {
@@ -310,7 +311,7 @@ fn half_of_256_ranks_die_at_once_and_the_others_go_on() {
             }
             let mut group = Survivors::new(comm);
             let mut sum = [0.0_f32];
-            // The ranks die one after another, so some steps may still have some of them.
+            // The ranks die one after another, so some steps may still include some of them.
             while sum != [128.0] {
                 group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
                 assert!(sum[0] >= 128.0, "{sum:?}");

@@ -1,5 +1,5 @@
-//! Symmetric buffers: the symmetric path gives what every other path gives, ends as every other path ends, and leaves nothing
-//! behind.
+//! Symmetric buffers: the symmetric path gives the same results as every other path, ends in the same way, and leaves
+//! nothing behind.
 
 use std::time::{Duration, Instant};
 
@@ -20,16 +20,16 @@ const SERVED: [Collective; 7] = [
     Collective::AllToAll,
 ];
 
-/// Elements of a vector that is long enough to look for the symmetric path in every type: odd, and no whole pages.
+/// Elements of a vector long enough for the symmetric path in every type: an odd number, and not whole pages.
 const LONG: usize = 20_011;
 
-/// Any length may go directly.
+/// Lets calls of any length take the symmetric path.
 fn any_length(mut config: Config) -> Config {
     config.symmetric_bytes = Some(0);
     config
 }
 
-/// The explanation of an all-reduce in place on some memory.
+/// Returns the explanation of an all-reduce in place on some memory.
 fn explained(comm: &Communicator, memory: &mut [u8]) -> String {
     let at = memory.as_mut_ptr();
     let call = RawCall {
@@ -44,11 +44,11 @@ fn explained(comm: &Communicator, memory: &mut [u8]) -> String {
     comm.explain(&call).unwrap()
 }
 
-/// Runs cases in two symmetric buffers, at offsets of each rank's own; says how many went directly.
+/// Runs cases in two symmetric buffers, at offsets that differ by rank; returns how many took the symmetric path.
 fn run_all(comm: &Communicator, cases: &[Case], spread: usize) -> usize {
     let longest = cases.iter().map(|case| {
         let (input, output) = case.bytes(comm);
-        // The root of some has less to do elsewhere.
+        // In some collectives the root has more data than the others.
         input.max(output).max(case.count * case.data_type.size() * comm.world_size() as usize)
     });
     let room = longest.max().unwrap_or(0) + 9 * spread + 64;
@@ -77,7 +77,7 @@ fn every_served_collective_from_1_to_9_ranks() {
         for collective in SERVED {
             for in_place in [false, true] {
                 for root in [0, ranks - 1] {
-                    // One block of all, or a vector, is long.
+                    // One block of all, or a vector, is long enough.
                     let data_type = DataType::ALL[cases.len() % DataType::ALL.len()];
                     let op = ReduceOp::Sum;
                     cases.push(Case { collective, data_type, op, count: LONG, root, in_place });
@@ -90,7 +90,7 @@ fn every_served_collective_from_1_to_9_ranks() {
             for spread in [0, 8, 4096] {
                 let direct =
                     Arrangement::Exchange.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
-                // All but all-to-all in place.
+                // All cases but all-to-all in place.
                 let expected = if ranks == 1 { 0 } else { cases.len() / 14 * 13 };
                 assert!(direct.iter().all(|n| *n == expected), "{ranks} ranks: {direct:?} of {expected}");
             }
@@ -119,7 +119,7 @@ fn every_type_with_every_operator_at_odd_addresses() {
     }
 }
 
-/// Values whose sum depends on the order.
+/// Fills data with values whose sum depends on the order.
 fn rough(comm: &Communicator, data: &mut [f32]) {
     for (i, value) in data.iter_mut().enumerate() {
         *value = 1.0 / (1.0 + (i as f32) + 7.0 * comm.rank() as f32);
@@ -146,7 +146,7 @@ fn canonical_results_are_those_of_every_other_path() {
     }
 }
 
-/// The bits of the plan on windows are those of whatever runs on private memory, where both go along the canonical tree: for each
+/// The plan on windows gives the same bits as private memory if both reduce along the canonical tree: for each
 /// reduction and any length.
 #[test]
 fn canonical_bits_are_those_of_private_memory() {
@@ -170,7 +170,7 @@ fn canonical_bits_are_those_of_private_memory() {
     }
 }
 
-/// The bits of a rank's result of rough values in some memory.
+/// Returns the bits of a rank's reduction of such values in some memory.
 fn reduced(
     comm: &Communicator,
     collective: Collective,
@@ -202,7 +202,7 @@ fn the_plan_can_be_asked_for() {
             config
         }
     };
-    // Named for a collective it must serve, at any length.
+    // If named for a collective, the algorithm must serve it at any length.
     Arrangement::Exchange.run_with(3, forced("all_reduce:window"), |comm| {
         let (mut symmetric, mut private) = (comm.alloc::<u32>(8).unwrap(), [1_u32; 8]);
         symmetric.fill(1);
@@ -218,12 +218,12 @@ fn the_plan_can_be_asked_for() {
         assert!(matches!(error, Error::Unsupported { .. }), "{text}");
         assert!(text.contains("window was asked for") && text.contains("Communicator::alloc"), "{text}");
         assert_eq!(private, [1; 8]);
-        // All ranks fail alike, and go on.
+        // All ranks fail alike, and keep working.
         comm.broadcast(&mut private, 0).unwrap();
         comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
         assert!(symmetric.iter().all(|value| *value == 9));
     });
-    // Named for none, it counts where it can serve.
+    // If named for no collective, the algorithm is used where it can serve.
     for algorithms in ["window", "window,ring"] {
         Arrangement::Exchange.run_with(3, forced(algorithms), |comm| {
             let (mut symmetric, mut private) = (comm.alloc::<u32>(8).unwrap(), [1_u32; 8]);
@@ -237,7 +237,7 @@ fn the_plan_can_be_asked_for() {
             comm.barrier().unwrap();
         });
     }
-    // The first name counts.
+    // The first name in the list has priority.
     Arrangement::Exchange.run_with(2, forced("ring,window"), |comm| {
         let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
         symmetric.fill(1);
@@ -286,7 +286,7 @@ fn two_communicators_and_a_split() {
             part.all_reduce(&mut of_part, ReduceOp::Sum).unwrap();
             assert!(of_all.iter().all(|value| *value == 6));
             assert!(of_part.iter().all(|value| *value == if comm.rank() % 2 == 0 { 2 } else { 4 }));
-            // Memory of the other communicator is private memory to this one.
+            // Memory of another communicator is private memory for this one.
             of_part.fill(1);
             comm.all_reduce(&mut of_part, ReduceOp::Sum).unwrap();
             assert!(of_part.iter().all(|value| *value == 4));
@@ -341,7 +341,7 @@ fn memory_comes_back() {
     });
 }
 
-/// Calls that the ranks of a communicator make at the same time.
+/// Makes calls that the ranks of a communicator make at the same time, and that do not match.
 fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result<()>) {
     bounded(name, move || {
         let results = Arrangement::Exchange.run(3, |comm| {
@@ -352,7 +352,7 @@ fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result
         });
         for (rank, (result, took)) in results.into_iter().enumerate() {
             let error = result.expect_err("they do not match");
-            // A rank that is not part of it hears of it.
+            // An uninvolved rank learns of the mismatch, too.
             let is_told = matches!(error, Error::Mismatch { .. } | Error::Aborted { .. });
             assert!(is_told && error.to_string().contains(" called "), "{name}, rank {rank}: {error}");
             assert!(took < Duration::from_secs(2), "{name}, rank {rank}: {took:?}");
@@ -398,7 +398,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
         let begin = Instant::now();
         let result = comm.all_reduce(&mut data, ReduceOp::Sum);
         assert!(begin.elapsed() < Duration::from_secs(3));
-        // The caller's memory is its own again, whatever the late rank does then.
+        // The buffer belongs to the caller again, whatever the late rank does afterwards.
         data.fill(3);
         if !is_late {
             gate.wait();

@@ -88,7 +88,7 @@ fn handles_are_waited_for_in_other_threads() {
 
 #[test]
 fn collectives_of_two_threads_in_an_agreed_order() {
-    // Two threads call in turns, and the second one's call begins while the first one's is still waiting for a peer.
+    // Two threads call in turn, and the second thread's call begins while the first one still waits for a peer.
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {
             arrangement.run(2, |comm| {
@@ -100,7 +100,7 @@ fn collectives_of_two_threads_in_an_agreed_order() {
                 }
                 std::thread::scope(|scope| {
                     let first = scope.spawn(|| sums(&comm, 1));
-                    // Numbers are given when a call begins.
+                    // A call gets its number when it begins.
                     while comm.recent().is_empty() {
                         std::thread::yield_now();
                     }
@@ -117,7 +117,7 @@ fn collectives_of_two_threads_in_an_agreed_order() {
     }
 }
 
-/// Calls of each of two threads of a rank.
+/// Calls that each of two threads of a rank makes.
 #[derive(Clone, Copy, Debug)]
 enum Calls {
     Blocking,
@@ -125,7 +125,8 @@ enum Calls {
 }
 
 impl Calls {
-    /// All-reduces of so many elements. Both threads of a rank make the same ones, so they match in any order.
+    /// Makes all-reduces of `elements` elements. Both threads of a rank make the same calls, so they match in any
+    /// order.
     fn run(self, comm: &Communicator, calls: usize, elements: usize) {
         for _ in 0..calls {
             let mut data = vec![1_u32; elements];
@@ -140,7 +141,7 @@ impl Calls {
         }
     }
 
-    /// Both threads of all ranks at once; the time of rank 0.
+    /// Runs both threads of all ranks at once; returns the time of rank 0.
     fn in_two_threads(self, ranks: u32, calls: usize, elements: usize) -> Duration {
         let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(15));
         let times = Arrangement::Exchange.run_with(ranks, change, |comm| {
@@ -180,7 +181,7 @@ fn started_calls_of_two_threads_on_one_communicator() {
 
 #[test]
 fn blocking_calls_beside_started_ones_of_another_thread() {
-    // The two kinds do not match each other, so the threads agree on their order: the second call begins when the first has.
+    // The two kinds do not match each other, so the threads agree on an order: the second call begins after the first.
     for (ranks, elements) in [(4, 256), (8, 2), (4, 200_000)] {
         bounded(&format!("{ranks} ranks, {elements} elements"), move || {
             let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(15));
@@ -225,7 +226,7 @@ fn two_threads_take_about_as_long_as_one() {
         })[0];
         let together = Calls::Blocking.in_two_threads(ranks, calls, elements);
         println!("{} calls of one thread {alone:.1?}, of two {together:.1?}", 2 * calls);
-        // Far from what it takes, and from what it took: 13 ms a call.
+        // Much more than it takes, and much less than it used to take: 13 ms a call.
         assert!(together < 50 * alone + Duration::from_secs(1), "{together:?} beside {alone:?}");
     });
 }

@@ -1,4 +1,4 @@
-//! Deadlines, aborts and drops: no wait is without an end.
+//! Deadlines, aborts and drops: every wait ends.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ fn impatient(mut config: Config) -> Config {
     config
 }
 
-/// Runs `body` on every rank with a barrier of the threads that is not Kolo's.
+/// Runs `body` on every rank, with a barrier of the threads that is independent of Kolo.
 fn with_gate(
     arrangement: Arrangement,
     ranks: u32,
@@ -39,7 +39,8 @@ fn a_rank_that_never_calls() {
                 comm.barrier().expect("all are there");
                 if comm.rank() == 2 {
                     gate.wait();
-                    // A call before the news is here would meet theirs, and be told that these differ.
+                    // A call before the news has arrived would meet theirs, and would report that the calls
+                    // differ.
                     while comm.error().is_none() {
                         std::thread::yield_now();
                     }
@@ -64,7 +65,7 @@ fn a_rank_that_never_calls() {
                     }
                     _ => panic!("{error}"),
                 }
-                // Once more: the cause, at once.
+                // A second call returns the cause at once.
                 let took = quickest(|| {
                     let later = waits(comm, elements).expect_err("aborted");
                     assert!(later.to_string().contains("all_reduce("), "{later}");
@@ -179,7 +180,7 @@ fn every_kind_of_call_fails_after_an_abort() {
                     let error = result.expect_err(name);
                     assert!(error.to_string().contains("enough"), "{name}: {error}");
                 }
-                // It may have been done before the abort.
+                // The operation may have been done before the abort.
                 if let Err(error) = pending.and_then(kolo::Work::wait) {
                     assert!(error.to_string().contains("enough"), "{error}");
                 }
@@ -189,7 +190,7 @@ fn every_kind_of_call_fails_after_an_abort() {
     }
 }
 
-/// Dropping waits some seconds for what is outstanding, so the arrangements wait side by side.
+/// Runs the arrangements in parallel, since each drop waits some seconds for outstanding operations.
 fn side_by_side(name: &str, body: fn(Arrangement)) {
     bounded(name, move || {
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Mistakes of the caller: an error that says what would be right, and a communicator that goes on working.
+//! Mistakes of the caller: an error that names the remedy, and a communicator that keeps working.
 
 use kolo::{
     Bool, Cluster, Collective, Communicator, Config, DataType, Determinism, Error, RawCall, ReduceOp, Result,
@@ -7,7 +7,7 @@ use kolo::{
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
-/// The error of a call that must be refused.
+/// Checks the error of a call that must be refused.
 fn refused<T>(result: Result<T>, words: &[&str]) {
     let Err(error) = result else { panic!("accepted, where {words:?} was wanted") };
     assert!(matches!(error, Error::Usage { .. }), "{error:?}");
@@ -45,7 +45,7 @@ fn mistakes(comm: &Communicator) {
     refused(comm.broadcast_start(vec![0_i32; 5], 7), &["root 7"]);
     refused(comm.scope(|scope| scope.all_gather(&four, &mut five)), &["5 elements where 12"]);
     raw_mistakes(comm);
-    // All of that cost nothing.
+    // None of these calls has affected the communicator.
     let mut one = [1_i32];
     comm.all_reduce(&mut one, sum).expect("as it was");
     assert_eq!(one, [3]);
@@ -182,7 +182,7 @@ fn values_at_the_edge_do_not_panic() {
                     |rank| changed(arrangement.config(rank)),
                     |comm| comm.all_reduce(&mut [1_i32; 700], ReduceOp::Sum),
                 );
-                // An error is fine if it says which setting is at fault.
+                // An error is acceptable if it names the setting at fault.
                 if let Err(error) = outcome.and_then(|ranks| ranks.into_iter().collect::<Result<Vec<()>>>()) {
                     assert!(error.to_string().contains("KOLO_"), "{arrangement:?}, change {i}: {error}");
                 }
@@ -310,7 +310,7 @@ fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
                 let text = explain(collective, count);
                 assert!(text.starts_with(way), "{collective} of {count}: {text}");
             }
-            // All ranks go the same ways, one after the other.
+            // All ranks take the same paths, one after another.
             for count in [8, 16 << 10] {
                 let mut data = vec![comm.rank(); count];
                 comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
@@ -326,7 +326,7 @@ fn a_truth_value_that_is_neither_0_nor_1_is_true() {
     bounded("a byte of 2", || {
         for arrangement in Arrangement::ALL {
             arrangement.run(2, |comm| {
-                // As a rank in C would send it.
+                // Sends the bytes that a rank in C would send.
                 let mut bytes = [2_u8 * u8::from(comm.rank() == 0); 3];
                 let mut values = [Bool::default(); 3];
                 let output = match comm.rank() {

@@ -1,6 +1,6 @@
-//! The one door between the tools and the runtime: what `kolo perf` needs from a communicator, and nothing else.
+//! Interface between `kolo perf` and the runtime: the operations that the measurements need from a communicator.
 //!
-//! Everything above this file is written against [`Comm`], so that it is tested without a cluster.
+//! Everything above this file is written against [`Comm`], so that it can be tested without a cluster.
 
 use std::ops::DerefMut;
 use std::sync::Mutex;
@@ -13,80 +13,80 @@ use kolo_collectives::overrides::{Overrides, Rule};
 use crate::error::{CliError, Result};
 use crate::planning::has_block_per_rank;
 
-/// Wanted properties of the communicators of a run.
+/// Requested properties of the communicators of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     /// Transports that may be used; `None` for all.
     pub transport: Option<String>,
-    /// Algorithm to use instead of the selected one.
+    /// Algorithm to use instead of the one that would be selected.
     pub algorithm: Option<String>,
-    /// Limit of every operation; `None` for the library's own.
+    /// Time limit of every operation; `None` for the library's default.
     pub timeout: Option<std::time::Duration>,
-    /// Which of the thread ranks of this process, and how many there are.
+    /// Number of this thread rank within the process, and number of its thread ranks.
     pub thread: (u32, u32),
 }
 
 /// One collective on raw memory; `count` is NCCL's count argument of that collective.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
-    /// Where to read.
+    /// Address of the input.
     pub input: *const u8,
-    /// Where to write. In place as NCCL defines it, by equality of addresses.
+    /// Address of the output. The call is in place as NCCL defines it, by equality of addresses.
     pub output: *mut u8,
     /// Elements.
     pub count: u64,
-    /// Of this type.
+    /// Type of the elements.
     pub data_type: DataType,
-    /// Combined by this.
+    /// Operator that combines them.
     pub op: ReduceOp,
-    /// Root, where there is one.
+    /// Root, if the collective has one.
     pub root: u32,
 }
 
 /// Bytes to a rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
-    /// To whom.
+    /// The receiver.
     pub to: u32,
-    /// The collective.
+    /// Address of the bytes.
     pub bytes: *const u8,
-    /// How much.
+    /// Number of bytes.
     pub len: usize,
 }
 
 /// Bytes from a rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming {
-    /// From whom.
+    /// The sender.
     pub from: u32,
-    /// Where to put it.
+    /// Address of the receive buffer.
     pub bytes: *mut u8,
-    /// How much.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// An operation that was started. Dropping it without waiting is a mistake of the caller.
+/// An operation in progress. The caller must wait for it before dropping it.
 pub(crate) trait Pending {
-    /// Waits for its end.
+    /// Waits until the operation ends.
     fn wait(self: Box<Self>) -> Result<()>;
 }
 
-/// A communicator.
+/// A communicator, as far as the tools use it.
 pub(crate) trait Comm {
-    /// Own rank.
+    /// Returns this rank.
     fn rank(&self) -> u32;
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> u32;
-    /// Own rank among those of this host.
+    /// Returns this rank's number among the ranks of its host.
     fn local_rank(&self) -> u32;
-    /// Number of ranks on this host.
+    /// Returns the number of ranks on this host.
     fn local_size(&self) -> u32;
-    /// Lines for people: transports, and why.
+    /// Returns lines for people that name the transports and the reasons for them.
     fn summary(&self) -> Vec<String>;
 
-    /// How a collective would be carried out: by which of the library's ways, and why.
+    /// Returns which of the library's ways a collective would take, and why.
     fn way(&self, call: &Call) -> Option<String>;
 
     /// Runs a collective to its end.
@@ -96,28 +96,28 @@ pub(crate) trait Comm {
     /// else touches them until this returns.
     unsafe fn call(&self, call: &Call) -> Result<()>;
 
-    /// Starts a collective.
+    /// Starts a collective without waiting for it.
     ///
     /// # Safety
     /// As for [`Comm::call`], until the returned handle has been waited for.
     unsafe fn start(&self, call: &Call) -> Result<Box<dyn Pending + '_>>;
 
-    /// Runs sends and receives together to their end. Empty ones are skipped on both sides.
+    /// Runs sends and receives together to their end. Both sides skip empty ones.
     ///
     /// # Safety
     /// All memory is valid for its length, and nothing else touches it until this returns.
     unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<()>;
 
-    /// Returns when all ranks have called.
+    /// Blocks until all ranks have called.
     fn barrier(&self) -> Result<()>;
 
-    /// Zeroed memory of `bytes` bytes that the ranks of a host reach directly. All ranks call.
+    /// Allocates zeroed memory of `bytes` bytes that the ranks of a host reach directly. All ranks must call.
     fn symmetric(&self, bytes: usize) -> Result<Box<dyn Memory>>;
 
-    /// Everybody's bytes, by rank. Lengths may differ.
+    /// Returns the bytes of all ranks, by rank. Lengths may differ.
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
-    /// The communicator of the ranks that pass the same colour, in the same order.
+    /// Makes the communicator of the ranks that pass the same colour, in the same order.
     fn split(&self, colour: u32) -> Result<Box<dyn Comm>>;
 }
 
@@ -127,10 +127,10 @@ pub(crate) trait Memory: DerefMut<Target = [u8]> + std::fmt::Debug {}
 impl Memory for Vec<u8> {}
 impl Memory for SymmetricBuffer<u8> {}
 
-/// A rank's work with its communicator.
+/// The work of a rank with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
 
-/// Says whether a request can be understood and fulfilled, before anything is started.
+/// Checks, before anything is started, that a request is understood and can be fulfilled.
 pub(crate) fn check(request: &Request, task: Option<&Task>) -> Result<()> {
     let overrides: Overrides = config(request)?.algorithms.parse().unwrap_or_default();
     let Some(task) = task else { return Ok(()) };
@@ -155,7 +155,7 @@ pub(crate) fn join(request: &Request) -> Result<Box<dyn Comm>> {
     let mut spec = JoinSpec::from_process_env()?;
     let (thread, threads) = request.thread;
     if threads > 1 {
-        // Each process is several ranks, in a row.
+        // Each process has several consecutive ranks.
         let too_many =
             || CliError::usage(format!("{threads} ranks per process are too many"), "Ask for fewer with -t");
         spec.world_size = spec.world_size.checked_mul(threads).ok_or_else(too_many)?;
@@ -171,14 +171,14 @@ pub(crate) fn threads(count: u32, request: &Request, body: Body<'_>) -> Result<(
     let failure = Mutex::new(None);
     Cluster::with_config(count, &config(request)?, |communicator| {
         if let Err(error) = body(Box::new(communicator)) {
-            // Of several failures the first is the cause, and the others follow from it.
+            // Of several failures, the first is the cause; the others follow from it.
             failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
         }
     })?;
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-/// How a collective of `count` elements would be carried out by `ranks` ranks of this host, under these settings.
+/// Returns how `ranks` ranks of this host would carry out a collective of `count` elements under these settings.
 pub(crate) fn way_here(
     ranks: u32,
     request: &Request,
@@ -191,7 +191,7 @@ pub(crate) fn way_here(
     let bytes = count as usize * data_type.size() * blocks;
     let way = Mutex::new(None);
     threads(ranks, request, &|comm| {
-        // Nothing is sent: only lengths and places matter.
+        // No data is sent: only lengths and places matter.
         let (mut output, input) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         let call = Call {
             collective: task.collective,
@@ -210,7 +210,7 @@ pub(crate) fn way_here(
     Ok(way.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).unwrap_or_default())
 }
 
-/// The settings in force: the environment's, and over them what the command line says.
+/// Returns the settings in force: those of the environment, overridden by the command line.
 fn config(request: &Request) -> Result<Config> {
     let mut config = Config::from_env()?;
     if let Some(list) = &request.transport {
@@ -237,7 +237,7 @@ fn config(request: &Request) -> Result<Config> {
     Ok(config)
 }
 
-/// Version of the library, for people.
+/// Returns the version of the library, for people.
 pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }

@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Perf(Box<PerfArgs>),
     /// Start the ranks of a program on this machine
     Run(launch::RunArgs),
-    /// Say what this machine offers: transports, interfaces, processors, limits
+    /// Show what this machine offers: transports, interfaces, processors, limits
     Info(info::InfoArgs),
     /// Show which algorithm is chosen for a collective, what the others would cost, and its steps
     Explain(explain::ExplainArgs),
@@ -51,14 +51,14 @@ pub(crate) enum Command {
     Plan(search::SearchArgs),
     /// Measure this machine and write a profile for KOLO_PROFILE
     Tune(tune::TuneArgs),
-    /// Say whether jobs will run well on the hosts of a launcher, and what is wrong if not
+    /// Check whether jobs will run well on the hosts of a launcher, and report what is wrong
     Doctor(doctor::DoctorArgs),
-    /// Say what the code at the end of an error stands for, and what to do
+    /// Explain the code at the end of an error, and say what to do
     ExplainError(explain_error::ExplainErrorArgs),
     /// Write the completions of a shell to standard output
     #[command(hide = true)]
     Completions {
-        /// Which shell
+        /// Shell to write completions for
         shell: clap_complete::Shell,
     },
     /// Write the manual pages
@@ -69,25 +69,25 @@ pub(crate) enum Command {
     },
 }
 
-/// Meaning of a command line.
+/// A parsed command line.
 #[derive(Debug)]
 pub(crate) struct Invocation {
     /// The command.
     pub command: Command,
-    /// The nccl-tests program as which this was called.
+    /// The nccl-tests program under whose name this was called, if any.
     pub program: Option<String>,
 }
 
-/// Why there is no command to carry out.
+/// The reason why there is no command to carry out.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// Help or version: text for standard output.
     Text(String),
-    /// A mistake.
+    /// An error in the command line.
     Mistake(CliError),
 }
 
-/// Reads a command line, its first word being the program's name.
+/// Parses a command line whose first word is the program's name.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, Stop> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
@@ -132,7 +132,7 @@ fn stop(error: &clap::Error) -> Stop {
     }
 }
 
-/// The options of `kolo perf`, for tests.
+/// Parses the options of `kolo perf`, for tests.
 #[cfg(test)]
 pub(crate) fn parse_perf<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<PerfArgs, Stop> {
     let words = ["kolo", "perf"].into_iter().chain(words).map(OsString::from);

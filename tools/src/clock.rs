@@ -1,8 +1,8 @@
-//! Local wall-clock time as text. `unsafe` only to ask the C library for the time zone.
+//! Local wall-clock time as text. `unsafe` serves only to ask the C library for the time zone.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Now, as `YYYY-MM-DD HH:MM:SS` in the local time zone.
+/// Returns the current time as `YYYY-MM-DD HH:MM:SS` in the local time zone.
 #[must_use]
 pub(crate) fn local_now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn has_the_right_shape() {
-        // 36 hours after the epoch it is 1970-01-02 in all time zones, or a day to either side.
+        // 36 hours after the epoch it is 1970-01-02, or an adjacent day in some time zones.
         let text = format_local(36 * 3600);
         assert!(text.starts_with("1970-01-0") && text.len() == 19, "{text}");
     }

@@ -1,4 +1,4 @@
-//! The one error of the command line: a paragraph with cause and remedy, and the exit code.
+//! The error type of the command line: a paragraph with cause and remedy, and the exit code.
 
 use std::fmt;
 use std::io::Write;
@@ -11,47 +11,47 @@ pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code when something failed on the way.
 pub(crate) const EXIT_FAILURE: u8 = 3;
 
-/// Why a command ends early.
+/// The reason why a command ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CliError {
-    /// The paragraph.
+    /// The paragraph for the user.
     pub message: String,
     /// Exit code of the process.
     pub exit_code: u8,
 }
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
 impl CliError {
-    /// The request makes no sense. Sentences without the final full stop.
+    /// Makes an error for a request that makes no sense. Both sentences come without the final full stop.
     pub(crate) fn usage(problem: impl fmt::Display, remedy: impl fmt::Display) -> Self {
         Self { message: format!("{problem}. {remedy}."), exit_code: EXIT_USAGE }
     }
 
-    /// The request was fine, but could not be carried out. Sentences without the final full stop.
+    /// Makes an error for a valid request that failed. Both sentences come without the final full stop.
     pub(crate) fn failure(problem: impl fmt::Display, remedy: impl fmt::Display) -> Self {
         Self { message: format!("{problem}. {remedy}."), exit_code: EXIT_FAILURE }
     }
 
-    /// A message that must stay as it is, because scripts look for it.
+    /// Makes an error with a message that must stay as it is, because scripts look for it.
     pub(crate) fn verbatim(message: impl Into<String>) -> Self {
         Self { message: message.into(), exit_code: EXIT_USAGE }
     }
 
-    /// The operating system refused.
+    /// Makes an error for a failure of the operating system.
     pub(crate) fn system(doing: impl fmt::Display, error: &std::io::Error) -> Self {
         Self { message: format!("{doing}: {error}."), exit_code: EXIT_FAILURE }
     }
 
-    /// Tells the user, and returns the exit code of the process.
+    /// Prints the error, and returns the exit code of the process.
     pub(crate) fn report(&self) -> u8 {
-        // Nobody is left to tell if this fails.
+        // If this fails, nobody is left to tell.
         let _ = writeln!(std::io::stderr(), "kolo: {self}");
         self.exit_code
     }
 
-    /// The exit code, for `main`.
+    /// Returns the exit code, for `main`.
     pub(crate) fn exit(&self) -> ExitCode {
         ExitCode::from(self.exit_code)
     }

@@ -1,4 +1,4 @@
-//! `kolo explain`: the algorithm that is chosen, what the others would cost, and its steps.
+//! `kolo explain`: shows which algorithm is chosen, what the others would cost, and the steps of the plan.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -23,13 +23,13 @@ use crate::perf::human_bytes;
 use crate::plan_file::{self, PlanArgs};
 use crate::planning::{CallArgs, has_block_per_rank, human_seconds, on_unequal_hosts};
 
-/// Beyond this, proving the plan takes longer than a person waits; `kolo sim` does it on request.
+/// With more ranks, proving the plan takes longer than a person waits; `kolo sim` does it on request.
 const MAX_CHECKED_RANKS: u32 = 128;
 
-/// More ranks are not started to see which way they take.
+/// Most ranks that are started to see which way they take.
 const MAX_TRIED_RANKS: u32 = 16;
 
-/// Nor are longer buffers made, of which each rank has two.
+/// Longest buffer for that trial; each rank has two.
 const MAX_TRIED_BYTES: u64 = 64 << 20;
 
 const EXAMPLES: &str = "\
@@ -59,7 +59,7 @@ pub(crate) struct ExplainArgs {
     /// Processors of each host for its ranks [default: this machine's if there is one host, else one for each rank]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     processors: Option<u32>,
-    /// Between hosts
+    /// Network between hosts
     #[arg(long, value_enum, default_value = "tcp")]
     network: Network,
     /// Rank whose steps to show
@@ -70,7 +70,7 @@ pub(crate) struct ExplainArgs {
     no_steps: bool,
 }
 
-/// Constants of the cost model.
+/// Built-in constants of the cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
     /// 25 Gb/s Ethernet
@@ -80,7 +80,7 @@ pub(crate) enum Network {
 }
 
 impl ExplainArgs {
-    /// As a run would have it: here, if there is one host.
+    /// Returns the processors per host as a run would have them: those of this machine, if there is one host.
     fn processors_per_host(&self) -> u32 {
         let default =
             || if self.hosts == 1 { machine::usable_cpus() as u32 } else { self.ranks / self.hosts };
@@ -100,7 +100,7 @@ impl ExplainArgs {
 }
 
 impl Network {
-    /// The constants.
+    /// Returns the constants.
     pub(crate) const fn model(self) -> Model {
         match self {
             Self::Tcp => Model::TCP,
@@ -161,7 +161,7 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     Ok(out)
 }
 
-/// The plan of a file, with its time on hosts that the constants or the profile describe.
+/// Explains the plan of a file, with its time on hosts that the constants or the profile describe.
 fn explain_file(args: &ExplainArgs, path: &Path) -> Result<String> {
     let profile = kolo::Config::from_env()?.profile;
     let model = with_profile(args.network.model(), profile.as_ref());
@@ -174,7 +174,7 @@ fn explain_file(args: &ExplainArgs, path: &Path) -> Result<String> {
     plan_file::explain(path, &args.call, cluster, (!args.no_steps).then_some(args.rank))
 }
 
-/// The choice for a call.
+/// Selects the algorithm for a call.
 pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choice> {
     let bytes = call.selection_bytes(task.world_size);
     select(task, bytes, call.element_bytes as usize, false, call.order(), model, call.algo).map_err(|error| {
@@ -182,19 +182,20 @@ pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choi
     })
 }
 
-/// The constants of a profile, where there is one, for ranks that share memory inside a host.
+/// Applies a profile, if there is one, to the constants, for ranks that share memory inside a host.
 pub(crate) fn with_profile(model: Model, profile: Option<&Loaded>) -> Model {
     profile.map_or(model, |loaded| loaded.profile.apply(Inside::Shm, model))
 }
 
-/// The rates of the hosts of a profile, if it is of as many; in its order.
+/// Returns the rates of a profile's hosts, in its order, if it has this number of hosts.
 pub(crate) fn known_rates(hosts: u32, profile: Option<&Loaded>) -> Option<Rates> {
     let network = profile?.profile.network.as_ref()?;
     let names: Vec<&str> = network.hosts.iter().map(|host| host.name.as_str()).collect();
     (names.len() == hosts as usize).then(|| network.rates(&names).ok())?
 }
 
-/// The way that ranks on this host would take for the call, which need not be a plan; `None` where that cannot be tried out.
+/// Returns the way that ranks on this host would take for the call, which need not be a plan; `None` if it cannot be
+/// tried out.
 fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
     let call = &args.call;
     let data_type = match call.element_bytes {
@@ -283,7 +284,7 @@ fn losers(choice: &Choice) -> String {
     table.build().with(Style::psql()).to_string()
 }
 
-/// The checker's verdict on the plans.
+/// Returns the checker's verdict on the plans.
 fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: usize) -> Result<String> {
     if task.world_size > MAX_CHECKED_RANKS {
         return Ok(format!(

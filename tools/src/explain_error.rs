@@ -1,4 +1,4 @@
-//! `kolo explain-error`: what the code at the end of an error stands for.
+//! `kolo explain-error`: explains the code at the end of an error.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use kolo::error::codes::{self, Explanation};
 
 use crate::error::{CliError, Result};
 
-/// The page that has more, by its place in the repository.
+/// The page with details, by its path in the repository.
 const PAGE: &str = "docs/troubleshooting.md";
 
 /// Options of `kolo explain-error`.
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ExplainErrorArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brackets may be copied with the code.
+/// Finds a code's explanation. Brackets may be copied with the code.
 fn find(code: &str) -> Result<&'static Explanation> {
     codes::explanation(code.trim_matches(['[', ']'])).ok_or_else(|| {
         let problem = format!("'{code}' is no code of an error");

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             Command::Man { directory } => man::run(directory.as_deref()),
         },
         Err(Stop::Text(text)) => {
-            // Nobody is left to tell if nobody reads it.
+            // If nobody reads the text, nobody is left to tell.
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(ExitCode::SUCCESS)
         }

@@ -1,4 +1,4 @@
-//! The manual pages and completions, made from the command line's definition.
+//! Manual pages and completions, made from the definition of the command line.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -21,7 +21,7 @@ pub(crate) fn run(directory: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes what a shell needs to complete command lines.
+/// Writes the script with which a shell completes command lines.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "kolo", &mut script);

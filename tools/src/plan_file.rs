@@ -53,7 +53,7 @@ pub(crate) fn read(path: &Path, call: &CallArgs) -> Result<LoadedPlans> {
     Ok(loaded)
 }
 
-/// Writes plans, and says so.
+/// Writes plans, and returns a message that says so.
 pub(crate) fn write(path: &Path, set: &PlanSet) -> Result<String> {
     std::fs::write(path, to_text(set))
         .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))?;
@@ -66,7 +66,7 @@ pub(crate) fn write(path: &Path, set: &PlanSet) -> Result<String> {
     ))
 }
 
-/// Writes the plan of a choice where that is asked for. Says where it is.
+/// Writes the plan of a choice if `args` ask for that, and returns a message that names the file.
 pub(crate) fn write_choice(
     args: &PlanArgs,
     call: &CallArgs,
@@ -85,7 +85,7 @@ pub(crate) fn write_choice(
     write(path, &set).map(Some)
 }
 
-/// The plans for a call.
+/// Returns the plans for a call.
 pub(crate) fn plans<'a>(set: &'a PlanSet, call: &CallArgs) -> &'a [Plan] {
     set.plans(if call.in_place { Placement::InPlace } else { Placement::OutOfPlace })
 }
@@ -94,7 +94,7 @@ fn shapes(set: &PlanSet, call: &CallArgs) -> Vec<Shape> {
     plans(set, call).iter().map(|plan| call.shape(plan)).collect()
 }
 
-/// How long they take on a cluster of as many ranks.
+/// Simulates the plans on a cluster with as many ranks.
 pub(crate) fn simulated(set: &PlanSet, call: &CallArgs, cluster: &Cluster) -> Result<Timing> {
     let serves = set.serves();
     serves.fits(&cluster.hosts_of_ranks(), None).map_err(|because| {
@@ -119,7 +119,7 @@ fn checked(set: &PlanSet, call: &CallArgs) -> Result<Report> {
     })
 }
 
-/// The plan of a file, in words.
+/// Explains the plan of a file in words.
 pub(crate) fn explain(
     path: &Path,
     call: &CallArgs,

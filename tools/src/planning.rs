@@ -1,4 +1,5 @@
-//! Common part of `explain` and `sim`: a collective, a size and a number of ranks as a task with a shape.
+//! Options that `explain` and `sim` share: they turn a collective, a size and a number of ranks into a task with a
+//! shape.
 
 use std::str::FromStr;
 
@@ -24,31 +25,31 @@ pub(crate) struct CallArgs {
     /// Size as `kolo perf` shows it: of the vector, or of the blocks of all ranks together
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "1M", value_parser = size)]
     pub bytes: u64,
-    /// Root, where there is one
+    /// Root, if the collective has one
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub root: u32,
     /// Input and output share memory
     #[arg(long)]
     pub in_place: bool,
-    /// The buffers of all ranks are symmetric; --algo window says so, too
+    /// The buffers of all ranks are symmetric; --algo window implies this
     #[arg(long)]
     pub symmetric: bool,
     /// Bytes of an element
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=16))]
     pub element_bytes: u64,
-    /// This algorithm instead of the one that would be chosen
+    /// Use this algorithm instead of the one that would be chosen
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algo: Option<Algorithm>,
     /// Only algorithms whose result does not depend on size, segments and transport
     #[arg(long)]
     pub canonical: bool,
-    /// An all_reduce over so many shards, of which each rank has a run, instead of a vector of each rank
+    /// An all_reduce over this many shards, of which each rank has a run, instead of one vector per rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub shards: Option<u32>,
 }
 
 impl CallArgs {
-    /// The task on so many ranks; `hosts` says on which host each is. Those of a host share memory, as the constants have it.
+    /// Makes the task; `hosts` gives the host of each rank. The ranks of a host share memory, as the constants assume.
     pub(crate) fn task(&self, hosts: Vec<u32>) -> Result<Task> {
         let ranks = hosts.len() as u32;
         if ranks == 0 {
@@ -72,12 +73,12 @@ impl CallArgs {
         Ok(if self.in_place { task.in_place() } else { task })
     }
 
-    /// Whether ranks reach each other's buffers.
+    /// Returns whether ranks reach each other's buffers.
     pub(crate) fn is_symmetric(&self) -> bool {
         self.symmetric || self.algo == Some(Algorithm::Window)
     }
 
-    /// Bytes as the selection counts them: of the vector, or of one block.
+    /// Returns the bytes as the selection counts them: of the vector, or of one block.
     pub(crate) fn selection_bytes(&self, ranks: u32) -> u64 {
         match self.collective {
             Collective::Barrier => 0,
@@ -86,7 +87,7 @@ impl CallArgs {
         }
     }
 
-    /// The shape that a plan is bound to.
+    /// Returns the shape that a plan is bound to.
     pub(crate) fn shape(&self, plan: &Plan) -> Shape {
         let count = (self.selection_bytes(plan.world_size) / self.element_bytes) as usize;
         match plan.cut {
@@ -95,13 +96,13 @@ impl CallArgs {
         }
     }
 
-    /// The required order of reduction.
+    /// Returns the required order of reduction.
     pub(crate) const fn order(&self) -> Order {
         if self.canonical { Order::Canonical } else { Order::Any }
     }
 }
 
-/// The task on hosts of these rates, which tell how fast ranks are where each has a host of its own.
+/// Adds the hosts' rates to a task, as relative speeds of ranks if each rank has a host of its own.
 pub(crate) fn on_unequal_hosts(task: Task, rates: &[HostRate]) -> Task {
     let known = Rates { hosts: rates.to_vec(), pairs: Vec::new() };
     match known.speeds() {
@@ -110,7 +111,7 @@ pub(crate) fn on_unequal_hosts(task: Task, rates: &[HostRate]) -> Task {
     }
 }
 
-/// Whether a collective has a root.
+/// Returns whether a collective has a root.
 pub(crate) const fn has_root(collective: Collective) -> bool {
     matches!(
         collective,
@@ -118,7 +119,7 @@ pub(crate) const fn has_root(collective: Collective) -> bool {
     )
 }
 
-/// Whether a collective has a block for each rank.
+/// Returns whether a collective has a block for each rank.
 pub(crate) const fn has_block_per_rank(collective: Collective) -> bool {
     matches!(
         collective,
@@ -142,13 +143,13 @@ fn algorithm(text: &str) -> Result<Algorithm, String> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    // 2^50: what a simulation of it would mean is anybody's guess, and products of it stay within 64 bits.
+    // 2^50: a simulation of more would mean little, and products of it stay within 64 bits.
     parse_size(text)
         .filter(|bytes| *bytes <= 1 << 50)
         .ok_or_else(|| "not a size such as 8, 64K, 1M or 2G".to_owned())
 }
 
-/// A time for people.
+/// Formats a time for people.
 pub(crate) fn human_seconds(seconds: f64) -> String {
     match seconds {
         short if short < 1e-3 => format!("{:.2} us", short * 1e6),

@@ -1,4 +1,5 @@
-//! `kolo plan`: searches plans for a network whose hosts or links differ, and writes those that are worth it.
+//! `kolo plan`: searches plans for a network whose hosts or links differ, and writes those that are worth a
+//! file.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,10 +32,10 @@ pub(crate) struct SearchArgs {
     collectives: Vec<Collective>,
     #[command(flatten)]
     described: ClusterArgs,
-    /// Shortest calls, as `kolo perf` counts
+    /// Size of the shortest calls, as `kolo perf` counts it
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = size)]
     from: u64,
-    /// Longest calls that are looked at; the plans for these serve longer ones too
+    /// Size of the longest calls for which plans are searched; these plans also serve longer calls
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
     to: u64,
     /// Root of broadcasts
@@ -74,7 +75,7 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
         known.map(|network| network.hosts.into_iter().map(|host| host.name).collect()).unwrap_or_default();
     let described = args.described.or_hosts(known.len());
     let cluster = describe(&described, 4)?.cluster;
-    // The plans are for these hosts, if it is they whose rates were taken.
+    // The plans are for these hosts only, if their rates come from the profile.
     let names = (!described.has_file() && known.len() == cluster.hosts as usize).then_some(known);
     std::fs::create_dir_all(&args.out)
         .map_err(|error| CliError::system(format!("{} cannot be made", args.out.display()), &error))?;
@@ -137,7 +138,7 @@ fn line(collective: Collective, bytes: u64, found: &Found, path: &std::path::Pat
     )
 }
 
-/// A size in a file's name.
+/// Formats a size for the name of a file.
 fn short(bytes: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {

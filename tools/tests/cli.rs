@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Longest wait at all: far longer than anything here takes, far shorter than a night.
+/// Time limit of every wait: much longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn kolo(line: &str) -> Command {
@@ -180,7 +180,7 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
     let rank_1 = lines.by_ref().find(|line| line.starts_with("#  Rank  1 ")).unwrap();
     let words: Vec<&str> = rank_1.split_whitespace().collect();
     let place = words.iter().position(|word| *word == "Pid").unwrap();
-    // The first row shows that the ranks are at work.
+    // The first row shows that the ranks are measuring.
     lines.by_ref().find(|line| !line.starts_with('#')).unwrap();
     kill_process(pid(words[place + 1]), Signal::KILL).unwrap();
     lines.for_each(drop);
@@ -191,7 +191,7 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
 
 #[test]
 fn signals_are_passed_on() {
-    // The shell is ready once it waits, and nothing else of it holds its output open.
+    // The shell is ready once it waits, and no other process of it holds its output open.
     let script = "trap 'echo told; exit 0' TERM; tail -f /dev/null >/dev/null & echo ready; wait";
     let (mut child, mut lines) = start(kolo("run -n 2 --prefix -- sh -c").arg(script));
     for _ in 0..2 {
@@ -232,12 +232,12 @@ fn programs_of_a_job_can_meet() {
     assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
 }
 
-/// Over the stand-in for libibverbs, which this machine needs no adapter for.
+/// Uses the stand-in for libibverbs, which needs no adapter.
 #[test]
 fn info_says_what_becomes_of_registrations_and_of_a_fork() {
     let library =
         std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
-    // Also where there is one: it may be of another day.
+    // Rebuilds the library even if it exists, since it may be outdated.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
     assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());

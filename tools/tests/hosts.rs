@@ -1,4 +1,4 @@
-//! `kolo run --hosts`, with agents that start what they are to start on this machine, in place of ssh.
+//! `kolo run --hosts` with agents that start the ranks on this machine, in place of ssh.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far beyond what any of these takes, on a busy machine too.
+/// Time limit of every test, much longer than any of them takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn kolo(hosts: &str, options: &[&str], program: &[&str]) -> Command {
-    // A test does not wait for ever.
+    // Ends a test that would wait forever.
     let mut command = Command::new("timeout");
     let limit = LIMIT.as_secs().to_string();
     command
@@ -56,7 +56,7 @@ fn ranks_are_where_the_list_says() {
 
 #[test]
 fn ranks_of_two_hosts_meet() {
-    // Two names of this machine.
+    // Both names are of this machine.
     let program = env!("CARGO_BIN_EXE_kolo");
     let arguments = [program, "perf", "all_reduce", "--min", "1K", "--max", "1K", "--iters", "2"];
     let ended = kolo("127.0.0.1:1,localhost:1", &[], &arguments).output().unwrap();
@@ -86,7 +86,7 @@ fn folder_variables_and_prefix_arrive() {
             "-x",
             "NOT_SET_ANYWHERE",
         ])
-        // Nothing of this process's variables comes by itself.
+        // No variable of this process is inherited.
         .args(["--agent", "env -i PATH=/usr/bin:/bin ON={host}", "--"])
         .args(["sh", "-c", "pwd; echo \"$GIVEN|$MADE|$KOLO_TIMEOUT|${#KOLO_JOB_SECRET}|$0\"", "it's\n$0"])
         .output()
@@ -154,7 +154,7 @@ fn a_program_or_folder_that_a_host_lacks_is_named() {
     assert!(text(&ended.stderr).contains("has no folder"), "{}", text(&ended.stderr));
 }
 
-/// Starts ranks that print a line and go on until they are told, and waits until all have printed it.
+/// Starts ranks that print a line and go on until they are asked to end; waits until all have printed the line.
 fn running(
     hosts: &str,
     count: usize,
@@ -181,7 +181,7 @@ fn one_signal_ends_all_hosts() {
     let began = Instant::now();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let mut rest = String::new();
-    // At its end when all that could write to it are gone.
+    // The output ends when all processes that could write to it are gone.
     lines.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "told\ntold\ntold\n");
     assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
@@ -190,7 +190,8 @@ fn one_signal_ends_all_hosts() {
 
 #[test]
 fn no_rank_outlives_a_launcher_that_is_killed() {
-    // An agent that is no child of the launcher's for long, as a far host's is none: it leaves a session behind.
+    // The agent soon ceases to be a child of the launcher, like one on another host: it starts the ranks in a
+    // session of their own.
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("agent");
     std::fs::write(&script, "#!/bin/sh\nshift\nexec setsid \"$@\"\n").unwrap();
@@ -202,8 +203,8 @@ fn no_rank_outlives_a_launcher_that_is_killed() {
     assert!(rest.is_empty() || rest.lines().all(|line| line == "told"), "{rest}");
 }
 
-/// An agent whose host outlives the launcher's, as those of ssh do: what it starts is no child of the launcher's for long. The ranks
-/// find `$HERE`, and what nobody reads is logged there.
+/// Writes an agent whose host outlives the launcher's, as with ssh: the processes that it starts soon cease to be
+/// children of the launcher. The ranks find `$HERE`, where output that nobody reads is logged.
 fn far(folder: &Path) -> String {
     let script = folder.join("agent");
     let text = format!(
@@ -224,7 +225,8 @@ fn elastic(agent: &str, options: &[&str], script: &str) -> Command {
 #[test]
 fn a_rank_that_dies_is_started_again_on_its_host() {
     let folder = tempfile::tempdir().unwrap();
-    // Rank 1 comes back as a newcomer for its slot; rank 0 ends when it has, and rank 2 joins from the beginning.
+    // Rank 1 comes back as a newcomer for its slot; rank 0 ends when that has happened, and rank 2 joins from the
+    // beginning.
     let script = "case ${KOLO_JOIN:-first} in
         first) [ $RANK = 1 ] && kill -9 $$; while [ ! -e $HERE/back ]; do sleep 0.02; done ;;
         *) echo $ON slot=$KOLO_SLOT $KOLO_ELASTIC ${#KOLO_JOB_SECRET}; [ $KOLO_JOIN = file://$KOLO_INVITE ] && : > $HERE/back ;;
@@ -244,7 +246,7 @@ fn a_rank_that_dies_is_started_again_on_its_host() {
 fn a_host_that_is_lost_costs_its_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display();
-    // Host b ends with all its ranks, and nobody there to tell how.
+    // Host b ends with all its ranks, and no process there can report how.
     let lost = format!(
         "[ $ON = b ] && kill -9 $PPID; while [ ! -e {at}/on ]; do sleep 0.02; done; echo $RANK of $ON"
     );
@@ -263,19 +265,19 @@ fn a_host_that_is_lost_costs_its_ranks() {
     let ended = child.wait_with_output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
     assert_eq!(sorted(&ended.stdout), ["0 of a", "1 of a"]);
-    // Fewer than are to go on.
+    // Fewer ranks are left than the minimum.
     std::fs::remove_file(folder.path().join("on")).unwrap();
     let ended = elastic("env ON={host}", &["--hosts", "a:2,b:2", "--elastic", "3"], &lost).output().unwrap();
     let said = text(&ended.stderr);
     assert!(!ended.status.success() && said.contains("; ending the other host"), "{said}");
 }
 
-/// The process that starts the agents: the launcher's only child.
+/// Returns the process that starts the agents: the launcher's only child.
 fn supervisor(launcher: Pid) -> Pid {
     let path = format!("/proc/{launcher}/task/{launcher}/children");
     let began = Instant::now();
     loop {
-        // It may be missing in the list for a moment.
+        // The list may lack the child for a moment.
         if let Ok(child) = std::fs::read_to_string(&path).unwrap().trim().parse() {
             return Pid::from_raw(child).unwrap();
         }
@@ -309,8 +311,8 @@ fn ranks_go_on_when_the_host_of_their_launcher_is_lost() {
         lines.read_line(&mut line).unwrap();
         assert_eq!(line, "up\n");
     }
-    // Neither has time to end anything, as when there is no power. Only the launcher is stopped first: a process that is stopped when its
-    // parent ends is told to go on by a SIGHUP.
+    // Neither process has time to end anything, as in a power failure. Only the launcher is stopped first: a
+    // process that is stopped when its parent ends is continued by a SIGHUP.
     let launcher = Pid::from_child(&child);
     let supervisor = supervisor(launcher);
     for (process, signal) in [(launcher, Signal::STOP), (supervisor, Signal::KILL), (launcher, Signal::KILL)]
@@ -332,7 +334,7 @@ fn ranks_go_on_when_the_host_of_their_launcher_is_lost() {
     wait_for("what they say is in the logs", || say("later\n") == 2);
 }
 
-/// A launcher that is killed, on a host that is there, ends the job: it has told its agents.
+/// A launcher that is killed while its host lives ends the job, since its supervisor tells the agents.
 #[test]
 fn the_end_of_a_launcher_alone_ends_an_elastic_job() {
     let folder = tempfile::tempdir().unwrap();
@@ -350,12 +352,13 @@ fn the_end_of_a_launcher_alone_ends_an_elastic_job() {
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         child.wait().unwrap();
-        // At its end when all that could write to it are gone.
+        // The output ends when all processes that could write to it are gone.
         lines.read_to_string(&mut String::new()).unwrap();
     }
 }
 
-/// A configuration of ssh that reaches an sshd of the test's own by pipes, whatever the host; or why there is none.
+/// Returns a configuration of ssh that reaches an sshd of this test through pipes, for every host; or the reason
+/// why there is none.
 fn ssh(folder: &Path) -> Result<String, String> {
     let sshd = ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| Path::new(path).exists());
     let sshd = sshd.ok_or("there is no sshd")?;

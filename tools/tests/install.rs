@@ -1,4 +1,4 @@
-//! `deploy/install.sh`: what it installs serves, and its list is complete.
+//! `deploy/install.sh`: the installed files work, and its list is complete.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
-//! Nothing of a job is left when it has ended, however it ends: no process that a rank has started, and no folder.
+//! Checks that nothing of a job is left when it has ended, however it ends: no process that a rank has started,
+//! and no folder.
 //!
-//! The launcher's descendants inherit its standard output, a pipe of the test: the end of file there is the end of all of them. Their
-//! programs end by themselves after a while, so that a failed test leaves nothing for long.
+//! The launcher's descendants inherit its standard output, a pipe of the test: its end of file marks the end of
+//! all of them. Their programs end by themselves after a while, so that a failed test leaves nothing for long.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,10 +12,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// For something to end that is ended by others: long beside the grace of a second, short beside [`DEAF`].
+/// Time limit for processes that others must end: long compared to the grace of a second, and short compared to
+/// [`DEAF`].
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Asks are not heard by these; only SIGKILL ends them before their time.
+/// These processes ignore requests to end; only SIGKILL ends them early.
 const DEAF: &str = "sh -c 'trap \"\" TERM HUP INT QUIT; echo deaf; exec sleep 100'";
 
 struct Job {
@@ -24,13 +26,13 @@ struct Job {
 }
 
 impl Job {
-    /// `kolo` with `arguments`, the last of which may hold blanks.
+    /// Runs `kolo` with `arguments`, and with `script` as the last one, which may contain blanks.
     fn start(arguments: &str, script: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
         command.args(arguments.split_whitespace()).args(script);
         command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
-        // A group of its own, as a shell with job control gives it.
+        // The launcher gets a process group of its own, as from a shell with job control.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
         let mut launcher = command.spawn().unwrap();
         let output = BufReader::new(launcher.stdout.take().unwrap());
@@ -61,7 +63,7 @@ impl Job {
         kill_process(Pid::from_child(&self.launcher), signal).unwrap();
     }
 
-    /// The end of the launcher, after which nothing may be left.
+    /// Waits for the end of the launcher, after which nothing may be left.
     fn leaves_nothing(mut self, what: &str) -> ExitStatus {
         let status = self.launcher.wait().unwrap();
         let (sender, ended) = mpsc::channel();
@@ -93,7 +95,7 @@ fn after_a_rank_that_is_killed() {
 
 #[test]
 fn of_a_rank_that_ends_while_others_go_on() {
-    // Rank 1 goes on for as long as anybody holds the pipe.
+    // Rank 1 goes on for as long as any process holds the pipe.
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -108,7 +110,7 @@ fn of_a_rank_that_ends_while_others_go_on() {
 #[test]
 fn after_signals() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
-        // The shell ends at once, what it has started does not.
+        // The shell ends at once, but the process that it has started does not.
         let mut job = Job::shells(2, &format!("{DEAF} & wait"));
         job.expect("deaf", 2);
         job.signal(signal);
@@ -119,13 +121,13 @@ fn after_signals() {
 
 #[test]
 fn what_ends_by_itself_is_given_the_time() {
-    // It reads what the rank has written, and goes on for a moment after the rank's end.
+    // The filter reads what the rank has written, and goes on for a moment after the rank's end.
     let mut job = Job::shells(1, "(cat; sleep 0.2; echo whole) <<. & exit 0\n.\n");
     job.expect("whole", 1);
     assert_eq!(job.leaves_nothing("a filter").code(), Some(0));
 }
 
-/// A rank that has started one process in its group, a deaf one, and one in a session of its own.
+/// A script that starts one ignoring process in its group, and one in a session of its own.
 fn family() -> String {
     format!("echo supervisor $PPID; {DEAF} & setsid {DEAF} & sleep 100; true")
 }
@@ -150,7 +152,7 @@ fn of_a_supervisor_that_is_killed() {
 
 #[test]
 fn of_a_launcher_that_is_killed_at_any_moment() {
-    // Spread over what a start takes, by a fixed sequence.
+    // Moments spread over the duration of a start, by a fixed sequence.
     for trial in 0..24_u64 {
         let job = Job::shells(2, &family());
         std::thread::sleep(Duration::from_micros(trial * trial * 97));
@@ -169,7 +171,7 @@ fn of_a_measurement_that_is_killed() {
 
 #[test]
 fn of_what_left_its_session_when_the_job_ends() {
-    // The rank ends once the other is deaf.
+    // The rank ends once the other process ignores signals.
     let deaf = DEAF.replace("echo deaf", "echo deaf; touch $TMPDIR/is-deaf");
     let wait = "until [ -e $TMPDIR/is-deaf ]; do sleep 0.02; done; rm $TMPDIR/is-deaf";
     let mut job = Job::shells(1, &format!("setsid {deaf} & setsid sleep 100 & {wait}; exit 0"));
@@ -177,7 +179,7 @@ fn of_what_left_its_session_when_the_job_ends() {
     assert_eq!(job.leaves_nothing("sessions").code(), Some(0));
 }
 
-/// The numbers in such a /proc are those of other processes here, and none of them is signalled.
+/// The numbers in such a /proc belong to other processes here, and none of these may be signalled.
 #[test]
 fn where_proc_is_of_another_namespace_it_is_not_believed() {
     let run = |arguments: &[&str]| Command::new("unshare").args(["--pid", "--fork"]).args(arguments).output();

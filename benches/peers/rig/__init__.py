@@ -1,1 +1,1 @@
-"""The comparison of Kolo with its peers: finding them, running them in turn, and telling what came out."""
+"""The comparison of Kolo with its peers: finds the peers, runs them in turn, and reports the results."""

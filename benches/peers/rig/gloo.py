@@ -1,4 +1,4 @@
-"""Gloo, by way of torch.distributed."""
+"""Gloo, through torch.distributed."""
 import subprocess
 import sys
 
@@ -9,7 +9,7 @@ PROBE = "import torch, torch.distributed as d; assert d.is_gloo_available(); pri
 
 
 def find(peers_dir):
-    """Gloo where some Python here can import torch, or the reason why not."""
+    """Returns Gloo if some Python on this machine can import torch, or the reason why not."""
     problem = "no Python here can import torch"
     for python in [sys.executable, *sorted(str(path) for path in peers_dir.glob("*/bin/python"))]:
         try:

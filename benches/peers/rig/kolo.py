@@ -9,7 +9,7 @@ BUILD = ["cargo", "build", "--release", "-p", "kolo-cli", "-p", "kolo-benches", 
 
 
 def find(directory):
-    """Kolo, built if it is not."""
+    """Returns Kolo, and builds it first if necessary."""
     kolo, bench = directory / "kolo", directory / "kolo_bench"
     if not (kolo.exists() and bench.exists()):
         print(f"run: {' '.join(BUILD)}", file=sys.stderr)
@@ -27,7 +27,7 @@ def find(directory):
 
 
 def told(command):
-    """The words that a command says, or none."""
+    """Returns the words that a command prints; none if it fails."""
     try:
         return subprocess.run(command, cwd=places.REPOSITORY, capture_output=True, text=True).stdout.split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the machine is, as far as it matters to the figures."""
+"""Facts about the machine that matter to the results."""
 import os
 import platform
 import re
@@ -16,7 +16,7 @@ def read(path):
 
 
 def loopback_bytes():
-    """What has gone over the loopback interface so far."""
+    """Returns the bytes sent over the loopback interface so far."""
     return int(read("/sys/class/net/lo/statistics/tx_bytes") or 0)
 
 

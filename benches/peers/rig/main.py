@@ -1,4 +1,4 @@
-"""From the command line to the page."""
+"""The whole comparison, from the command line to the page of results."""
 import json
 import os
 import shutil
@@ -36,7 +36,8 @@ def main(arguments=None):
 
 
 def find_peers(chosen):
-    """Peers that can take part, and why others cannot. oneCCL may lean on Intel MPI, so it comes after the MPIs."""
+    """Returns the peers that can take part, and why others cannot. oneCCL may need Intel MPI, so it comes after the
+    MPIs."""
     libraries, missing = mpi.find(chosen.peers_dir)
     for finder in (oneccl.find, gloo.find):
         found, absent = finder(chosen.peers_dir)
@@ -52,14 +53,14 @@ def find_peers(chosen):
 
 def measure(chosen, libraries, missing, records):
     processes.adopt_orphans()
-    # Being ended is like being interrupted: programs are ended too, and the table is written.
+    # SIGTERM acts as an interrupt: programs are ended too, and the table is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, shield = processes.shield(chosen.shield)
     above, _ = processes.shield("above") if chosen.shield == "realtime" else (prefix, shield)
     namespace = reno_namespace(chosen, missing)
     probe = placement.Probe(chosen.kolo_dir.resolve() / "flag_distance", above)
     if chosen.busy:
-        probe = None  # It would see the busy processes, and wait for times without them.
+        probe = None  # it would see the busy processes, and wait for times without them
     elif probe.nanoseconds() is None:
         print(f"run: nobody sees whether the host moves the processors: {probe.problem}", file=sys.stderr)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
@@ -82,8 +83,8 @@ def measure(chosen, libraries, missing, records):
 
 
 def reno_namespace(chosen, missing):
-    """The namespace for the peers, if one is asked for. Where there is none, its transport class is left out, and said to
-    be."""
+    """Returns the namespace for the peers, if one is requested. If there is none, its transport class is left out with
+    a message."""
     if options.RENO not in chosen.transports:
         return None
     try:
@@ -126,7 +127,7 @@ def report(chosen, path):
 
 
 def write(out, meta, found, failures):
-    """The page, its plots, and the same figures for programs."""
+    """Writes the page, its plots, and the same figures for programs."""
     shutil.rmtree(out / "benchmarks", ignore_errors=True)
     (out / "benchmarks").mkdir()
     plots = {}

@@ -1,4 +1,4 @@
-"""The table that people read."""
+"""The table of results for people."""
 import math
 from collections import Counter
 
@@ -50,7 +50,7 @@ def how(meta):
 
 
 def again(meta):
-    """Programs that ran once more for the sake of placement."""
+    """Reports the programs that ran once more for comparable placement."""
     count = meta.get("again")
     return f" and {count} program{'s' * (count != 1)} again" if count else ""
 
@@ -109,7 +109,7 @@ def misses(meta, compared):
 
 
 def processor_time(all_points):
-    """What all_reduce over TCP costs."""
+    """Returns the processor time of all_reduce over TCP."""
     rows = [point for point in all_points
             if point.collective == "all_reduce" and point.transport != "shm" and "kolo" in point.processors]
     if not rows:

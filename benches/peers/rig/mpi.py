@@ -1,4 +1,4 @@
-"""Open MPI, MPICH and Intel MPI: which are here, and the settings that suit each best on one machine."""
+"""Open MPI, MPICH and Intel MPI: which of them are installed, and the settings that suit each best on one machine."""
 import os
 import re
 import shutil
@@ -10,19 +10,19 @@ from . import places
 from .peer import Launch, Library, oversubscribed
 
 LAUNCHERS = ["mpiexec.openmpi", "mpiexec.mpich", "mpiexec", "mpirun"]
-# What `mpiexec --version` says.
+# Text in the output of `mpiexec --version`.
 FLAVOURS = {
     "openmpi": re.compile(r"(?:Open MPI|OpenRTE)\)? v?(\d[\w.]*)"),
     "intelmpi": re.compile(r"Intel\(R\) MPI Library.*?Version (\d[\w.]*)"),
     "mpich": re.compile(r"Version:\s+(\d[\w.]*)"),
 }
 TITLES = {"openmpi": "Open MPI", "intelmpi": "Intel MPI", "mpich": "MPICH"}
-# Shared by MPICH from 3.1 on and Intel MPI: a program built with the one runs with the other.
+# MPICH from 3.1 on and Intel MPI share this ABI: a program built with one runs with the other.
 COMMON_ABI = b"libmpi.so.12"
 
 
 def find(peers_dir):
-    """All implementations that can be used, and for the others the reason."""
+    """Returns all usable implementations, and the reasons why others are not usable."""
     libraries, missing, found = [], {}, {}
     for launcher in launchers(peers_dir):
         flavour, version = identify(launcher)
@@ -31,7 +31,7 @@ def find(peers_dir):
     for flavour in TITLES:
         if not any(flavour == other for other, _ in found):
             missing[TITLES[flavour]] = "no launcher on the PATH or among the installed peers"
-    # Intel MPI comes last: it may need the program built with MPICH.
+    # Intel MPI comes last, since it may need the program built with MPICH.
     for (flavour, version), launcher in sorted(found.items(), key=lambda item: (item[0][0] == "intelmpi", item[0])):
         name = flavour if flavour == "intelmpi" else flavour + version.split(".")[0]
         program, problem = borrow() if flavour == "intelmpi" else build(name, launcher)
@@ -65,7 +65,8 @@ def identify(launcher):
 
 
 def with_path(launcher):
-    """Wheels find their helpers beside themselves only if they come first."""
+    """Returns an environment with the launcher's folder first in PATH, without which wheels do not find their
+    helpers."""
     return {**os.environ, "PATH": f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
@@ -88,7 +89,7 @@ def build(name, launcher):
 
 
 def borrow():
-    """A program built with MPICH for Intel MPI, whose wheel has no compiler wrapper."""
+    """Returns a program built with MPICH for Intel MPI, whose wheel has no compiler wrapper."""
     for program in sorted(places.BUILT.glob("mpi_bench.mpich*"), reverse=True):
         if COMMON_ABI in program.read_bytes():
             return program, None
@@ -126,7 +127,7 @@ def openmpi(major, ranks, transport):
 def mpich(major, ranks, transport):
     environment = {}
     if oversubscribed(ranks) and major >= 5:
-        # Its collectives for shared memory spin without yielding; those over messages yield.
+        # Open MPI's shared-memory collectives spin without yielding; those over messages yield.
         for collective in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE"):
             environment[f"MPIR_CVAR_{collective}_POSIX_INTRA_ALGORITHM"] = "mpir"
     if transport == "tcp":
@@ -143,7 +144,7 @@ def intelmpi(_, ranks, transport):
     if oversubscribed(ranks):
         environment.update(I_MPI_PIN="0", I_MPI_THREAD_YIELD="2")
     if transport == "tcp":
-        # Without the last, small collectives go through shared memory.
+        # Without the last setting, small collectives go through shared memory.
         environment.update(I_MPI_FABRICS="ofi", FI_PROVIDER="tcp", FI_TCP_IFACE="lo", I_MPI_COLL_INTRANODE="pt2pt")
     else:
         environment.update(I_MPI_FABRICS="shm")

@@ -1,4 +1,5 @@
-"""A network namespace with a loopback interface of its own and with reno: for peers, which take what the system has."""
+"""A network namespace with its own loopback interface and reno, for peers, which use the system's congestion
+control."""
 import os
 import shutil
 import subprocess
@@ -8,11 +9,11 @@ MAKE = f"ip link set lo up && echo reno > {SETTING} && echo made && cat"
 
 
 class Missing(Exception):
-    """There is no such namespace, and why."""
+    """There is no such namespace; the message gives the reason."""
 
 
 class Namespace:
-    """Exists for as long as this does: a descriptor keeps it, no name and no process."""
+    """Exists as long as this object: only a descriptor refers to it, without a name or a process."""
 
     def __init__(self):
         for tool in ("unshare", "nsenter", "ip"):
@@ -29,15 +30,15 @@ class Namespace:
 
     @property
     def prefix(self):
-        """Runs a command inside."""
+        """Returns the prefix that runs a command inside the namespace."""
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self.descriptor}", "--"]
 
     def told(self, *command):
-        """What a command says inside."""
+        """Returns the output of a command inside the namespace."""
         return subprocess.run([*self.prefix, *command], capture_output=True, text=True, check=True).stdout
 
     def loopback_bytes(self):
-        """What has gone over its loopback interface so far."""
+        """Returns the bytes sent over its loopback interface so far."""
         for line in self.told("cat", "/proc/net/dev").splitlines():
             name, _, fields = line.partition(":")
             if name.strip() == "lo":

@@ -1,4 +1,4 @@
-"""The comparison between hosts: all libraries in turn on networks of the laboratory (docs/netlab.md)."""
+"""The comparison between hosts: all libraries in turn on simulated networks (docs/netlab.md)."""
 import json
 import os
 import shlex
@@ -11,15 +11,15 @@ from statistics import median
 from . import gloo, mpi, places, processes
 
 BUILD = ["cargo", "build", "--release", "-p", "kolo-cli", "-p", "kolo-netlab", "-p", "kolo-benches", "--bins"]
-# Of what a full packet takes of the wire, what TCP delivers.
+# Share of the wire's bytes in full packets that is TCP payload.
 PAYLOAD = 1448 / 1538
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
-# What the launchers and the laboratory take beside the program.
+# Seconds that the launchers and the network laboratory take beside the program.
 START_SECONDS = 20
 
 
 class Network:
-    """A network as `kolo-netlab run` takes it, and what its links permit."""
+    """A network in the form that `kolo-netlab run` takes, and the limits of its links."""
 
     def __init__(self, text, ranks_per_host):
         self.text, self.words, self.local = text, shlex.split(text), ranks_per_host
@@ -42,14 +42,15 @@ class Network:
         return found[-1] if found else otherwise
 
     def options(self, name):
-        """All values of the form HOST=VALUE."""
+        """Yields all values of the form HOST=VALUE."""
         for word, after in zip(self.words, self.words[1:]):
             if word == name:
                 which, _, value = after.partition("=")
                 yield int(which), value
 
     def limit_us(self, collective, size):
-        """What the bytes take that must cross the slowest host's link, and one delay. None where rates are unlimited."""
+        """Returns the time of the bytes that must cross the slowest host's link, plus one delay. None if rates are
+        unlimited."""
         if not self.rate:
             return None
         others = (self.hosts - 1) / self.hosts
@@ -73,7 +74,8 @@ def seconds(text):
 
 
 def contenders(chosen):
-    """By name: title, and a function from a network to options of kolo-netlab, command and environment. And what is missing."""
+    """Returns, by name, the title and a function from a network to options of kolo-netlab, command and environment; and
+    what is missing."""
     directory = chosen.kolo_dir.resolve()
     if any(not (directory / name).exists() for name in ("kolo", "kolo_bench", "kolo-netlab")):
         print(f"run: {' '.join(BUILD)}", file=sys.stderr)
@@ -94,7 +96,7 @@ def contenders(chosen):
 
 
 def remote_shell(netlab):
-    """What launchers call in place of ssh: one path, since some take no arguments with it."""
+    """Returns the program that launchers call in place of ssh: a single path, since some take no arguments with it."""
     places.BUILT.mkdir(parents=True, exist_ok=True)
     path = places.BUILT / "netlab_rsh"
     path.write_text(f'#!/bin/sh\nexec "{netlab}" rsh "$@"\n')
@@ -129,12 +131,12 @@ def over_mpi(name, launch, shell):
 
 
 def interfaces(network):
-    """Open MPI takes all cards that it is told of."""
+    """Returns the list of interfaces: Open MPI uses only those that it is given."""
     return ",".join(f"eth{nic}" for nic in range(int(network.option("--nics", "1"))))
 
 
 def compare(chosen):
-    """Measures everything, and writes the table; whether anything was measured."""
+    """Measures everything and writes the table; returns whether anything was measured."""
     found, missing = contenders(chosen)
     for name in chosen.peers or []:
         if name not in found:
@@ -153,7 +155,7 @@ def compare(chosen):
     with open(chosen.out / "network.jsonl", "w") as log:
         for number in range(chosen.rounds):
             for network in networks:
-                # Nobody is always the first.
+                # No library is always the first.
                 names = list(found)[number % len(found):] + list(found)[:number % len(found)]
                 for name in names:
                     measure(chosen, network, name, found[name][1], times, failures, log)

@@ -1,4 +1,4 @@
-"""oneCCL without SYCL, over Intel MPI's launcher, in the two settings that suit a shared machine."""
+"""oneCCL without SYCL, with Intel MPI's launcher, in the two configurations that suit a shared machine."""
 import os
 import shutil
 import subprocess
@@ -64,7 +64,8 @@ def start(settings, launcher, program):
 
 
 def direct(ranks, transport):
-    """No worker threads. With more ranks than processors Intel MPI's blocking collectives, which yield."""
+    """Runs without worker threads; with more ranks than processors, uses Intel MPI's blocking collectives, which
+    yield."""
     if oversubscribed(ranks):
         return {"CCL_WORKER_OFFLOAD": "0", "CCL_ATL_TRANSPORT": "mpi", "CCL_ATL_SYNC_COLL": "1", "I_MPI_PIN": "0",
                 "I_MPI_THREAD_YIELD": "2", **{f"CCL_{collective}": "direct" for collective in COLLECTIVES}}
@@ -77,7 +78,7 @@ def direct(ranks, transport):
 
 
 def workers(ranks, transport):
-    """A worker thread for each rank, which yields: slow when small, fast when large."""
+    """Runs a worker thread for each rank, which yields: slow for small operations, fast for large ones."""
     environment = {"CCL_WORKER_OFFLOAD": "1", "CCL_YIELD": "sched_yield", "CCL_SPIN_COUNT": "1",
                    "CCL_ALLREDUCE": "nreduce", "I_MPI_PIN": "0", "I_MPI_THREAD_YIELD": "2",
                    "CCL_WORKER_AFFINITY": ",".join(str(rank % PROCESSORS) for rank in range(ranks))}

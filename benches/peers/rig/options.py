@@ -8,13 +8,13 @@ COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_t
 KIB, MIB = 1 << 10, 1 << 20
 QUICK_SIZES = [8, KIB, 32 * KIB, 512 * KIB, 8 * MIB, 128 * MIB]
 FULL_SIZES = [8 * 4**power for power in range(13)] + [256 * MIB]
-# A transport class: TCP, with the peers in a namespace of their own.
+# Transport class in which TCP is used, with the peers in a network namespace of their own.
 RENO = "tcp-reno"
 UNITS = {"K": KIB, "M": MIB, "G": 1 << 30}
 
 
 def size(text):
-    """Bytes, with K, M or G for powers of 1024."""
+    """Parses a number of bytes, with K, M or G for powers of 1024."""
     text = text.upper()
     return int(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else int(text)
 

@@ -1,4 +1,4 @@
-"""What is known about a library that takes part: how a program over it is started."""
+"""Description of a library that takes part, and of how its program is started."""
 import os
 from dataclasses import dataclass, field
 from typing import Callable
@@ -12,7 +12,7 @@ def oversubscribed(ranks):
 
 @dataclass
 class Launch:
-    """A command line without the options of the program, what it adds to the environment, and files to remove."""
+    """A command line without the program's options, additions to the environment, and files to remove afterwards."""
 
     command: list
     environment: dict = field(default_factory=dict)
@@ -21,11 +21,12 @@ class Launch:
 
 @dataclass
 class Library:
-    """A library that is there and whose program has been built."""
+    """A library that is installed and whose program has been built."""
 
     name: str
     title: str
     launch: Callable  # (ranks, transport) -> Launch
     transports: tuple = ("shm", "tcp")
-    # Waits without yielding: with more ranks than processors an operation takes as long as a time slice.
+    # Whether it waits without yielding: with more ranks than processors, an operation then takes as long as a
+    # time slice.
     never_yields: bool = False

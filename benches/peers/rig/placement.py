@@ -1,19 +1,20 @@
-"""Where the host of a virtual machine has put the processors: near each other, or far apart.
+"""Placement of the processors by the host of a virtual machine: near each other, or far apart.
 
-It moves them when it likes, for seconds or minutes, and what goes between them then takes up to three times as long. So while
-a program runs, `flag_distance` notes several times a second what a bare flag takes from one processor to the other, each
-point keeps what was noted while it was measured, and libraries are compared by points of one kind.
+The host moves processors at any time, for seconds or minutes, and communication between them then takes up to three
+times as long. While a program runs, `flag_distance` therefore records several times a second how long a bare flag takes
+from one processor to the other; each point keeps the records made while it was measured, and libraries are compared by
+points of one kind.
 """
 import bisect
 import subprocess
 from collections import Counter, defaultdict
 
-# Flags closer to each other than this are of one kind.
+# Flags whose times differ by less than this factor are of one kind.
 APART = 1.5
-# A share of the notes that says nothing.
+# Share of the records that is ignored as noise.
 RARE = 0.02
 KINDS = ("near", "far")
-# Between two notes.
+# Interval between two records.
 EVERY_MS = 100
 
 
@@ -23,11 +24,12 @@ class Probe:
     def __init__(self, program, prefix):
         self.program = program
         self.command = [*prefix, str(program)]
-        # Why it cannot be told, for the page; no paths of this machine.
+        # The reason why placement is unknown, for the page; without paths of this machine.
         self.problem = None if program.exists() else f"{program.name} is not built"
 
     def nanoseconds(self):
-        """One way of a flag, or None where that cannot be told; then `problem` says why, and nobody asks again."""
+        """Returns the one-way time of a flag. If it is unknown, returns None; `problem` then has the reason, and it is
+        not tried again."""
         if self.problem:
             return None
         try:
@@ -47,26 +49,27 @@ class Probe:
             return None
 
     def watch(self):
-        """Notes from now on; None where it cannot be told."""
+        """Starts to record; None if the time is unknown."""
         return None if self.nanoseconds() is None else Watch([*self.command, "--every", str(EVERY_MS)])
 
 
 class Watch:
-    """What a flag takes, noted beside a program."""
+    """Records the time of a flag while a program runs."""
 
     def __init__(self, command):
-        # A note is 20 bytes; the pipe holds those of five minutes.
+        # A record has 20 bytes; the pipe holds those of five minutes.
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     def end(self):
-        """All notes: seconds of the monotonic clock, nanoseconds."""
+        """Ends the recording; returns the records: seconds of the monotonic clock, nanoseconds."""
         self.process.kill()
         lines = self.process.communicate()[0].splitlines(keepends=True)
         return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
 
 
 def mark(points, notes, problem):
-    """Adds to points what was noted from the last time before they were measured to the first time after: least and most."""
+    """Adds the least and greatest record to each point, from the last one before it was measured to the first one
+    after."""
     times = [at for at, _ in notes]
     for point in points:
         if notes:
@@ -79,17 +82,17 @@ def mark(points, notes, problem):
 
 
 def border(points):
-    """What tells near from far; None where there is one kind only, or nothing was noted."""
+    """Returns the limit between near and far; None if there is only one kind, or no record."""
     noted = sorted(flag for point in points for flag in point.get("flag_ns", []))
     if not noted:
         return None
-    # A note or two may have been held up.
+    # A record or two may have been delayed.
     least, most = noted[int(RARE * len(noted))], noted[int((1 - RARE) * len(noted))]
     return (least * most) ** 0.5 if most >= APART * least else None
 
 
 def kind(point, edge):
-    """near, far, moved (both), or None where that is not known or there is no difference."""
+    """Returns near, far, or moved (both); None if that is unknown or there is no difference."""
     if edge is None or "flag_ns" not in point:
         return None
     least, most = point["flag_ns"]
@@ -97,8 +100,9 @@ def kind(point, edge):
 
 
 def choose(libraries, edge):
-    """The points that are compared, from those of every library by round, and whether all are of one kind: of that kind
-    which most libraries have a point of, Kolo first. A library without one is compared by those that it has."""
+    """Returns the points to compare, chosen from those of every library by round, and whether all are of one kind: the
+    kind of which most libraries have a point, Kolo first. A library without such a point is compared by the points that
+    it has."""
     if edge is None:
         return libraries, True
     having = {one: {name: {number: record for number, record in rounds.items() if kind(record, edge) == one}
@@ -114,7 +118,7 @@ def choose(libraries, edge):
 
 
 def lacking(points):
-    """What would have to run again, and while the processors lie how, for all libraries to have a point of one kind:
+    """Returns what would have to run again, and with which placement, for all libraries to have a point of one kind:
     (library, transport, ranks, kind) -> the (collective, bytes)."""
     edge = border(points)
     grouped = defaultdict(lambda: defaultdict(set))
@@ -131,7 +135,7 @@ def lacking(points):
 
 
 def told(points):
-    """What the page says of it; nothing where there is nothing to tell."""
+    """Returns the page's text on placement; empty if there is nothing to report."""
     return " ".join(text for text in (moves(points), unknown(points)) if text)
 
 
@@ -146,7 +150,7 @@ def moves(points):
 
 
 def unknown(points):
-    """Measurements that are compared although nobody knows of what kind they are."""
+    """Reports measurements that are compared although their kind is unknown."""
     blind = [point for point in points if "flag_ns" not in point]
     if not blind:
         return ""

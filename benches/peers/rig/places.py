@@ -1,4 +1,4 @@
-"""Where things are. Nothing is written outside the build directory unless results are published."""
+"""Paths of files. Nothing is written outside the build directory unless results are published."""
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""Running a program: shielded, with a time limit, and with nothing left behind."""
+"""Runs programs with a shield and a time limit, and leaves nothing behind."""
 import ctypes
 import os
 import shutil
@@ -11,12 +11,12 @@ SHIELDS = {"none": [], "nice": ["nice", "-n", "-20"], "realtime": ["chrt", "-r",
 
 
 def adopt_orphans():
-    """Processes whose launcher has died become children of this one, which can then end them."""
+    """Makes processes whose launcher has died children of this process, which can then end them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def shield(wanted):
-    """The command prefix for a shield, or none where it is not permitted, and what to say about it."""
+    """Returns the command prefix for a shield, or none if it is not permitted, and a text about it."""
     prefix = SHIELDS[wanted]
     if not prefix:
         return [], "none"
@@ -28,10 +28,10 @@ def shield(wanted):
 
 
 def run(command, environment, limit_seconds, busy=0):
-    """Runs a command to its end or to the limit, beside so many processes that always want a processor. Returns exit status (None:
-    out of time), output and errors."""
+    """Runs a command to its end or to the limit, beside `busy` processes that always want a processor. Returns the exit
+    status (None if it ran out of time), output and errors."""
     beside = [subprocess.Popen(["sh", "-c", "while :; do :; done"], stdin=subprocess.DEVNULL) for _ in range(busy)]
-    # Own temporary files and sockets of launchers do not depend on the caller's directory names.
+    # The launchers' temporary files and sockets do not depend on the caller's directory names.
     process = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                                start_new_session=True)
@@ -54,7 +54,7 @@ def run(command, environment, limit_seconds, busy=0):
 
 
 def end_descendants(how):
-    """Sends a signal to everything that was started from here and still runs."""
+    """Sends a signal to all descendants of this process that still run."""
     for process in descendants():
         try:
             os.kill(process, how)
@@ -62,7 +62,7 @@ def end_descendants(how):
             pass
     time.sleep(0.02)
     try:
-        # Orphans that were adopted; the program itself is reaped by its own handle.
+        # Reaps adopted orphans; the program itself is reaped through its own handle.
         while how == signal.SIGKILL and os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
@@ -75,7 +75,7 @@ def descendants():
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat") as stat:
-                    # The name in brackets may hold anything; the fields after it do not.
+                    # The name in brackets may contain anything; the fields after it cannot.
                     state, parent = stat.read().rpartition(")")[2].split()[:2]
             except OSError:
                 continue

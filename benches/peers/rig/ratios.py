@@ -1,4 +1,4 @@
-"""From samples to ratios: best peer's time over Kolo's, so that more than 1 means that Kolo is faster."""
+"""Ratios from samples: the best peer's time over Kolo's, so that more than 1 means that Kolo is faster."""
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from . import placement
 
 # Bytes on the wire over bytes of the operation, as nccl-tests counts them.
 WHOLE, PART = ("broadcast",), ("reduce_scatter", "all_gather", "all_to_all")
-# A point in which others used more of the machine is left out where there is a better one.
+# Share of the machine used by others above which a point is left out, if there is a better one.
 DISTURBED = 0.10
 
 
@@ -25,7 +25,7 @@ def geometric_mean(values):
 
 @dataclass
 class Point:
-    """One collective, transport, number of ranks and size: every library's time, in microseconds."""
+    """One collective, transport, number of ranks and size, with every library's time in microseconds."""
 
     transport: str
     ranks: int
@@ -38,35 +38,35 @@ class Point:
     low: float = float("nan")  # least and greatest ratio of a round
     high: float = float("nan")
     disturbed: bool = False
-    alike: bool = True  # whether the processors lay alike for all libraries
+    alike: bool = True  # whether the processors had the same placement for all libraries
 
     @property
     def kolo(self):
         return self.times.get("kolo")
 
     def bandwidth(self, library):
-        """Bus bandwidth in GB/s."""
+        """Returns the bus bandwidth in GB/s."""
         return self.bytes * bus_factor(self.collective, self.ranks) / self.times[library] / 1e3
 
     def processor_seconds(self, library):
-        """Of all ranks together, for each GB (10^9 bytes) of the operation."""
+        """Returns the processor seconds of all ranks together, for each GB (10^9 bytes) of the operation."""
         return self.processors[library] / self.bytes * 1e3
 
     @property
     def thriftiest(self):
-        """The peer that needs the least of the processors, which need not be the fastest one."""
+        """Returns the peer that uses the least processor time, which need not be the fastest one."""
         return min((library for library in self.processors if library != "kolo"), key=self.processors.get, default=None)
 
     @property
     def thrift(self):
-        """The thriftiest peer's processor time over Kolo's; not a number where one of the two is not known."""
+        """Returns that peer's processor time over Kolo's; NaN if one of them is unknown."""
         if self.thriftiest is None or not self.processors.get("kolo"):
             return float("nan")
         return self.processors[self.thriftiest] / self.processors["kolo"]
 
 
 def complete(records):
-    """The points of turns that came to their end: in the others not every library was measured."""
+    """Returns the points of completed turns: in others, not every library was measured."""
     turns = {(turn["round"], turn["transport"], turn["ranks"], collective)
              for turn in records if turn["kind"] == "turn" for collective in turn["collectives"]}
     return [record for record in records if record["kind"] == "point"
@@ -74,7 +74,7 @@ def complete(records):
 
 
 def points(records):
-    """All points that were measured, in the order of the records."""
+    """Returns all measured points, in the order of the records."""
     edge = placement.border(records)
     grouped = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -96,7 +96,7 @@ def point(key, libraries, alike):
         return found
     found.best = min(peers, key=lambda library: found.times[library])
     found.ratio = found.times[found.best] / found.kolo
-    # In each round against the peer that was the best in it: the harder spread.
+    # Each round is compared with the peer that was best in it, which gives the wider spread.
     by_round = []
     for number, own in libraries["kolo"].items():
         theirs = [libraries[peer][number]["median_us"] for peer in peers if number in libraries[peer]]
@@ -108,13 +108,13 @@ def point(key, libraries, alike):
 
 
 def calm(rounds):
-    """The rounds that were not disturbed, or all if none was."""
+    """Returns the undisturbed rounds, or all rounds if there are none."""
     every = list(rounds.values())
     return [record for record in every if record["foreign"] <= DISTURBED] or every
 
 
 def means(all_points, *names):
-    """Geometric means of the ratios, by the attributes that are named."""
+    """Returns the geometric means of the ratios, grouped by the named attributes."""
     groups = defaultdict(list)
     for found in all_points:
         if not math.isnan(found.ratio):

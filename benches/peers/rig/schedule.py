@@ -1,5 +1,5 @@
-"""Who runs when: within a round, all libraries run one after another for each combination. After the last round those run again
-that had no time while the processors lay as they did for the others."""
+"""Order of the runs. Within a round, all libraries run one after another for each combination. After the last round,
+libraries that have no time for the placement of the others run again."""
 import json
 import os
 import time
@@ -10,12 +10,12 @@ from . import machine, placement, processes
 from .options import RENO
 from .peer import oversubscribed
 
-# A library that failed this often in a combination of transport and ranks is not tried again there.
+# After this many failures in a combination of transport and ranks, a library is not tried again there.
 FAILURES = 2
-# A program is run again this often, for the sake of placement, and so long is waited for the host to move the processors.
+# Limits on repeating a program for comparable placement, and on the wait for the host to move the processors.
 AGAIN = 3
 PATIENCE_SECONDS = 60
-# Beside busy processes a point is one sample that lasts so long.
+# Beside busy processes, a point is one sample that lasts this long.
 BUSY_MEAN_MS = 1500
 
 
@@ -46,12 +46,12 @@ class Schedule:
         return self.failures.get((library.name, transport, ranks), 0) < FAILURES
 
     def run(self):
-        """Runs everything. Returns how many rounds were completed."""
+        """Runs everything. Returns the number of completed rounds."""
         for number in range(1, self.options.rounds + 1):
             started = time.monotonic()
             for index, (transport, ranks, collectives) in enumerate(self.combinations()):
                 libraries = [library for library in self.libraries if self.takes_part(library, transport, ranks)]
-                # Nobody is always the first, or always after the same one.
+                # No library is always the first, or always after the same one.
                 first = (number + index) % max(len(libraries), 1)
                 order = libraries[first:] + libraries[:first]
                 order = order[::-1] if number % 2 else order
@@ -60,7 +60,7 @@ class Schedule:
                         print(f"out of time in round {number}", flush=True)
                         return number - 1
                     self.program(number, library, transport, ranks, collectives, self.options.sizes)
-                # Without this record the combination does not count: not everybody had a turn.
+                # Without this record the combination does not count, since not every library had a turn.
                 self.turn(number, transport, ranks, collectives)
             print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
                   f"load {os.getloadavg()[0]:.1f}", flush=True)
@@ -71,8 +71,8 @@ class Schedule:
         self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks, "collectives": collectives, **rest})
 
     def again(self):
-        """Runs programs again while the processors lie as they did for the others, until nothing is lacking, or they do not lie
-        so for long. Such a run is a round of its own."""
+        """Runs programs again while the placement is that of the others, until nothing is lacking, or until that
+        placement has not occurred for long. Such a run is a round of its own."""
         names = {library.name: library for library in self.libraries}
         tries, number, moved = Counter(), self.options.rounds, time.monotonic()
         while self.probe and time.monotonic() < min(self.end, moved + PATIENCE_SECONDS):
@@ -98,10 +98,10 @@ class Schedule:
             moved = time.monotonic()
 
     def program(self, number, library, transport, ranks, collectives, sizes):
-        """One library, one collective or several."""
+        """Runs one library with one or several collectives."""
         collective = ",".join(collectives)
         launch = library.launch(ranks, underneath(transport))
-        # Kolo runs as it comes: it does not leave congestion control to the system.
+        # Kolo runs with its defaults: it does not leave congestion control to the system.
         namespace = self.namespace if transport == RENO and library.name != "kolo" else None
         loopback_bytes = namespace.loopback_bytes if namespace else machine.loopback_bytes
         # A real-time process that never yields would keep its processor for a whole slice at every wait.
@@ -138,12 +138,12 @@ class Schedule:
 
 
 def underneath(transport):
-    """What a library is told to use."""
+    """Returns the transport that a library is told to use."""
     return "tcp" if transport == RENO else transport
 
 
 def least_traffic(point):
-    """Bytes that the samples of a point must have sent between ranks, whatever the algorithm."""
+    """Returns the bytes that the samples of a point must have sent between ranks, whatever the algorithm."""
     each = point["bytes"] * (point["ranks"] - 1) / point["ranks"]
     return each * point["batch"] * point["samples"]
 

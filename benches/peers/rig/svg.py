@@ -1,11 +1,11 @@
-"""Plots: for one collective and transport a panel for each number of ranks, latency above, bus bandwidth below."""
+"""Plots of one collective and transport: a panel for each number of ranks, latency above, bus bandwidth below."""
 import math
 from html import escape
 
 WIDTH, HEIGHT = 300, 210  # of a panel's plot area
 LEFT, GAP, BETWEEN, BOTTOM = 68, 64, 40, 34
 LEGEND_TOP, LEGEND_ROW, LEGEND_CELL = 32, 18, 90
-# Told apart by people who see fewer colours (Okabe and Ito).
+# Colours that colour-blind readers can tell apart too (Okabe and Ito).
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#8c510a", "#b3a100"]
 KOLO = "#000000"
 STYLE = ("text{font:12px sans-serif;fill:#333}.title{font-size:15px;font-weight:bold}.grid{stroke:#e4e4e4}"
@@ -13,7 +13,7 @@ STYLE = ("text{font:12px sans-serif;fill:#333}.title{font-size:15px;font-weight:
 
 
 def draw(title, libraries, all_points):
-    """An SVG document, or nothing where there are too few sizes for lines."""
+    """Returns an SVG document, or nothing if there are too few sizes for lines."""
     ranks = sorted({point.ranks for point in all_points})
     if len({point.bytes for point in all_points}) < 2:
         return None

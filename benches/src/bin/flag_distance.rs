@@ -1,9 +1,11 @@
-//! How far apart two processors are: one way of a bare flag between the first two that may be used, in nanoseconds.
+//! Measures the distance between two processors: the one-way time of a bare flag between the first two allowed ones, in
+//! nanoseconds.
 //!
-//! Prints a number, or nothing where there is only one processor. Takes some milliseconds. With `--every MS` it prints the time
-//! of the monotonic clock in seconds and such a number so often, from tens of microseconds each, until nobody reads. The host of
-//! a virtual machine may move processors from one part of a chip to another at any time, which changes everything that goes
-//! between them by a factor; `benches/peers/run` watches it, so as not to compare what ran before with what ran after.
+//! Prints a number, or nothing if there is only one processor. Takes some milliseconds. With `--every MS` it prints the
+//! time of the monotonic clock in seconds and such a number at this interval, taking tens of microseconds each, until
+//! nobody reads its output. The host of a virtual machine may move processors from one part of a chip to another at any
+//! time, which changes all communication between them by a factor. `benches/peers/run` watches this time, so as not to
+//! compare measurements from before and after a move.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -17,14 +19,14 @@ use kolo_benches::bare_flag::BareFlag;
 use kolo_benches::processors::{allowed, pin};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Round trips of a sample, and samples: the least counts, since whatever comes in between only adds.
+/// Numbers of samples and of round trips in each. The least sample counts, since disturbances only add time.
 struct Care {
     round_trips: u32,
     samples: u32,
 }
 
 const ONCE: Care = Care { round_trips: 2_000, samples: 7 };
-/// Takes less than a thousandth of the time between two, so that who is watched hardly notices.
+/// Takes less than a thousandth of the interval, so that the watched processes are hardly disturbed.
 const OFTEN: Care = Care { round_trips: 100, samples: 3 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -52,14 +54,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn nanoseconds(first: usize, second: usize, care: &Care) -> io::Result<f64> {
     let flag = BareFlag::default();
     let (own, other) = (flag.side(0), flag.side(1));
-    // Sleeping: in a real-time class, who looks for the other from the processor that both begin on keeps it from leaving.
+    // The barrier sleeps. In a real-time class, a spinning thread on the processor where both begin would keep the
+    // other from leaving it.
     let ready = Barrier::new(2);
     let pinned = AtomicU32::new(0);
     let meet = |processor| {
         let result = pin(processor);
         pinned.fetch_add(u32::from(result.is_ok()), Relaxed);
         ready.wait();
-        // Nobody looks for one who is not there.
+        // A side must not spin for a side that is not there.
         result.map(|()| pinned.load(Relaxed) == 2)
     };
     thread::scope(|scope| {

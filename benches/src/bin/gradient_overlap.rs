@@ -1,16 +1,17 @@
-//! How much of the communication of a training step hides behind its computation, and what processor time it costs.
+//! Measures how much of the communication of a training step is hidden by computation, and its cost in processor time.
 //!
-//! `kolo run -n 2 -- gradient_overlap` makes the 161 gradients of ResNet-50 (He et al. 2016; 25.6 million numbers, 102 MB), last layer
-//! first, and all-reduces each as soon as it is there, or buckets of them as DistributedDataParallel does. It prints, as
-//! the median of several steps on the slowest rank:
+//! `kolo run -n 2 -- gradient_overlap` makes the 161 gradients of ResNet-50 (He et al. 2016; 25.6 million numbers, 102
+//! MB), last layer first, and all-reduces each as soon as it is there, or in buckets as DistributedDataParallel does.
+//! It prints, as medians of several steps on the slowest rank:
 //!
 //! - the computation alone, the communication alone, and both at once;
 //! - the share of the communication that was hidden: (computation + communication - both) / communication;
 //! - processor seconds of all ranks per step, and those beyond the computation's.
 //!
-//! The computation is a device's (`--compute device`, the default): the thread sleeps until the gradient's share of the
-//! time is over, as a process whose GPU works; or this processor's (`--compute processor`): a fixed amount of arithmetic,
-//! which takes longer if communication takes the processor away from it. `--fuse KIB` gathers gradients into buckets.
+//! The computation is either that of a device (`--compute device`, the default): the thread sleeps for the gradient's
+//! share of the time, like a process whose GPU works. Or it is this processor's (`--compute processor`): a fixed amount
+//! of arithmetic, which takes longer if communication takes the processor away from it. `--fuse KIB` collects gradients
+//! into buckets.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, ReduceOp, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Elements of each gradient, in the order in which the backward pass makes them.
+/// Returns the elements of each gradient, in the order in which the backward pass makes them.
 fn gradients() -> Vec<usize> {
     let mut sizes = vec![64 * 3 * 7 * 7, 64, 64];
     let mut inputs = 64;
@@ -39,7 +40,7 @@ fn gradients() -> Vec<usize> {
     sizes
 }
 
-/// Joins neighbours until a bucket has at least so many elements.
+/// Joins neighbouring gradients until a bucket has at least `least` elements.
 fn fused(sizes: &[usize], least: usize) -> Vec<usize> {
     let mut buckets = Vec::new();
     let mut open = 0;
@@ -61,7 +62,7 @@ enum Compute {
     Processor,
 }
 
-/// Work of a backward pass, dealt out by the size of the gradients.
+/// Work of a backward pass, distributed by the size of the gradients.
 struct Work {
     compute: Compute,
     step: Duration,
@@ -77,7 +78,7 @@ impl Work {
         Self { compute, step, rounds_per_second: rounds as f64 / begin.elapsed().as_secs_f64() }
     }
 
-    /// Computes from one share of the step to another; `begin` is when the step began.
+    /// Computes from one share of the step to another; `begin` is the time at which the step began.
     fn advance(&self, begin: Instant, from: f64, to: f64) {
         match self.compute {
             Compute::Device => {
@@ -159,7 +160,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         })
     };
     let alone = measure(&comm, steps, || communicate(None))?;
-    // By default there is as much to compute as to communicate: all could just be hidden.
+    // By default computation takes as long as communication, so that all communication could just be hidden.
     let work = Work::new(compute, step.unwrap_or(Duration::from_secs_f64(alone.seconds)));
     let computing = measure(&comm, steps, || {
         work.advance(Instant::now(), 0.0, 1.0);
@@ -192,7 +193,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Processor time of this process, all threads.
+/// Processor time of this process, over all threads.
 fn process_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

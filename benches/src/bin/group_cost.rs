@@ -1,7 +1,7 @@
-//! Cost of calls in a group that goes on after losses, while there are none. `group_cost [shm|tcp] [ranks] [rounds]`, for example
-//! `group_cost tcp 4 10`. In each round one job calls on a communicator of its own, and one in a step of `Survivors`, in turn; a figure
-//! is the median of the rounds, of which each is the least of several batches. The agreement at the end of a step has a column of its
-//! own.
+//! Measures the cost, without losses, of calls in a group that can go on after losses.
+//! `group_cost [shm|tcp] [ranks] [rounds]`, for example `group_cost tcp 4 10`. In each round one job calls on a
+//! communicator of its own, and another one in steps of `Survivors`. A figure is the median over the rounds of the
+//! least of several batches. The agreement at the end of a step has a column of its own.
 
 use std::error::Error;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use kolo::{Communicator, ReduceOp, Survivors};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Bytes of a call, and calls of a batch.
+/// Bytes of a call, and number of calls in a batch.
 const CALLS: [(usize, u32); 2] = [(8, 4000), (1 << 20, 100)];
 
 /// Batches of a job.
@@ -51,7 +51,7 @@ fn median(jobs: &[Vec<f64>], at: usize) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Measurements of rank 0 of a job: the time of a call for each length, and of the agreement after a step.
+/// Returns the measurements of rank 0 of a job: the time of a call for each length, and of the agreement after a step.
 fn job(way: &str, ranks: u32, kind: &str) -> Outcome<Vec<f64>> {
     let meeting = std::env::temp_dir().join(format!("kolo-group-cost-{}", std::process::id()));
     let start = |rank: u32| {

@@ -1,9 +1,11 @@
-//! Cost of joining, by the number of ranks: `growth [threads|processes] [shm|tcp|HOSTS] [ranks ...]`, for example `growth threads shm 64
-//! 256 1024`. A number of hosts deals the ranks out to as many hosts of one machine.
+//! Measures the cost of joining by the number of ranks: `growth [threads|processes] [shm|tcp|HOSTS] [ranks ...]`, for
+//! example `growth threads shm 64 256 1024`. A number HOSTS distributes the ranks over as many simulated hosts on one
+//! machine.
 //!
-//! Each row is a process of its own (or one for each rank), so that nothing is left of the row before. Figures are taken when all
-//! ranks have joined and made one all-reduce of 8 bytes: the time from the start to the end of joining, processor time of all ranks,
-//! memory (anonymous, and its peak), descriptors and threads of a rank, and what the coordinator of rank 0 has sent and received.
+//! Each row runs in a process of its own (or in one for each rank), so that nothing is left of the row before. Figures
+//! are taken when all ranks have joined and made one all-reduce of 8 bytes: the time from the start to the end of
+//! joining, processor time of all ranks, memory (anonymous, and its peak), descriptors and threads of a rank, and the
+//! bytes that the coordinator of rank 0 has sent and received.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -75,7 +77,7 @@ fn print_row(ranks: u32, all: &[Figures]) {
     );
 }
 
-/// The settings of a rank.
+/// Returns the settings of a rank.
 fn config(way: &str, rank: u32, ranks: u32) -> Outcome<Config> {
     let mut config = Config::from_env()?;
     match way {
@@ -145,7 +147,7 @@ fn row_of_threads(way: &str, ranks: u32) -> Outcome<Vec<Figures>> {
     Ok(vec![told?])
 }
 
-/// All ranks, as threads of this process.
+/// Runs all ranks as threads of this process.
 fn threads_row(way: &str, ranks: u32) -> Outcome<()> {
     let all = Barrier::new(ranks as usize);
     let begun = Instant::now();
@@ -188,7 +190,7 @@ fn row_of_processes(way: &str, ranks: u32) -> Outcome<Vec<Figures>> {
         })
         .collect::<Result<_, _>>()?;
     let told: Outcome<Vec<Figures>> = children.iter_mut().map(hear).collect();
-    // All stay until all have told.
+    // All ranks stay until all have reported.
     children.iter_mut().for_each(|child| drop(child.stdin.take()));
     for mut child in children {
         child.wait()?;
@@ -207,7 +209,7 @@ fn hear(child: &mut Child) -> Outcome<Figures> {
     Err("a process ended without a word".into())
 }
 
-/// One rank, as a process.
+/// Runs one rank as a process.
 fn process_rank(way: &str) -> Outcome<()> {
     let begun = Instant::now();
     let [rank, ranks] = ["KOLO_RANK", "KOLO_WORLD_SIZE"].map(|name| std::env::var(name).unwrap_or_default());
@@ -218,7 +220,7 @@ fn process_rank(way: &str) -> Outcome<()> {
     use_it(&comm)?;
     figures(joined, comm.coordinator_bytes())?.tell();
     std::io::stdout().flush()?;
-    // Until the parent closes it.
+    // Waits until the parent closes the input.
     std::io::stdin().read_line(&mut String::new())?;
     Ok(())
 }

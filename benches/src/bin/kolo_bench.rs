@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, ReduceOp, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Least duration of a sample, so that reading the clock does not count.
+/// Least duration of a sample, so that reading the clock does not matter.
 const SAMPLE_SECONDS: f64 = 300e-6;
-/// A sample this long needs no company, and no second attempt.
+/// A sample this long needs no further samples, and no second attempt.
 const SLOW_SECONDS: f64 = 50e-3;
-/// Estimates go on no longer.
+/// No further estimates are made after this time.
 const ESTIMATE_SECONDS: f64 = 0.25;
-/// And are no more.
+/// Limit on the number of estimates.
 const ESTIMATES: usize = 5;
-/// Samples of a point, at least; of one with slow operations; at most.
+/// Limits on the samples of a point: least, least for slow operations, and most.
 const MIN_SAMPLES: usize = 5;
 const MIN_SLOW_SAMPLES: usize = 2;
 const MAX_SAMPLES: usize = 200;
-/// Share of the machine's processor time used by others above which a point counts as disturbed.
+/// Share of the machine's processor time used by other processes above which a point counts as disturbed.
 const DISTURBED: f64 = 0.10;
-/// A long sample is over within so large a part of the time that it is to last.
+/// Each batch of a long sample takes at most this part (an eighth) of the time that is left.
 const LASTING_PARTS: f64 = 8.0;
 /// Results are checked up to this size.
 const CHECKED_BYTES: usize = 2 << 20;
@@ -71,12 +71,12 @@ impl Operation {
 struct Options {
     operations: Vec<Operation>,
     sizes: Vec<usize>,
-    /// Time for the samples of one point.
+    /// Time for all samples of one point.
     budget: Duration,
-    /// How often a disturbed point is repeated.
+    /// Number of times that a disturbed point is repeated.
     retries: usize,
-    /// If given, a point is one sample that lasts at least so long: among others that want the processors, ranks are absent
-    /// for milliseconds, which short samples do not see.
+    /// If given, a point is one sample that lasts at least this long: if other processes want the processors, ranks are
+    /// absent for milliseconds, which short samples do not show.
     mean: Option<Duration>,
 }
 
@@ -111,7 +111,7 @@ impl Options {
     }
 }
 
-/// One rank: the communicator, the buffers, and a count of operations that turns the root of broadcasts.
+/// One rank: its communicator, its buffers, and a count of operations that determines the root of broadcasts.
 struct Bench {
     comm: Communicator,
     ranks: usize,
@@ -122,20 +122,20 @@ struct Bench {
 
 #[derive(Clone, Copy, Debug)]
 enum Sampling {
-    /// So many samples of so many operations.
+    /// This many samples of this many operations.
     Short { batch: usize, samples: usize },
-    /// One sample that lasts at least so long.
+    /// One sample that lasts at least this long.
     Long(Duration),
 }
 
-/// The samples of one attempt in ascending order, in seconds per operation, and the operations of one; what an operation cost in seconds of
-/// processors, of all ranks together; and how disturbed it was.
+/// The samples of one attempt in ascending order, in seconds per operation, and the operations of one sample; the
+/// processor seconds per operation, of all ranks together; and how disturbed the attempt was.
 struct Attempt {
     samples: Vec<f64>,
     batch: usize,
     processor_seconds: f64,
     foreign: f64,
-    /// When it was, by the monotonic clock, in seconds.
+    /// Begin and end, by the monotonic clock, in seconds.
     from: f64,
     to: f64,
 }
@@ -147,12 +147,12 @@ impl Bench {
         Self { comm, ranks, send: vec![0.0; elements], receive: vec![0.0; elements], turn: 0 }
     }
 
-    /// Elements of one rank's part; a size with less than one element each is rounded up.
+    /// Returns the elements of one rank's part; if a size has less than one element per rank, the part is one element.
     fn part(&self, bytes: usize) -> usize {
         (bytes / 4 / self.ranks).max(1)
     }
 
-    /// Sets what an operation of this size touches.
+    /// Sets the memory that an operation of this size touches.
     fn fill(&mut self, bytes: usize, value: f32) {
         let elements = (bytes / 4).max(self.part(bytes) * self.ranks);
         self.send[..elements].fill(value);
@@ -176,7 +176,7 @@ impl Bench {
         }
     }
 
-    /// Seconds per operation on this rank.
+    /// Returns the seconds per operation on this rank.
     fn timed(&mut self, operation: Operation, bytes: usize, batch: usize) -> Result<f64> {
         let start = Instant::now();
         for _ in 0..batch {
@@ -185,8 +185,8 @@ impl Bench {
         Ok(start.elapsed().as_secs_f64() / batch as f64)
     }
 
-    /// As [`Self::timed`], of so many operations as last at least `limit`, and their number. Rank 0 says when it is over, which
-    /// happens a few times a sample.
+    /// As [`Self::timed`], for at least `limit`; also returns the number of operations. Rank 0 decides when to stop,
+    /// which it checks a few times per sample.
     fn lasting(&mut self, operation: Operation, bytes: usize, limit: Duration) -> Result<(usize, f64)> {
         let start = Instant::now();
         let (mut count, mut batch) = (0, [1_u64]);
@@ -201,14 +201,14 @@ impl Bench {
         Ok((count, start.elapsed().as_secs_f64() / count as f64))
     }
 
-    /// As [`Self::timed`], the slowest rank's, the same number on all ranks.
+    /// As [`Self::timed`] on the slowest rank; all ranks get the same number.
     fn agreed(&mut self, operation: Operation, bytes: usize, batch: usize) -> Result<f64> {
         let mut seconds = [self.timed(operation, bytes, batch)?];
         self.comm.all_reduce(&mut seconds, ReduceOp::Max)?;
         Ok(seconds[0])
     }
 
-    /// Runs the operation once on data whose result is known, and says whether it is right.
+    /// Runs the operation once on data whose result is known, and returns whether the result is right.
     fn check(&mut self, operation: Operation, bytes: usize) -> Result<bool> {
         let own = (self.comm.rank() + 1) as f32;
         let (whole, part, ranks) = ((bytes / 4).max(1), self.part(bytes), self.ranks);
@@ -229,8 +229,8 @@ impl Bench {
         Ok(right)
     }
 
-    /// Operations of one sample, and what one takes in seconds: the least of some tries, since one that was
-    /// interrupted would cost the point its samples.
+    /// Returns the operations of one sample, and the seconds of one operation: the least of some tries, since an
+    /// interrupted one would cost the point its samples.
     fn estimate(&mut self, operation: Operation, bytes: usize) -> Result<(usize, f64)> {
         let mut seconds = self.agreed(operation, bytes, 1)?;
         let mut spent = seconds;
@@ -273,14 +273,14 @@ impl Bench {
         self.comm.all_reduce(&mut times, ReduceOp::Max)?;
         times.sort_by(f64::total_cmp);
         let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
-        // All ranks must decide alike whether to try again.
+        // All ranks must agree on whether to try again.
         let mut foreign = [((busy - ours[0]) / (to - from) / processors).max(0.0)];
         self.comm.broadcast(&mut foreign, 0)?;
         let processor_seconds = ours[0] / (times.len() * batch) as f64;
         Ok(Attempt { samples: times, batch, processor_seconds, foreign: foreign[0], from, to })
     }
 
-    /// How a point is measured, and whether it may be once more.
+    /// Returns how a point is measured, and whether it may be repeated.
     fn sampling(
         &mut self,
         operation: Operation,
@@ -351,7 +351,7 @@ fn seconds_of(clock: ClockId) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Processor time of everybody so far, with what the host took away; 0 where it is not told.
+/// Processor time of all processes so far, including time stolen by the host; 0 if it is not known.
 fn machine_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);

@@ -1,10 +1,10 @@
-//! How near all-reduce comes to what memory permits: `kolo run -n 2 -- memory_floor [MiB ...]`.
+//! Compares all-reduce with the limit set by memory: `kolo run -n 2 -- memory_floor [MiB ...]`.
 //!
-//! An all-reduce of S bytes on n ranks must read n S and write n S bytes of memory, S of each per rank. The floor is that
-//! traffic without anything else: each rank adds the halves of its own buffer into each other, with nobody to wait for.
-//! Symmetric buffers are measured by it. Private ones are measured by a plain program that takes them through shared
-//! staging (`kolo_benches::staged`), whose ranks stay on a processor, as it suits them. All are run in turn, in memory of the same kind; the times are the slowest rank's,
-//! and medians.
+//! An all-reduce of S bytes on n ranks must read n S and write n S bytes of memory, S of each per rank. The floor is
+//! this traffic alone: each rank adds the halves of its own buffer into each other, without waiting for any other rank.
+//! Symmetric buffers are compared with the floor. Private buffers are compared with a plain program that moves them
+//! through shared staging (`kolo_benches::staged`) and pins its ranks to processors, as suits it. All are run in turn,
+//! in memory of the same kind; times are medians over the slowest rank.
 
 use std::error::Error;
 use std::time::Instant;
@@ -15,19 +15,19 @@ use kolo_benches::limit::{HEAD, Row, Unit, median};
 use kolo_benches::processors;
 use kolo_benches::staged::Staged;
 
-/// Handled at a time by the floor's second form: stays in the first-level cache.
+/// Bytes that the second form of the floor handles at a time: they stay in the first-level cache.
 const BLOCK: usize = 8 << 10;
 
-/// Blocks of the staged program: which is better depends on ranks and machine, and the better one counts.
+/// Blocks of the staged program. Which is better depends on ranks and machine, and the better one counts.
 const STAGED_BLOCKS: [usize; 2] = [128 << 10, 512 << 10];
 
-/// Of the floor, that symmetric buffers are to reach with one processor for each rank.
+/// Share of the floor that symmetric buffers are to reach with one processor for each rank.
 const SYMMETRIC_SHARE: f64 = 0.8;
-/// The lengths from which on the targets hold: that, and to be as fast as the staged program.
+/// The lengths from which the targets hold: that share, and being as fast as the staged program.
 const SYMMETRIC_FROM: usize = 64 << 20;
 const STAGED_FROM: usize = 32 << 20;
 
-/// Kind of measurement, in turn.
+/// Kinds of measurement, made in turn.
 #[derive(Clone, Copy)]
 enum Kind {
     FusedFloor,
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Medians in microseconds, in the order of [`KINDS`].
+/// Returns medians in microseconds, in the order of [`KINDS`].
 fn measure(
     comm: &Communicator,
     staged: &[Staged; 2],
@@ -86,7 +86,7 @@ fn measure(
     let mut times = [const { Vec::new() }; KINDS.len()];
     for round in 0..=rounds {
         for (kind, times) in KINDS.iter().zip(&mut times) {
-            // Sums that grow without bound would become slow infinities.
+            // The values are reset, since sums that grow without bound would become infinities, which are slow.
             match kind {
                 Kind::Symmetric => shared.fill(0.0),
                 Kind::Staged(_) | Kind::Private => own.fill(0.0),
@@ -104,7 +104,7 @@ fn measure(
                 Kind::Staged(which) => staged[which].all_reduce(&mut own),
                 Kind::Private => comm.all_reduce(&mut own, ReduceOp::Sum)?,
             }
-            // With more ranks than processors each does its part when it is its turn.
+            // With more ranks than processors, each rank does its part in its turn.
             comm.barrier()?;
             let mut took = [begin.elapsed().as_secs_f64() * 1e6];
             if matches!(kind, Kind::Staged(_)) {
@@ -119,19 +119,19 @@ fn measure(
     Ok(times.map(median))
 }
 
-/// Both halves become their sum, in one loop.
+/// Replaces both halves by their mean, in one loop.
 fn fused(data: &mut [f32]) {
     let half = data.len() / 2;
     let (a, b) = data.split_at_mut(half);
     for (a, b) in a.iter_mut().zip(b) {
-        // Halved, so that the values stay as they are.
+        // Halved, so that the values do not grow.
         let sum = (*a + *b) * 0.5;
         *a = sum;
         *b = sum;
     }
 }
 
-/// The same with the library's kernel and a copy out of the cache.
+/// The same with the library's kernel and a copy from the cache.
 fn blocked(data: &mut [f32]) {
     let Ok(kernel) = kernel(DataType::F32, ReduceOp::Max) else { return };
     let half = data.len() / 2;

@@ -1,9 +1,10 @@
-//! How near the smallest operations between two ranks come to what the machine permits: `message_latency`.
+//! Compares the smallest operations between two ranks with the limits of the machine: `message_latency`.
 //!
-//! - Half the round trip of an 8-byte message, beside that over a bare socket or with a bare flag in memory: the best of
-//!   many batches, since whatever else runs on the machine only adds to it.
-//! - All-reduce of 8 bytes in shared memory beside half the round trip of the flag, batch by batch in turn on two threads
-//!   with a processor each: the host of a virtual machine may move processors farther apart at any time. Medians.
+//! - Half the round trip of an 8-byte message, compared with the same over a bare socket or with a bare flag in memory:
+//!   the best of many batches, since other activity on the machine only adds time.
+//! - All-reduce of 8 bytes in shared memory, compared with half the round trip of the flag, batch by batch in turn, on
+//!   two threads with a processor each, since the host of a virtual machine may move processors farther apart at any
+//!   time. Medians.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,30 +18,30 @@ use kolo_benches::processors;
 const BATCHES: usize = 300;
 const ROUND_TRIPS: u32 = 100;
 
-/// Of a message, over a bare blocking socket's time, that Kolo's may take.
+/// Limit on Kolo's time for a message, relative to a bare blocking socket.
 const SOCKETS_MAX: f64 = 1.15;
-/// Of an all-reduce, over a bare flag's time, that Kolo's may take.
+/// Limit on Kolo's time for an all-reduce, relative to a bare flag.
 const FLAGS_MAX: f64 = 2.0;
 
-/// Time of a batch.
+/// Returns the time of a batch.
 fn batch(mut round_trip: impl FnMut()) -> Duration {
     let begin = Instant::now();
     (0..ROUND_TRIPS).for_each(|_| round_trip());
     begin.elapsed()
 }
 
-/// Microseconds of one of the batch.
+/// Returns the microseconds of one round trip in the batch.
 fn micros(batch: Duration) -> f64 {
     batch.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
 }
 
-/// Best time of a batch, as microseconds for one way.
+/// Returns the best time of a batch, as microseconds for one way.
 fn best(mut round_trip: impl FnMut()) -> f64 {
     let batches = std::iter::repeat_with(|| batch(&mut round_trip)).take(BATCHES);
     micros(batches.min().unwrap_or(Duration::ZERO)) / 2.0
 }
 
-/// Two threads, a connection without delay, blocking or spinning.
+/// Measures a connection without delay between two threads, blocking or spinning.
 fn bare_socket(spins: bool) -> std::io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut here = TcpStream::connect(listener.local_addr()?)?;
@@ -97,7 +98,7 @@ fn over_kolo(
     Ok(times[0])
 }
 
-/// One way of a bare flag, best of many batches.
+/// Returns the one-way time of a bare flag, the best of many batches.
 fn bare_flag(places: [usize; 2]) -> std::io::Result<f64> {
     let flag = BareFlag::default();
     std::thread::scope(|scope| {
@@ -107,7 +108,7 @@ fn bare_flag(places: [usize; 2]) -> std::io::Result<f64> {
             (0..BATCHES * ROUND_TRIPS as usize).for_each(|_| answers.round_trip());
             Ok(())
         });
-        // On a thread of its own too, so that this one stays free to go where it likes.
+        // This side also runs on a thread of its own, so that the calling thread is not pinned.
         let mut begins = flag.side(0);
         let one = scope.spawn(move || {
             processors::pin(places[0])?;
@@ -117,7 +118,7 @@ fn bare_flag(places: [usize; 2]) -> std::io::Result<f64> {
     })
 }
 
-/// Medians of one way of a bare flag and of an all-reduce of 8 bytes, in turn.
+/// Returns the medians of the one-way time of a bare flag and of an all-reduce of 8 bytes, measured in turn.
 fn flag_and_all_reduce(places: [usize; 2]) -> std::result::Result<[f64; 2], Box<dyn std::error::Error>> {
     let config =
         Config::from_env()?.with(|config| config.transports = Transports::Only(vec![TransportKind::Shm]));
@@ -143,7 +144,8 @@ fn row(what: &str, possible: f64, kolo: f64, target: Option<f64>) {
     println!("{}", Row { what, ranks: 2, bytes: 8, unit: Unit::Micros, possible, kolo, target });
 }
 
-/// Lines for each way of sending, beside some limits. The target is for plain messages, and of the first limit.
+/// Prints lines for each way of sending, compared with some limits. The target applies to plain messages and the first
+/// limit.
 fn messages<const N: usize>(
     kind: TransportKind,
     limits: [&str; N],

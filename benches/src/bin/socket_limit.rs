@@ -1,10 +1,12 @@
-//! How near all-reduce over TCP comes to what the machine's sockets carry: `kolo run -n 4 -- socket_limit [MiB ...]`.
+//! Compares all-reduce over TCP with the capacity of the machine's sockets:
+//! `kolo run -n 4 -- socket_limit [MiB ...]`.
 //!
-//! With any algorithm, n ranks send 2 (n - 1) S bytes through the kernel to all-reduce S bytes. If bare sockets move G bytes per second
-//! between processes, both ways at once and added up, bus bandwidth is at most G / n. So ranks are paired with a neighbour, and both send
-//! S bytes and receive S bytes at once, over a connection with the congestion control that Kolo would take: all pairs together, or one
-//! while the others wait, whichever moves more. This and Kolo's all-reduce of S bytes are run in turn, on buffers that are as cold. Times
-//! are the slowest rank's, and medians.
+//! With any algorithm, n ranks send 2 (n - 1) S bytes through the kernel to all-reduce S bytes. If bare sockets move
+//! G bytes per second between processes, both directions added up, the bus bandwidth is at most G / n. Ranks are
+//! therefore paired with a neighbour, and both send and receive S bytes at once, over a connection with the
+//! congestion control that Kolo would use: all pairs together, or one pair while the others wait, whichever moves
+//! more. This and Kolo's all-reduce of S bytes are run in turn, on equally cold buffers. Times are medians over the
+//! slowest rank.
 
 use std::error::Error;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,10 +18,10 @@ use kolo_benches::limit::{HEAD, Row, Unit, median};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::set_tcp_congestion;
 
-/// Kind of measurement, in turn.
+/// Kinds of measurement, made in turn.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// With at most so many bytes for each call: which is better depends on the machine.
+    /// All pairs at once, with at most this many bytes per system call: the best number depends on the machine.
     AllPairs(usize),
     OnePair(usize),
     Kolo,
@@ -33,7 +35,7 @@ const KINDS: [Kind; 5] = [
     Kind::Kolo,
 ];
 const ROUNDS: usize = 9;
-/// Of G / n, that Kolo is to reach.
+/// Share of G / n that Kolo is to reach.
 const SHARE: f64 = 0.85;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -57,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for bytes in sizes {
         let seconds = measure(&comm, &socket, bytes)?;
-        // Bytes that go through the kernel, and what of them counts as bus bandwidth: the n-th part.
+        // Rate of the bytes through the kernel, of which the n-th part counts as bus bandwidth.
         let rate = |kind: Kind, seconds: f64| {
             let sends = match kind {
                 Kind::AllPairs(_) => ranks,
@@ -83,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Medians in seconds, in the order of [`KINDS`].
+/// Returns medians in seconds, in the order of [`KINDS`].
 fn measure(
     comm: &Communicator,
     socket: &TcpStream,
@@ -112,7 +114,7 @@ fn measure(
     Ok(times.map(median))
 }
 
-/// A connection of each even rank with the next one.
+/// Connects each even rank with the next rank.
 fn neighbour(comm: &Communicator) -> Result<TcpStream, Box<dyn Error>> {
     let peer = comm.rank() ^ 1;
     let socket = if peer > comm.rank() {
@@ -126,12 +128,12 @@ fn neighbour(comm: &Communicator) -> Result<TcpStream, Box<dyn Error>> {
     };
     socket.set_nodelay(true)?;
     socket.set_nonblocking(true)?;
-    // As Kolo chooses; where neither is permitted the system's is the limit.
+    // Kolo's choice; if neither is permitted, the system's congestion control sets the limit.
     let _ = ["cubic", "reno"].iter().any(|name| set_tcp_congestion(&socket, name).is_ok());
     Ok(socket)
 }
 
-/// Sends and receives everything, whichever is possible.
+/// Sends and receives everything, in whichever order the socket allows.
 fn exchange(mut socket: &TcpStream, out: &[u8], back: &mut [u8], call: usize) -> io::Result<()> {
     let (mut sent, mut received) = (0, 0);
     while sent < out.len() || received < back.len() {
@@ -158,7 +160,7 @@ fn exchange(mut socket: &TcpStream, out: &[u8], back: &mut [u8], call: usize) ->
     Ok(())
 }
 
-/// How much a call has moved.
+/// Returns the number of bytes that a call has moved.
 fn done(moved: io::Result<usize>) -> io::Result<usize> {
     match moved {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),

@@ -1,8 +1,9 @@
-//! How much memory all-reduce takes beside the caller's buffer: `kolo run -n 4 -- staging_memory tcp [bytes ...]`.
+//! Measures the memory that all-reduce takes beside the caller's buffer:
+//! `kolo run -n 4 -- staging_memory tcp [bytes ...]`.
 //!
-//! The figure is the most that the process had resident while it all-reduced, less the buffer and less what was resident before it
-//! joined: staging, rings, plans and threads of the runtime. Rings that two ranks share count with both. The kernel's memory for sockets
-//! is not among it. The greatest of all ranks is shown.
+//! The figure is the peak resident memory of the process while it all-reduced, less the buffer and less the memory
+//! resident before it joined. It consists of staging, rings, plans and threads of the runtime. Rings that two ranks
+//! share count for both. The kernel's memory for sockets is not included. The greatest figure of all ranks is shown.
 
 use std::error::Error;
 use std::fs;
@@ -12,7 +13,7 @@ use kolo::{Communicator, Config, ReduceOp};
 use kolo_benches::limit::{HEAD, Row, Unit};
 use kolo_benches::status;
 
-/// The most that a rank may take, at any length.
+/// Limit on the memory of a rank, at any length.
 const MEBIBYTES_MAX: f64 = 32.0;
 const TURNS: usize = 4;
 
@@ -56,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From here on the most counts anew.
+/// Resets the peak of resident memory.
 fn forget_peak() -> Result<(), Box<dyn Error>> {
     const RESET_PEAK: &str = "5";
     fs::write("/proc/self/clear_refs", RESET_PEAK)

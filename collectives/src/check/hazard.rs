@@ -1,8 +1,8 @@
-//! No step touches a block that another step may be writing.
+//! Static check that no step touches a block while another step may be writing it.
 //!
-//! Happens-before within a rank is known without a run: lane order, `after`, and fences. A `Send` goes on
-//! reading after its lane has moved on, until a fence of its lane, so a later write needs a fence between.
-//! Knowledge from other ranks' messages does not count: a plan must be safe by its own rules.
+//! Happens-before within a rank follows from lane order, `after` and fences, without a run. A `Send` goes on
+//! reading after its lane has moved on, until a fence of its lane, so a later write needs a fence in between.
+//! Knowledge from other ranks' messages does not count: each plan must be safe by itself.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Plan, Space, StepRef};
@@ -17,8 +17,8 @@ struct Access {
     send: bool,
 }
 
-/// For every step, and for every lane: how many of that lane's steps are known to have completed, and how many
-/// of their sends to have been read out, before the step begins.
+/// For every step and every lane of its plan: how many of the lane's steps have completed before the step
+/// begins, and for how many of them the sends have finished reading.
 struct Known {
     lanes: usize,
     offsets: Vec<usize>,
@@ -35,7 +35,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), Violation> {
         let one_lane = cell[0].at.lane == cell[cell.len() - 1].at.lane;
         let sends: Vec<Access> = cell.iter().filter(|access| access.send).copied().collect();
         for write in cell.iter().filter(|access| access.write) {
-            // Within a lane, only a send outlives its step.
+            // Within a lane, only a send may still be active after its step.
             let own_sends = sends.iter().filter(|send| send.at.lane == write.at.lane);
             let others = cell.iter().filter(|other| !one_lane && other.at.lane != write.at.lane);
             for other in own_sends.chain(others) {
@@ -59,7 +59,8 @@ fn collect(plan: &Plan, memory: &Memory) -> Vec<Access> {
         let reads = action.reads().into_iter().flatten().map(|blocks| (blocks, false));
         let writes = action.writes().into_iter().map(|blocks| (blocks, true));
         for (blocks, write) in reads.chain(writes) {
-            // Input that nothing can write needs no order; that of stages and windows is found elsewhere.
+            // Input that nothing can write needs no order; accesses to stages and windows are checked
+            // elsewhere.
             if blocks.space.is_shared() || (!write && !memory.may_be_written(blocks.space)) {
                 continue;
             }
@@ -84,8 +85,8 @@ impl Known {
         }
         let size = offsets[lanes] * lanes;
         let mut known = Self { lanes, offsets, completed: vec![0; size], read_out: vec![0; size] };
-        // Lanes wait for each other in both directions, so go round until all are through. A cycle of waits
-        // leaves the rest without knowledge; the run reports it as a deadlock.
+        // Lanes may wait for each other in both directions, so this repeats until no lane makes progress. A
+        // cycle of waits leaves the rest without knowledge; the run reports it as a deadlock.
         let mut done = vec![0; lanes];
         let mut progress = true;
         while progress {

@@ -1,4 +1,4 @@
-//! The required outcome of a run.
+//! Judges the outcome of a run against the meaning of the collective.
 
 use crate::memory::Memory;
 use crate::plan::{Collective, Space};
@@ -9,7 +9,7 @@ use super::value::{Expected, Expressions, Verdict};
 use super::violation::Violation;
 
 impl Run<'_> {
-    /// Nobody may be through with a barrier before all have called.
+    /// Checks that no rank is done with a barrier before all have called.
     fn judge_barrier(&self) -> Result<(), Violation> {
         let ranks = self.facts.plans.len();
         for rank in 0..ranks {

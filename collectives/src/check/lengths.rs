@@ -1,4 +1,4 @@
-//! How long the messages of one segment are.
+//! Lengths of the messages of one segment.
 
 use crate::layout::Layout;
 use crate::plan::{Action, Blocks, Plan, Space, StepRef};
@@ -6,10 +6,10 @@ use crate::plan::{Action, Blocks, Plan, Space, StepRef};
 use super::violation::{Place, Violation};
 use super::wiring::{Wiring, steps};
 
-/// The length a signal is noted with: it is always transmitted.
+/// The length under which a signal is recorded: signals are always transmitted.
 const SIGNAL: usize = usize::MAX;
 
-/// Lengths that the steps of all ranks move in one segment, and where each lane's begin.
+/// Lengths that the steps of all ranks move in one segment, and the index at which each lane begins.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     /// First lane of each rank, in a numbering over all ranks.
@@ -67,10 +67,10 @@ impl Lengths {
         (0..plans.len()).map(|rank| self.sent(plans, rank).sum::<usize>() as u64).max().unwrap_or(0)
     }
 
-    /// The i-th message into a channel must be as long as the i-th out of it, those of no bytes included: only
-    /// then do both ends skip the same ones.
+    /// Checks that the i-th message into a channel is as long as the i-th out of it, messages of no bytes
+    /// included: only then do both ends skip the same ones.
     pub(crate) fn agree(&self, plans: &[Plan], wiring: &Wiring) -> Result<(), Violation> {
-        // The messages of each channel lie side by side, in order.
+        // The messages of each channel are adjacent, in order.
         let mut counts = vec![0; wiring.len() + 1];
         let sends = |number: usize, action: &Action| {
             action.sends_to().is_some().then(|| wiring.of_step(number)).flatten()
@@ -97,7 +97,7 @@ impl Lengths {
             let (Some(channel), true) = (wiring.of_step(number), action.receives_from().is_some()) else {
                 continue;
             };
-            // Counts were found to be equal.
+            // The counts are known to be equal.
             let (expected, sender, sender_at) = sent[next[channel]];
             next[channel] += 1;
             if self.lens[number] != expected {
@@ -110,20 +110,20 @@ impl Lengths {
         Ok(())
     }
 
-    /// The number of a step in an order over all ranks: lanes are numbered over all ranks, too.
+    /// Returns the number of a step in an order over all ranks; `lane` is numbered over all ranks, too.
     pub(super) fn index(&self, lane: usize, step: u16) -> usize {
         self.first_step[lane] + usize::from(step)
     }
 }
 
-/// Each payload must be as long as all members of its stage take it to be, block by block. Tells how many elements
-/// all ranks copy.
+/// Checks that each payload is as long as all members of its stage expect, block by block. Returns the number of
+/// elements that all ranks copy.
 pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<u64, Violation> {
     let (mut copied, mut left_out) = (0, 0);
     for (plan, layout) in plans.iter().zip(layouts) {
         let Some(stage) = &plan.stage else { continue };
         let me = stage.member(plan.rank).unwrap_or_default();
-        // All but those for which it is the same.
+        // Members whose layout has the same shape need no check.
         let others: Vec<&Layout> = stage.members.iter().map(|rank| &layouts[*rank as usize]).collect();
         let others = others.into_iter().filter(|other| other.shape() != layout.shape());
         let all: Vec<&Layout> = std::iter::once(layout).chain(others).collect();

@@ -1,19 +1,19 @@
 //! The checker: runs the plans of all ranks without a socket and proves properties of them.
 //!
-//! | what | how | where |
+//! | property | method | module |
 //! |---|---|---|
 //! | indices, channels, matching counts | read off the plans | `wiring` |
-//! | no step touches what another may be using | happens-before by lane order, `after` and fences | `hazard` |
+//! | no step touches a block that another may be using | happens-before by lane order, `after` and fences | `hazard` |
 //! | no deadlock | runs with few credits, under several orders | `run` |
-//! | stages: members agree, what is read was awaited and is not overwritten | the order of steps in a lane | `stage` |
-//! | windows: no buffer is touched by two ranks at a time, or after its owner is through | knowledge from rounds | `window` |
+//! | stages: members agree; payloads are read only after they were awaited and before they are overwritten | the order of steps in a lane | `stage` |
+//! | windows: no buffer is touched by two ranks at a time, or after its owner is done | knowledge from rounds | `window` |
 //! | each contribution exactly once, all ranks the same expression, nothing else written | symbolic values | `value`, `run` |
 //!
-//! Time, cost and failures are the business of [`simulate`](crate::simulate).
+//! [`simulate`](crate::simulate) covers time, cost and failures.
 //!
-//! The checker works on blocks, which [`Layout`] proves to be disjoint, never on elements: its cost does not
-//! depend on the message size. Segments are independent of each other, each being a run of the whole plan on
-//! data, scratch and sub-channels of its own; so they are checked one at a time.
+//! The checker works on blocks, which [`Layout`] proves to be disjoint, and never on elements, so its cost does not
+//! depend on the message size. Segments are independent of each other, since each is a run of the whole plan on data,
+//! scratch and sub-channels of its own; they are therefore checked one at a time.
 
 mod hazard;
 mod heard;
@@ -37,28 +37,28 @@ pub use schedule::Schedule;
 pub use value::Expression;
 pub use violation::{Place, Violation};
 
-/// How thorough a check is to be.
+/// Thoroughness of a check.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Elements per segment; `None` for a single segment.
     pub segment_elements: Option<usize>,
-    /// The runs to make. The values are checked in each of them.
+    /// The runs to make; each of them checks the values.
     pub runs: Vec<(Credits, Schedule)>,
-    /// Whether to follow the values. Without, a run proves freedom from deadlock and equal lengths only, and
-    /// its memory is independent of the number of blocks: for very many ranks.
+    /// Whether to follow the values. Without values, a run only proves freedom from deadlock and equal lengths, in
+    /// memory independent of the number of blocks; this serves very many ranks.
     pub values: bool,
     /// Check the buffers of every n-th rank, beginning with rank 0, and of the last one; 1 for all.
     pub hazard_stride: u32,
-    /// At most this many segments are run: the first, the last, and others between.
+    /// Limit on the segments that are run: the first, the last, and others between them.
     pub segments: usize,
-    /// Rounds of which a stage holds the payloads, at least 2. Plans that work with few work with more.
+    /// Number of rounds whose payloads a stage holds, at least 2. Plans that work with few rounds also work with more.
     pub stage_depth: u32,
-    /// In which order folds reduce: that of the members, or the canonical one.
+    /// The order in which folds reduce: that of the members, or the canonical one.
     pub order: Order,
 }
 
 impl Default for Options {
-    /// Everything, for a single segment.
+    /// Checks everything, for a single segment.
     fn default() -> Self {
         Self {
             segment_elements: None,
@@ -79,14 +79,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// One run that implies the absence of deadlock for any credits: none at all. Matching is static, so what
-    /// completes without credits completes with them.
+    /// Makes a single run that implies the absence of deadlock under any credits, because it has none. Matching is
+    /// static, so a plan that completes without credits completes with them.
     #[must_use]
     pub fn quick() -> Self {
         Self { runs: vec![(Credits::PerChannel(0), Schedule::LowestRank)], ..Self::default() }
     }
 
-    /// The same, in segments.
+    /// Returns the same options, with segments of this many elements.
     #[must_use]
     pub fn segmented(mut self, elements: usize) -> Self {
         self.segment_elements = Some(elements);
@@ -97,7 +97,7 @@ impl Options {
 /// The findings of a successful check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Messages of one segment, on all ranks, signals included and messages of no bytes left out.
+    /// Messages of one segment on all ranks, including signals and excluding messages of no bytes.
     pub messages: u64,
     /// Elements sent in one segment, on all ranks; the largest over the segments checked.
     pub elements: u64,
@@ -105,22 +105,22 @@ pub struct Report {
     pub elements_per_rank: u64,
     /// Elements that all ranks copy into stages in one segment; the largest over the segments checked.
     pub published: u64,
-    /// The most peers any rank talks to.
+    /// The most peers that any rank communicates with.
     pub connections: u32,
     /// The most elements of scratch that one segment takes on any rank.
     pub scratch_elements: usize,
-    /// The expression that the reduced elements are results of, if it is the same for all of them on all ranks.
-    /// `None` if nothing is reduced, or the order depends on the element.
+    /// The expression by which elements are reduced, if it is the same for all of them on all ranks. `None` if nothing
+    /// is reduced, or if the order depends on the element.
     pub expression: Option<Expression>,
 }
 
-/// Checks the plans of all ranks against each other; `shapes[r]` is what rank r binds its plan to.
+/// Checks the plans of all ranks against each other; rank r binds its plan to `shapes[r]`.
 ///
 /// # Errors
 /// The first violation found.
 ///
 /// # Panics
-/// If there are not as many shapes as plans, or a shape does not fit its plan's cut.
+/// If the numbers of shapes and plans differ, or a shape does not fit its plan's cut.
 pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Report, Violation> {
     assert_eq!(plans.len(), shapes.len(), "a shape per rank");
     let wiring = wiring::Wiring::new(plans)?;
@@ -171,7 +171,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
     Ok(report)
 }
 
-/// Which of `segments` segments to look at: all if few, else the first, the last and some between.
+/// Returns the segments to check: all of them if they are few, otherwise the first, the last and some between.
 fn chosen(segments: usize, at_most: usize) -> impl Iterator<Item = usize> {
     let count = segments.min(at_most.max(1));
     (0..count).map(move |index| if count == 1 { 0 } else { index * (segments - 1) / (count - 1) })

@@ -1,4 +1,4 @@
-//! Runs one segment of all plans, lane by lane, with as few credits and as awkward an order as asked for.
+//! Runs one segment of all plans, lane by lane, under the requested credits and schedule.
 
 use std::collections::VecDeque;
 
@@ -16,19 +16,19 @@ use super::value::{Cells, Expressions, Value};
 use super::violation::{Place, Violation};
 use super::wiring::Wiring;
 
-/// How many messages a channel takes before the receiver asks for them.
+/// The number of messages that a channel takes before the receiver has posted their receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credits {
-    /// This many. With 0, a send completes only when the matching receive has been posted.
+    /// This many messages. With 0, a send completes only when the matching receive has been posted.
     PerChannel(u32),
-    /// As many as are sent.
+    /// Any number of messages.
     Unlimited,
-    /// One per channel, and all channels from one rank to another share an in-order stream: a message without a
-    /// credit holds up all behind it.
+    /// One message per channel, where all channels from one rank to another share an in-order stream: a message
+    /// without a credit holds up all messages behind it.
     SharedStream,
 }
 
-/// Lengths and values of the blocks of a message that are not empty.
+/// Lengths and values of a message's blocks that are not empty.
 pub(super) type Payload = Vec<(usize, Value)>;
 
 #[derive(Debug)]
@@ -43,10 +43,10 @@ struct Message {
 #[derive(Debug)]
 pub(super) struct LaneState {
     rank: usize,
-    /// Number within its plan.
+    /// Number of the lane within its plan.
     lane: u16,
     next: u16,
-    /// Sends that have not been read out.
+    /// Sends whose sources have not been read yet.
     outstanding: u32,
     queued: bool,
     /// For barriers: the ranks known to have called.
@@ -55,9 +55,9 @@ pub(super) struct LaneState {
 
 #[derive(Debug, Default)]
 struct ChannelState {
-    /// Messages that have used a credit.
+    /// Messages that have taken a credit.
     arrived: VecDeque<Message>,
-    /// The lane whose head step waits here.
+    /// The lane whose next step waits for this channel.
     waiting: Option<usize>,
 }
 
@@ -66,7 +66,7 @@ enum Outcome {
     Stuck,
 }
 
-/// The part that is the same in all runs of a segment.
+/// The facts that are the same in all runs of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) plans: &'a [Plan],
@@ -77,7 +77,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) groups: &'a Groups,
 }
 
-/// One run.
+/// One run of a segment.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     pub(super) facts: Facts<'a>,
@@ -87,14 +87,14 @@ pub(crate) struct Run<'a> {
     limit: usize,
     pub(super) lanes: Vec<LaneState>,
     channels: Vec<ChannelState>,
-    /// Messages posted and without a credit, by stream.
+    /// Messages that are posted but have no credit, by stream.
     streams: Vec<VecDeque<Message>>,
     stream_of: Vec<usize>,
     /// Lanes that wait for another lane of their rank.
     dependents: Vec<Vec<usize>>,
     ready: Ready,
     pub(super) stages: Vec<Stages>,
-    /// Empty unless values are followed.
+    /// Values in memory, by rank; empty if values are not followed.
     pub(super) cells: Vec<Cells>,
 }
 
@@ -178,7 +178,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the head step of a lane, if it can.
+    /// Runs the next step of a lane, if it can go on.
     fn step(&mut self, lane: usize) -> Result<Outcome, Violation> {
         let state = &self.lanes[lane];
         let (rank, next) = (state.rank, state.next);
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
         Ok(Outcome::Went)
     }
 
-    /// Carries out a step; `false` if it has to wait for a message.
+    /// Performs a step; returns `false` if it has to wait for a message.
     fn act(&mut self, lane: usize, rank: usize, step: u16, action: &Action) -> Result<bool, Violation> {
         let (plans, at) = (self.facts.plans, StepRef { lane: self.lanes[lane].lane, step });
         let place = || Place::of(&plans[rank], at);
@@ -270,7 +270,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Lands a message.
+    /// Delivers a message to the step that receives it.
     fn take(
         &mut self,
         rank: usize,
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lets messages through that have a credit, or are waited for.
+    /// Delivers messages that have a credit, or that a lane waits for.
     fn pump(&mut self, stream: usize) -> Result<(), Violation> {
         while let Some(head) = self.streams[stream].front() {
             let channel = &self.channels[head.channel];
@@ -310,7 +310,8 @@ impl<'a> Run<'a> {
                 break;
             }
             let mut message = self.streams[stream].pop_front().expect("looked at above");
-            // Now the source is read, and no sooner: a write that should have waited for it shows.
+            // The source is read as late as possible, so that a write that should have waited for the read is
+            // found.
             let from = &self.lanes[message.lane];
             let (rank, step) = (from.rank, message.step);
             if let (false, Action::Send { src, .. }) =
@@ -335,7 +336,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lengths and values of the blocks that are not empty; `None` if one of them was never written.
+    /// Returns lengths and values of the blocks that are not empty; `None` if one of them was never written.
     pub(super) fn read(&self, rank: usize, blocks: Blocks) -> Option<Payload> {
         let mut payload = Vec::with_capacity(blocks.count as usize);
         for block in blocks.first..blocks.end() {
@@ -366,7 +367,7 @@ impl<'a> Run<'a> {
         lens.eq(payload.iter().map(|(len, _)| *len))
     }
 
-    /// Writes the blocks that are not empty; `false`, and nothing, if they have other lengths.
+    /// Writes the blocks that are not empty. Returns `false`, and writes nothing, if the lengths differ.
     pub(super) fn write(&mut self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
         if !self.fits(rank, blocks, payload) {
             return false;

@@ -1,22 +1,22 @@
-//! In which order lanes go on: as awkward as asked for.
+//! Schedules: the order in which the lanes of a run proceed, chosen to be adverse.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Which of the lanes that can go on goes on.
+/// The choice among the lanes that can proceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// The lowest rank, until it is stuck.
     LowestRank,
     /// The highest rank, until it is stuck.
     HighestRank,
-    /// One step each, in turn.
+    /// One step of each lane, in turn.
     RoundRobin,
-    /// One step of a random one; the seed makes it repeatable.
+    /// One step of a random lane; the seed makes the run repeatable.
     Random(u64),
 }
 
-/// The lanes that may be able to go on. Lanes are numbered by rank.
+/// The lanes that may be able to proceed. Lanes are numbered by rank.
 #[derive(Debug)]
 pub(super) enum Ready {
     Lowest(BinaryHeap<Reverse<usize>>),

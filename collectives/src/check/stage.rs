@@ -1,8 +1,9 @@
-//! Static checks of stages: members agree on rounds and payloads, and no rank reads a payload that was not
-//! awaited or may have been overwritten.
+//! Static checks of stages: members agree on rounds and payloads, and no rank reads a payload that it has not awaited
+//! or that may have been overwritten.
 //!
-//! A payload may be read between the `Await` of its member and the reader's next `Publish`, which tells the others that the
-//! reader is done. So the order of the steps in one lane decides; and sends matter, since they outlive their steps.
+//! A payload may be read between the `Await` of its member and the reader's next `Publish`, which tells the others that
+//! the reader is done. The order of the steps in one lane therefore decides. Sends need a fence, since they may still
+//! read after their steps.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Cut, Plan, Space, Step, StepRef};
@@ -11,12 +12,12 @@ use crate::stage::{Members, Payload, Stage};
 use super::violation::{Place, Violation};
 use super::wiring::steps;
 
-/// Which ranks share memory.
+/// The groups of ranks that share memory.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
-    /// Group and number among its members, by rank.
+    /// Group of each rank, and its number among the members.
     pub(crate) of_ranks: Vec<Option<(usize, usize)>>,
-    /// Ranks of the members.
+    /// Ranks of the members of each group.
     pub(crate) members: Vec<Box<[u32]>>,
 }
 
@@ -44,7 +45,7 @@ impl Groups {
         Ok(groups)
     }
 
-    /// Adds the group of a plan, found to be well-formed and the same for all members.
+    /// Adds the group of a plan, after checking that it is well-formed and the same for all members.
     fn add(&mut self, plans: &[Plan], plan: &Plan, stage: &Stage) -> Result<(), Violation> {
         let fails = |rank: u32, what| Err(Violation::Stage { rank, what });
         let blocks = match plan.cut {
@@ -79,7 +80,7 @@ impl Groups {
     }
 }
 
-/// The blocks that a rank leaves out of its payload, round by round.
+/// Returns the blocks that a rank leaves out of its payload, round by round.
 fn exceptions(plan: &Plan) -> Vec<Option<Blocks>> {
     let except = |action: &Action| match action {
         Action::Publish { except, .. } => Some(*except),
@@ -88,7 +89,7 @@ fn exceptions(plan: &Plan) -> Vec<Option<Blocks>> {
     steps(plan).filter_map(|(_, action)| except(action)).collect()
 }
 
-/// Whether the runs of a payload are of `blocks` blocks, none twice.
+/// Returns whether the runs of a payload lie within `blocks` blocks and share none.
 fn is_sound(payload: &Payload, blocks: u32) -> bool {
     let fits = payload
         .runs
@@ -103,7 +104,7 @@ fn is_sound(payload: &Payload, blocks: u32) -> bool {
     fits && apart
 }
 
-/// The steps of one rank that have to do with stages, in their order.
+/// The steps of one rank that use stages, in order.
 struct Lane<'a> {
     plan: &'a Plan,
     stage: &'a Stage,
@@ -111,13 +112,13 @@ struct Lane<'a> {
     me: usize,
     number: u16,
     steps: &'a [Step],
-    /// By rank and round.
+    /// Blocks left out, by rank and round.
     exceptions: &'a [Vec<Option<Blocks>>],
     /// Members whose stages may be read.
     awaited: Vec<bool>,
     /// Sends from stages that no fence has waited for.
     sends: Vec<(StepRef, Blocks)>,
-    /// Rounds begun.
+    /// Number of rounds begun.
     rounds: usize,
 }
 
@@ -249,7 +250,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// A step reads blocks of a member's stage.
+    /// Checks a step that reads blocks of a member's stage.
     fn reads(&self, at: StepRef, member: usize, first: u32, count: u32) -> Result<(), Violation> {
         match self.awaited.get(member) {
             None => return Err(Violation::Index { at: self.place(at), what: "member" }),
@@ -258,7 +259,7 @@ impl<'a> Lane<'a> {
         }
         let round = self.rounds - 1;
         let holds = self.stage.payload(round, member).run_of(first, count).is_some();
-        // A member with too few rounds is found when it is its turn.
+        // A member with too few rounds is reported when it is checked itself.
         let rank = self.stage.members[member] as usize;
         let hole = self.exceptions[rank].get(round).copied().flatten();
         if !holds || hole.is_some_and(|hole| hole.first < first + count && first < hole.end()) {

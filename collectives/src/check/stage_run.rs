@@ -1,4 +1,5 @@
-//! Stages in a run: rounds as credits, and the contents of their buffers; and windows, onto the contents of others'.
+//! Stages and windows in a run: rounds act as credits, and steps read the contents of stages and of other ranks'
+//! windows.
 
 use crate::plan::{Action, Blocks, Space};
 use crate::select::Order;
@@ -15,10 +16,10 @@ use super::violation::{Place, Violation};
 pub(super) struct Stages {
     /// Rounds that each member has published.
     published: Vec<usize>,
-    /// Their contents, by member and round mod depth.
+    /// Contents of the stages, by member and by round modulo depth.
     buffers: Vec<Vec<Buffer>>,
     depth: usize,
-    /// Lanes that wait for somebody to publish.
+    /// Lanes that wait for a member to publish.
     waiting: Vec<usize>,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Stages {
 struct Buffer {
     round: usize,
     payload: Published,
-    /// By block, in the order of the payload; empty if values are not followed.
+    /// Values by block, in the order of the payload; empty if values are not followed.
     values: Vec<Option<Value>>,
     heard: Heard,
 }
@@ -43,9 +44,10 @@ impl Stages {
         groups.members.iter().map(|members| stages(members.len())).collect()
     }
 
-    /// Whether a member may publish its next round; if not, `lane` waits.
+    /// Returns whether a member may publish its next round; if not, `lane` waits.
     pub(super) fn may_publish(&mut self, member: usize, lane: usize) -> bool {
-        // Everybody has published round k - depth + 1, and is done with round k - depth, whose buffer is overwritten.
+        // All members must have published round k - depth + 1, and thus be done with round k - depth, whose buffer is
+        // overwritten.
         let least = (self.published[member] + 2).saturating_sub(self.depth);
         let may = self.published.iter().all(|published| *published >= least);
         if !may {
@@ -54,7 +56,7 @@ impl Stages {
         may
     }
 
-    /// A member publishes; returns the lanes that may be able to go on.
+    /// Publishes a member's round; returns the lanes that may be able to proceed.
     pub(super) fn publish(
         &mut self,
         member: usize,
@@ -68,17 +70,17 @@ impl Stages {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The round of a segment that a member publishes next.
+    /// Returns the round of the segment that a member publishes next.
     pub(super) fn next_round(&self, member: usize) -> usize {
         self.published[member]
     }
 
-    /// The round that a member published last.
+    /// Returns the round that a member published last.
     fn round(&self, member: usize) -> usize {
         self.published[member].saturating_sub(1)
     }
 
-    /// Whether members have published the round that `member` published last; if not, `lane` waits.
+    /// Returns whether members have published the round that `member` published last; if not, `lane` waits.
     pub(super) fn have_published(&mut self, of: Members, member: usize, lane: usize) -> bool {
         let round = self.published[member];
         let have = self.published[of.range(self.published.len())].iter().all(|published| *published >= round);
@@ -96,7 +98,7 @@ impl Stages {
         }
     }
 
-    /// The value that `reader` finds under a number in a member's stage.
+    /// Returns the value that `reader` finds under a number in a member's stage.
     pub(super) fn read(&self, reader: usize, member: usize, number: u32) -> Option<Value> {
         let round = self.round(reader);
         let buffer = self.buffers.get(member)?.get(round % self.depth)?;
@@ -106,12 +108,12 @@ impl Stages {
 }
 
 impl Run<'_> {
-    /// The group of a rank whose plan has stages, and its number there.
+    /// Returns the group of a rank whose plan has stages, and the rank's number in it.
     pub(super) fn member(&self, rank: usize) -> (usize, usize) {
         self.facts.groups.of_ranks[rank].expect("found in `stage`")
     }
 
-    /// Publishes, if this rank may.
+    /// Publishes this rank's next round, if it may. Returns whether it did.
     pub(super) fn publish(
         &mut self,
         rank: usize,
@@ -145,7 +147,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// The result of a fold; `None` if lengths differ.
+    /// Returns the result of a fold; `None` if lengths differ.
     pub(super) fn fold(
         &self,
         rank: usize,
@@ -167,7 +169,7 @@ impl Run<'_> {
 }
 
 impl Run<'_> {
-    /// Reduces blocks of members' inputs into the outputs of some.
+    /// Reduces blocks of the inputs of members `of` into the outputs of members `to`.
     pub(super) fn spread(
         &mut self,
         rank: usize,
@@ -192,13 +194,13 @@ impl Run<'_> {
     }
 }
 
-/// Whether one of the blocks that a step leaves out of its payload has this number.
+/// Returns whether a step leaves the block with this number out of its payload.
 fn leaves_out(action: &Action, number: u32) -> bool {
     let Action::Publish { except: Some(except), .. } = action else { return false };
     (except.first..except.end()).contains(&number)
 }
 
-/// Reduces the contributions of members in their order, or along the canonical tree; `None` if they differ in length.
+/// Reduces the contributions of members in their order, or along the canonical tree; `None` if lengths differ.
 fn fold(
     mut parts: Vec<Payload>,
     order: Order,
@@ -208,7 +210,7 @@ fn fold(
         let (first, others) = parts.split_first()?;
         return others.iter().try_fold(first.clone(), |sum, part| combine(&sum, part));
     }
-    // Of 2^k + e the first 2 e are added in pairs, and then all in a balanced tree.
+    // Of 2^k + e contributions, the first 2 e are added in pairs, and then all along a balanced tree.
     let pairs = parts.len() - (1 << parts.len().ilog2());
     let rest = parts.split_off(2 * pairs);
     let paired = parts.chunks(2).map(|pair| combine(&pair[0], &pair[1]));

@@ -1,9 +1,9 @@
-//! Symbolic values: the contents of a block, as a sum of tokens and as a hash of the expression.
+//! Symbolic values: the contents of a block, as a sum of tokens and as a hash of the expression that produced it.
 //!
-//! Every contribution (rank, block) has a pseudo-random 128-bit token. Tokens add up wrapping; with the count
-//! of contributions, an equal sum means, but for odds of 2^-128, that each was counted exactly once. The
-//! expression hash does not look at the block, only at which rank's contribution stands where in the tree, and
-//! its combination is symmetric: operators commute bit by bit, but do not associate.
+//! Every contribution (rank, block) has a pseudo-random 128-bit token. Tokens are added with wrap-around. An equal sum
+//! and an equal count of contributions mean, except with a probability of 2^-128, that each contribution was counted
+//! exactly once. The expression hash ignores the block and depends only on which rank's contribution stands where in
+//! the tree. Its combination is symmetric: operators commute bit by bit, but do not associate.
 
 use serde::Serialize;
 
@@ -29,13 +29,13 @@ impl Value {
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             token: self.token.wrapping_add(other.token),
-            // A plan from a file may add a value to itself as often as it likes: too many is wrong all the same.
+            // A plan from a file may add a value to itself any number of times; too many is wrong all the same.
             count: self.count.saturating_add(other.count),
             expression: self.expression.plus(other.expression),
         }
     }
 
-    /// Its contributions, in whatever order.
+    /// Returns the contributions, whatever their order.
     fn sum(&self) -> Sum {
         Sum { token: self.token, count: self.count }
     }
@@ -49,30 +49,30 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The shape of a reduction: which rank's contribution stands where. A hash, in which the operands of an addition
+/// The shape of a reduction: the place of each rank's contribution in the tree, as a hash. The operands of an addition
 /// are unordered: operators commute bit by bit, but do not associate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Expression(u64);
 
 impl Expression {
-    /// The contribution of `rank`, or that shard of a reduction of shards.
+    /// Returns the expression of the contribution of `rank`, or of that shard in a reduction over shards.
     #[must_use]
     pub fn leaf(rank: u32) -> Self {
         Self(mix(u64::from(rank) + 1))
     }
 
-    /// The sum of two.
+    /// Returns the sum of two expressions.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(mix(mix(self.0.min(other.0)) ^ self.0.max(other.0).rotate_left(17)))
     }
 
-    /// The canonical expression for `p` ranks, or shards: the balanced binary tree over their order. If p is not a power of
-    /// two, the first 2 (p - 2^L) ranks are paired before, and each pair counts as one leaf.
+    /// Returns the canonical expression for `p` ranks or shards: the balanced binary tree over their order. If p is not
+    /// a power of two, the first 2 (p - 2^L) ranks are paired beforehand, and each pair counts as one leaf.
     ///
     /// # Panics
-    /// If there is no rank.
+    /// If `p` is 0.
     #[must_use]
     pub fn canonical(p: u32) -> Self {
         let mut level: Vec<Self> = (0..1_u32 << floor_log2(p))
@@ -91,7 +91,7 @@ impl Expression {
     }
 }
 
-/// The expressions of reduced blocks, over all ranks, segments and runs.
+/// The expressions of the reduced blocks, over all ranks, segments and runs.
 #[derive(Debug, Default)]
 pub(crate) struct Expressions {
     first: Option<Expression>,
@@ -109,13 +109,13 @@ impl Expressions {
     }
 }
 
-/// The values in one rank's memories.
+/// The values in the memories of one rank.
 #[derive(Debug)]
 pub(crate) struct Cells {
     memory: Memory,
     output: Vec<Option<Value>>,
     scratch: Vec<Option<Value>>,
-    /// The contents of the one input block that is also the output, where there is such a block.
+    /// The contents of the one input block that is also the output, if there is such a block.
     aliased_input: Option<(u32, Value)>,
 }
 
@@ -150,7 +150,7 @@ impl Cells {
         }
     }
 
-    /// The value that others find in block `block` of this rank's input.
+    /// Returns the value that others find in block `block` of this rank's input.
     pub(crate) fn contributed(&self, block: u32) -> Option<Value> {
         let at = self.memory.contribution(block, 1);
         self.read(at.space, at.first)
@@ -167,21 +167,21 @@ impl Cells {
     }
 }
 
-/// The contents of output block `block` before the operation.
+/// Returns the contents of output block `block` before the operation.
 fn initial(memory: &Memory, block: u32) -> Option<Value> {
     let (rank, collective) = (memory.rank, memory.collective);
     let index = if matches!(collective, Collective::AllGather | Collective::Gather) { 0 } else { block };
     memory.starts_in_output(block).then(|| Value::leaf(rank, index))
 }
 
-/// Contributions, whatever the order they were added up in.
+/// A set of contributions, whatever the order in which they were added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     token: u128,
     count: u32,
 }
 
-/// The contents that every output block must have at the end.
+/// The required contents of every output block at the end.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// Sums over ranks, by block: over all ranks, or over ranks 0..=r at r * blocks + block for scans.
@@ -189,7 +189,7 @@ pub(crate) struct Expected {
     blocks: usize,
 }
 
-/// How an output block turned out.
+/// The verdict on an output block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Right,
@@ -227,8 +227,8 @@ impl Expected {
         Self { sums: if prefix { sums } else { running }, blocks: blocks as usize }
     }
 
-    /// Judges output block `block` of `cells`. `reference` holds, by block, the value of the first rank that has
-    /// it, so that orders can be compared across ranks.
+    /// Judges output block `block` of `cells`. `reference` holds the value of the first rank that has this block, so
+    /// that orders can be compared across ranks.
     pub(crate) fn judge(
         &self,
         cells: &Cells,
@@ -287,7 +287,7 @@ mod tests {
         let [a, b, c, d] = [0, 1, 2, 3].map(Expression::leaf);
         assert_eq!(Expression::canonical(4), a.plus(b).plus(c.plus(d)));
         assert_ne!(Expression::canonical(4), a.plus(b).plus(c).plus(d));
-        // Of five, the first two are paired.
+        // Of five ranks, the first two are paired.
         let e = Expression::leaf(4);
         assert_eq!(Expression::canonical(5), a.plus(b).plus(c).plus(d.plus(e)));
     }

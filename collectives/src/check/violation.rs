@@ -1,4 +1,4 @@
-//! The defects of plans, described so that one can find them.
+//! Defects of plans, with enough detail to find them.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Place {
     pub lane: u16,
     /// The step within the lane.
     pub step: u16,
-    /// The step itself, printed.
+    /// The step itself, as text.
     pub text: String,
 }
 
@@ -38,9 +38,9 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The plans are not one set: plan i must be rank i's, and all must agree on what they do.
+    /// The plans are not one set: plan i must be that of rank i, and all must agree on the operation.
     Mismatched {
-        /// Which plan.
+        /// The plan that differs.
         rank: u32,
     },
     /// A step names a block, peer, channel or step that does not exist.
@@ -60,14 +60,14 @@ pub enum Violation {
         /// The step.
         at: Place,
     },
-    /// A directed channel is used by two lanes of one rank.
+    /// Two lanes of one rank use the same directed channel.
     SharedChannel {
         /// A step of the second lane.
         at: Place,
         /// The first lane.
         other_lane: u16,
     },
-    /// As many messages must be received from a channel as are sent to it.
+    /// The numbers of messages sent to and received from a channel differ.
     Unmatched {
         /// The sender.
         from: u32,
@@ -87,35 +87,36 @@ pub enum Violation {
         /// The sending step.
         sender: Place,
     },
-    /// The plans of a stage contradict each other.
+    /// The plans of the members of a stage contradict each other.
     Stage {
         /// The rank whose plan it is.
         rank: u32,
         /// The contradiction.
         what: &'static str,
     },
-    /// Steps that have to do with stages are in two lanes.
+    /// Steps that use stages are in two lanes.
     StageLane {
         /// A step of the second lane.
         at: Place,
         /// The first lane.
         other_lane: u16,
     },
-    /// A step uses memory of a member without having awaited the round, or begins the second round without.
+    /// A step uses memory of a member without having awaited its round, or publishes the second round without
+    /// having awaited the first.
     NotAwaited {
         /// The step.
         at: Place,
         /// The member whose memory it is.
         member: u16,
     },
-    /// A step touches a buffer of a member that the plans do not say to be a window.
+    /// A step touches a buffer of a member that the plans do not declare as a window.
     NotAWindow {
         /// The step.
         at: Place,
         /// The member whose buffer it is.
         member: u16,
     },
-    /// A step may still be using a buffer of another rank when that rank is through.
+    /// A step may still be using a buffer of another rank when that rank is done.
     Outlived {
         /// The step.
         at: Place,
@@ -129,7 +130,7 @@ pub enum Violation {
         /// The member whose stage it is.
         member: u16,
     },
-    /// A rank can be through with a barrier before another one has called.
+    /// A rank may be done with a barrier before another rank has called.
     Early {
         /// The rank.
         rank: u32,
@@ -140,7 +141,7 @@ pub enum Violation {
     Hazard {
         /// The writing step.
         writer: Place,
-        /// The other one.
+        /// The other step.
         other: Place,
         /// The block, by its physical name.
         block: String,
@@ -150,40 +151,40 @@ pub enum Violation {
         /// The step.
         at: Place,
     },
-    /// An output block ends with something else than it should.
+    /// An output block ends with the wrong contents.
     Wrong {
         /// The rank.
         rank: u32,
         /// The output block.
         block: u32,
-        /// How many contributions it has.
+        /// The number of contributions it has.
         contributions: u32,
-        /// How many it should have.
+        /// The number it should have.
         expected: u32,
     },
-    /// A block that must be left alone was written.
+    /// A block was written that must stay untouched.
     Touched {
         /// The rank.
         rank: u32,
         /// The output block.
         block: u32,
     },
-    /// Ranks reduce an element in different order, and so may end with different bits.
+    /// Ranks reduce an element in different orders, and so may end with different bits.
     Order {
         /// The rank that differs from rank 0.
         rank: u32,
         /// The output block.
         block: u32,
     },
-    /// No step can go on.
+    /// No step can proceed.
     Deadlock {
         /// The first lane that is stuck.
         at: Place,
-        /// How many lanes are.
+        /// Number of stuck lanes.
         stuck: usize,
-        /// Under which credits.
+        /// The credits of the run.
         credits: Credits,
-        /// In which order lanes went on.
+        /// The schedule of the run.
         schedule: Schedule,
     },
 }

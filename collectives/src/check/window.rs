@@ -1,9 +1,10 @@
-//! Static checks of windows: no rank touches a member's buffer before it has awaited that member, while another one uses the same
-//! block, or after its owner is through.
+//! Static checks of windows: no rank touches a member's buffer before it has awaited that member, while another rank
+//! uses the same block, or after the buffer's owner is done.
 //!
-//! Ranks know of each other's progress from rounds. A rank that published k rounds before a step is known to be done with the step by any
-//! rank that has awaited its round k (rounds count from 0). So two steps of different ranks are in order if one rank knows of the other's
-//! step before its own, and the end of a plan is a step that touches all of its rank's windows.
+//! Ranks learn of each other's progress from rounds. If a rank published k rounds before a step, any rank that has
+//! awaited its round k knows that the step is done (rounds count from 0). Two steps of different ranks are therefore in
+//! order if one rank knows of the other's step before its own. The end of a plan counts as a step that touches all
+//! windows of its rank.
 
 use std::ops::Range;
 
@@ -18,25 +19,25 @@ use super::wiring::steps;
 /// A step that touches a block of a window.
 #[derive(Clone, Copy)]
 struct Access {
-    /// The member that owns it, and its physical block.
+    /// The member that owns the block, and the physical block.
     cell: (usize, Space, u32),
     write: bool,
     /// The member that touches it.
     by: usize,
     at: StepRef,
-    /// Rounds that this one has published before.
+    /// Rounds that the touching member has published before this step.
     rounds: usize,
-    /// Its knowledge then: an index into [`Program::known`].
+    /// The knowledge of the touching member at this step: an index into [`Program::known`].
     known: usize,
 }
 
-/// Memory that the steps of one member touch.
+/// The accesses of one member's steps to windows.
 struct Program<'a> {
     plans: &'a [Plan],
     stage: &'a Stage,
     me: usize,
     accesses: Vec<Access>,
-    /// Rounds that each member is known to have published, after each `Await` and before the first.
+    /// The number of rounds that each member is known to have published, before the first `Await` and after each.
     known: Vec<Vec<usize>>,
     rounds: usize,
 }
@@ -57,7 +58,7 @@ pub(crate) fn check(plans: &[Plan], groups: &Groups) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A plan without windows touches none.
+/// Checks that a plan without windows touches none.
 fn no_windows(plan: &Plan) -> Result<(), Violation> {
     for (at, action) in steps(plan) {
         let window = action.reads().into_iter().flatten().find_map(|blocks| match blocks.space {
@@ -72,7 +73,7 @@ fn no_windows(plan: &Plan) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Two members that touch the same block, of whom one writes, do so one after the other.
+/// Checks that two members that touch the same block, of which one writes, do so one after the other.
 fn apart(plans: &[Plan], stage: &Stage, programs: &[Program<'_>]) -> Result<(), Violation> {
     let mut all: Vec<Access> = programs.iter().flat_map(|program| program.accesses.iter().copied()).collect();
     all.sort_unstable_by_key(|access| (access.cell, access.by, access.at.step));
@@ -96,7 +97,7 @@ fn apart(plans: &[Plan], stage: &Stage, programs: &[Program<'_>]) -> Result<(), 
     Ok(())
 }
 
-/// A rank that has touched a member's window is known to be done when that member is through.
+/// Checks that each rank that touches a member's window is known to be done before that member is.
 fn outlived(plans: &[Plan], stage: &Stage, programs: &[Program<'_>]) -> Result<(), Violation> {
     for access in programs.iter().flat_map(|program| &program.accesses) {
         let owner = access.cell.0;
@@ -151,7 +152,7 @@ impl<'a> Program<'a> {
         }
         match *action {
             Action::Publish { .. } => {
-                // Whether the plan can run is known by whoever has heard of all windows.
+                // Only a member that has heard of all windows knows whether the plan can run.
                 let known = &self.known[self.known.len() - 1];
                 if let Some(member) = known.iter().position(|rounds| self.rounds == 1 && *rounds == 0) {
                     return Err(Violation::NotAwaited { at: self.place(at), member: member as u16 });
@@ -171,7 +172,7 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    /// Of the steps that read blocks, only a copy may read a window, and its target lies elsewhere.
+    /// Checks a read from a window: only a copy may do so, and its target must be elsewhere.
     fn copies(
         &self,
         at: StepRef,
@@ -219,7 +220,7 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    /// A step reads blocks of a member's input.
+    /// Adds a step that reads blocks of a member's input.
     fn reads(&mut self, at: StepRef, owner: usize, first: u32, count: u32) -> Result<(), Violation> {
         self.reaches(at, owner, self.stage.windows.shows_input(owner, self.stage.members.len()))?;
         let memory = Memory::of(self.plan(owner));
@@ -232,7 +233,8 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    /// Whether this rank may touch a buffer of a member, which is a window or not. Its own it may always touch.
+    /// Checks that this rank may touch a buffer of a member; `is_window` says whether it is a window. A rank may always
+    /// touch its own.
     fn reaches(&self, at: StepRef, owner: usize, is_window: bool) -> Result<(), Violation> {
         let member = owner as u16;
         if owner >= self.stage.members.len() {

@@ -1,22 +1,23 @@
-//! Static checks of the plans: indices in range, channels with one owner at each end, equal counts.
+//! Static checks of the plans: indices are in range, each end of a channel has one owner, and counts are
+//! equal.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Channel, Cut, Like, Plan, Space, StepRef};
 
 use super::violation::{Place, Violation};
 
-/// All directed channels, numbered densely, ordered by sender.
+/// All directed channels, numbered densely in the order of their senders.
 #[derive(Debug)]
 pub(crate) struct Wiring {
     /// (receiver, index) of each channel, sorted within its sender.
     channels: Vec<(u32, u16)>,
-    /// Where the channels of each sender begin, and the end.
+    /// Index of the first channel of each sender, and the end.
     offsets: Vec<usize>,
-    /// The channel of each step, over all ranks in order; [`NONE`] for local steps.
+    /// The channel of each step, counted over all ranks in order; [`NONE`] for local steps.
     of_steps: Vec<u32>,
 }
 
-/// No channel.
+/// Marks a step without a channel.
 const NONE: u32 = u32::MAX;
 
 impl Wiring {
@@ -61,17 +62,17 @@ impl Wiring {
         Self { channels, offsets, of_steps: Vec::new() }
     }
 
-    /// Number of directed channels.
+    /// Returns the number of directed channels.
     pub(crate) fn len(&self) -> usize {
         self.channels.len()
     }
 
-    /// The channel that step `number`, counted over all ranks, sends to or receives from.
+    /// Returns the channel that step `number`, counted over all ranks, sends to or receives from.
     pub(crate) fn of_step(&self, number: usize) -> Option<usize> {
         Some(self.of_steps[number]).filter(|channel| *channel != NONE).map(|channel| channel as usize)
     }
 
-    /// The channel from `sender` to `receiver`, if anything is sent there.
+    /// Returns the channel from `sender` to `receiver`, if anything is sent there.
     fn find(&self, sender: u32, receiver: u32, index: u16) -> Option<usize> {
         let start = self.offsets[sender as usize];
         let own = &self.channels[start..self.offsets[sender as usize + 1]];
@@ -102,7 +103,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// Numbers the directed pairs: channels of one pair share a number.
+    /// Numbers the directed pairs of ranks: channels of one pair share a number.
     pub(crate) fn pairs(&self) -> Vec<usize> {
         let mut pairs = Vec::with_capacity(self.len());
         let mut next = 0;
@@ -118,7 +119,7 @@ impl Wiring {
         pairs
     }
 
-    /// The most peers that any rank talks to.
+    /// Returns the most peers that any rank communicates with.
     pub(crate) fn connections(&self, plans: &[Plan]) -> u32 {
         let peers = |plan: &Plan| {
             let mut peers: Vec<u32> = steps(plan)
@@ -133,7 +134,7 @@ impl Wiring {
     }
 
     fn owners(&self, plans: &[Plan]) -> Result<(), Violation> {
-        // Lane and count at either end.
+        // Lane and message count of each channel, at the sender and at the receiver.
         let mut ends = [vec![(0, 0_u32); self.len()], vec![(0, 0_u32); self.len()]];
         let all = plans.iter().flat_map(|plan| steps(plan).map(move |(at, action)| (plan, at, action)));
         for (number, (plan, at, action)) in all.enumerate() {
@@ -162,7 +163,7 @@ impl Wiring {
     }
 }
 
-/// All steps of a plan with their places.
+/// Returns all steps of a plan with their places.
 pub(crate) fn steps(plan: &Plan) -> impl Iterator<Item = (StepRef, &Action)> {
     plan.lanes.iter().enumerate().flat_map(|(lane, steps)| {
         steps
@@ -191,7 +192,7 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
                 Space::Input => memory.input_blocks(),
                 Space::Output => memory.output_blocks(),
                 Space::Scratch => plan.scratch.len() as u32,
-                // Looked at with the rounds: see `stage`.
+                // Checked with the rounds: see `stage`.
                 Space::Stage(_) => u32::MAX,
                 Space::Window(_) => memory.contribution_blocks(),
             };
@@ -230,7 +231,7 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether the target of a step is one of its operands, or apart from all of them.
+/// Returns whether the target of a step is one of its operands, or overlaps none of them.
 fn operands_agree(memory: &Memory, action: &Action) -> bool {
     let Some(dst) = action.writes() else { return true };
     let dst = memory.physical(dst);

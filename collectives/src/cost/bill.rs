@@ -1,23 +1,23 @@
-//! The cost of a plan, added up exchange by exchange: the words in which generators state their price.
+//! Cost of a plan, summed exchange by exchange. Generators state their costs by the methods of [`Bill`].
 
 use crate::contention::{Pattern, Weight};
 use crate::model::{LinkClass, Model};
 use crate::rounds::floor_log2;
 use crate::task::Task;
 
-/// How far the messages of an exchange go.
+/// Distance that the messages of an exchange go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reach {
     /// To a rank of the same host.
     Host,
-    /// To another host: for this share of a host's ranks at the same time.
+    /// To another host, for this share of a host's ranks at the same time.
     Network(f64),
-    /// To another host for this share of the ranks, to the same host for the others. A chain of such exchanges
-    /// meets both kinds in that proportion.
+    /// To another host for this share of the ranks, within the host for the others. A chain of such exchanges meets
+    /// both kinds in that proportion.
     Mixed(f64),
 }
 
-/// The work of the resources that ranks share, in seconds each.
+/// Time that the shared resources work, in seconds each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Busy {
     link: f64,
@@ -27,30 +27,30 @@ pub(crate) struct Busy {
 }
 
 impl Busy {
-    /// Of the one that has most to do.
+    /// Returns the time of the busiest resource.
     pub(crate) fn most(&self) -> f64 {
         self.link.max(self.interface).max(self.memory).max(self.processor)
     }
 }
 
-/// The cost of one segment. A generator enters the exchanges of its plan, in order.
+/// The cost of one segment, to which a generator adds the exchanges of its plan in order.
 pub(crate) struct Bill {
-    /// Inside a host processors do the moving: ranks that share one share the speed of the link too.
+    /// Inside a host processors move the data, so ranks that share a processor also share the speed of the link.
     model: Model,
     p: u32,
-    /// Hosts.
+    /// Number of hosts.
     pub(crate) hosts: u32,
-    /// Ranks on a host.
+    /// Ranks per host.
     pub(crate) local: u32,
     width: f64,
     /// Bytes that a rank receives in one phase of the whole call.
     inbound: f64,
-    /// Whether ranks send so much at a time as the links of the receivers carry.
+    /// Whether each rank sends no more at a time than the receivers' links carry.
     pub(crate) suits_links: bool,
-    /// From start to end with nothing else going on, in seconds.
+    /// Time from start to end with nothing else going on, in seconds.
     pub(crate) path: f64,
-    /// The work of shared resources meanwhile. A generator puts back what it read before where exchanges use a resource that the
-    /// exchanges before them leave alone.
+    /// Time that shared resources work meanwhile. A generator saves this value and restores it afterwards where
+    /// exchanges use a resource that the exchanges before them leave idle.
     pub(crate) busy: Busy,
 }
 
@@ -73,7 +73,7 @@ impl Bill {
         }
     }
 
-    /// How far `distance` places round the circle go, ranks being consecutive on hosts.
+    /// Returns how far a message goes over `distance` places round the circle, with consecutive ranks on each host.
     pub(crate) fn circle(&self, distance: u32) -> Reach {
         if self.hosts == 1 {
             Reach::Host
@@ -84,27 +84,27 @@ impl Bill {
         }
     }
 
-    /// How far the edge of a binomial tree goes, of which there is one at a time on a host.
+    /// Returns how far an edge of a binomial tree goes; at most one such edge leaves a host at a time.
     pub(crate) fn branch(&self, distance: u32) -> Reach {
         if self.hosts == 1 || distance < self.local { Reach::Host } else { self.one_per_host() }
     }
 
-    /// One rank of each host at a time sends to another host.
+    /// Reach of an exchange in which one rank of each host at a time sends to another host.
     pub(crate) fn one_per_host(&self) -> Reach {
         Reach::Network(1.0 / f64::from(self.local))
     }
 
-    /// The share of the ranks that a round of a binomial tree concerns, when `round` rounds were before it.
+    /// Returns the share of the ranks that take part in round `round` of a binomial tree.
     pub(crate) fn branches(&self, round: u32) -> f64 {
         (f64::from(2_u32 << round) / f64::from(self.p)).min(1.0)
     }
 
-    /// How far partners are whose numbers differ in one bit: they share a host if that bit is low.
+    /// Returns how far apart partners are whose numbers differ in one bit: they share a host if that bit is low.
     pub(crate) fn partner(&self, distance: u32) -> Reach {
         if self.hosts == 1 || distance < self.local { Reach::Host } else { Reach::Network(1.0) }
     }
 
-    /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
+    /// Adds an exchange: all ranks send and receive `messages` messages, `bytes` in all, and then go on.
     pub(crate) fn exchange(
         &mut self,
         pattern: Pattern,
@@ -124,7 +124,7 @@ impl Bill {
         match reach {
             Reach::Host => pattern.weight(&self.model, self.p, bytes, reduces),
             Reach::Network(_) | Reach::Mixed(_) => {
-                // Where hosts have several ranks, the connections of one are busy while another's are not.
+                // Where hosts have several ranks, the connections of one rank are busy while another's are idle.
                 let hosts = if self.local == 1 && !self.suits_links { self.hosts } else { 2 };
                 let unsteadiness = |senders| self.model.unsteadiness(hosts, senders, self.inbound);
                 let links = match pattern {
@@ -137,13 +137,14 @@ impl Bill {
         }
     }
 
-    /// The processor's part of sending and receiving. Ranks that take no part leave the processors to the others.
+    /// Adds and returns the processor time of sending and receiving. Ranks that take no part leave the processors to
+    /// the others.
     pub(crate) fn work(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) -> f64 {
         let overhead = 2.0 * messages * self.weigh(reach, |class| class.overhead_seconds);
         let reduce = if reduces { bytes / self.model.reduce_bytes_per_second } else { 0.0 };
         let share = if let Reach::Network(share) = reach { share } else { 1.0 };
         let sharers = (self.model.oversubscription * share).max(1.0);
-        // A rank that shares a processor comes to its turn for each message that a network brings.
+        // A rank that shares a processor waits for its turn once for each message from the network.
         let turns = match reach {
             Reach::Network(_) if sharers > 1.0 => messages * self.model.switch_seconds,
             _ => 0.0,
@@ -153,10 +154,10 @@ impl Bill {
         work
     }
 
-    /// The network's part; the most used resource tells how long it takes.
+    /// Adds the time of link, interface and memory bus, and returns the longest of them.
     pub(crate) fn transfer(&mut self, reach: Reach, messages: f64, bytes: f64) -> f64 {
         let link = bytes * self.weigh(reach, LinkClass::seconds_per_byte);
-        // Some rank is always on the slower kind.
+        // Some rank always sends over the slower kind of link.
         self.busy.link += match reach {
             Reach::Host => link,
             Reach::Network(_) | Reach::Mixed(_) => bytes * self.model.inter.seconds_per_byte(),
@@ -177,7 +178,7 @@ impl Bill {
         self.busy.interface += interface;
         self.busy.memory += memory;
         if matches!(reach, Reach::Host) {
-            // Inside a host processors do the moving, and reduce nothing meanwhile.
+            // Inside a host, processors move the data and cannot reduce meanwhile.
             self.busy.processor += link.max(memory);
         }
         match reach {
@@ -186,7 +187,7 @@ impl Bill {
         }
     }
 
-    /// A constant of the class of links that the exchange uses, or of both in proportion.
+    /// Returns a constant of the class of links that the exchange uses, or the weighted mean of both classes.
     fn weigh(&self, reach: Reach, constant: impl Fn(&LinkClass) -> f64) -> f64 {
         match reach {
             Reach::Host => constant(&self.model.intra),
@@ -197,49 +198,51 @@ impl Bill {
         }
     }
 
-    /// A copy from memory to memory.
+    /// Adds a copy from memory to memory.
     pub(crate) fn copy(&mut self, bytes: f64) {
         let work = bytes / self.model.copy_bytes_per_second * self.model.oversubscription.max(1.0);
         self.busy.processor += work;
         self.path += work;
     }
 
-    /// A reduction of so many bytes from memory to memory.
+    /// Adds a reduction of this many bytes from memory to memory.
     pub(crate) fn reduce(&mut self, bytes: f64) {
         let work = bytes / self.model.reduce_bytes_per_second * self.model.oversubscription.max(1.0);
         self.busy.processor += work;
         self.path += work;
     }
 
-    /// `ranks` ranks of each host copy so much into memory that the others read.
+    /// Adds a publication: `ranks` ranks of each host copy this many bytes into shared memory.
     pub(crate) fn publish(&mut self, ranks: u32, bytes: f64) {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host copy so many bytes that others have published.
+    /// Adds a copy by `ranks` ranks of each host of this many bytes that others have published.
     pub(crate) fn take(&mut self, ranks: u32, bytes: f64) {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host reduce the contributions of so many ranks, `bytes` each, their own included.
+    /// Adds a reduction by `ranks` ranks of each host over the contributions of this many ranks, `bytes` each, their
+    /// own included.
     pub(crate) fn fold(&mut self, ranks: u32, contributions: u32, bytes: f64) {
         let bytes = f64::from(contributions - 1) * bytes;
         self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
     }
 
-    /// `ranks` ranks of each host reduce `sources` blocks of so many bytes into `targets` others, all of them where they lie. That is
-    /// one pass, which reduces while it moves: see docs/tuning.md, "Symmetric buffers beside private ones".
+    /// Adds a reduction by `ranks` ranks of each host of `sources` blocks of this many bytes into `targets` others, all
+    /// in place. That is one pass, which reduces while it moves: see docs/tuning.md, "Symmetric buffers beside private
+    /// ones".
     pub(crate) fn spread(&mut self, ranks: u32, sources: u32, targets: u32, bytes: f64) {
         let others = f64::from(sources - 1);
-        // The first of the results is written by the reduction, where there is one.
+        // The reduction itself, if there is one, writes the first of the results.
         let copies = f64::from(targets) - if sources > 1 { 1.0 } else { 0.0 };
         let moved = (others + copies) * bytes;
         let reduced = others * bytes / self.model.reduce_bytes_per_second;
         self.share(ranks, moved, (reduced - moved / self.model.move_bytes_per_second).max(0.0));
     }
 
-    /// `ranks` ranks of each host move so much to or from memory that all share, and work so long beside. The others leave the
-    /// processors to them.
+    /// Adds the time in which `ranks` ranks of each host move this many bytes to or from shared memory and do `more`
+    /// seconds of other work. The other ranks leave the processors to them.
     fn share(&mut self, ranks: u32, bytes: f64, more: f64) {
         let share = f64::from(ranks) / f64::from(self.local);
         let turns = (self.model.oversubscription.max(1.0) * share).max(1.0);
@@ -251,7 +254,7 @@ impl Bill {
         self.path += work;
     }
 
-    /// Every rank waits for so many others of its host to publish.
+    /// Adds the wait of every rank until this many others of its host have published.
     pub(crate) fn meet(&mut self, others: u32) {
         let intra = &self.model.intra;
         let work = f64::from(others + 1) * intra.overhead_seconds * self.model.oversubscription.max(1.0);
@@ -259,8 +262,8 @@ impl Bill {
         self.path += self.model.latency_seconds(intra) + work;
     }
 
-    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
-    /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
+    /// Adds `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time. Between
+    /// hosts at most `params.width` are in flight, since networks do not bear many senders to one receiver.
     pub(crate) fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {
         let near = f64::from(self.local - 1).min(f64::from(messages));
         let far = f64::from(messages) - near;
@@ -271,7 +274,7 @@ impl Bill {
                 let pattern = Pattern::AllAtOnce(count.min(width));
                 let Weight { turns, links, .. } = self.weight(pattern, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count, count * bytes * links);
-                // The processor works while the link does; only the last message's work is in the open.
+                // The processor works while the link does; only the work on the last message is not hidden.
                 let work = self.work(reach, count * turns, count * bytes, reduces);
                 let waits = (count / width).ceil().max(1.0)
                     * self.weigh(reach, |class| self.model.latency_seconds(class));
@@ -281,7 +284,7 @@ impl Bill {
         self.path += time;
     }
 
-    /// One rank sends to, or receives from, all others; the others have next to nothing to do.
+    /// Adds a fan: one rank sends to, or receives from, all others, which have almost nothing to do.
     pub(crate) fn fan(&mut self, bytes: f64, reduces: bool) {
         let near = f64::from(self.local - 1);
         let far = f64::from(self.p) - 1.0 - near;
@@ -290,7 +293,7 @@ impl Bill {
             if count > 0.0 {
                 let Weight { processors, links, .. } = self.weight(Pattern::Fan, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count, count * bytes * links);
-                // One end of each message only, but for the last one.
+                // The one rank handles a single end of each message; only the last message has both ends on the path.
                 let messages = (count + 1.0) / 2.0;
                 let work = self.work(reach, messages * processors, count * bytes * processors, reduces);
                 time += together(reach, transfer, work, count);
@@ -300,7 +303,7 @@ impl Bill {
         self.path += time + latency;
     }
 
-    /// A wave within each host.
+    /// Adds a wave within each host.
     pub(crate) fn local_wave(&mut self, messages: u32, bytes: f64, reduces: bool) {
         let count = f64::from(messages);
         if messages > 0 {
@@ -311,12 +314,12 @@ impl Bill {
         }
     }
 
-    /// Exchanges with partners at doubling distance of messages that halve from `first`, if it is less than
-    /// `whole`, after folding ranks that have no partner.
+    /// Adds exchanges with partners at doubling distance. Messages halve from `first` if it is less than `whole`. Ranks
+    /// without a partner hand their contribution over first and get the result at the end.
     pub(crate) fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
         if !self.p.is_power_of_two() && whole > 0.0 {
             self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, reduces);
-            // In and out are different directions of the link, and the way back is taken by some ranks only.
+            // Both ways use different directions of the link, and only some ranks use the way back.
             let busy = self.busy;
             self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, false);
             self.busy = busy;
@@ -329,8 +332,8 @@ impl Bill {
     }
 }
 
-/// Time of `count` messages one behind the other. Between hosts the processor works while the link does, and only the last
-/// message's work is in the open; inside a host the processor is the link.
+/// Returns the time of `count` messages, one after the other. Between hosts the processor works while the link does,
+/// and only the work on the last message is not hidden; inside a host the processor is the link.
 fn together(reach: Reach, transfer: f64, work: f64, count: f64) -> f64 {
     match reach {
         Reach::Host => transfer + work,

@@ -1,9 +1,10 @@
 //! Binomial trees: broadcast, reduce, gather and scatter in ceil(log2 p) rounds.
 //!
 //! The classic tree (e.g. Chan, Heimlich, Purkayastha and van de Geijn, 2007). With v = (rank - root) mod p,
-//! the parent of v clears its lowest set bit, so the subtree of v is v..v + lowest bit. Broadcast and reduce
-//! move the whole vector over each edge; gather and scatter the blocks of the subtree. A reduce adds the
-//! children from the smallest subtree up: for root 0 and p = 2^k this is the balanced tree over the ranks.
+//! the parent of v is v with its lowest set bit cleared, so the subtree of v is v..v + lowest bit. Broadcast
+//! and reduce move the whole vector over each edge; gather and scatter move the blocks of the subtree. A
+//! reduce adds the children from the smallest subtree up: for root 0 and p = 2^k this is the balanced tree
+//! over the ranks.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -79,7 +80,7 @@ impl Generator for Binomial {
             _ => {
                 for round in 0..rounds {
                     let blocks = (1_u32 << round).min(p - (1 << round));
-                    // The longer the messages, the fewer they are.
+                    // The longer the messages of a round, the fewer they are.
                     let pattern = Pattern::OneWay(bill.branches(rounds - 1 - round));
                     bill.exchange(pattern, bill.branch(1 << round), 1.0, bytes * f64::from(blocks), false);
                 }
@@ -100,7 +101,7 @@ impl Generator for Binomial {
     }
 }
 
-/// A member's place in the tree, in numbers relative to the root.
+/// A member's place in the tree. Numbers are relative to the root.
 struct Tree {
     len: u32,
     root: u32,
@@ -113,7 +114,7 @@ impl Tree {
         Self { len, root, v: (group.me() + len - root) % len }
     }
 
-    /// The member with relative number `v`.
+    /// Returns the member with relative number `v`.
     fn member(&self, v: u32) -> u32 {
         (v + self.root) % self.len
     }
@@ -122,20 +123,20 @@ impl Tree {
         (self.v > 0).then(|| self.v & (self.v - 1))
     }
 
-    /// Children, the smallest subtree first.
+    /// Returns the children, the smallest subtree first.
     fn children(&self) -> impl DoubleEndedIterator<Item = u32> {
         let bits = if self.v == 0 { ceil_log2(self.len) } else { self.v.trailing_zeros() };
         let (v, len) = (self.v, self.len);
         (0..bits).map(move |bit| v + (1 << bit)).filter(move |child| *child < len)
     }
 
-    /// Members in the subtree of `v`.
+    /// Returns the number of members in the subtree of `v`.
     fn size(&self, v: u32) -> u32 {
         if v == 0 { self.len } else { (1 << v.trailing_zeros()).min(self.len - v) }
     }
 }
 
-/// Spreads `output` of `root`, or its `source` where that is given.
+/// Broadcasts `root`'s `output`, or its `source` if given, to the `output` of all members.
 pub(crate) fn broadcast_core(
     b: &mut PlanBuilder,
     group: &Group,
@@ -155,7 +156,7 @@ pub(crate) fn broadcast_core(
     }
 }
 
-/// Reduces everybody's `own` to `root`. `sum` is where partial sums go; a leaf needs none.
+/// Reduces the `own` of all members to `root`. Partial sums go to `sum`, which a leaf does not need.
 pub(crate) fn reduce_core(b: &mut PlanBuilder, group: &Group, root: u32, own: Blocks, sum: Option<Blocks>) {
     let tree = Tree::of(group, root);
     let mut with = own;
@@ -171,7 +172,7 @@ pub(crate) fn reduce_core(b: &mut PlanBuilder, group: &Group, root: u32, own: Bl
     }
 }
 
-/// Everybody's signal reaches `root`.
+/// Collects a signal from every member at `root`.
 pub(crate) fn gather_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
     let tree = Tree::of(group, root);
     for child in tree.children() {
@@ -182,7 +183,7 @@ pub(crate) fn gather_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
     }
 }
 
-/// `root`'s signal reaches everybody.
+/// Distributes a signal from `root` to every member.
 pub(crate) fn spread_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
     let tree = Tree::of(group, root);
     if let Some(parent) = tree.parent() {
@@ -193,8 +194,9 @@ pub(crate) fn spread_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
     }
 }
 
-/// The root's blocks of the subtree of `v`: two ranges where they wrap round the last rank. Other ranks hold a
-/// subtree's blocks in scratch, in relative order, and cut at the same place for the root only.
+/// Returns the blocks of the subtree of `v` at the root: two ranges if they wrap round the last rank. Other
+/// ranks hold the blocks of a subtree in scratch, in relative order; they cut them at the same place, but only
+/// in messages to and from the root.
 fn at_root(task: &Task, tree: &Tree, space: Space, v: u32) -> impl Iterator<Item = Blocks> {
     let (first, size) = (tree.member(v), tree.size(v));
     let before = size.min(task.world_size - first);
@@ -202,7 +204,8 @@ fn at_root(task: &Task, tree: &Tree, space: Space, v: u32) -> impl Iterator<Item
     [Some(Blocks::range(space, first, before)), after].into_iter().flatten()
 }
 
-/// The ranges of my subtree as a child of `parent` sends or receives them; `all` is where they lie.
+/// Returns the ranges in which this rank exchanges the blocks of its subtree with its `parent`; `all` is where
+/// they lie.
 fn to_parent(task: &Task, tree: &Tree, parent: u32, all: Blocks) -> Vec<Blocks> {
     if parent != 0 {
         return vec![all];

@@ -1,11 +1,11 @@
 //! Bruck's all-to-all for small blocks, and his all-gather.
 //!
 //! Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
-//! message-passing systems" (1997). All-to-all: a block that must travel distance d goes by the powers of two
-//! in d; round k moves all blocks with bit k set, p/2 of them, packed, to rank me + 2^k. ceil(log2 p) rounds and
-//! messages instead of p-1, for (log2 p)/2 times the volume: for blocks of a few hundred bytes. Blocks pass
-//! through other ranks, so all must be of one length. All-gather: doubling the number of blocks held, with
-//! blocks received where they belong instead of being rotated at the end.
+//! message-passing systems" (1997). All-to-all: a block that must travel distance d goes by the powers of two in
+//! d; round k moves all blocks with bit k set, p/2 of them, packed, to rank me + 2^k. That takes ceil(log2 p)
+//! rounds and messages instead of p-1, for (log2 p)/2 times the volume, which suits blocks of a few hundred
+//! bytes. Blocks pass through other ranks, so all must have the same length. All-gather: the number of blocks
+//! held doubles each round. Each block is received where it belongs, so that no rotation is needed at the end.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -66,7 +66,7 @@ impl Generator for Bruck {
     }
 }
 
-/// `count` blocks from `first` on, round the circle: one or two ranges.
+/// Returns `count` blocks from `first` on, modulo `p`: one or two ranges.
 fn around(space: Space, first: u32, count: u32, p: u32) -> impl Iterator<Item = Blocks> {
     let before = count.min(p - first);
     let after = (before < count).then(|| Blocks::range(space, 0, count - before));
@@ -102,7 +102,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     if task.out_of_place() {
         b.copy(Blocks::one(own, rank), Blocks::one(Space::Output, rank));
     }
-    // Staged block i - 1 is i ranks from its destination.
+    // Staged block i - 1 has i ranks to go to its destination.
     let like = |b: &mut PlanBuilder, count: u32| b.scratch_range((0..count).map(|_| Like::Output(0))).first;
     let staged = like(b, p - 1);
     let (packed, arrived) = (like(b, p / 2), like(b, p / 2));
@@ -113,7 +113,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
     for round in 0..ceil_log2(p) {
         let bit = 1 << round;
-        // Runs of staged blocks with this bit, and where they lie in the message.
+        // Runs of staged blocks with this bit, and their places in the message.
         let mut runs = Vec::new();
         let mut total = 0;
         for first in (bit..p).step_by(2 * bit as usize) {

@@ -1,10 +1,9 @@
-//! Chain: scans, and pipelined broadcast and reduce, from rank to rank.
+//! Chain: scans, and pipelined broadcast and reduce, along the ranks in order.
 //!
-//! Each rank hears from the rank before it and passes on to the one after it: p-1 hops, one message of n bytes
-//! per rank and direction. Cut into segments, which the executor keeps in flight at the same time, a chain has
-//! all links busy: the form for long vectors on few ranks. With ranks
-//! consecutive on hosts, each byte enters and leaves a host once. A scan sums in ascending rank order, a reduce from
-//! the far end.
+//! Each rank receives from the rank before it and sends to the one after it: p-1 hops, one message of n bytes per
+//! rank and direction. When the executor keeps several segments in flight, all links of the chain are busy, which
+//! suits long vectors on few ranks. If ranks are consecutive on hosts, each byte enters and leaves a host once. A
+//! scan sums in ascending rank order; a reduce begins at the far end.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -47,7 +46,7 @@ impl Generator for Chain {
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let reduces = task.collective != Collective::Broadcast;
         let pattern = if reduces && bill.hosts == 1 { Pattern::Chain } else { Pattern::Pipeline };
-        // Nobody but two neighbours has anything to do while the first part goes along.
+        // Only two neighbours are active while the first part travels along the chain.
         let first = if pattern == Pattern::Chain {
             Pattern::OneWay(2.0 / f64::from(task.world_size))
         } else {
@@ -98,8 +97,8 @@ fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
         (0, true) => {}
         (0, false) => b.send(1, own),
         (_, true) => b.recv(rank - 1, output),
-        // The sum before mine is my result; with mine it goes on. In place, the result must wait for
-        // that second sum to be taken.
+        // The sum that arrives is this rank's result, and the sum with its own vector is sent on. In place, the
+        // result must wait until that second sum has been computed.
         (_, false) => {
             let before = if own == output { b.scratch_like_own(task, 0) } else { output };
             let after = b.scratch_like_own(task, 0);

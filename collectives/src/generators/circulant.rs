@@ -1,10 +1,10 @@
 //! Circulant reduce-scatter, all-gather and all-reduce: ceil(log2 p) rounds for any p, and optimal volume.
 //!
-//! Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Name block (me + i) mod p
-//! "index i". While a > 1 indices are active, let a' = ceil(a/2): send indices a'..a to rank me + a', receive as
-//! many from rank me - a', and reduce them into indices 0..a-a'. Index 0 is the result. The all-gather is the
-//! same list backwards. Each phase moves (p-1)/p of the vector. The order of summation is one fixed tree
-//! relative to the owner of a block.
+//! Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Block (me + i) mod p is called
+//! "index i". While a > 1 indices are active, let a' = ceil(a/2): send indices a'..a to rank me + a', receive as many
+//! from rank me - a', and reduce them into indices 0..a-a'. Index 0 is the result. The all-gather runs the same list
+//! backwards. Each phase moves (p-1)/p of the vector. The order of summation is one fixed tree relative to the owner of
+//! a block.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -93,31 +93,32 @@ impl Generator for Circulant {
     }
 }
 
-/// The cost of one phase among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
+/// Adds the cost of one phase among `p` ranks or hosts, with blocks of `block` bytes. `share` is the share of a host's
+/// ranks that send to other hosts, if all messages do.
 pub(crate) fn phase_cost(bill: &mut Bill, p: u32, block: f64, reduces: bool, share: Option<f64>) {
     for active in halvings(p).windows(2) {
         let reach = share.map_or_else(|| bill.circle(active[1]), Reach::Network);
-        // A range that wraps is two messages, on some rank of every round.
+        // A range that wraps takes two messages; in every round this happens on some rank.
         let messages = if active[0] - active[1] > 1 { 2.0 } else { 1.0 };
         let bytes = f64::from(active[0] - active[1]) * block;
         bill.exchange(Pattern::Circle, reach, messages, bytes, reduces);
     }
 }
 
-/// The range `low..high`, cut at those of `cuts` that lie inside. A message is contiguous at both ends, so both
-/// ends cut at the places where either of them is not; the callers see to it that they know these places.
+/// Cuts the range `low..high` at those of `cuts` that lie inside it. A message is contiguous at both ends, so both ends
+/// cut wherever either of them is not contiguous; the callers make sure that both know these places.
 fn pieces(low: u32, high: u32, cuts: [u32; 2]) -> impl Iterator<Item = (u32, u32)> {
     let [first, second] = [cuts[0].min(cuts[1]).clamp(low, high), cuts[0].max(cuts[1]).clamp(low, high)];
     [(low, first), (first, second), (second, high)].into_iter().filter(|(from, to)| from < to)
 }
 
-/// Leaves the reduction of piece `me` of everybody's `own` in the output; partial sums lie in the output too.
+/// Leaves the reduction of piece `me` of all members' `own` in the output. Partial sums lie in the output too.
 pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span, own: Space) {
     let p = group.len();
     let wrap = p - group.me();
-    // Indices 0..summed have moved from `own` to the output. After the first round these are floor(p/2), which
-    // for an odd p leaves one active index behind: the second round sends it as a message of its own. In place too, since other
-    // ranks may not be.
+    // Indices 0..summed have moved from `own` to the output. After the first round these are floor(p/2) indices, which
+    // for an odd p leaves one active index out: the second round sends it as a message of its own. This rank does so in
+    // place too, since other ranks may not be in place.
     let mut summed = 0;
     for active in halvings(p).windows(2) {
         let (all, keep) = (active[0], active[1]);
@@ -135,7 +136,7 @@ pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span
     }
 }
 
-/// Spreads piece `me` of everybody's output; `input` is where it lies instead, if it does.
+/// Distributes piece `me` of each member's output to all members. If `input` is given, the piece lies there instead.
 pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span, input: Option<Blocks>) {
     let p = group.len();
     let wrap = p - group.me();
@@ -144,7 +145,8 @@ pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span, in
         let (all, keep) = (active[0], active[1]);
         let (to, from) = (group.rank(group.behind(keep)), group.rank(group.ahead(keep)));
         if let Some(input) = input.take() {
-            // The first round sends my piece only: from where it lies, and the copy is off the critical path.
+            // The first round sends only this rank's piece, directly from where it lies, so that the copy is off the
+            // critical path.
             b.send(to, input);
             b.copy(input, span.piece(Space::Output, group.me()));
         } else {
@@ -161,7 +163,7 @@ pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span, in
     }
 }
 
-/// The form for blocks per rank: partial sums lie in scratch, index i in scratch block i, without a wrap.
+/// Reduce-scatter of one block per rank. Partial sums lie in scratch, index i in scratch block i, without a wrap.
 fn reduce_scatter(b: &mut PlanBuilder, task: &Task, group: &Group) {
     let p = group.len();
     let me = group.me();

@@ -1,9 +1,9 @@
 //! Circulant pipelined broadcast, and its reverse as reduce: round-optimal for every p and number of blocks.
 //!
-//! Träff (2023), see [`circulant_schedule`](super::circulant_schedule). `params.parts` blocks take
-//! parts - 1 + ceil(log2 p) rounds; each rank sends and receives one block per round, so a long vector moves at
-//! the full bandwidth of a link, and one block is a binomial tree. The reduce runs the rounds backwards with
-//! sends and receives exchanged, adding each block that arrives to the one in its place.
+//! Träff (2023), see [`circulant_schedule`](super::circulant_schedule). `params.parts` blocks take parts - 1 +
+//! ceil(log2 p) rounds; each rank sends and receives one block per round, so a long vector moves at the full bandwidth
+//! of a link. With a single block the schedule is a binomial tree. The reduce runs the rounds backwards with sends and
+//! receives exchanged, and adds each block that arrives to the one in its place.
 
 use super::circulant_schedule::{receives, sends, skips};
 use crate::Algorithm;
@@ -16,7 +16,7 @@ use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::{ceil_log2, halvings};
 use crate::task::Task;
 
-/// One round of one rank: whom it sends which block to, and whom it receives which from.
+/// One round of one rank: the peer and the block of its send, and those of its receive.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     send: Option<(u32, u32)>,
@@ -40,7 +40,7 @@ pub(crate) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     let parts = task.params.parts.max(1);
     let reduces = task.collective == Collective::Reduce;
     if task.world_size == 2 {
-        // Two ranks have no rounds: all blocks go one after the other.
+        // Two ranks need no rounds: all blocks go one after the other.
         return bill.exchange(Pattern::Pairs, bill.circle(1), f64::from(parts), bytes, reduces);
     }
     let rounds = ceil_log2(task.world_size);
@@ -51,8 +51,8 @@ pub(crate) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     }
 }
 
-/// parts - 1 + q rounds of alpha + (n / parts) beta are least at parts = sqrt((q - 1) n beta / alpha). To the next power of
-/// two, so that few plans serve all sizes.
+/// Returns the number of blocks. The time of parts - 1 + q rounds, alpha + (n / parts) beta each, is least at parts =
+/// sqrt((q - 1) n beta / alpha). The result is rounded up to a power of two, so that few plans serve all sizes.
 pub(crate) fn parts(task: &Task, bytes: u64, model: &Model) -> u32 {
     if task.world_size < 3 {
         return task.params.parts;
@@ -65,7 +65,7 @@ pub(crate) fn parts(task: &Task, bytes: u64, model: &Model) -> u32 {
     let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
     let rounds = f64::from(ceil_log2(task.world_size) - 1);
     let best = (rounds * bytes as f64 * shared / class.bytes_per_second / fixed).sqrt();
-    // More than 64 rounds in a segment no longer pay for their steps.
+    // More than 64 rounds in a segment do not pay for their steps.
     (best.clamp(1.0, 64.0) as u32).next_power_of_two()
 }
 
@@ -79,11 +79,11 @@ fn rounds(task: &Task, rank: u32, parts: u32) -> Vec<Round> {
     let relative = (rank + p - task.root) % p;
     let (received, sent) = (receives(relative, &skips), sends(relative, p, &skips));
     let needed = parts as usize - 1 + q;
-    // Phases are whole: the first one begins with rounds that would move blocks before the first, so none.
+    // All phases have q rounds. The first phase begins with rounds in which no block would move.
     let idle = needed.next_multiple_of(q) - needed;
     let block = |relative_block: i64, round: usize| {
         let block = relative_block + (round / q * q) as i64 - idle as i64;
-        // In the last phase, blocks after the last one stand for the last one.
+        // In the last phase, block numbers after the last one stand for the last one.
         (block >= 0).then(|| (block as u32).min(parts - 1))
     };
     (idle..idle + needed)
@@ -116,7 +116,7 @@ fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32, rounds: &[
 }
 
 fn reduce(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32, rounds: &[Round]) {
-    // Where each block's sum is; nothing has been added at first.
+    // Place of each block's sum; at first it is the rank's own contribution.
     let mut sums: Vec<Blocks> = (0..parts).map(|block| task.own_blocks(block, 1)).collect();
     let mut added = vec![false; parts as usize];
     for round in rounds.iter().rev() {

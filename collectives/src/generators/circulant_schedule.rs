@@ -2,23 +2,23 @@
 //!
 //! Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast, all-broadcast,
 //! reduction and all-reduction" (2023). With q = ceil(log2 p) and the skips of the halving of p, rank r (counted
-//! from the root) receives in round k from r - skip k and sends to r + skip k. Its schedule says which block,
-//! relative to the current phase of q rounds: over a phase it receives q different blocks, of which one is new
-//! (its *base block*) and the others belong to the phase before; it sends only what it has; and the root sends
-//! the blocks in order. Each rank computes its schedule by itself, in O(log p) steps for what it receives, and as
-//! many for each peer it sends to.
+//! from the root) receives in round k from r - skip k and sends to r + skip k. Its schedule gives the number of
+//! each block, relative to the current phase of q rounds. Over a phase a rank receives q different blocks, of
+//! which one is new (its *base block*) and the others belong to the phase before; it sends only blocks that it
+//! has; and the root sends the blocks in order. Each rank computes its schedule by itself, in O(log p) steps for
+//! its receives, and as many for each peer that it sends to.
 
 use crate::rounds::halvings;
 
-/// The skips 1, .., ceil(p/2), p.
+/// Returns the skips 1, .., ceil(p/2), p.
 pub(crate) fn skips(p: u32) -> Vec<u32> {
     let mut skips = halvings(p);
     skips.reverse();
     skips
 }
 
-/// The round in which rank `r` gets a block of the current phase: the smallest skip of the greedy path to it.
-/// The root, which gets none, has q.
+/// Returns the round in which rank `r` gets a block of the current phase: the smallest skip of the greedy path to
+/// it. For the root, which gets none, it is q.
 fn base_block(mut r: u32, skips: &[u32]) -> usize {
     let q = skips.len() - 1;
     for k in (0..q).rev() {
@@ -32,8 +32,8 @@ fn base_block(mut r: u32, skips: &[u32]) -> usize {
     q
 }
 
-/// For each round of a phase, the block that rank `r` receives, relative to the phase: its base block, or a
-/// negative number.
+/// Returns, for each round of a phase, the block that rank `r` receives, relative to the phase: its base block,
+/// or a negative number.
 pub(crate) fn receives(r: u32, skips: &[u32]) -> Vec<i64> {
     let q = skips.len() - 1;
     let base = base_block(r, skips);
@@ -53,21 +53,21 @@ pub(crate) fn receives(r: u32, skips: &[u32]) -> Vec<i64> {
         .collect()
 }
 
-/// For each round of a phase, the block that rank `r` sends, which is the one that its receiver expects.
+/// Returns, for each round of a phase, the block that rank `r` sends: the one that its receiver expects.
 pub(crate) fn sends(r: u32, p: u32, skips: &[u32]) -> Vec<i64> {
     (0..skips.len() - 1).map(|k| receives((r + skips[k]) % p, skips)[k]).collect()
 }
 
-/// A depth-first search for the paths of greedy skips that lead close to the target: for each round k, to a
-/// rank at least skip k before it, but less than skip k+1, and before the one found for round k-1. The last
-/// skip of the path is the block, and is not used again.
+/// A depth-first search for the paths of greedy skips that lead close to the target. The path for round k leads
+/// to a rank at least skip k before the target, but less than skip k+1, and before the rank found for round k-1.
+/// The last skip of the path is the block, which is not used again.
 struct Search<'a> {
     skips: &'a [u32],
-    /// The rank, one turn ahead: paths may come round from the phase before.
+    /// The rank plus p: paths may wrap round from the phase before.
     target: i64,
-    /// Where the path for the previous round led.
+    /// Rank at the end of the path for the previous round.
     bound: i64,
-    /// Blocks not yet given to a round.
+    /// Blocks that no round has yet.
     left: Vec<bool>,
     found: Vec<usize>,
 }
@@ -102,7 +102,7 @@ impl Search<'_> {
         }
     }
 
-    /// The greatest block below `block` that is left.
+    /// Returns the greatest unused block below `block`.
     fn below(&self, block: usize) -> Option<usize> {
         (0..block).rev().find(|below| self.left[*below])
     }

@@ -1,10 +1,10 @@
-//! Direct exchange: every block travels straight from its owner to where it is wanted, a few at a time.
+//! Direct exchange: every block travels directly from its owner to its destinations, a few blocks at a time.
 //!
-//! All-to-all, all-gather, gather, scatter, broadcast, reduce-scatter, and two-shot all-reduce (reduce-scatter,
-//! then all-gather). One wave of p-1 messages per rank, optimal volume, no forwarding and so no staging: the
-//! form for large blocks, for shared memory, and the only one that serves sizes known to two ranks alone (the
-//! v-forms of gather, scatter and all-to-all). `params.width` lanes throttle what need not be reduced; where
-//! it is, sends are posted at once and taken in ascending rank order, which is the order of the sum.
+//! All-to-all, all-gather, gather, scatter, broadcast, reduce-scatter, and two-shot all-reduce (reduce-scatter, then
+//! all-gather). It takes one wave of p-1 messages per rank, optimal volume, and no forwarding and so no scratch. It
+//! suits large blocks and shared memory, and is the only algorithm for lengths that only two ranks know (the v-forms of
+//! gather, scatter and all-to-all). `params.width` lanes throttle exchanges that do not reduce; those that do post all
+//! sends at once and receive in ascending rank order, which is the order of the sum.
 
 use std::iter::StepBy;
 use std::ops::Range;
@@ -84,7 +84,7 @@ impl Generator for Direct {
 
     fn scratch_factor(&self, task: &Task) -> f64 {
         match task.collective {
-            // Where it is in place; ranks need not agree on that.
+            // Needed in place; ranks need not agree on whether they are in place.
             Collective::AllToAll => f64::from(task.world_size),
             _ => 1.0,
         }
@@ -99,7 +99,7 @@ impl Generator for Direct {
     }
 }
 
-/// Lanes for `exchanges` exchanges: lane w takes every width-th.
+/// Returns the lanes for `exchanges` exchanges: lane w takes every width-th.
 fn lanes(task: &Task, exchanges: u32) -> impl Iterator<Item = StepBy<Range<u32>>> + use<> {
     let width = u32::from(task.params.width.max(1)).min(exchanges);
     (0..width).map(move |lane| (lane..exchanges).step_by(width as usize))
@@ -117,8 +117,8 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-/// The ranks that a rank sends to and receives from in one exchange. In pairs where all have a partner: nobody waits for a rank
-/// that waits for a third one.
+/// Returns the ranks that a rank sends to and receives from in one exchange. Ranks exchange in pairs if every rank has
+/// a partner: then no rank waits for a rank that waits for a third one.
 fn partners(task: &Task, rank: u32, distance: u32) -> (u32, u32) {
     if task.world_size.is_power_of_two() {
         (rank ^ distance, rank ^ distance)
@@ -127,8 +127,8 @@ fn partners(task: &Task, rank: u32, distance: u32) -> (u32, u32) {
     }
 }
 
-/// In place: the exchanges are those of [`all_to_all`], in the same order, since other ranks may not be in place. The data to send is
-/// first set aside, in a block per peer, since blocks may differ in length.
+/// In place, the exchanges are those of [`all_to_all`] in the same order, since other ranks may not be in place. The
+/// data to send is first copied to scratch, one block per peer, since blocks may differ in length.
 fn all_to_all_in_place(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let p = task.world_size;
     let block = |peer| Blocks::one(Space::Output, peer);
@@ -175,10 +175,10 @@ fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-/// Adds up the members' contributions, in ascending order with `own` in its place, into `output`.
+/// Sums the members' contributions in ascending order, with `own` in its place, into `output`.
 ///
-/// `partial` is where the sum lies until `own` has been added; it is not asked for when `own` comes first or
-/// second, or when the output is free to take it.
+/// The sum lies in `partial` until `own` has been added. `partial` is not called if `own` comes first or second, or if
+/// the output may hold the sum.
 pub(crate) fn sum_ascending(
     b: &mut PlanBuilder,
     group: &Group,
@@ -213,15 +213,15 @@ pub(crate) fn sum_ascending(
     }
 }
 
-/// The blocks of a space that belong to a member, if there are any.
+/// Returns the blocks of a space that belong to a member, if there are any.
 pub(crate) type Pieces<'a> = &'a dyn Fn(Space, u32) -> Option<Blocks>;
 
-/// Leaves the reduction of piece `me` of everybody's `own` in the output.
+/// Leaves the reduction of piece `me` of all members' `own` in the output.
 pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, task: &Task, group: &Group, span: Span, own: Space) {
     reduce_pieces(b, task, group, &|space, member| Some(span.piece(space, member)), own);
 }
 
-/// The same, with pieces of any lengths.
+/// The same as [`reduce_scatter_core`], with pieces of any lengths.
 pub(crate) fn reduce_pieces(b: &mut PlanBuilder, task: &Task, group: &Group, pieces: Pieces<'_>, own: Space) {
     for distance in 1..group.len() {
         let to = group.ahead(distance);
@@ -245,12 +245,12 @@ pub(crate) fn reduce_pieces(b: &mut PlanBuilder, task: &Task, group: &Group, pie
     });
 }
 
-/// Spreads piece `me` of everybody's output.
+/// Distributes piece `me` of each member's output to all members.
 pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span) {
     gather_pieces(b, group, &|space, member| Some(span.piece(space, member)));
 }
 
-/// The same, with pieces of any lengths.
+/// The same as [`all_gather_core`], with pieces of any lengths.
 pub(crate) fn gather_pieces(b: &mut PlanBuilder, group: &Group, pieces: Pieces<'_>) {
     if let Some(mine) = pieces(Space::Output, group.me()) {
         for distance in 1..group.len() {
@@ -271,7 +271,7 @@ fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
         let to = task.ahead(rank, distance);
         b.send(to, Blocks::one(Space::Input, to));
     }
-    // A lane of its own: the sums need not wait for the posting of the sends.
+    // The sums have a lane of their own, so that they need not wait for the posting of the sends.
     b.lane(0);
     let output = Blocks::one(Space::Output, 0);
     let own = if task.out_of_place() { Blocks::one(Space::Input, rank) } else { output };

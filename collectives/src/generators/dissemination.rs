@@ -1,8 +1,8 @@
 //! Dissemination barrier: ceil(log2 p) rounds for any p, no data.
 //!
-//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k, signal rank
-//! me + 2^k and wait for rank me - 2^k: after it, a rank has heard, directly or not, of the 2^(k+1) - 1 ranks
-//! before it.
+//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k, each rank
+//! signals rank me + 2^k and waits for rank me - 2^k. After round k, a rank has heard, directly or not, from
+//! the 2^(k+1) - 1 ranks before it.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;

@@ -1,15 +1,16 @@
-//! Exchanges in pairs of ranks that differ in one bit, with halves of what they share: all-reduce, reduce-scatter and
-//! all-gather.
+//! Recursive halving and doubling: all-reduce, reduce-scatter and all-gather by exchanges between ranks that differ in
+//! one bit.
 //!
-//! The all-reduce is that of Rabenseifner, "Optimization of collective reduction operations" (2004), but with the distance
-//! doubling while the vector halves: in round k, ranks that differ in bit k exchange halves of what they still share, and
-//! the exchanges are undone in reverse order. 2 log2 p rounds, 2 n (p-1)/p bytes. Nearest partners add first, so
-//! every element is the balanced binary tree over the ranks: canonical order. When p is not a power of two the
-//! first ranks pair up before, which costs two rounds and n bytes each way on those ranks. With ranks
-//! contiguous on hosts the large exchanges stay within a host.
+//! The all-reduce is that of Rabenseifner, "Optimization of collective reduction operations" (2004), but with the
+//! distance doubling while the vector halves: in round k, ranks that differ in bit k exchange halves of the blocks that
+//! they still share, and the exchanges are then undone in reverse order. It takes 2 log2 p rounds and 2 n (p-1)/p
+//! bytes. The nearest partners add first, so every element is summed along the balanced binary tree over the ranks:
+//! canonical order. If p is not a power of two, the first ranks form pairs beforehand, which costs two rounds and n
+//! bytes each way on those ranks. If ranks are contiguous on hosts, the large exchanges stay within a host.
 //!
-//! Reduce-scatter and all-gather are those of Thakur, Rabenseifner and Gropp (2005), for powers of two. The distance halves
-//! with the blocks, so that these always lie side by side and every round is a single message each way.
+//! Reduce-scatter and all-gather are those of Thakur, Rabenseifner and Gropp (2005), for powers of two. The distance
+//! halves with the blocks, so that the blocks of a round are always adjacent and each round is a single message each
+//! way.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -105,7 +106,8 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
         b.recv_reduce(extra, own, output);
         sum = Space::Output;
     }
-    // Blocks first..first + size are those I still add up. Ranks that differ in bit k only agree on them.
+    // Blocks first..first + size are those that this rank still reduces. Only ranks that differ in bit k have the same
+    // ones.
     let (mut first, mut size) = (0, parts);
     let mut shared = Vec::with_capacity(rounds as usize);
     for round in 0..rounds {
@@ -127,11 +129,11 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-/// The partial sums of the blocks that this rank still adds up lie in scratch, in the order of the blocks.
+/// Partial sums of the blocks that this rank still reduces lie in scratch, in the order of the blocks.
 fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let output = Blocks::one(Space::Output, 0);
     let mut size = task.world_size / 2;
-    // Block 0 of the range at hand is block `first` of the world.
+    // Block 0 of the current range is block `first` of the world.
     let mut first = 0;
     let mut at_hand = Blocks::range(Space::Input, 0, task.world_size);
     while size > 0 {
@@ -147,7 +149,7 @@ fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
         } else {
             output
         };
-        // In place, the own block of the input is the output.
+        // In place, this rank's block of the input is the output.
         let own = task.placement == Placement::InPlace && at_hand.space == Space::Input && size == 1;
         b.recv_reduce(peer, if own { output } else { part(keep) }, sum);
         at_hand = sum;
@@ -162,7 +164,7 @@ fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
         let peer = rank ^ size;
         let first = rank & !(size - 1);
         if size == 1 && task.out_of_place() {
-            // From where it lies: the copy is off the critical path.
+            // The block is sent from where it lies, so that the copy is off the critical path.
             let input = Blocks::one(Space::Input, 0);
             b.send(peer, input);
             b.copy(input, own);

@@ -1,11 +1,12 @@
-//! Two levels, with all ranks of a host at work on the network: split rails.
+//! Two-level algorithm in which all ranks of a host use the network: split rails.
 //!
-//! As UCC's split rail and DPML (Bayatpour et al., 2017). All-reduce: a direct reduce-scatter within each host,
-//! then the ranks at the same place of all hosts all-reduce their share with the circulant exchange, all shares
-//! at once, then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over its network link in
-//! 2 log2 M rounds, the least there is, spread over all its ranks; n (L-1)/L per rank and phase stay inside.
-//! All-gather: among the ranks of a rail, then within the host. Reduce-scatter: within the host, each rank taking
-//! the blocks of its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
+//! As UCC's split rail and DPML (Bayatpour et al., 2017). All-reduce: a direct reduce-scatter within each host;
+//! then the ranks at the same position on all hosts (a *rail*) all-reduce their share with the circulant
+//! exchange, all rails at once; then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over
+//! its network link in 2 log2 M rounds, which is the minimum, spread over all its ranks; n (L-1)/L bytes per rank
+//! and phase stay inside. All-gather: among the ranks of a rail, then within the host. Reduce-scatter: within the
+//! host, where each rank takes the blocks of its rail, then among the ranks of the rail. All hosts must have the
+//! same number of ranks.
 
 use super::{circulant, direct};
 use crate::Algorithm;
@@ -89,7 +90,7 @@ impl Generator for Hierarchical {
 
     fn scratch_factor(&self, task: &Task) -> f64 {
         match task.collective {
-            // A block per host, and a host has two ranks at least.
+            // One block per host; a host has at least two ranks.
             Collective::ReduceScatter => f64::from(task.world_size) / 2.0,
             _ => 1.0,
         }
@@ -103,7 +104,7 @@ fn all_gather(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &Group
     if task.out_of_place() {
         b.copy(Blocks::one(Space::Input, 0), block(rank));
     }
-    // The blocks of a rail need not lie side by side: a ring takes them one by one anyway.
+    // The blocks of a rail need not be adjacent: a ring moves them one by one anyway.
     let (next, previous) = (rail.rank(rail.ahead(1)), rail.rank(rail.behind(1)));
     for round in 0..rail.len() - 1 {
         b.send(next, block(rail.rank(rail.behind(round))));
@@ -135,7 +136,7 @@ fn reduce_scatter(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &G
             b.send(to, Blocks::one(Space::Input, its_rail.rank(member)));
         }
     }
-    // The contributions of my host to each rank of my rail.
+    // The contributions of this host to each rank of the rail.
     let sums = b.scratch_range((0..rail.len()).map(|member| Like::Input(rail.rank(member))));
     for member in 0..rail.len() {
         let sum = Blocks::one(Space::Scratch, sums.first + member);

@@ -1,10 +1,10 @@
-//! Two levels, with one rank of each host on the network.
+//! Two-level algorithm in which one rank of each host uses the network.
 //!
 //! As Open MPI's HAN. All-reduce: a binomial reduce to the leader of each host, recursive doubling among the
-//! leaders, a binomial broadcast within each host: 2 log2 L rounds inside and log2 M between hosts, whole
-//! vectors, so for short messages and for hosts with unequal numbers of ranks. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. On hosts of 2^k consecutive ranks the all-reduce is in
-//! canonical order.
+//! leaders, and a binomial broadcast within each host. That takes 2 log2 L rounds inside and log2 M between
+//! hosts, with whole vectors, so it suits short messages and hosts with unequal numbers of ranks. Broadcast,
+//! reduce and barrier work likewise, with the root as the leader of its host. On hosts of 2^k consecutive
+//! ranks the all-reduce is in canonical order.
 
 use super::{binomial, dissemination, recursive_doubling};
 use crate::Algorithm;
@@ -94,7 +94,8 @@ impl Generator for Leader {
     }
 }
 
-/// The collectives that have a form with leaders, on several hosts of which one has several ranks.
+/// Checks that the collective has a form with leaders, and that there are several hosts of which one has
+/// several ranks.
 pub(super) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
@@ -104,14 +105,14 @@ pub(super) fn supports(task: &Task) -> Result<(), String> {
     }
 }
 
-/// The two levels as one rank sees them.
+/// Both levels as one rank sees them.
 pub(super) struct Levels {
     pub(super) hosts: Hosts,
     /// The ranks of this host.
     pub(super) local: Group,
-    /// The leader of this host, by its number in `local`.
+    /// Number in `local` of this host's leader.
     pub(super) leader: u32,
-    /// The leader that is the root, by its number among the leaders; the first one where there is no root.
+    /// Number of the root among the leaders; 0 if there is no root.
     pub(super) root: u32,
     /// All leaders, if this rank is one of them.
     pub(super) leaders: Option<Group>,

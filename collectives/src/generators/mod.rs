@@ -1,4 +1,5 @@
-//! The algorithms: one file each, and a row in the table below. [`Algorithm`] is the door, [`Generator`] what a file provides.
+//! The algorithms: one file each, and one row each in the table below. [`Algorithm`] names them, and each file
+//! implements [`Generator`].
 
 mod binomial;
 mod bruck;
@@ -48,33 +49,33 @@ macro_rules! table {
     };
 }
 
-// Of algorithms that cost the same, the first one listed is taken.
+// The order matters: among algorithms of equal cost, the first one listed is taken.
 table! {
-    /// Everybody gets all vectors and reduces them by itself, in canonical order.
+    /// Each rank gets all vectors and reduces them by itself, in canonical order.
     OneShot = one_shot::OneShot,
-    /// Exchange whole vectors with partners at doubling distance.
+    /// Exchanges of whole vectors with partners at doubling distance.
     RecursiveDoubling = recursive_doubling::RecursiveDoubling,
-    /// Träff's exchange on a circulant graph; for broadcast and reduce its pipelined form.
+    /// Träff's exchange on a circulant graph; its pipelined form for broadcast and reduce.
     Circulant = circulant::Circulant,
-    /// Neighbours on a ring, over one or several channels.
+    /// Transfers between neighbours on a ring, over one or several channels.
     Ring = ring::Ring,
     /// Two binary trees, each for half of the vector.
     Tree = tree::Tree,
     /// Binomial tree.
     Binomial = binomial::Binomial,
-    /// Straight from owner to destination.
+    /// Transfers directly from owner to destination.
     Direct = direct::Direct,
-    /// The same with shares by the speed of the hosts, where that differs.
+    /// As `Direct`, with shares in proportion to the speed of the hosts, where speeds differ.
     Shares = shares::Shares,
-    /// Bruck's few rounds for small blocks.
+    /// Bruck's algorithm: few rounds for small blocks.
     Bruck = bruck::Bruck,
     /// Signals at doubling distance.
     Dissemination = dissemination::Dissemination,
-    /// Halving vectors with partners at doubling distance, in canonical order.
+    /// Vectors halved with partners at doubling distance, in canonical order.
     Halving = halving::Halving,
-    /// From rank to rank.
+    /// Transfers along a chain, from rank to rank.
     Chain = chain::Chain,
-    /// Within hosts, then between them, in parallel on all ranks of a host.
+    /// Within hosts first, then between hosts in parallel on all ranks of a host.
     Hierarchical = hierarchical::Hierarchical,
     /// Within hosts to one leader each, then among the leaders.
     Leader = leader::Leader,
@@ -82,21 +83,21 @@ table! {
     HierarchicalStaged = staged::HierarchicalStaged,
     /// As `Leader`, with shared memory within hosts.
     LeaderStaged = staged::LeaderStaged,
-    /// Over memory that the ranks of a host share: collectives that only copy, and the barrier.
+    /// Shared memory of a host: collectives that only copy, and the barrier.
     Staged = staged::Staged,
-    /// The same, where each rank that wants a result reduces everything by itself.
+    /// Shared memory of a host, where each rank that wants a result reduces everything by itself.
     StagedOneShot = staged::StagedOneShot,
-    /// The same, where all ranks share the reduction out.
+    /// Shared memory of a host, where all ranks share the reduction.
     StagedTwoShot = staged::StagedTwoShot,
-    /// Shards: every rank reduces everything by itself, along the tree over the shards.
+    /// Shards: each rank reduces everything by itself, along the tree over the shards.
     ShardsOneShot = shards::ShardsOneShot,
-    /// The same, where all ranks share the reduction out.
+    /// Shards, where all ranks share the reduction.
     ShardsTwoShot = shards::ShardsTwoShot,
-    /// In each other's symmetric buffers, with nothing in between.
+    /// Direct reads and writes of each other's symmetric buffers, without intermediate copies.
     Window = window::Window,
 }
 
-/// The plan of a world of one rank: the result is its own contribution.
+/// Fills the plan of a world of one rank, whose result is its own contribution.
 pub(crate) fn copy_own(b: &mut PlanBuilder, task: &Task, first: u32, count: u32) {
     if task.out_of_place() {
         b.copy(Blocks::range(Space::Input, first, count), Blocks::range(Space::Output, first, count));

@@ -1,11 +1,11 @@
 //! One-shot: each rank that wants a result gets all contributions and reduces them by itself.
 //!
-//! The form of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of the
-//! whole vector, so (p-1) n bytes per rank, but a single latency. All-reduce, reduce (to any root) and
-//! reduce-scatter. The contributions are taken in rank order and added up along the canonical tree
-//! ([`Expression::canonical`](crate::check::Expression::canonical)): the balanced binary tree over the ranks,
-//! where ranks that have no place in a power of two are paired first. Since each is added as soon as its
-//! neighbours in the tree are there, log2 p scratch vectors do.
+//! This is the algorithm of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of
+//! the whole vector, so (p-1) n bytes per rank, but a single latency. It serves all-reduce, reduce (to any root) and
+//! reduce-scatter. Contributions are received in rank order and added along the canonical tree
+//! ([`Expression::canonical`](crate::check::Expression::canonical)): the balanced binary tree over the ranks, in which
+//! ranks beyond a power of two are paired first. Each contribution is added as soon as its neighbours in the tree are
+//! there, so log2 p scratch vectors suffice.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -56,8 +56,8 @@ impl Generator for OneShot {
             (false, true) => (Blocks::one(Space::Input, 0), Like::Output(0)),
             (_, false) => (output, Like::Output(0)),
         };
-        // An all-reduce in place must not write blocks that it still sends; and a receive that waited for the sends would
-        // wait for peers that wait alike. So the sum is formed aside.
+        // An in-place all-reduce must not write blocks that it is still sending, and a receive that waited for the
+        // sends would wait for peers that wait likewise. The sum is therefore built in scratch.
         let aside = task.collective == Collective::AllReduce && !task.out_of_place();
         let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
         let sum = tree.sum(0, 1 << floor_log2(task.world_size));
@@ -87,14 +87,14 @@ impl Generator for OneShot {
     }
 }
 
-/// A sum on its way.
+/// A subtree's sum, whose last addition may be pending.
 #[derive(Clone, Copy)]
 enum Sum {
-    /// My own contribution.
+    /// This rank's own contribution.
     Own,
-    /// The blocks that this rank sends; it has received nothing yet.
+    /// The contribution of the named rank, which has not been received yet.
     Peer(u32),
-    /// Two sums whose addition is left to the caller, since the caller knows the place of the result.
+    /// Two sums still to be added, by the caller, who knows the place of the result.
     Pending { left: Term, right: Term },
 }
 
@@ -115,7 +115,7 @@ struct Tree<'b> {
 }
 
 impl Tree<'_> {
-    /// The sum of the leaves `low..high` of the canonical tree, all but its last addition done.
+    /// Makes the sum of the leaves `low..high` of the canonical tree, except for its last addition.
     fn sum(&mut self, low: u32, high: u32) -> Sum {
         if high - low == 1 {
             let rank = Fold::rank_of(low, self.p);
@@ -143,7 +143,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Does the last addition, into `dst` or into scratch, and says where the sum is.
+    /// Does the last addition, into `dst` or into scratch, and returns the place of the sum.
     fn place(&mut self, sum: Sum, dst: Option<Blocks>) -> Blocks {
         let (left, right) = match sum {
             Sum::Own => return self.own,

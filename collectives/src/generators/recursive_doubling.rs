@@ -1,10 +1,10 @@
 //! Recursive doubling: all-reduce of whole vectors in log2 p rounds, barrier, and scans.
 //!
-//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). In
-//! round k, ranks that differ in bit k exchange all they have and both reduce: log2 p rounds, n bytes each.
-//! When p is not a power of two, the first ranks pair up first ([`Fold`]), for two rounds more. The sum of an
-//! element is the balanced tree over the ranks, on all ranks and for all sizes: canonical order. The barrier
-//! is the same without data, for powers of two. The scans are those of Hillis and Steele (1986), ceil(log2 p) rounds.
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). In round k,
+//! ranks that differ in bit k exchange all that they have, and both reduce: log2 p rounds of n bytes each. If p is not
+//! a power of two, the first ranks form pairs beforehand ([`Fold`]), which takes two more rounds. Each element is
+//! summed along the balanced tree over the ranks, on all ranks and for all sizes: canonical order. The barrier is the
+//! same without data, for powers of two. The scans are those of Hillis and Steele (1986), in ceil(log2 p) rounds.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -74,7 +74,7 @@ impl Generator for RecursiveDoubling {
     }
 }
 
-/// Reduces `own` of every member into the same blocks of the output. `own` lies in the input or in the output.
+/// Reduces `own` of all members into the same blocks of the output. `own` lies in the input or in the output.
 pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, own: Blocks) {
     let p = group.len();
     let output = Blocks { space: Space::Output, ..own };
@@ -101,8 +101,8 @@ pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, o
         }
         Fold::Active { index, extra } => (index, extra),
     };
-    // A round never writes the blocks that it sends, or both ends would wait for each other before they receive. So the
-    // running sum moves between the output and scratch, such that the last round writes the output.
+    // A round never writes the blocks that it sends, or both ends would wait for each other before they receive. The
+    // running sum therefore alternates between the output and scratch, so that the last round writes the output.
     let scratch = if rounds > 1 || own == output || extra.is_some() { Some(spare(b)) } else { None };
     let place = |left: u32| if left.is_multiple_of(2) { output } else { scratch.expect("allotted above") };
     let mut sum = own;
@@ -115,8 +115,8 @@ pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, o
         let peer = group.rank(Fold::rank_of(index ^ (1 << round), p));
         let mut dst = place(rounds - 1 - round);
         if sum == dst {
-            // Only the first round in place. Either a detour over a second scratch block, or, if there is no
-            // later round to come back in, a copy to send from.
+            // Only the first round of an in-place call gets here. It takes a detour over a second scratch block, or
+            // sends from a copy if no later round brings the sum back to the output.
             if rounds == 1 {
                 let copy = place(1);
                 b.copy(sum, copy);
@@ -135,7 +135,7 @@ pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, o
     }
 }
 
-/// In pairs: nobody waits for a rank that waits for a third one.
+/// Exchanges signals in pairs, so that no rank waits for a rank that waits for a third one.
 fn barrier(b: &mut PlanBuilder, p: u32, rank: u32) {
     for round in 0..floor_log2(p) {
         let peer = rank ^ (1 << round);
@@ -144,11 +144,11 @@ fn barrier(b: &mut PlanBuilder, p: u32, rank: u32) {
     }
 }
 
-/// Inclusive scan among ranks `first..`, of `own`, into the output.
+/// Computes the inclusive scan of `own` among the ranks from `first` on, into the output.
 fn scan(b: &mut PlanBuilder, task: &Task, rank: u32, first: u32, own: Blocks) {
     let output = Blocks::one(Space::Output, 0);
     let (members, me) = (task.world_size - first, rank - first);
-    // Rank `me` takes part as a receiver in the rounds whose distance it can look back.
+    // Rank `me` receives in the rounds whose distance does not reach beyond the first member.
     let receives = if me == 0 { 0 } else { floor_log2(me) + 1 };
     let mut sum = own;
     let mut scratch = None;
@@ -158,7 +158,8 @@ fn scan(b: &mut PlanBuilder, task: &Task, rank: u32, first: u32, own: Blocks) {
             b.send(rank + distance, sum);
         }
         if round < receives {
-            // Alternate, so that nothing is overwritten while it is sent, and end in the output.
+            // Sums alternate between two places, so that nothing is overwritten while it is sent, and end in the
+            // output.
             let to_output = (receives - 1 - round).is_multiple_of(2);
             let dst = if to_output && sum != output {
                 output
@@ -176,7 +177,7 @@ fn scan(b: &mut PlanBuilder, task: &Task, rank: u32, first: u32, own: Blocks) {
     }
 }
 
-/// Each rank hands its vector to the next one; ranks 1.. then scan the vectors that they received.
+/// Each rank sends its vector to the next; the ranks from 1 on then scan the vectors that they have received.
 fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let own = task.own_blocks(0, 1);
     if rank + 1 < task.world_size {

@@ -1,10 +1,10 @@
 //! Ring all-reduce, reduce-scatter and all-gather over any number of channels.
 //!
-//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); the
-//! shape that NCCL and Gloo made common. Each rank talks to two neighbours only. Reduce-scatter and all-gather
+//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); made
+//! common by NCCL and Gloo. Each rank communicates with two neighbours only. Reduce-scatter and all-gather
 //! take p-1 rounds and move (p-1)/p of the vector each; all-reduce is one after the other. With several
 //! channels, each ring works on a part of its own. A block is summed along the ring, beginning at its owner's
-//! successor: the order depends on the block, so this form is not canonical.
+//! successor. The order thus depends on the block, so it is not canonical.
 
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
@@ -96,10 +96,10 @@ fn phase_cost(bill: &mut Bill, rounds: u32, channels: f64, block: f64, reduces: 
     }
 }
 
-/// Leaves the reduction of piece `me` of everybody's `own` in the output.
+/// Leaves the reduction of piece `me` of all members' `own` in the output.
 ///
-/// Round s passes on piece me-1-s and adds to piece me-2-s, so the last addition is to my own. No piece is
-/// sent after it was written twice, nor written while it is sent: no fence is needed.
+/// Round s passes on piece me-1-s and adds to piece me-2-s, so the last addition is to this rank's own piece.
+/// No piece is sent after it was written twice, or written while it is sent, so no fence is needed.
 pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span, own: Space) {
     let p = group.len();
     let (next, previous) = (group.rank(group.ahead(1)), group.rank(group.behind(1)));
@@ -111,7 +111,8 @@ pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span
     }
 }
 
-/// Spreads piece `me` of everybody's output; `input` is where it lies instead, if it does.
+/// Distributes piece `me` of each member's output to all members. If `input` is given, the piece lies there
+/// instead.
 pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span, input: Option<Blocks>) {
     let p = group.len();
     let (next, previous) = (group.rank(group.ahead(1)), group.rank(group.behind(1)));
@@ -136,8 +137,8 @@ fn reduce_scatter(task: &Task, rank: u32) -> Plan {
         return b.finish();
     }
     let (next, previous) = (task.ahead(rank, 1), task.behind(rank, 1));
-    // The partial sum of every block but my own passes through a scratch block of its own: blocks differ in
-    // length, and one that is being sent must not be overwritten.
+    // The partial sum of each block but this rank's own passes through a scratch block of its own: blocks
+    // differ in length, and a block that is being sent must not be overwritten.
     let mut sending = Blocks::one(Space::Input, task.behind(rank, 1));
     for round in 0..p - 2 {
         b.send(next, sending);

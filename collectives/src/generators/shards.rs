@@ -1,10 +1,12 @@
-//! All-reduce over shards, along the tree that they alone decide: see [`crate::shards`].
+//! All-reduce over shards, along the tree that depends on the shards alone: see [`crate::shards`].
 //!
-//! Every rank reduces its *pieces*, the largest subtrees of its own shards, and sends them to whoever adds them up: in the one-shot form
-//! to all ranks, in the two-shot form a slice of each to the rank that has that slice, which then sends its sum to all. A piece on its
-//! way up meets the other half of its parent at the same place as on every other number of ranks; which of the two comes first makes no
-//! difference to the bits. With c pieces per rank on average, a rank sends (p-1) c n bytes in one shot and (c + 1) n (p-1)/p in two: where
-//! every run is a single piece as much as the direct exchange of vectors, the least there is.
+//! Each rank reduces its *pieces*, the largest subtrees of its own shards, and sends them to the ranks that
+//! sum them. In the one-shot algorithm all ranks receive whole pieces; in the two-shot algorithm each rank
+//! receives its slice of every piece, and then sends the sum of that slice to all. On its way up, a piece
+//! meets the other half of its parent at the same node whatever the number of ranks; the order in which the
+//! two arrive does not change the bits. With c pieces per rank on average, a rank sends (p-1) c n bytes in
+//! one shot and (c + 1) n (p-1)/p in two; if every run is a single piece, that is as much as the direct
+//! exchange of vectors, the minimum.
 
 use std::collections::BTreeMap;
 
@@ -114,12 +116,12 @@ fn supports(task: &Task) -> Result<(), String> {
     }
 }
 
-/// How the shards fall into pieces.
+/// Statistics on how the shards fall into pieces.
 struct Pieces {
     mean: f64,
     most: f64,
     shards_most: f64,
-    /// That a rank makes among its own shards, on the one with most.
+    /// Additions that a rank makes among its own shards, on the rank that makes the most.
     additions: f64,
 }
 
@@ -142,7 +144,8 @@ impl Pieces {
     }
 }
 
-/// Blocks in which what arrives waits for its other half: all at the worst, mostly a few.
+/// Returns the number of blocks in which pieces wait for their other halves: the worst case, in which all
+/// wait. Mostly only a few do.
 fn waiting(task: &Task, pieces: f64) -> f64 {
     pieces * f64::from(task.world_size)
 }
@@ -156,7 +159,7 @@ fn plan(task: &Task, algorithm: Algorithm, rank: u32) -> Plan {
     b.lane(0);
     let tree = Tree::over(shards);
     let pieces_of = |rank: u32| tree.pieces(&of_rank(shards, rank, p));
-    // The part of a piece that goes to a rank.
+    // Returns the part of a piece that goes to a rank.
     let part = |of: Blocks, to: u32| if is_two_shot { Blocks::one(of.space, of.first + to) } else { of };
     let mine = if is_two_shot { rank } else { 0 };
     let first = of_rank(shards, rank, p).start;
@@ -174,7 +177,7 @@ fn plan(task: &Task, algorithm: Algorithm, rank: u32) -> Plan {
     let output = Blocks::one(Space::Output, mine);
     let mut sum = Sum { b: &mut b, root: tree.root(), output, waiting: BTreeMap::new(), free: Vec::new() };
     for (piece, at) in folded {
-        // In the two-shot form, the part for this rank is sent to nobody.
+        // In the two-shot algorithm, this rank's own part is not sent.
         let is_free = is_two_shot && at.space == Space::Scratch;
         sum.climb(piece, Term { blocks: part(at, rank), is_free });
     }
@@ -196,18 +199,18 @@ fn plan(task: &Task, algorithm: Algorithm, rank: u32) -> Plan {
     b.finish()
 }
 
-/// The reduction of a rank's own shards.
+/// Reduction of a rank's own shards.
 struct Own<'b> {
     b: &'b mut PlanBuilder,
     tree: Tree,
-    /// The first of them.
+    /// The first of its shards.
     first: u32,
     parts: u32,
     free: Vec<Blocks>,
 }
 
 impl Own<'_> {
-    /// Reduces the shards below `node`, into `result` if given, and says where the sum is.
+    /// Reduces the shards below `node`, into `result` if given, and returns the place of the sum.
     fn fold(&mut self, node: Node, result: Option<Blocks>) -> Blocks {
         let shards = self.tree.shards(node);
         if shards.len() == 1 {
@@ -227,26 +230,26 @@ impl Own<'_> {
     }
 }
 
-/// The value of a node.
+/// The value of a node of the tree.
 #[derive(Clone, Copy)]
 struct Term {
     blocks: Blocks,
-    /// Whether its memory may be written.
+    /// Whether its memory may be overwritten.
     is_free: bool,
 }
 
-/// The reduction of the pieces of all ranks, as they come.
+/// Reduction of the pieces of all ranks, in the order in which they arrive.
 struct Sum<'b> {
     b: &'b mut PlanBuilder,
     root: Node,
     output: Blocks,
-    /// Values whose other halves are not there yet.
+    /// Values whose other halves have not arrived yet.
     waiting: BTreeMap<Node, Term>,
     free: Vec<Blocks>,
 }
 
 impl Sum<'_> {
-    /// Takes a piece from its rank.
+    /// Receives a piece from its rank.
     fn receive(&mut self, from: u32, piece: Node) {
         if piece == self.root {
             return self.b.recv(from, self.output);
@@ -263,7 +266,7 @@ impl Sum<'_> {
         }
     }
 
-    /// Adds a value to its other half, that sum to its own, and so on for as long as they are there.
+    /// Adds a value to its other half, that sum to its own other half, and so on while these are present.
     fn climb(&mut self, mut node: Node, mut term: Term) {
         while node != self.root {
             let (sibling, parent) = Tree::up(node);
@@ -280,7 +283,7 @@ impl Sum<'_> {
         }
     }
 
-    /// Where the sum of `terms` goes; what memory they leave is free afterwards.
+    /// Returns the place for the sum of `terms`, and frees the memory that they leave.
     fn place(&mut self, node: Node, terms: &[Term]) -> Blocks {
         self.free.extend(terms.iter().filter(|term| term.is_free).map(|term| term.blocks));
         if node == self.root { self.output } else { self.slot() }

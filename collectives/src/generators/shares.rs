@@ -1,9 +1,11 @@
-//! All-reduce among hosts of unequal speed: direct exchange in which each rank reduces a share of the vector that suits its link.
+//! All-reduce among hosts of unequal speed: a direct exchange in which each rank reduces a share of the vector that
+//! suits its link.
 //!
-//! As the two-shot form of direct exchange, but with a piece of its own length for each rank. Of a vector of n bytes among p ranks, a rank
-//! whose share is w sends and receives n (1 + (p - 2) w): its pieces to the others' owners, and its share to everybody. Where links differ,
-//! equal shares make all wait for the slowest for 2 (p - 1) / p of the vector each way; without a share it takes the vector once. The shares
-//! make the longest of these times the least ("water-filling"): a rank that is slow enough has none. See [`Task::with_speeds`].
+//! This is the two-shot direct exchange, with pieces of different lengths. Of a vector of n bytes among p ranks, a rank
+//! with share w sends and receives n (1 + (p - 2) w) bytes: the other ranks' pieces to their owners, and its own share
+//! to all. If links differ, equal shares make all ranks wait while the slowest moves 2 (p - 1) / p of the vector each
+//! way; without a share it moves the vector once. The shares minimize the longest of these times ("water-filling"), so
+//! a rank that is slow enough has no share. See [`Task::with_speeds`].
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -16,14 +18,15 @@ use crate::task::Task;
 
 pub(crate) struct Shares;
 
-/// Blocks that the vector is cut into: shares are multiples of one. For the most unequal pair of eight hosts, a hundredth of the
-/// vector is a twentieth of the time of the faster.
+/// Blocks that the vector is cut into; shares are multiples of a block. For the most unequal pair of eight hosts, a
+/// hundredth of the vector is a twentieth of the faster host's time.
 const PARTS: u32 = 128;
 
-/// The simulator's excess over the closed form, with few exceptions: pieces of different lengths wait for each other.
+/// Excess of the simulator's time over the closed form, with few exceptions: pieces of different lengths wait for each
+/// other.
 const MARGIN: f64 = 1.15;
 
-/// Beyond, the messages to all others at once are too many.
+/// With more ranks, there would be too many messages to all others at once.
 const RANKS_MAX: usize = 64;
 
 impl Generator for Shares {
@@ -68,12 +71,13 @@ impl Generator for Shares {
         b.finish()
     }
 
-    /// The slowest rank sends one segment while it receives another: only the first and the last have one direction for themselves.
+    /// The slowest rank sends one segment while it receives another; one direction is idle only during the first and
+    /// the last segment.
     fn shortest_segment(&self) -> Option<u64> {
         Some(512 << 10)
     }
 
-    /// Two segments would be enough for both directions if none ever waited for another.
+    /// Two segments would suffice for both directions if none ever waited for another.
     fn window(&self) -> Option<u32> {
         Some(4)
     }
@@ -81,8 +85,9 @@ impl Generator for Shares {
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let speeds = task.speeds.as_deref().unwrap_or_default();
         let others = task.world_size - 1;
-        // Bytes that the slowest rank could carry each way in the time that all take, in both phases together. Bytes that go out in the
-        // first phase come in in the second, so that with segments in flight each phase has one direction of the link.
+        // Bytes that the slowest rank could carry each way in the time that all ranks take, in both phases together.
+        // Bytes that go out in the first phase come in during the second, so that with segments in flight each phase
+        // uses one direction of the link.
         let carried = MARGIN * slowest_carries(speeds) * bytes / f64::from(others);
         bill.suits_links = true;
         bill.wave(others, carried, true, f64::INFINITY);
@@ -92,11 +97,11 @@ impl Generator for Shares {
     }
 }
 
-/// The share of each rank.
+/// Returns the share of each rank.
 fn shares(speeds: &[u32]) -> Vec<f64> {
     let others = speeds.len() as f64 - 2.0;
     let of = |time: f64| speeds.iter().map(move |speed| ((time * f64::from(*speed) - 1.0) / others).max(0.0));
-    // The time in which all shares together are the vector, by bisection: the sum grows with it.
+    // The time in which all shares together make up the vector, by bisection: the sum grows with the time.
     let slowest = f64::from(speeds.iter().copied().min().unwrap_or(1).max(1));
     let (mut low, mut high) = (0.0, 2.0 * speeds.len() as f64 / slowest);
     for _ in 0..64 {
@@ -106,12 +111,12 @@ fn shares(speeds: &[u32]) -> Vec<f64> {
     of(high).collect()
 }
 
-/// The blocks of each rank: first and count.
+/// Returns the blocks of each rank: the first one and their number.
 fn runs(speeds: &[u32]) -> Vec<(u32, u32)> {
     let shares = shares(speeds);
     let wanted = |rank: usize| shares[rank] * f64::from(PARTS);
     let mut counts: Vec<u32> = (0..shares.len()).map(|rank| wanted(rank) as u32).collect();
-    // Those that rounding has taken most from get the rest, the first of equals first.
+    // The ranks that lose most by rounding down get the remaining blocks; among equals, the first rank comes first.
     let mut order: Vec<usize> = (0..shares.len()).filter(|rank| shares[*rank] > 0.0).collect();
     order.sort_by(|a, b| (wanted(*b).fract()).total_cmp(&wanted(*a).fract()).then(a.cmp(b)));
     let given: u32 = counts.iter().sum();
@@ -128,7 +133,7 @@ fn runs(speeds: &[u32]) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// Vectors that pass the slowest rank's link each way in the time that all take.
+/// Returns the number of vectors that the slowest rank's link could carry each way in the time that all ranks take.
 fn slowest_carries(speeds: &[u32]) -> f64 {
     let others = speeds.len() as f64 - 2.0;
     let slowest = f64::from(speeds.iter().copied().min().unwrap_or(1));

@@ -1,11 +1,11 @@
 //! Double binary tree all-reduce.
 //!
-//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); the
-//! tree of NCCL. Two binary trees over the ranks, such that a leaf of one is an inner node of the other, each
-//! reduce and then broadcast half of the vector: about 2 log2 p hops each way, and with many segments in flight
-//! every rank sends and receives each byte twice at most. Each tree is one lane with a channel of its own.
-//! Up and down are one lane, not two: the way down overwrites what the way up sent, so it must be fenced, and
-//! fences are a lane's own affair; that they overlap is the doing of the segments in flight.
+//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); also
+//! the tree of NCCL. There are two binary trees over the ranks, such that a leaf of one is an inner node of the
+//! other. Each tree reduces and then broadcasts half of the vector: about 2 log2 p hops each way, and with many
+//! segments in flight every rank sends and receives each byte at most twice. Each tree is one lane with a channel
+//! of its own. Up and down share a lane: the way down overwrites blocks that the way up has sent, so it must be
+//! fenced, and a fence acts within its lane. The two ways still overlap, in different segments in flight.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -67,9 +67,9 @@ impl Generator for Tree {
         b.finish()
     }
 
-    /// Up and down two trees at once. A level moves half of the vector; where both children come at the same
-    /// time, or are served one after the other, twice that: three quarters are typical. Over a segment, each rank
-    /// passes on every byte twice.
+    /// Prices both trees, up and down, at once. A level moves half of the vector; where both children arrive at
+    /// the same time, or are served one after the other, twice that: three quarters are typical. Over a segment,
+    /// each rank passes on every byte twice.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let (inner, outer) = if bill.hosts == 1 {
             (floor_log2(task.world_size), 0)
@@ -100,13 +100,14 @@ impl Generator for Tree {
     }
 }
 
-/// The nodes 1..=p of a tree are numbered in order: left subtree, node, right subtree. Odd nodes are leaves.
+/// One of the two trees. The nodes 1..=p of a tree are numbered in order: left subtree, node, right subtree. Odd
+/// nodes are leaves.
 #[derive(Clone, Copy, Debug)]
 enum Which {
     /// Rank r is node r + 1.
     First = 0,
-    /// The parity of nodes is the other way round: mirrored for an even p, else shifted by one. (For an odd p,
-    /// one rank is a leaf in both.)
+    /// The parity of nodes is reversed: the tree is mirrored for an even p, and shifted by one for an odd p. (For
+    /// an odd p, one rank is a leaf in both trees.)
     Second = 1,
 }
 use Which::{First, Second};
@@ -129,8 +130,9 @@ impl Which {
     }
 }
 
-/// In the complete tree, the parent of a node clears its lowest set bit and sets the next. Where that is beyond
-/// p, the next ancestor takes its place; the greatest power of two within p is the root.
+/// Returns the parent of a node. In the complete tree, it is the node with its lowest set bit cleared and the
+/// next bit set. If that is beyond p, the next ancestor takes its place; the greatest power of two within p is
+/// the root.
 fn parent(node: u32, p: u32) -> Option<u32> {
     let root = 1 << p.ilog2();
     if node == root {
@@ -151,7 +153,7 @@ fn children(node: u32, p: u32) -> [Option<u32>; 2] {
     if half == 0 {
         return [None, None];
     }
-    // The existing part of the right subtree hangs on its highest node.
+    // The existing part of the right subtree is attached by its highest node.
     let mut step = half;
     while step > 0 && node + step > p {
         step /= 2;

@@ -1,9 +1,11 @@
-//! Collectives on symmetric buffers inside one host: ranks reach into each other's buffers, and copy nothing in between.
+//! Collectives on symmetric buffers inside one host: ranks access each other's buffers directly, without intermediate
+//! copies.
 //!
-//! Where data only moves to those that want it, each rank reads what it needs from the inputs of the others. A vector that all want is
-//! shared out: each rank reduces one slice of all inputs, or copies one slice of the root's, into all outputs. A slice passes through the
-//! first-level cache of the one rank that handles it, and whatever the number of ranks there are two rounds: one in which all say where
-//! their buffers lie, and one that ends the call.
+//! If data only moves to the ranks that want it, each rank reads the blocks that it needs from the inputs of the
+//! others. If all ranks want the same vector, they share the work: each rank reduces one slice of all inputs, or copies
+//! one slice of the root's, into all outputs. A slice passes through the first-level cache of the one rank that handles
+//! it. There are two rounds whatever the number of ranks: in the first, all ranks publish the location of their
+//! buffers; the second ends the call.
 //!
 //! ```text
 //! rank r:  publish, await all  | slice r of all inputs, reduced -> slice r of all outputs | publish, await all
@@ -86,7 +88,7 @@ impl Generator for Window {
             }
         }
         b.publish(|_| Payload::PRESENCE, [None; 2], (0, 0));
-        // A buffer that nobody else touches is its owner's again at once.
+        // A rank whose buffers no other rank touches may return them to its caller at once.
         if windows.shows_input(rank as usize, p as usize) || windows.shows_output(rank as usize, p as usize) {
             b.await_members(Members::All);
         }
@@ -107,7 +109,7 @@ impl Generator for Window {
                 bill.copy(n);
                 bill.take(p, f64::from(p - 1) * n);
             }
-            // A rank's own block does not count, as in other forms.
+            // A rank's own block does not count, as in the other algorithms.
             _ => bill.take(p, f64::from(p - 1) * n),
         }
         bill.meet(p - 1);
@@ -129,13 +131,13 @@ impl Generator for Window {
         Some(1)
     }
 
-    /// Two rounds serve any length, and nothing is published but where buffers lie.
+    /// Two rounds serve any length, and only the locations of buffers are published.
     fn staged_segments(&self, _: &Task) -> Option<StagedSegments> {
         Some(StagedSegments { best: u64::MAX, most: u64::MAX })
     }
 }
 
-/// Members whose buffers others reach into.
+/// Returns the members whose buffers others reach into.
 pub(crate) fn windows(task: &Task) -> Windows {
     use Collective as C;
     let root = Some(Members::One(task.root as u16));
@@ -149,7 +151,7 @@ pub(crate) fn windows(task: &Task) -> Windows {
     }
 }
 
-/// A block of a member's input goes to an output block of `rank`, unless it lies there already.
+/// Copies a block of a member's input to an output block of `rank`, unless it lies there already.
 fn take(b: &mut PlanBuilder, task: &Task, (rank, member): (u32, u32), from: u32, to: u32) {
     let to = Blocks::one(Space::Output, to);
     if member != rank {

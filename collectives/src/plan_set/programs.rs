@@ -1,4 +1,5 @@
-//! From what a file says to plans: everything bounded, so that neither reading nor proving them takes long.
+//! Conversion of a file's programs to plans. All numbers are bounded first, so that neither reading nor proving
+//! them takes long.
 
 use std::sync::Arc;
 
@@ -10,13 +11,13 @@ use crate::window::Windows;
 const LANES_MAX: usize = 64;
 const STEPS_PER_RANK_MAX: usize = 1 << 14;
 const STEPS_MAX: usize = 1 << 18;
-/// Blocks that all steps together touch: what the checker goes through.
+/// Limit on the blocks that all steps together touch: the checker goes through all of them.
 const TOUCHED_MAX: u64 = 1 << 22;
-/// Blocks of all ranks' memories: what the checker keeps a value for.
+/// Limit on the blocks of all ranks' memories: the checker keeps a value for each.
 const CELLS_MAX: u64 = 1 << 21;
 const CHANNELS_MAX: u16 = 64;
 
-/// The blocks that the buffers are cut into.
+/// Returns the number of blocks that the buffers are cut into.
 pub(super) fn blocks_of(cut: Cut, serves: &Serves) -> Result<u32, String> {
     match cut {
         Cut::Vector { parts } if !serves.collective.has_block_per_rank() => {
@@ -131,7 +132,7 @@ pub(super) fn plans_of(
     (0..).zip(programs).map(plan).collect()
 }
 
-/// Blocks that a step touches, at most.
+/// Returns the most blocks that a step touches.
 fn touched(action: &Action, ranks: u32) -> u64 {
     let named = action.reads().into_iter().chain([action.writes()]).flatten();
     let blocks: u64 = named.map(|blocks| u64::from(blocks.count)).sum();
@@ -141,7 +142,8 @@ fn touched(action: &Action, ranks: u32) -> u64 {
     }
 }
 
-/// Whether a step names blocks that may exist, in memory that a set of plans may use. The checker says the rest.
+/// Returns whether a step names only blocks that may exist, in memory that a set of plans may use. The checker
+/// checks the rest.
 fn is_sound(action: &Action, available: impl Fn(Space) -> u32) -> bool {
     let exists = |blocks: Blocks| {
         blocks.count > 0

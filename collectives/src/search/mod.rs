@@ -1,12 +1,13 @@
-//! Plans for the network that is there: candidates made from what is known of hosts and pairs, of which the simulator takes the best.
+//! Search for plans that suit a given network: makes candidates from the rates of hosts and pairs, and takes the
+//! fastest in the simulator.
 //!
-//! | candidates | where they win |
+//! | candidates | networks where they win |
 //! |---|---|
-//! | every algorithm of the table | where hosts are alike |
-//! | trees packed so that no interface and no pair is busier than need be (`pack`, `weave`) | a slow host, a slow pair, interfaces of all rates: shares in proportion to rates, and relays that reduce |
+//! | every algorithm of the table | hosts that are alike |
+//! | trees packed so that no interface and no pair is busier than necessary (`pack`, `weave`) | a slow host, a slow pair, interfaces of different rates: shares in proportion to rates, and relays that reduce |
 //!
-//! The search counts its work in steps that it simulates, never in seconds, so that it finds the same everywhere. The result is a
-//! [`PlanSet`], proved by the checker.
+//! The search measures its work in simulated steps, never in seconds, so that it finds the same plans on every machine.
+//! The result is a [`PlanSet`], proved by the checker.
 
 mod pack;
 mod weave;
@@ -27,33 +28,33 @@ pub struct Found {
     pub set: PlanSet,
     /// Their time in the simulator.
     pub seconds: f64,
-    /// The best of the algorithms in the simulator, and its time.
+    /// The algorithm that is fastest in the simulator, and its time.
     pub built_in: (Algorithm, f64),
 }
 
-/// A plan is only worth a file if it takes less than this share of the best algorithm's time.
+/// Plans are only worth a file if they take less than this share of the best algorithm's time.
 pub const WORTH: f64 = 0.95;
 
-/// Steps of all ranks and segments that one simulation may have; a longer one is left out.
+/// Limit on the steps of one simulation, over all ranks and segments; longer ones are skipped.
 const STEPS_MAX: usize = 3_000_000;
 
-/// Steps of all simulations of a search: some seconds' worth.
+/// Limit on the steps of all simulations of a search: some seconds of work.
 const EFFORT_STEPS: usize = 40_000_000;
 
-/// Trees that a vector's parts are dealt out to, for each host.
+/// Trees for each host, among which the parts of a vector are distributed.
 const TREES_PER_HOST: usize = 16;
 
-/// The collectives for which there is something to be found.
+/// The collectives for which the search may find better plans.
 pub const COLLECTIVES: [Collective; 4] =
     [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::Broadcast];
 
-/// Bytes of a segment, and how many are in flight.
+/// Bytes of a segment, and number of segments in flight.
 type Run = (u64, u32);
 
-/// Searches plans for calls of so many bytes (of the vector, or of a block) on a cluster.
+/// Searches plans for calls of `bytes` bytes (of the vector, or of a block) on a cluster.
 ///
 /// # Errors
-/// In words: a collective for which nothing can be found, or a cluster with nothing between hosts.
+/// A sentence: the collective has no better plans to find, or the cluster does not suit the search.
 pub fn search(collective: Collective, root: u32, bytes: u64, cluster: &Cluster) -> Result<Found, String> {
     let ranks = cluster.world_size();
     if !COLLECTIVES.contains(&collective) {
@@ -105,7 +106,7 @@ pub fn search(collective: Collective, root: u32, bytes: u64, cluster: &Cluster) 
     Ok(Found { set, seconds: best_time, built_in })
 }
 
-/// The model that the selection goes by: that of the slowest host.
+/// Returns the model on which selection is based: that of the slowest host.
 fn slowest(cluster: &Cluster) -> crate::model::Model {
     let mut model = cluster.model;
     for rate in &cluster.rates {
@@ -116,7 +117,8 @@ fn slowest(cluster: &Cluster) -> crate::model::Model {
     model
 }
 
-/// The algorithm that the simulator finds fastest, with its task, time and run as the runtime would choose them.
+/// Returns the algorithm that is fastest in the simulator, with its task, time and segments as the runtime would choose
+/// them.
 fn best_built_in(task: &Task, effort: &mut Effort<'_>) -> Result<(Algorithm, Task, f64, Run), String> {
     let task = &with_speeds(task.clone(), effort.cluster);
     let model = slowest(effort.cluster);
@@ -143,7 +145,7 @@ fn best_built_in(task: &Task, effort: &mut Effort<'_>) -> Result<(Algorithm, Tas
     best.ok_or_else(|| "no algorithm can be simulated in time".to_owned())
 }
 
-/// How fast ranks are in proportion, where each has a host of its own: see [`Task::with_speeds`].
+/// Adds the relative speeds of ranks if each has a host of its own: see [`Task::with_speeds`].
 fn with_speeds(task: Task, cluster: &Cluster) -> Task {
     let least = |rate: &crate::model::HostRate| rate.out_bytes_per_second.min(rate.in_bytes_per_second);
     let rates: Vec<f64> = cluster.rates.iter().map(least).collect();
@@ -161,14 +163,14 @@ fn segments(bytes: u64, segment_bytes: u64) -> usize {
     bytes.div_ceil(segment_bytes.max(1)).max(1) as usize
 }
 
-/// Lengths of segments with how many are in flight, for vectors or blocks of so many bytes.
+/// Returns the lengths of segments to try, with the number in flight, for vectors or blocks of `bytes` bytes.
 fn runs(bytes: u64) -> impl Iterator<Item = Run> {
     let lengths = [256 << 10, 512 << 10, 1 << 20, 4 << 20].into_iter().filter(move |length| *length < bytes);
     let whole = (bytes <= 8 << 20).then_some((bytes.next_multiple_of(16).max(16), 1));
     lengths.flat_map(|length| [(length, 4), (length, 8)]).chain(whole)
 }
 
-/// Simulations, as long as there is effort left.
+/// The simulations that a search may still make.
 struct Effort<'a> {
     left: usize,
     cluster: &'a Cluster,
@@ -176,7 +178,8 @@ struct Effort<'a> {
 }
 
 impl Effort<'_> {
-    /// Their time in the simulator; nothing if that takes too long, or the plans do not fit together.
+    /// Returns the time of the plans in the simulator; `None` if the simulation takes too long, or the plans do not fit
+    /// together.
     fn time(&mut self, plans: &[Plan], (segment_bytes, window): Run) -> Option<f64> {
         let steps: usize = plans.iter().flat_map(|plan| plan.lanes.iter()).map(|lane| lane.len()).sum();
         let steps = steps.saturating_mul(segments(self.bytes, segment_bytes));

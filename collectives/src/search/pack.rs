@@ -1,47 +1,50 @@
-//! Packs trees into a network: which part of the data goes along which tree, so that the busiest resource is as little busy as may be.
+//! Packs trees into a network: distributes the parts of the data over trees so as to minimize the load of the busiest
+//! resource.
 //!
-//! Resources are what each host sends and receives, and each pair of hosts that has less. The parts of the data are dealt out one by one
-//! (multiplicative weights, after Garg and Könemann): a resource's price grows with its load, and each part takes the tree that is
-//! cheapest at the time. For an all-reduce a tree's edge carries a part once each way, so its price is that of both directions, and the
-//! cheapest tree is a minimum spanning tree. On a network without slow pairs these are stars, and the parts of each the shares by
-//! water-filling; a slow pair makes trees with a relay, which reduces on the way.
+//! The resources are the sending and the receiving side of each host, and each pair of hosts with a rate below that of
+//! both. Parts of the data are assigned one by one (multiplicative weights, after Garg and Könemann): a resource's
+//! price grows with its load, and each part takes the tree that is cheapest at that moment. In an all-reduce, a tree's
+//! edge carries a part once each way, so its price is that of both directions, and the cheapest tree is a minimum
+//! spanning tree. On a network without slow pairs the trees are stars, with the shares that water-filling gives; a slow
+//! pair makes trees with a relay, which reduces on the way.
 
 use crate::plan::Collective;
 use crate::simulate::Cluster;
 use crate::task::Task;
 
-/// Blocks that go along one tree of ranks.
+/// Consecutive blocks that go along one tree of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Number of the first block.
     pub(super) first: u32,
-    /// How many.
+    /// Number of blocks.
     pub(super) count: u32,
-    /// The rank before each rank on the way to the root, which has none.
+    /// The parent of each rank in the tree; the root has none.
     pub(super) parent: Vec<Option<u32>>,
 }
 
-/// All data on trees.
+/// All pieces of the data with their trees.
 pub(super) struct Packing {
     pub(super) name: String,
     pub(super) pieces: Vec<Piece>,
 }
 
-/// Rates of the hosts' interfaces and of the ways between them.
+/// Rates of the hosts' interfaces and of the pairs of hosts.
 struct Rates {
     out: Vec<f64>,
     into: Vec<f64>,
-    /// From one to another, by number; none where both interfaces are what limits it.
+    /// Rate from one host to another, by number; `None` where only the interfaces limit it.
     pairs: Vec<Option<f64>>,
 }
 
-/// A tree of hosts: the one before each on the way to the root.
+/// A tree of hosts, as the parent of each.
 type HostTree = Vec<Option<usize>>;
 
-/// How steep prices become with load. Steep ones even loads out to the last part, gentle ones stay with the shorter way.
+/// Steepness with which prices grow with load. Steep prices balance loads down to the last part; gentle ones keep to
+/// shorter paths.
 const STEEPNESS: [f64; 2] = [12.0, 40.0];
 
-/// Packings of various depths.
+/// Returns packings of various depths.
 pub(super) fn packings(task: &Task, cluster: &Cluster, trees_per_host: usize) -> Vec<Packing> {
     let hosts = cluster.hosts as usize;
     let rates = Rates::of(cluster);
@@ -50,7 +53,7 @@ pub(super) fn packings(task: &Task, cluster: &Cluster, trees_per_host: usize) ->
     depths.dedup();
     let mut found: Vec<Packing> = Vec::new();
     for depth in depths {
-        // Fewer parts are fewer and longer messages.
+        // Fewer parts make fewer and longer messages.
         for (parts, steepness) in [2 * hosts, 4 * hosts, trees_per_host * hosts]
             .into_iter()
             .flat_map(|parts| STEEPNESS.map(|steepness| (parts.max(16), steepness)))
@@ -73,7 +76,7 @@ pub(super) fn packings(task: &Task, cluster: &Cluster, trees_per_host: usize) ->
     found
 }
 
-/// Parts of a vector, those of one tree side by side.
+/// Distributes the parts of a vector; those of one tree are adjacent.
 fn vector(task: &Task, cluster: &Cluster, mut load: Load<'_>, (depth, parts): (usize, usize)) -> Vec<Piece> {
     let root = (task.collective == Collective::Broadcast).then(|| cluster.host(task.root) as usize);
     let mut trees: Vec<(HostTree, u32)> = Vec::new();
@@ -93,7 +96,7 @@ fn vector(task: &Task, cluster: &Cluster, mut load: Load<'_>, (depth, parts): (u
     let mut first = 0;
     let mut rail = 0;
     for (tree, count) in trees {
-        // The ranks of a host take turns to speak for it.
+        // The ranks of a host represent it in turn.
         let lanes = count.min(per_host);
         for lane in 0..lanes {
             let share = count / lanes + u32::from(lane < count % lanes);
@@ -108,10 +111,10 @@ fn vector(task: &Task, cluster: &Cluster, mut load: Load<'_>, (depth, parts): (u
     pieces
 }
 
-/// A tree for the block of each rank, rooted there.
+/// Makes a tree for the block of each rank, rooted at that rank.
 fn blocks(task: &Task, cluster: &Cluster, mut load: Load<'_>, depth: usize) -> Vec<Piece> {
     let per_host = cluster.ranks_per_host.max(1);
-    // Dealt out host by host in turn, so that no host's blocks come last.
+    // Blocks are assigned host by host in turn, so that no host's blocks come last.
     let mut order: Vec<u32> = (0..task.world_size).collect();
     order.sort_by_key(|rank| (rank % per_host, rank / per_host));
     let inward = task.collective == Collective::ReduceScatter;
@@ -128,7 +131,8 @@ fn blocks(task: &Task, cluster: &Cluster, mut load: Load<'_>, depth: usize) -> V
     pieces
 }
 
-/// The tree of ranks: of the hosts' speakers along that of the hosts, and the other ranks at theirs.
+/// Turns a tree of hosts into a tree of ranks: the hosts' speakers form the tree of hosts, and the other ranks are
+/// attached to their speakers.
 fn of_ranks(tree: &HostTree, cluster: &Cluster, speaker: impl Fn(usize) -> u32) -> Vec<Option<u32>> {
     let parent = |rank: u32| {
         let host = cluster.host(rank) as usize;
@@ -165,13 +169,13 @@ impl Rates {
     }
 }
 
-/// Seconds that each resource is busy with the parts that have been dealt out.
+/// Seconds that each resource is busy with the parts assigned so far.
 struct Load<'a> {
     rates: &'a Rates,
     out: Vec<f64>,
     into: Vec<f64>,
     pairs: Vec<f64>,
-    /// The least load of the busiest resource, for prices to be relative to.
+    /// The least possible load of the busiest resource, to which prices are relative.
     scale: f64,
     steepness: f64,
 }
@@ -196,7 +200,7 @@ impl<'a> Load<'a> {
         (self.steepness * busy / self.scale).exp() / rate
     }
 
-    /// Of a part that goes from one host to another.
+    /// Returns the price of a part that goes from one host to another.
     fn edge(&self, from: usize, to: usize) -> f64 {
         let pair = from * self.rates.hosts() + to;
         self.price(self.out[from], self.rates.out[from])
@@ -204,7 +208,8 @@ impl<'a> Load<'a> {
             + self.rates.pairs[pair].map_or(0.0, |rate| self.price(self.pairs[pair], rate))
     }
 
-    /// The cheapest tree of a depth for a part that goes along it in both directions, whatever its root.
+    /// Returns the cheapest tree, of at most this depth and with any root, for a part that goes along it in both
+    /// directions.
     fn cheapest(&self, depth: usize) -> HostTree {
         let both = |from: usize, to: usize| self.edge(from, to) + self.edge(to, from);
         let trees = (0..self.rates.hosts()).map(|root| self.grow_by(root, depth, both));
@@ -212,7 +217,7 @@ impl<'a> Load<'a> {
         best.map(|(tree, _)| tree).unwrap_or_default()
     }
 
-    /// The cheapest tree from a root; `inward` if data goes towards it.
+    /// Returns the cheapest tree with this root; `inward` if data goes towards it.
     fn grow(&self, root: usize, depth: usize, inward: bool) -> HostTree {
         let edge = |parent: usize, child: usize| {
             if inward { self.edge(child, parent) } else { self.edge(parent, child) }
@@ -220,7 +225,7 @@ impl<'a> Load<'a> {
         self.grow_by(root, depth, edge).0
     }
 
-    /// Prim's algorithm with a bound on the depth: the tree and its price. The first of equals.
+    /// Prim's algorithm with a bound on the depth. Returns the tree and its price; among equals, the first.
     fn grow_by(&self, root: usize, depth: usize, edge: impl Fn(usize, usize) -> f64) -> (HostTree, f64) {
         let hosts = self.rates.hosts();
         let mut parent = vec![None; hosts];
@@ -244,7 +249,7 @@ impl<'a> Load<'a> {
         (parent, total)
     }
 
-    /// A part goes along a tree.
+    /// Adds the load of a part that goes along a tree.
     fn add(&mut self, tree: &HostTree, collective: Collective) {
         let inward = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
         let outward = collective != Collective::ReduceScatter;

@@ -1,9 +1,11 @@
-//! Weaves trees into plans: what each rank sends and receives for which piece, in an order that is the same for both ends of a channel.
+//! Turns trees into plans: the sends and receives of each rank for each piece, in an order that is the same at both
+//! ends of a channel.
 //!
-//! A piece is reduced up its tree, or spread down it, or both. Edges have levels: on the way up the height of the lower end, on the way
-//! down the depth of the upper one. A rank goes through the levels in order, and in each sends first, which never waits, and then
-//! receives. The pieces that it receives at a level were sent at that level, and it has received before those that it sends there, so no
-//! rank waits for ever; and both ends of a channel order the pieces of a level by their numbers.
+//! A piece is reduced up its tree, or broadcast down it, or both. Each edge has a level: on the way up, the height of
+//! its lower end; on the way down, the depth of its upper end. A rank goes through the levels in order, and in each it
+//! first sends, which never blocks, and then receives. The pieces that a rank receives at a level are sent at that
+//! level, and a rank has received a piece before the level at which it sends it, so no rank waits forever. Both ends of
+//! a channel order the pieces of a level by their numbers.
 
 use crate::builder::PlanBuilder;
 use crate::generator::Algorithm;
@@ -12,7 +14,7 @@ use crate::task::Task;
 
 use super::pack::Piece;
 
-/// The plans of all ranks.
+/// Makes the plans of all ranks.
 pub(super) fn weave(task: &Task, pieces: &[Piece]) -> Vec<Plan> {
     let trees: Vec<Tree<'_>> = pieces.iter().map(Tree::of).collect();
     (0..task.world_size).map(|rank| Weaver::new(task, rank, &trees).plan()).collect()
@@ -58,7 +60,7 @@ struct Weaver<'a> {
     rank: u32,
     trees: &'a [Tree<'a>],
     b: PlanBuilder,
-    /// Where the sum of each piece is while it goes up, once this rank has begun it.
+    /// Place of each piece's sum on its way up, once this rank has begun it.
     sums: Vec<Option<Blocks>>,
 }
 
@@ -70,7 +72,7 @@ impl<'a> Weaver<'a> {
             let parts = trees.iter().map(|tree| tree.piece.first + tree.piece.count).max().unwrap_or(1);
             Cut::Vector { parts }
         };
-        // The name is of no consequence: sets of plans have their own.
+        // The algorithm's name does not matter: sets of plans have their own.
         let b = PlanBuilder::new(task, Algorithm::Shares, rank, cut);
         Self { task, rank, trees, b, sums: vec![None; trees.len()] }
     }
@@ -90,7 +92,7 @@ impl<'a> Weaver<'a> {
         self.b.finish()
     }
 
-    /// Where this rank has its contribution to a piece.
+    /// Returns the place of this rank's contribution to a piece.
     fn own(&self, piece: &Piece) -> Blocks {
         match self.task.collective {
             Collective::ReduceScatter => Blocks::one(Space::Input, piece.first),
@@ -99,12 +101,12 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// Where it wants the whole of a piece.
+    /// Returns the place of a whole piece in this rank's output.
     fn whole(&self, piece: &Piece) -> Blocks {
         Blocks::range(Space::Output, piece.first, piece.count)
     }
 
-    /// Sums of other ranks' blocks are nobody's output here.
+    /// Adds scratch for the sums of other ranks' blocks, which this rank has no output for.
     fn make_scratch(&mut self) {
         for (index, tree) in self.trees.iter().enumerate() {
             if tree.parent(self.rank).is_some() && !tree.children[self.rank as usize].is_empty() {
@@ -113,7 +115,7 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// Where the sum of a piece grows.
+    /// Returns the place where the sum of a piece is built.
     fn sum(&self, index: usize) -> Blocks {
         let piece = self.trees[index].piece;
         match self.task.collective {
@@ -153,7 +155,7 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// Spreading begins with what the root has.
+    /// Copies the root's own contribution to its output, from which it is distributed.
     fn copy_own(&mut self) {
         let spreads = matches!(self.task.collective, Collective::AllGather | Collective::Broadcast);
         for tree in self.trees.iter().filter(|tree| tree.parent(self.rank).is_none()) {
@@ -192,7 +194,7 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// Ranks begin with different peers; the pieces of a channel stay in their order.
+    /// Lets ranks begin with different peers; the pieces of a channel keep their order.
     fn stagger(&self, sends: &mut [(u32, usize)], receives: &mut [(u32, usize)]) {
         let (rank, ranks) = (self.rank, self.task.world_size);
         sends.sort_by_key(|(to, index)| ((to + ranks - rank) % ranks, *index));

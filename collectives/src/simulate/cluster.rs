@@ -1,4 +1,4 @@
-//! The machine that a simulation runs on.
+//! Description of the machine that a simulation runs on.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,15 @@ use crate::model::{HostRate, Model, PairRate};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Number of hosts; ranks are dealt out consecutively.
+    /// Number of hosts; ranks are assigned to them consecutively.
     pub hosts: u32,
     /// Ranks on each host.
     pub ranks_per_host: u32,
-    /// The constants.
+    /// The performance constants.
     pub model: Model,
-    /// Rate of each host's interfaces; as the model says where there are none.
+    /// Rates of each host's interfaces; if empty, the model's rate holds for all.
     pub rates: Vec<HostRate>,
-    /// Pairs of hosts that have less than both.
+    /// Rates of pairs of hosts that are slower than the interfaces of both.
     pub pairs: Vec<PairRate>,
     /// Bytes of an element.
     pub element_bytes: usize,
@@ -24,7 +24,8 @@ pub struct Cluster {
     pub segment_bytes: usize,
     /// Segments in flight, at least 1.
     pub window: usize,
-    /// Calls in a row, at least 1: each rank begins the next one when it is done with the one before.
+    /// Number of successive calls, at least 1: each rank begins the next call when it is done with the one
+    /// before.
     pub calls: usize,
     /// Ranks that begin late.
     pub stragglers: Vec<Straggler>,
@@ -38,17 +39,17 @@ pub struct Cluster {
 pub struct Straggler {
     /// The rank.
     pub rank: u32,
-    /// How late.
+    /// Its delay.
     pub delay_seconds: f64,
 }
 
-/// A rank that dies: from then on it does nothing more. Its earlier messages arrive.
+/// A rank that dies: it does nothing more from then on. Its earlier messages still arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Killed {
     /// The rank.
     pub rank: u32,
-    /// When.
+    /// Time of its death.
     pub at_seconds: f64,
 }
 
@@ -71,29 +72,29 @@ impl Default for Cluster {
 }
 
 impl Cluster {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> u32 {
         self.hosts * self.ranks_per_host
     }
 
-    /// Host of a rank.
+    /// Returns the host of a rank.
     #[must_use]
     pub fn host(&self, rank: u32) -> u32 {
         rank / self.ranks_per_host.max(1)
     }
 
-    /// Number of a rank among those of its host.
+    /// Returns the number of a rank among those of its host.
     pub(super) fn place(&self, rank: u32) -> u32 {
         rank % self.ranks_per_host.max(1)
     }
 
-    /// Time of a message of so many bytes on the interface of the host that sends it.
+    /// Returns the time of a message of `bytes` bytes on the interface of the sending host.
     pub(super) fn seconds_out(&self, host: usize, bytes: f64) -> f64 {
         self.interface_seconds(host, bytes, |rate| rate.out_bytes_per_second)
     }
 
-    /// Time of a message of so many bytes on the interface of the host that receives it.
+    /// Returns the time of a message of `bytes` bytes on the interface of the receiving host.
     pub(super) fn seconds_in(&self, host: usize, bytes: f64) -> f64 {
         self.interface_seconds(host, bytes, |rate| rate.in_bytes_per_second)
     }
@@ -103,14 +104,14 @@ impl Cluster {
         self.model.nic_message_seconds + bytes / rate
     }
 
-    /// Bytes per second of one rank's link to another host.
+    /// Returns the bytes per second of one rank's link to another host.
     pub(super) fn link_rate(&self, from: u32, to: u32) -> f64 {
         let pair = self.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
         let most = self.model.inter.bytes_per_second;
         pair.map_or(most, |pair| pair.bytes_per_second.min(most))
     }
 
-    /// Host of each rank, as a task wants it.
+    /// Returns the host of each rank, in the form that a task takes.
     #[must_use]
     pub fn hosts_of_ranks(&self) -> Vec<u32> {
         (0..self.world_size()).map(|rank| self.host(rank)).collect()

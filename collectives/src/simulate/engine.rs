@@ -1,4 +1,4 @@
-//! The event loop.
+//! The event loop of the simulator.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,7 +14,7 @@ use super::stages::{Ready, Stages};
 use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
 use super::{Cluster, Timing, Traffic};
 
-/// Which channel a step uses, in a dense numbering; steps are counted over all ranks.
+/// Returns the channel of a step, in a dense numbering; steps are counted over all ranks.
 type Channels<'a> = &'a dyn Fn(usize, &Action) -> Option<usize>;
 
 pub(super) struct Engine<'a> {
@@ -28,10 +28,10 @@ pub(super) struct Engine<'a> {
     pub(super) stages: Stages,
     processors: Vec<Processor>,
     processors_per_host: u32,
-    /// How many times as long work takes because of ranks that are not simulated.
+    /// Factor by which work takes longer because of ranks that are not simulated.
     slower: f64,
     hosts: Vec<Host>,
-    /// Messages and waiting lane, by slot and channel.
+    /// Messages, and the lane that waits for one, by slot and channel.
     queues: Vec<Vec<VecDeque<Message>>>,
     waiting: Vec<Vec<Option<(u32, u16)>>>,
     pub(super) records: Vec<Record>,
@@ -146,7 +146,7 @@ impl<'a> Engine<'a> {
         self.events.push(Reverse(Timed { at, order: last | self.order, event }));
     }
 
-    /// A lane may be able to go on: in the turn of its rank.
+    /// Lets a lane go on if it can, in the turn of its rank.
     fn wake(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
         let Rank { processor, place, .. } = self.ranks[rank];
         let switch = self.cluster.model.switch_seconds;
@@ -183,7 +183,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A segment is done: the rank goes on with its next one.
+    /// Ends a segment; the rank goes on with its next one.
     fn go_on(&mut self, rank: usize, slot: usize, at: f64) {
         self.ranks[rank].under_way -= 1;
         self.begin(rank, slot, at);
@@ -196,7 +196,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Starts the next segment of a slot: slot i runs segments i, i + window, ..., on all ranks alike.
+    /// Starts the next segment of a slot: on all ranks, slot i runs segments i, i + window, ...
     fn begin(&mut self, rank: usize, slot: usize, at: f64) {
         let lanes = self.programs[rank].len();
         let state = &mut self.ranks[rank];
@@ -235,7 +235,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// All steps of a lane are done; the lane is once its sends are.
+    /// Ends a lane whose steps are all done, as soon as its sends have been read.
     fn end_lane(&mut self, (rank, slot, lane): (usize, u16, u16), at: f64) {
         let instance = &mut self.ranks[rank].instances[usize::from(slot)];
         let Lane { read_out, last, .. } = instance.lanes[usize::from(lane)];
@@ -254,7 +254,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Runs a lane from time `at` on, until it has to wait for something later.
+    /// Runs a lane from time `at` on, until it has to wait for a later event.
     fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
         let slot_index = usize::from(slot);
         if at >= self.ranks[rank].dies {
@@ -272,7 +272,7 @@ impl<'a> Engine<'a> {
         if let Some(after) = compiled.step.after {
             let (done, record) = instance.lanes[usize::from(after.lane)].done[usize::from(after.step)];
             if done > at {
-                // Once the step has begun, it is known when it will be done, and nobody says so again.
+                // Once the step has begun, its end is known and no event will announce it.
                 if done.is_finite() {
                     self.schedule(done, this);
                 } else {
@@ -300,7 +300,7 @@ impl<'a> Engine<'a> {
             |rate: fn(&Model) -> f64| bytes * self.memory.seconds_per_byte((rank, lane, number), rate);
         let moved = |inter: bool| if inter { 0.0 } else { memory(|model| model.move_bytes_per_second) };
         let (mut work, mut opening, mut last_byte) = (0.0, 0.0, 0.0);
-        // How many times its bytes a step moves to or from a stage.
+        // Number of times that a step moves its bytes to or from a stage.
         let mut staged = 0.0;
         let latency = model.intra.latency_seconds + (slower - 1.0) * model.switch_seconds;
         let ready = match compiled.step.action {
@@ -320,7 +320,7 @@ impl<'a> Engine<'a> {
             }
         }
         match compiled.step.action {
-            // Messages of no bytes are skipped at both ends.
+            // Both ends skip messages of no bytes.
             Action::Send { .. } | Action::Recv { .. } | Action::RecvReduce { .. } if bytes == 0.0 => {}
             Action::Send { .. } | Action::Signal { .. } => {
                 opening = class.overhead_seconds * slower;
@@ -340,10 +340,10 @@ impl<'a> Engine<'a> {
             }
             Action::Spread { of, to, .. } => {
                 let others = self.stages.count(of, rank) as f64 - 1.0;
-                // The first of the results is written by the reduction, where there is one.
+                // The reduction itself, if there is one, writes the first of the results.
                 let copies = self.stages.count(to, rank) as f64 - others.min(1.0);
                 staged = others + copies;
-                // One pass, which reduces while it moves.
+                // A single pass, which reduces while it moves.
                 let reduced = others * memory(|model| model.reduce_bytes_per_second);
                 work = (reduced - staged * memory(|model| model.move_bytes_per_second)).max(0.0);
             }
@@ -454,8 +454,9 @@ impl<'a> Engine<'a> {
         (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
     }
 
-    /// Queues a message for the sender's link, which may begin at the first time given while the processor is at it until the
-    /// second; says when the link has read it, if nothing else is in the way.
+    /// Queues a message for the sender's link. The link may begin at the first of the two times while the sender's
+    /// processor works until the second. Returns the time at which the link has read the message if nothing else is in
+    /// the way.
     fn post(
         &mut self,
         rank: usize,
@@ -480,7 +481,7 @@ impl<'a> Engine<'a> {
         read_out
     }
 
-    /// How long a message occupies a link.
+    /// Returns the time that a message occupies a link.
     fn link_seconds(&self, rank: usize, step: StepRef, inter: bool, bytes: f64) -> f64 {
         if inter {
             let compiled = &self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
@@ -491,7 +492,7 @@ impl<'a> Engine<'a> {
         bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), rate)
     }
 
-    /// Takes a message through what the ranks of its host share, and sends it on its way.
+    /// Takes a message through the resources that the ranks of its host share, and sends it on its way.
     fn depart(
         &mut self,
         rank: usize,
@@ -515,11 +516,11 @@ impl<'a> Engine<'a> {
             host.out = host.out.max(at) + self.cluster.seconds_out(state.host, bytes);
             left = left.max(host.out);
         } else {
-            // Written by the sender, read by the receiver.
+            // The sender writes the bytes, and the receiver reads them.
             host.memory = host.memory.max(at) + 2.0 * bus_seconds;
             left = left.max(host.memory);
         }
-        // The lane is still there: it is not done before its link has read this message.
+        // The lane still exists: it cannot end before its link has read this message.
         let lane = &mut state.instances[usize::from(slot)].lanes[usize::from(step.lane)];
         lane.read_out = lane.read_out.max(left);
         let head = Event::Head {
@@ -535,7 +536,7 @@ impl<'a> Engine<'a> {
         self.schedule(at + latency, head);
     }
 
-    /// Takes a message through the receiver's side; `left` is when its last byte gets there.
+    /// Takes a message through the receiver's side; its last byte arrives there at `left`.
     fn land(
         &mut self,
         rank: usize,
@@ -554,9 +555,10 @@ impl<'a> Engine<'a> {
             arrived = arrived.max(host.inward);
         }
         let queue = &mut self.queues[usize::from(slot)][channel];
-        // A channel is a FIFO, whatever the ways.
+        // A channel is a FIFO, whatever paths its messages take.
         let arrived = queue.back().map_or(arrived, |last| last.arrived.max(arrived));
-        // From another host a message comes without a processor; inside a host the receiver's moves it as it comes.
+        // From another host a message arrives without the processor; inside a host the receiver's processor moves it as
+        // it arrives.
         let begins = if inter { arrived } else { queue.back().map_or(at, |last| last.begins.max(at)) };
         queue.push_back(Message { begins, arrived, record });
         if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel].take() {
@@ -565,7 +567,8 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Processors of a host for its ranks, and how many times as long work takes because ranks that are not simulated use them too.
+/// Returns the number of a host's processors for its ranks, and the factor by which ranks that are not simulated slow
+/// work down.
 fn sharing(cluster: &Cluster) -> (u32, f64) {
     let ranks = cluster.ranks_per_host.max(1);
     let per_processor = cluster.model.oversubscription.max(1.0);

@@ -1,7 +1,8 @@
-//! Whether caches hold the bytes that a step moves.
+//! Cache effects on the bytes that a step moves.
 //!
-//! A call goes through buffers; where caches do not hold all of them, a byte is slow the first time that a segment comes to it,
-//! and no slower than what the segments in flight take the next time. Scratch and stages are used by one segment after the other.
+//! If the caches do not hold all buffers of a call, a byte is slow when its segment touches it for the first time;
+//! after that it is as fast as the data of the segments in flight allow. Segments use the same scratch and stages one
+//! after another.
 
 use std::collections::HashSet;
 
@@ -13,12 +14,12 @@ use crate::plan::{Action, Blocks, Plan, Space};
 
 use super::Cluster;
 
-/// Rates for bytes that a segment comes to for the first time, and for others.
+/// Rates for bytes that a segment touches for the first time, and for all others.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     first: Model,
     again: Model,
-    /// Share of each step's bytes that are of the first kind, by rank and lane; empty where all rates are the same.
+    /// Share of first-time bytes of each step, by rank and lane; empty if all rates are the same.
     shares: Vec<Vec<Vec<f64>>>,
 }
 
@@ -33,7 +34,7 @@ impl Memory {
         for (rank, (plan, layout)) in plans.iter().zip(layouts).enumerate() {
             let (own, touched) = first_shares(plan);
             shares.push(own);
-            // All hosts have as many ranks.
+            // All hosts have the same number of ranks.
             if cluster.host(rank as u32) == 0 {
                 let segments = layout.segments().max(1);
                 let window = cluster.window.clamp(1, segments) as f64;
@@ -49,7 +50,7 @@ impl Memory {
         Self { first: model.with_footprint(whole), again: model.with_footprint(in_flight), shares }
     }
 
-    /// For a step: the seconds that `rate` bytes per second make of a byte, in the mean.
+    /// Returns the mean seconds per byte of a step, given the rate of each model.
     pub(super) fn seconds_per_byte(
         &self,
         (rank, lane, step): (usize, u16, u16),
@@ -63,7 +64,8 @@ impl Memory {
     }
 }
 
-/// For each step, the share of the user's blocks that no earlier step has touched, lanes keeping step; and these blocks, each once.
+/// Returns the share of each step's blocks in the callers' buffers that no earlier step has touched, if lanes advance
+/// in step; and all these blocks, each once.
 fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
     let mut been = HashSet::new();
     let mut touched = Vec::new();
@@ -90,7 +92,8 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
     (shares, touched)
 }
 
-/// The caller's buffers: where ranks reach into each other's, every byte is touched by somebody.
+/// Returns all blocks of the caller's buffers. Where ranks reach into each other's buffers, some rank touches every
+/// byte.
 fn all_blocks(plan: &Plan) -> Vec<Blocks> {
     let memory = Caller::of(plan);
     [(Space::Input, memory.input_blocks()), (Space::Output, memory.output_blocks())]
@@ -100,12 +103,12 @@ fn all_blocks(plan: &Plan) -> Vec<Blocks> {
         .collect()
 }
 
-/// Whether it is a buffer of a user's.
+/// Returns whether the space is a buffer of a caller.
 const fn is_users(space: Space) -> bool {
     matches!(space, Space::Input | Space::Output | Space::Window(_))
 }
 
-/// The blocks that a step reads or writes, each once.
+/// Returns the blocks that a step reads or writes, each once.
 fn ends(action: &Action) -> [Option<Blocks>; 2] {
     match *action {
         Action::Send { src, .. } => [Some(src), None],
@@ -133,7 +136,7 @@ mod tests {
         let task = Task::new(Collective::AllReduce, 2).in_place();
         let (shares, touched) = first_shares(&Algorithm::Ring.plan(&task, 0));
         assert_eq!((shares, touched.len()), (vec![vec![1.0, 1.0, 0.0, 0.0]], 2));
-        // Scratch is always near.
+        // Scratch is always in the caches.
         let (shares, _) = first_shares(&Algorithm::RecursiveDoubling.plan(&task, 0));
         assert_eq!(shares, [[0.5, 0.0, 0.0]]);
     }

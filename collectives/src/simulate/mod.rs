@@ -1,27 +1,28 @@
-//! The simulator: how long plans take on a described cluster, without a socket.
+//! The simulator: predicts the time of plans on a described cluster, without a socket.
 //!
-//! A discrete-event simulation in the spirit of LogGP (Alexandrov et al., 1995) and LogGOPSim (Hoefler et al., 2010). The model:
+//! It is a discrete-event simulation in the spirit of LogGP (Alexandrov et al., 1995) and LogGOPSim (Hoefler et al.,
+//! 2010). The model:
 //!
-//! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
-//!   bytes; the lanes of a rank share it, first come first served. Where a host has more ranks than processors, they take
-//!   turns (`processor.rs`).
-//! - Copies, reductions and messages inside a host go as fast as the caches let them (`memory.rs`).
-//! - Inside a host the processors also move the bytes, at both ends; the receiver begins with the first of them.
-//! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
-//!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
-//! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
-//!   bus, twice. These have their own bandwidth, shared by the ranks of the host; hosts
-//!   may have interfaces of their own rate, and pairs of hosts slower links.
-//! - The processor of a rank moves the bytes that it publishes in a stage, or takes from one, once, over the memory bus. A flag is seen a
-//!   latency later, and looking at one costs overhead. Stages hold two rounds. The same goes for bytes in others' buffers, where these
-//!   are windows.
+//! - Each rank has one processor. Posting and taking a message cost overhead on it, and reductions and copies cost time
+//!   per byte; the lanes of a rank share it, first come first served. If a host has more ranks than processors, they
+//!   take turns (`processor.rs`).
+//! - The caches determine the speed of copies, reductions and messages inside a host (`memory.rs`).
+//! - Inside a host the processors at both ends also move the bytes; the receiver starts with the first of them.
+//! - Each rank has a full-duplex link. A message occupies the sender's link and, one latency later, the receiver's. It
+//!   cuts through: it has arrived when its last byte has passed both.
+//! - Messages between hosts also pass the network interface of both hosts; messages within a host pass its memory bus
+//!   twice. Interfaces and buses have their own bandwidth, shared by the ranks of the host. Hosts may have interfaces
+//!   of different rates, and pairs of hosts slower links.
+//! - The processor of a rank moves the bytes that it publishes in a stage, or takes from one, once, over the memory
+//!   bus. A flag becomes visible one latency later, and checking it costs overhead. Stages hold two rounds. The same
+//!   holds for bytes in other ranks' buffers that are windows.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
-//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
-//!   on to the next one, if several follow each other.
+//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. If several calls follow
+//!   each other, a rank that is done with one goes on to the next.
 //!
-//! Cost: a few events per message and segment, some millions per second. An algorithm with log p rounds is quick
-//! at any size. Those with p rounds have p² messages: beyond a few hundred ranks, use [`simulate_symmetric`],
-//! which runs one rank of a plan in which all ranks do the same relative to their neighbours.
+//! A simulation takes a few events per message and segment, at some millions of events per second. An algorithm with
+//! log p rounds is quick at any size. Those with p rounds have p² messages: beyond a few hundred ranks, use
+//! [`simulate_symmetric`], which runs one rank of a plan in which all ranks do the same relative to their neighbours.
 
 mod cluster;
 mod engine;
@@ -39,12 +40,12 @@ use crate::plan::{Plan, StepRef};
 
 pub use cluster::{Cluster, Killed, Straggler};
 
-/// How a simulation went.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Timing {
-    /// When the last rank was done; of those that finished, if some did not.
+    /// Time at which the last rank was done, among those that finished.
     pub seconds: f64,
-    /// When each rank was done; `None` for those that never were.
+    /// Time at which each rank was done; `None` for those that never were.
     pub finished: Vec<Option<f64>>,
     /// The chain of steps that determined `seconds`, first to last.
     pub critical_path: Vec<CriticalStep>,
@@ -52,11 +53,11 @@ pub struct Timing {
     pub intra: Traffic,
     /// Messages and bytes between hosts.
     pub inter: Traffic,
-    /// The most peers any rank talks to.
+    /// The most peers that any rank communicates with.
     pub connections: u32,
-    /// The most bytes of scratch on any rank, all segments in flight taken together.
+    /// The most bytes of scratch on any rank, over all segments in flight together.
     pub scratch_bytes: usize,
-    /// Ranks that never got through, and their reasons to wait. Empty unless a rank is killed.
+    /// Ranks that never finished, and what they wait for. Empty unless a rank is killed.
     pub stuck: Vec<Stuck>,
 }
 
@@ -65,7 +66,7 @@ pub struct Timing {
 pub struct Traffic {
     /// Messages, signals included.
     pub messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub bytes: u64,
 }
 
@@ -76,32 +77,32 @@ pub struct CriticalStep {
     pub rank: u32,
     /// The segment.
     pub segment: usize,
-    /// Lane and step.
+    /// Lane and index of the step.
     pub step: StepRef,
-    /// When it was done.
+    /// Time at which the step was done.
     pub at_seconds: f64,
 }
 
-/// A lane that waits for ever.
+/// A lane that waits forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Stuck {
     /// The rank.
     pub rank: u32,
     /// The segment.
     pub segment: usize,
-    /// Its head step.
+    /// Its next step.
     pub step: StepRef,
-    /// The rank it waits for, if the step is a receive.
+    /// The rank that it waits for, if any.
     pub peer: Option<u32>,
 }
 
-/// Simulates the plans of all ranks; `shapes[r]` is what rank r binds its plan to.
+/// Simulates the plans of all ranks; rank r binds its plan to `shapes[r]`.
 ///
 /// # Errors
-/// If the plans do not fit together; the [checker](crate::check) says more.
+/// If the plans do not fit together; the [checker](crate::check) reports more.
 ///
 /// # Panics
-/// If there are not as many shapes as plans and ranks in the cluster.
+/// If the numbers of shapes, of plans and of the cluster's ranks differ.
 pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<Timing, Violation> {
     assert_eq!(plans.len(), shapes.len(), "a shape per rank");
     assert_eq!(
@@ -119,11 +120,11 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
     Ok(timing)
 }
 
-/// Simulates one rank of a rank-symmetric algorithm (ring, circulant, dissemination, direct all-to-all,
-/// all-gather): one where rank r does to rank r + d what rank 0 does to rank d. All ranks then keep step, so
-/// what rank 0 receives from -d arrives as what it sends to d does. One rank per host, so that nothing is
-/// shared; stragglers, deaths and hosts that differ break the symmetry and are ignored. Blocks whose lengths differ by an element
-/// from rank to rank are taken as rank 0 has them. Traffic is that of the whole world.
+/// Simulates one rank of a rank-symmetric algorithm (ring, circulant, dissemination, direct all-to-all, all-gather):
+/// one in which rank r does to rank r + d what rank 0 does to rank d. All ranks then advance in step, so a message that
+/// rank 0 receives from -d arrives when its own message to d does. There is one rank per host, so nothing is shared;
+/// stragglers, deaths and differences between hosts would break the symmetry and are ignored. Block lengths that differ
+/// by one element between ranks are taken from rank 0. Traffic is that of the whole world.
 ///
 /// # Panics
 /// If the plan has stages.

@@ -1,41 +1,42 @@
-//! A processor, and the ranks that take turns on it.
+//! A processor and the ranks that take turns on it.
 //!
-//! A rank runs until it has nothing to do; then it yields to the next one round the processor. One that waits polls once in
-//! its turn and yields again, so that a turn costs a switch whether or not there was something to do.
+//! A rank runs until it has nothing to do; then it yields to the next rank of the processor, in a circle. A waiting
+//! rank polls once in its turn and yields again, so that a turn costs a switch whether or not there was something to
+//! do.
 
-/// Ranks on one processor.
+/// The ranks on one processor.
 #[derive(Clone, Debug)]
 pub(super) struct Processor {
-    /// When it is done with the work it has.
+    /// Time at which the processor is done with its current work.
     pub(super) free: f64,
     /// The record of its last step.
     pub(super) record: Option<u32>,
-    /// The place of the rank whose turn it is.
+    /// Position of the rank whose turn it is.
     holder: usize,
-    /// Lanes that wait for the turn of their rank, as slot and lane, by place.
+    /// Lanes that wait for the turn of their rank, as slot and lane, by position.
     waiting: Vec<Vec<(u16, u16)>>,
-    /// Whether somebody is to call [`Processor::turn`].
+    /// Whether a call of [`Processor::turn`] is scheduled.
     turn_due: bool,
 }
 
-/// When a lane may go on.
+/// The time at which a lane may go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Claim {
-    /// At once.
+    /// Immediately.
     Now,
-    /// When its rank has come to its turn.
+    /// At the turn of its rank.
     At(f64),
-    /// When others are done; somebody is to call [`Processor::turn`] then, if a time is given.
+    /// After other work; if a time is given, the caller must call [`Processor::turn`] then.
     Queued(Option<f64>),
 }
 
 impl Processor {
-    /// For so many ranks.
+    /// Makes a processor for `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self { free: 0.0, record: None, holder: 0, waiting: vec![Vec::new(); ranks], turn_due: false }
     }
 
-    /// A lane of the rank in `place` has something to do; to pass the turn on takes `switch`.
+    /// Requests the processor for a lane of the rank at `place`; passing the turn on takes `switch`.
     pub(super) fn claim(&mut self, place: usize, lane: (u16, u16), at: f64, switch: f64) -> Claim {
         let ranks = self.waiting.len();
         if ranks == 1 {
@@ -50,7 +51,7 @@ impl Processor {
         if self.holder == place && at <= self.free + switch {
             return Claim::Now;
         }
-        // All have been waiting: on average half of them come before this one.
+        // All ranks have been waiting: on average half of them come before this one.
         self.holder = place;
         if switch == 0.0 {
             return Claim::Now;
@@ -59,8 +60,8 @@ impl Processor {
         Claim::At(self.free)
     }
 
-    /// The work at hand is done: the first rank round that has something to do is next. Its lanes, when they go on, and when
-    /// to call again, if others wait still.
+    /// Passes the turn to the next rank in the circle with something to do, now that the current work is done. Returns
+    /// its position, its lanes, when they go on, and when to call again if others still wait.
     pub(super) fn turn(&mut self, at: f64, switch: f64) -> (usize, Vec<(u16, u16)>, f64, Option<f64>) {
         self.turn_due = false;
         let ranks = self.waiting.len();
@@ -89,10 +90,10 @@ mod tests {
         processor.free = 10.0;
         assert_eq!(processor.claim(2, (0, 1), 5.0, 1.0), Claim::Queued(Some(10.0)));
         assert_eq!(processor.claim(0, (0, 2), 6.0, 1.0), Claim::Queued(None));
-        // Its own first, then past one that has nothing to do.
+        // The rank's own lane comes first, then the turn passes over a rank with nothing to do.
         assert_eq!(processor.turn(10.0, 1.0), (0, vec![(0, 2)], 10.0, Some(10.0)));
         assert_eq!(processor.turn(10.0, 1.0), (2, vec![(0, 1)], 12.0, None));
-        // After idling, half a round.
+        // After idling, a wait of half a round.
         assert_eq!(processor.claim(2, (0, 1), 20.0, 1.0), Claim::At(21.5));
         assert_eq!(processor.claim(2, (0, 1), 21.5, 1.0), Claim::Now);
     }

@@ -1,4 +1,4 @@
-//! How a simulation went, once nothing happens any more.
+//! Report of a simulation after its last event.
 
 use crate::layout::Layout;
 use crate::plan::{Action, StepRef};
@@ -8,7 +8,7 @@ use super::state::Record;
 use super::{CriticalStep, Stuck, Timing};
 
 impl Engine<'_> {
-    /// How far a rank has come, and its reason to wait.
+    /// Reports how far each rank has come, and what it waits for.
     pub(super) fn report(self) -> Timing {
         let mut stuck = Vec::new();
         let mut finished = Vec::with_capacity(self.ranks.len());
@@ -58,7 +58,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The rank that a step waits for.
+    /// Returns the rank that a step waits for.
     fn awaited(&self, rank: usize, slot: usize, action: &Action) -> Option<u32> {
         match action {
             Action::Await { of } => self.stages.missing(*of, rank, slot),

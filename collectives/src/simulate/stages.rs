@@ -1,33 +1,34 @@
-//! Stages in a simulation: the rounds published by each rank, and their times.
+//! Stages in a simulation: the rounds that each rank has published, with their times.
 
 use crate::check::stage::Groups;
 use crate::stage::Members;
 
-/// Rounds of which a stage holds the payloads: as few as any does.
+/// Number of rounds whose payloads a stage holds: the minimum of all transports.
 const DEPTH: usize = 2;
 
 /// The rounds published so far.
 #[derive(Debug)]
 pub(super) struct Stages {
     groups: Groups,
-    /// By slot and group.
+    /// Boards by slot and group.
     boards: Vec<Vec<Board>>,
 }
 
 #[derive(Clone, Debug)]
 struct Board {
-    /// When, and the record of the step, by member and round. Segments and calls of a slot follow each other.
+    /// Time and step record of each publication, by member and round. Segments and calls of a slot follow
+    /// each other.
     published: Vec<Vec<(f64, u32)>>,
-    /// Lanes that wait for somebody to publish, as rank and lane.
+    /// Lanes that wait for a member to publish, as rank and lane.
     waiting: Vec<(u32, u16)>,
 }
 
-/// When a step that waits for others may go on.
+/// The time at which a step that waits for others may go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ready {
-    /// From this time on; the record is that of the step it waited for, if for any.
+    /// From this time on, with the record of the step that it waited for, if any.
     At(f64, Option<u32>),
-    /// Not before another member publishes, which will call again.
+    /// Not before another member publishes, after which the step is tried again.
     Later,
 }
 
@@ -43,7 +44,7 @@ impl Stages {
         self.groups.of_ranks[rank].expect("a plan with such steps has a stage")
     }
 
-    /// When a rank may publish its next round; a flag takes `latency` seconds.
+    /// Returns when a rank may publish its next round; a flag takes `latency` seconds.
     pub(super) fn may_publish(&mut self, rank: usize, lane: u16, slot: usize, latency: f64) -> Ready {
         let (group, me) = self.member(rank);
         let next = self.boards[slot][group].published[me].len();
@@ -53,7 +54,7 @@ impl Stages {
         }
     }
 
-    /// When members have published the round that this rank published last.
+    /// Returns when members have published the round that this rank published last.
     pub(super) fn have_published(
         &mut self,
         of: Members,
@@ -92,7 +93,8 @@ impl Stages {
         ready
     }
 
-    /// A rank has published its next round at `at`: lanes to go on, as rank and lane, a latency later.
+    /// Records that a rank publishes its next round at `at`. Returns the lanes that go on one latency later,
+    /// as rank and lane.
     pub(super) fn publish(&mut self, rank: usize, slot: usize, at: f64, record: u32) -> Vec<(u32, u16)> {
         let (group, me) = self.member(rank);
         let board = &mut self.boards[slot][group];
@@ -100,12 +102,12 @@ impl Stages {
         std::mem::take(&mut board.waiting)
     }
 
-    /// The number of members that a rank waits for, or whose payloads it reduces.
+    /// Returns the number of members that a rank waits for, or whose payloads it reduces.
     pub(super) fn count(&self, of: Members, rank: usize) -> usize {
         of.range(self.groups.members[self.member(rank).0].len()).len()
     }
 
-    /// A member that has not published the round that this rank published last.
+    /// Returns a member that has not published the round that this rank published last.
     pub(super) fn missing(&self, of: Members, rank: usize, slot: usize) -> Option<u32> {
         let (group, me) = self.member(rank);
         let published = &self.boards[slot][group].published;

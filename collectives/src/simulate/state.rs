@@ -1,10 +1,10 @@
-//! The state of the event loop: ranks, hosts, segments in flight, events.
+//! State of the event loop: ranks, hosts, segments in flight, events.
 
 use std::cmp::Ordering;
 
 use crate::plan::{Step, StepRef};
 
-/// The cause of the time at which a step was done: the record of the step before it on the critical path.
+/// The end of a step, and its cause: the record of the step before it on the critical path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) rank: u32,
@@ -14,19 +14,19 @@ pub(super) struct Record {
     pub(super) cause: Option<u32>,
 }
 
-/// One step, with its cost; the same for all segments but, maybe, the last.
+/// One step with its cost, the same for all segments except perhaps the last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Compiled {
     pub(super) step: Step,
     pub(super) channel: u32,
-    /// Peer and whether it is on another host, for sends.
+    /// For sends, the peer, and whether it is on another host.
     pub(super) peer: u32,
     pub(super) inter: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
-    /// When the receiver may begin, and when the last byte is there.
+    /// Time at which the receiver may begin, and at which the last byte has arrived.
     pub(super) begins: f64,
     pub(super) arrived: f64,
     pub(super) record: u32,
@@ -36,10 +36,10 @@ pub(super) struct Message {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
     pub(super) next: u16,
-    /// When the last of its sends is read out.
+    /// Time at which the last of its sends has been read.
     pub(super) read_out: f64,
     pub(super) last: Option<u32>,
-    /// When each step was done, where another lane may ask.
+    /// Time at which each step was done, if another lane may ask for it.
     pub(super) done: Vec<(f64, u32)>,
     pub(super) waiting_after: bool,
 }
@@ -55,12 +55,12 @@ pub(super) struct Instance {
 pub(super) struct Rank {
     pub(super) host: usize,
     pub(super) processor: usize,
-    /// Among the ranks of the processor.
+    /// Position among the ranks of the processor.
     pub(super) place: usize,
     pub(super) link_out: f64,
     pub(super) link_in: f64,
     pub(super) instances: Vec<Instance>,
-    /// Calls to begin yet, segments under way, and segments of a call.
+    /// Calls yet to begin, segments in progress, and segments of a call.
     pub(super) calls: usize,
     pub(super) under_way: usize,
     pub(super) segments: usize,
@@ -83,8 +83,9 @@ pub(super) enum Event {
     Lane { rank: u32, slot: u16, lane: u16 },
     /// A processor that ranks share has finished its work.
     Turn { processor: u32 },
-    /// The first byte of a message leaves the sender's link. Resources that hosts share are taken now, and not when the message was
-    /// posted, lest a message that waits for its link keep others from the interface. At `sent` the sender's processor is done with it.
+    /// The first byte of a message leaves the sender's link. The message occupies shared resources of the host from
+    /// now, not from when it was posted, so that a message that waits for its link does not keep others from the
+    /// interface. At `sent` the sender's processor is done with it.
     Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, sent: f64, record: u32 },
     /// The first byte of a message reaches the receiver's side.
     Head {
@@ -99,8 +100,8 @@ pub(super) enum Event {
     },
 }
 
-/// Times are never NaN; ties go by order of scheduling, so that runs repeat. Turns come last: a rank that has a processor goes on while
-/// it has something to do.
+/// An event with its time. Times are never NaN. Ties go by order of scheduling, so that runs repeat; turns come last,
+/// since a rank that has a processor goes on while it has something to do.
 pub(super) struct Timed {
     pub(super) at: f64,
     pub(super) order: u64,

@@ -34,7 +34,7 @@ pub fn plans(algorithm: Algorithm, task: &Task) -> Vec<Plan> {
     algorithm.plans(task)
 }
 
-/// The same number of elements everywhere: of the vector, or of each block.
+/// Shapes with the same number of elements everywhere: of the vector, or of each block.
 pub fn uniform(plans: &[Plan], count: usize) -> Vec<Shape> {
     plans
         .iter()
@@ -45,8 +45,8 @@ pub fn uniform(plans: &[Plan], count: usize) -> Vec<Shape> {
         .collect()
 }
 
-/// Unequal blocks: `len(from, to)` elements travel from one rank to another; what a collective with one block
-/// per rank does not vary over is taken from the rank the block belongs to.
+/// Shapes of unequal blocks: `len(from, to)` elements travel from one rank to another. In a collective with
+/// one block per rank, the rank that the block belongs to decides the length.
 pub fn irregular(task: &Task, len: impl Fn(u32, u32) -> usize) -> Vec<Shape> {
     let p = task.world_size;
     let all = |f: &dyn Fn(u32) -> usize| (0..p).map(f).collect::<Box<[usize]>>();
@@ -60,7 +60,7 @@ pub fn irregular(task: &Task, len: impl Fn(u32, u32) -> usize) -> Vec<Shape> {
                 Collective::ReduceScatter => (each(), one(rank)),
                 Collective::Gather => (one(rank), at_root(each())),
                 Collective::Scatter => (at_root(each()), one(rank)),
-                // In place, a block is as long coming as going.
+                // In place, the block that a rank receives is as long as the one it sends.
                 Collective::AllToAll if task.placement == Placement::InPlace => {
                     let mutual = all(&|peer| len(rank.min(peer), rank.max(peer)));
                     (mutual.clone(), mutual)
@@ -95,7 +95,7 @@ pub const IN: Blocks = Blocks::one(Space::Input, 0);
 pub const OUT: Blocks = Blocks::one(Space::Output, 0);
 pub const TMP: Blocks = Blocks::one(Space::Scratch, 0);
 
-/// Hand-written plans of one all-reduce: for each rank its lanes.
+/// Makes hand-written plans of one all-reduce; `programs` holds the lanes of each rank.
 pub fn by_hand(
     placement: Placement,
     scratch: usize,
@@ -119,12 +119,12 @@ pub fn by_hand(
     programs.into_iter().enumerate().map(plan).collect()
 }
 
-/// The defect that the checker finds.
+/// Returns the defect that the checker finds.
 pub fn violation(plans: &[Plan]) -> Violation {
     check(plans, &uniform(plans, 100), &Options::default()).expect_err("the defect must be found")
 }
 
-/// Numbers that look random and are the same in every run (xorshift).
+/// Pseudo-random numbers, the same in every run (xorshift).
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -135,7 +135,7 @@ impl Numbers {
         self.0
     }
 
-    /// From 0 to 1.
+    /// Returns a number from 0 to 1.
     pub fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,4 +1,5 @@
-//! Tuning: the algorithm that a call takes and the costs of the others, with and without settings, and the flight recorder.
+//! Tuning: shows the algorithm that a call takes and the costs of the others, with and without settings; and the flight
+//! recorder.
 //!
 //! ```text
 //! explain --ranks 4
@@ -17,9 +18,9 @@ fn main() -> ExitCode {
     cluster::main("Shows which algorithm an all-reduce takes, and how long calls took", explain)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn explain(ranks: &Communicator) -> Result<()> {
-    // The same ranks with other settings; as `KOLO_ALGO=all_reduce:ring` would have it for the whole job.
+    // The same ranks with other settings, as `KOLO_ALGO=all_reduce:ring` would set them for the whole job.
     let mut config = ranks.config().clone();
     config.algorithms = "all_reduce:ring".to_owned();
     let by_ring = ranks.duplicate(config)?;
@@ -41,7 +42,7 @@ fn explain(ranks: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// An all-reduce in place, as a value.
+/// Describes an in-place all-reduce as a value.
 fn call(data: &mut [f32]) -> RawCall {
     RawCall {
         collective: Collective::AllReduce,

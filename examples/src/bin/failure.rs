@@ -1,4 +1,5 @@
-//! Failure: the last rank leaves early, and the others find out which rank it was, why, and that the job is over.
+//! Failure: the last rank leaves early, and the others learn which rank it was, why it left, and that the job is
+//! over.
 //!
 //! ```text
 //! failure --ranks 4
@@ -14,10 +15,10 @@ fn main() -> ExitCode {
     cluster::main("Lets the last rank leave early, and shows the errors of the others", failure)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn failure(ranks: &Communicator) -> Result<()> {
     let rank = ranks.rank();
-    // An error of usage: nothing was sent, so this rank may go on.
+    // An error of usage: no data was sent, so this rank may go on.
     let error = ranks.broadcast(&mut [0_u8], ranks.world_size()).expect_err("the root is out of range");
     println!("rank {rank}: fatal: {}: {error}", error.is_fatal());
 
@@ -28,7 +29,7 @@ fn failure(ranks: &Communicator) -> Result<()> {
         return Err("an all-reduce without the last rank cannot succeed".into());
     };
     println!("rank {rank}: fatal: {}: {error}", error.is_fatal());
-    // A supervisor decides by the fields, not by the text.
+    // A supervisor decides by the fields of the error, not by its text.
     match error {
         Error::PeerLost { peer, cause: LossCause::Left, .. } if peer + 1 == ranks.world_size() => Ok(()),
         other => Err(other.into()),

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     cluster::main("Arranges the ranks as a grid, and sums along its rows and columns", groups)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn groups(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let width = width(world_size);
@@ -28,14 +28,14 @@ fn groups(ranks: &Communicator) -> Result<()> {
         "rank {rank} at row {row}, column {column}: the row's sum is {row_sum}, the column's {column_sum}"
     );
 
-    // Sums of sums: along the rows, and then of those along the columns.
+    // The total: sums along the rows, then sums of those along the columns.
     let total = sum(&along_column, row_sum)?;
     let expected = world_size * (world_size - 1) / 2;
     if total != expected {
         return Err(format!("rank {rank}: the sum of all is {total} instead of {expected}").into());
     }
 
-    // Without a split, by a list of ranks: only the listed ones call.
+    // A group can also be made from a list of ranks, without a split: only the listed ranks call.
     if column == 0 {
         let first_column: Vec<u32> = (0..world_size).step_by(width as usize).collect();
         let group = ranks.group(&first_column)?;
@@ -50,7 +50,7 @@ fn sum(group: &Communicator, value: u32) -> Result<u32> {
     Ok(sum[0])
 }
 
-/// Columns of the grid that is nearest to a square, and at least as wide as high.
+/// Returns the columns of the grid that is closest to a square and at least as wide as high.
 fn width(world_size: u32) -> u32 {
     (1..=world_size)
         .find(|&width| world_size.is_multiple_of(width) && width * width >= world_size)

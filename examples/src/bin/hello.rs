@@ -1,4 +1,4 @@
-//! The smallest program: join, sum the ranks, and say how the ranks reach each other.
+//! The smallest program: join, sum the ranks, and print how the ranks reach each other.
 //!
 //! ```text
 //! hello --ranks 4
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     cluster::main("Sums the ranks, and says how they reach each other", hello)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn hello(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let mut sum = [rank];

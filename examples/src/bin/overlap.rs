@@ -1,12 +1,12 @@
-//! Overlap: buckets are computed one after another, and each is all-reduced while the next ones are computed.
+//! Overlap: buckets are computed one after another, and each is all-reduced while the next ones are being computed.
 //!
 //! ```text
 //! overlap --ranks 2
 //! kolo run -n 2 -- overlap
 //! ```
 //!
-//! There is something to gain while a processor is idle in the blocking version: with fewer ranks than processors, or
-//! with a network in between.
+//! Overlap helps if processors are idle in the blocking version: with fewer ranks than processors, or with a network
+//! between the ranks.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, ReduceOp};
 use kolo_examples::{Result, cluster};
 
-/// Buckets, and elements in each: 1 MiB.
+/// Number of buckets, and elements in each: 1 MiB.
 const BUCKETS: u32 = 16;
 const LEN: u32 = 1 << 18;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     cluster::main("All-reduces buckets while computing the next ones, and compares the time", overlap)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn overlap(ranks: &Communicator) -> Result<()> {
     one_after_another(ranks)?; // Makes connections, so that neither version pays for them.
     ranks.barrier()?;
@@ -30,7 +30,7 @@ fn overlap(ranks: &Communicator) -> Result<()> {
     ranks.barrier()?;
     let (sums, overlapped) = at_the_same_time(ranks)?;
     let difference = greatest_difference(&sums, &expected);
-    // Blocking and started calls may add in another order.
+    // Blocking and started calls may add in different orders.
     if difference > 1e-6 {
         return Err(format!("rank {}: the sums differ by {difference:e}", ranks.rank()).into());
     }
@@ -65,13 +65,13 @@ fn at_the_same_time(ranks: &Communicator) -> Result<(Vec<Vec<f32>>, Duration)> {
     Ok((sums, start.elapsed()))
 }
 
-/// Of two values, as a share of them.
+/// Returns the greatest relative difference between the sums and the expected values.
 fn greatest_difference(sums: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     let pairs = sums.iter().flatten().zip(expected.iter().flatten());
     pairs.map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f32::max)
 }
 
-/// Some work: a bucket's values on a rank.
+/// Computes a bucket's values on a rank.
 fn compute(index: u32, rank: u32) -> Vec<f32> {
     let scale = 1e-6 * (1 + index + rank) as f32;
     (0..LEN).map(|i| (0..16).fold(i as f32 * scale, |x, _| (x * 1.1 + 0.3).sqrt())).collect()

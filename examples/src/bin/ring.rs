@@ -1,4 +1,4 @@
-//! Send and receive: a token once around the ring, and an all-reduce of one's own made of nothing else.
+//! Send and receive: a token that goes once round the ring, and an all-reduce made of sends and receives alone.
 //!
 //! ```text
 //! ring --ranks 4
@@ -15,12 +15,12 @@ fn main() -> ExitCode {
     cluster::main("Passes a token around the ring, and all-reduces with send and receive alone", ring)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn ring(ranks: &Communicator) -> Result<()> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     println!("rank {rank}: the token came with {}", pass_token(ranks)?);
 
-    // Whole numbers, so that the order of additions does not matter.
+    // The values are whole numbers, so the order of additions does not matter.
     let mut own: Vec<f32> = (0..1000).map(|i| (i * (rank + 1)) as f32).collect();
     let mut expected = own.clone();
     ring_all_reduce(ranks, &mut own)?;
@@ -32,7 +32,7 @@ fn ring(ranks: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 sends 1 to its right; each adds 1 and passes it on, until rank 0 has it back.
+/// Rank 0 sends 1 to its right; each rank adds 1 and passes the token on, until rank 0 has it back.
 fn pass_token(ranks: &Communicator) -> Result<u32> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let (left, right) = ((rank + world_size - 1) % world_size, (rank + 1) % world_size);
@@ -47,12 +47,13 @@ fn pass_token(ranks: &Communicator) -> Result<u32> {
     Ok(token[0])
 }
 
-/// The classic: in `world_size - 1` steps every rank gets the sum of one block, in as many more all get all blocks.
+/// The classic ring all-reduce: in `world_size - 1` steps each rank gets the sum of one block, and in as many more
+/// steps all ranks get all blocks.
 fn ring_all_reduce(ranks: &Communicator, values: &mut [f32]) -> Result<()> {
     let (rank, n) = (ranks.rank() as usize, ranks.world_size() as usize);
     let (left, right) = ((rank + n - 1) % n, (rank + 1) % n);
     let len = values.len();
-    // The block that was this rank's so many steps ago, as it travels right.
+    // The block of the rank that is `steps` places to the left of `from`, as blocks travel right.
     let block = |from: usize, steps: usize| -> Range<usize> {
         let index = (from + n - steps % n) % n;
         len * index / n..len * (index + 1) / n

@@ -1,4 +1,4 @@
-//! A scope: asynchronous all-reduces on borrowed buffers, all done when the scope ends.
+//! A scope: asynchronous all-reduces on borrowed buffers, which are all done when the scope ends.
 //!
 //! ```text
 //! scope --ranks 4
@@ -17,12 +17,12 @@ fn main() -> ExitCode {
     cluster::main("Sums the layers of a model asynchronously, in place", scope)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn scope(ranks: &Communicator) -> Result<()> {
     let mut layers = LAYERS.map(|elements| vec![1.0_f32; elements]);
-    // The layers are borrowed, not moved: the compiler keeps everything else away from them until the scope ends.
+    // The layers are borrowed, not moved: until the scope ends, the compiler forbids all other uses of them.
     ranks.scope(|scope| {
-        // The last layer first, as a backward pass would have it.
+        // The last layer comes first, as in a backward pass.
         layers.iter_mut().rev().try_for_each(|layer| scope.all_reduce(layer, ReduceOp::Sum))
     })?;
     let expected = ranks.world_size() as f32;

@@ -1,4 +1,5 @@
-//! Symmetric buffers: an all-reduce in memory that all ranks of the host reach, beside the same call on a vector.
+//! Symmetric buffers: an all-reduce in memory that all ranks of the host reach, compared with the same call on a
+//! vector.
 //!
 //! ```text
 //! symmetric --ranks 4
@@ -20,11 +21,11 @@ fn main() -> ExitCode {
     cluster::main("All-reduces in symmetric buffers, and compares with ordinary memory", symmetric)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn symmetric(ranks: &Communicator) -> Result<()> {
     let mut ordinary = vec![0.0; LEN];
     let without = time(ranks, &mut ordinary)?;
-    // All ranks call it, with the same length.
+    // All ranks make this call, with the same length.
     let mut shared = ranks.alloc::<f32>(LEN)?;
     let with = time(ranks, &mut shared)?;
     if ordinary != shared[..] {
@@ -38,7 +39,7 @@ fn symmetric(ranks: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Of one all-reduce: the best of some.
+/// Returns the time of one all-reduce: the best of several.
 fn time(ranks: &Communicator, buffer: &mut [f32]) -> Result<Duration> {
     let mut best = Duration::MAX;
     for _ in 0..ROUNDS {

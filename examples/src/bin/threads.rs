@@ -16,10 +16,10 @@ fn main() -> ExitCode {
     cluster::main("Communicates from two threads of each rank", threads)
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn threads(ranks: &Communicator) -> Result<()> {
-    // Calls on one communicator must come in the same order on all ranks, and the order of two threads is not known. So the
-    // second thread gets a communicator of its own, with the same ranks.
+    // Calls on one communicator must come in the same order on all ranks, but the order of two threads is not known.
+    // The second thread therefore gets a communicator of its own, with the same ranks.
     let second = ranks.split(Some(0), ranks.rank())?.ok_or("a rank with a color has a group")?;
     let (sums, products) = std::thread::scope(|scope| {
         let products = scope.spawn(|| reduce_often(&second, ReduceOp::Prod));

@@ -1,14 +1,15 @@
-//! Trains a small network on Fashion-MNIST, data-parallel: loss, accuracy, speed, and time lost to communication.
+//! Trains a small network on Fashion-MNIST, data-parallel; prints loss, accuracy, speed, and the time lost to
+//! communication.
 //!
-//! As threads, and as processes:
+//! It runs as threads or as processes:
 //!
 //! ```text
 //! train_mlp --ranks 2
 //! kolo run -n 2 -- train_mlp
 //! ```
 //!
-//! Both learn the same as `--ranks 1` within rounding, which `--compare` checks, and all ranks of a run end with the
-//! same bits, which is always checked.
+//! Both learn the same as `--ranks 1` within rounding, which `--compare` checks. All ranks of a run end with the same
+//! bits, which is always checked.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use kolo_examples::group::{Alone, Group};
 use kolo_examples::mlp::Mlp;
 use kolo_examples::train::{Settings, train};
 
-/// Trains a network of dense layers on images, with every batch shared out over the ranks.
+/// Trains a network of dense layers on images; the ranks share every batch.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -36,7 +37,7 @@ struct Arguments {
     /// Train on the bundled subset of Fashion-MNIST
     #[arg(long, conflicts_with = "data")]
     bundled: bool,
-    /// Train on the first so many images only
+    /// Train on this many images only, the first of the set
     #[arg(long)]
     images: Option<usize>,
     /// Passes over the data
@@ -45,20 +46,20 @@ struct Arguments {
     /// Images per step, of all ranks together
     #[arg(long, default_value_t = 256)]
     batch: usize,
-    /// Factor of the mean gradient
+    /// Factor of the mean gradient in a step
     #[arg(long, default_value_t = 0.02)]
     learning_rate: f32,
-    /// Factor of the previous step
+    /// Factor of the previous step in a step (momentum)
     #[arg(long, default_value_t = 0.9)]
     momentum: f32,
-    /// Start of all that is random
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// KiB of gradients that travel together
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     bucket_kib: u32,
-    /// Afterwards train on one rank too, without Kolo, and fail if the networks differ by more than rounding. Learning
-    /// rates much above the default enlarge the rounding itself until this fails
+    /// Afterwards also train on one rank, without Kolo, and fail if the networks differ by more than rounding.
+    /// Learning rates far above the default enlarge the rounding errors until this fails
     #[arg(long)]
     compare: bool,
 }
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all is as it should be.
+/// Returns whether everything is as expected.
 fn run(arguments: &Arguments) -> Result<bool> {
     let mut data =
         if arguments.bundled { Dataset::bundled() } else { Dataset::load(arguments.data.as_deref()) }?;
@@ -107,14 +108,14 @@ fn settings(arguments: &Arguments, data: &Dataset) -> Settings {
     }
 }
 
-/// A rank's result.
+/// The result of one rank.
 struct Outcome {
     rank: u32,
     network: Mlp,
     identical: bool,
 }
 
-/// Each rank's part.
+/// The work of each rank.
 fn run_rank(ranks: &Communicator, data: &Dataset, settings: &Settings) -> Result<Outcome> {
     let rank = ranks.rank();
     if rank == 0 {
@@ -134,7 +135,7 @@ fn run_rank(ranks: &Communicator, data: &Dataset, settings: &Settings) -> Result
     Ok(Outcome { rank, network, identical })
 }
 
-/// Trains, with rank 0 showing how it goes.
+/// Trains while rank 0 shows the progress.
 fn show_training<G: Group>(group: &G, data: &Dataset, settings: &Settings) -> Result<Mlp> {
     let console = (group.rank() == 0).then(|| Console::new(data.train.len()));
     let network = train(group, &data.train, &data.test, settings, |progress| {
@@ -148,7 +149,7 @@ fn show_training<G: Group>(group: &G, data: &Dataset, settings: &Settings) -> Re
     Ok(network)
 }
 
-/// Trains on one rank, and tells whether the network is the same within rounding.
+/// Trains on one rank, and returns whether the network is the same within rounding.
 fn compare(network: &Mlp, data: &Dataset, settings: &Settings) -> Result<bool> {
     println!("the same on 1 rank:");
     let alone = show_training(&Alone, data, settings)?;

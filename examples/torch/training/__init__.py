@@ -1,1 +1,1 @@
-"""What the programs in this folder share: data, models, synchronisation of gradients, training, and reports."""
+"""Common parts of the programs in this folder: data, models, synchronisation of gradients, training, and reports."""

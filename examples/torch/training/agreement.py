@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same bits."""
+"""Checks that all ranks have the same bits."""
 
 from __future__ import annotations
 

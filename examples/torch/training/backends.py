@@ -1,4 +1,4 @@
-"""The communication backends, and what each needs to be there."""
+"""The communication backends, and their requirements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BACKENDS = ("gloo", "mpi", "kolo")
 
 
 def why_not(backend: str) -> str | None:
-    """What this machine lacks for `backend`; None if nothing."""
+    """Returns what this machine lacks for `backend`; None if nothing."""
     if backend == "kolo":
         try:
             import kolo.torch  # noqa: F401  (registers the backend)
@@ -26,7 +26,7 @@ def why_not(backend: str) -> str | None:
 
 
 def require(backend: str) -> None:
-    """Makes `backend` known to torch.distributed, or ends the program with a line that says what is missing."""
+    """Registers `backend` with torch.distributed, or ends the program with a line that says what is missing."""
     reason = why_not(backend)
     if reason is not None:
         raise SystemExit(reason)

@@ -25,18 +25,18 @@ class Images:
         return len(self.labels)
 
     def batch(self, indices: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs between -1 and 1, and their labels."""
+        """Returns inputs between -1 and 1, and their labels."""
         return self.pixels[indices].float().div_(127.5).sub_(1.0), self.labels[indices]
 
     def fraction(self, part: float) -> "Images":
-        """The first images."""
+        """Returns the first part of the images."""
         count = max(1, round(len(self) * part))
         return Images(self.pixels[:count], self.labels[:count])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images to train with and images to test with; `source` says where they are from."""
+    """Images to train with and images to test with; `source` says where they come from."""
 
     source: str
     train: Images

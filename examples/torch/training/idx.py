@@ -29,7 +29,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """The file `name` in `folder`, plain or gzipped."""
+    """Returns the path of the file `name` in `folder`, plain or gzipped."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate

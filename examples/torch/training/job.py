@@ -1,4 +1,4 @@
-"""One training run as data: what to do, and what came out. Both travel between processes as JSON."""
+"""One training run as data: its parameters and its result. Both travel between processes as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """One run. `backend` is "none" for the sequential ones."""
+    """One run. `backend` is "none" for sequential runs."""
 
     model: str
     backend: str
@@ -28,7 +28,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Short and unique within a round, without the model."""
+        """Returns a short name without the model, unique within a round."""
         if self.backend == "none":
             return f"sequential, {self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{self.backend} {self.sync}, {self.ranks} ranks"
@@ -50,7 +50,7 @@ class Epoch:
 
 @dataclass
 class Result:
-    """What a run gives."""
+    """The result of a run."""
 
     job: Job
     parameters: int

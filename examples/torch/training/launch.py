@@ -1,4 +1,4 @@
-"""Starts the processes of a run: one for sequential ones, torchrun or mpirun for the others.
+"""Starts the processes of a run: a single one for sequential runs, torchrun or mpirun for the others.
 
 No port is fixed: torchrun is started stand-alone and takes a free one, mpirun needs none.
 """
@@ -33,7 +33,7 @@ class Weights:
 
 
 def launch(job: Job, timeout_seconds: float) -> tuple[Result, Weights]:
-    """Runs `job` to its end."""
+    """Runs `job` to its end and returns its result."""
     with tempfile.TemporaryDirectory(prefix="kolo-study-") as folder:
         job_path, result_path = Path(folder, "job.json"), Path(folder, "result.json")
         save(job, job_path)
@@ -50,7 +50,7 @@ def launch(job: Job, timeout_seconds: float) -> tuple[Result, Weights]:
 
 
 def run_for(command: list[str], timeout_seconds: float, cwd: Path, env: dict[str, str]) -> int | None:
-    """The exit status of `command`; None if it took too long and was ended."""
+    """Returns the exit status of `command`; None if it took too long and was ended."""
     process = subprocess.Popen(command, cwd=cwd, env=env)
     try:
         return process.wait(timeout_seconds)
@@ -67,7 +67,7 @@ def run_for(command: list[str], timeout_seconds: float, cwd: Path, env: dict[str
 
 
 def _launcher(job: Job) -> list[str]:
-    """The command up to and including the Python interpreter and its options."""
+    """Returns the command up to and including the Python interpreter and its options."""
     if job.backend == "none":
         return [sys.executable]
     if job.backend == "mpi":
@@ -76,11 +76,12 @@ def _launcher(job: Job) -> list[str]:
 
 
 def mpirun(ranks: int) -> list[str]:
-    """mpirun with what each implementation wants for `ranks` on one host."""
+    """Returns an mpirun command with the options that each implementation needs for `ranks` ranks on one host."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
     command = ["mpirun"]
     if "Open MPI" in version or "OpenRTE" in version:
-        # Unbound, as the other backends' ranks are; waiting ranks yield if there are more of them than processors.
+        # Ranks are not bound, like those of the other backends; waiting ranks yield if there are more of them than
+        # processors.
         command += ["--oversubscribe", "--bind-to", "none"]
         if ranks > (os.cpu_count() or 1):
             command += ["--mca", "mpi_yield_when_idle", "1"]

@@ -24,7 +24,7 @@ EARLY_STEPS = 10
 def train(
     job: Job, dataset: Dataset, sync: Synchroniser, team: Team, progress: Progress, early: list[torch.Tensor]
 ) -> Iterator[Epoch]:
-    """Yields after every epoch. Puts the weights after a few steps into `early`."""
+    """Yields after every epoch. Stores the weights after a few steps in `early`."""
     optimiser = torch.optim.SGD(sync.module.parameters(), lr=job.learning_rate, momentum=MOMENTUM)
     steps = steps_per_epoch(job, dataset.train)
     for epoch in range(job.epochs):
@@ -56,7 +56,7 @@ def train(
 
 
 def steps_per_epoch(job: Job, images: Images) -> int:
-    """Whole batches only, so that all ranks always have equal shares."""
+    """Counts only whole batches, so that all ranks always have equal shares."""
     steps = len(images) // job.batch
     if steps == 0:
         raise SystemExit(f"{len(images)} images are less than one batch of {job.batch}")
@@ -64,12 +64,12 @@ def steps_per_epoch(job: Job, images: Images) -> int:
 
 
 def _order(seed: int, epoch: int, count: int) -> torch.Tensor:
-    """The order of the images in an epoch: the same on all ranks and in all runs."""
+    """Returns the order of the images in an epoch: the same on all ranks and in all runs."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1000 + epoch))
 
 
 def _share(order: torch.Tensor, step: int, batch: int, team: Team) -> torch.Tensor:
-    """This rank's part of a batch. The parts of all ranks together are the sequential run's batch."""
+    """Returns this rank's part of a batch. The parts of all ranks together are the sequential run's batch."""
     part = batch // team.size
     first = step * batch + team.rank * part
     return order[first : first + part]
@@ -77,7 +77,7 @@ def _share(order: torch.Tensor, step: int, batch: int, team: Team) -> torch.Tens
 
 @torch.no_grad()
 def _correct(module: nn.Module, test: Images, team: Team) -> int:
-    """How many of this rank's test images it gets right. Ranks take every so-many-th chunk."""
+    """Returns the number of this rank's test images classified correctly. Ranks take the chunks in turn."""
     inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
     inner.eval()
     correct = 0

@@ -44,7 +44,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "rnn": Row
 
 
 def build(name: str, seed: int) -> nn.Module:
-    """The model `name`; equal seeds give equal weights."""
+    """Returns the model `name`; equal seeds give equal weights."""
     torch.manual_seed(seed)
     return MODELS[name]()
 
@@ -54,5 +54,5 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def flat_weights(model: nn.Module) -> torch.Tensor:
-    """All parameters, one after the other."""
+    """Returns all parameters, one after another."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])

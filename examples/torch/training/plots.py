@@ -20,7 +20,7 @@ STYLE = Path(__file__).resolve().parents[2] / "kolo.mplstyle"
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """Writes all plots; gives their paths."""
+    """Writes all plots; returns their paths."""
     models = list(dict.fromkeys(row.job.model for row in rows))
     distributed = [row for row in rows if row.job.backend != "none"]
     with plt.style.context(STYLE):
@@ -43,7 +43,7 @@ def _save(figure: plt.Figure, path: Path) -> Path:
 
 
 def _bars(rows: list[Row], models: list[str], path: Path, unit: str, value: Callable[[Row], float], text: str) -> Path:
-    """One panel per model, one horizontal bar per run."""
+    """Draws one panel per model, with one horizontal bar per run."""
     longest = max(sum(row.job.model == model for row in rows) for model in models)
     figure, panels = plt.subplots(
         1, len(models), squeeze=False, layout="constrained", figsize=(1.6 + 2.6 * len(models), 0.9 + 0.26 * longest)
@@ -62,7 +62,7 @@ def _bars(rows: list[Row], models: list[str], path: Path, unit: str, value: Call
 
 
 def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
-    """Speed-up above, efficiency below, over the number of ranks."""
+    """Draws speed-up above and efficiency below, over the number of ranks."""
     processors = os.cpu_count() or 1
     kinds = list(dict.fromkeys((row.job.backend, row.job.sync) for row in rows if row.job.backend != "none"))
     ranks = sorted({1, *(row.job.ranks for row in rows if row.job.backend != "none")})
@@ -96,9 +96,9 @@ def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
 
 
 def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
-    """Loss above, accuracy below, over time. Of a backend's two ways only `ddp`, if it ran.
+    """Draws loss above and accuracy below, over time. If a backend ran in both ways, only `ddp` is shown.
 
-    Every epoch counts with the median time of the run's epochs, so that one disturbance does not shift what follows.
+    Every epoch counts with the median time of the run's epochs, so that one disturbance does not shift later epochs.
     """
     overlapped = {(row.job.backend, row.job.ranks) for row in rows if row.job.sync == "ddp"}
     rows = [row for row in rows if row.job.sync != "flat" or (row.job.backend, row.job.ranks) not in overlapped]
@@ -119,7 +119,7 @@ def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
 
 
 def _trade_off(rows: list[Row], models: list[str], path: Path) -> Path:
-    """The time of an epoch against the accuracy at the end: a dot per run, with its ranks or threads beside it."""
+    """Draws the time of an epoch against the final accuracy: a dot per run, labelled with its ranks or threads."""
     figure, panels = plt.subplots(
         1, len(models), squeeze=False, layout="constrained", figsize=(1.2 + 2.6 * len(models), 3.2)
     )

@@ -10,7 +10,7 @@ REDRAW_SECONDS = 0.2
 
 
 class Progress:
-    """Counts to `total`. A disabled one (any rank but 0) prints nothing."""
+    """Counts to `total`. A disabled bar (on any rank but 0) prints nothing."""
 
     def __init__(self, title: str, total: int, enabled: bool) -> None:
         self._title = title

@@ -1,4 +1,4 @@
-"""From the results of all rounds to one row per model and configuration."""
+"""Summarizes the results of all rounds as one row per model and configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .launch import Weights
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over all epochs of all rounds, but for loss and accuracy, which are those after the last epoch."""
+    """Medians over all epochs of all rounds, except for loss and accuracy, which are those after the last epoch."""
 
     job: Job
     parameters: int
@@ -32,17 +32,17 @@ class Row:
 
     @property
     def images_per_second(self) -> float:
-        """Over all ranks."""
+        """Returns the images per second over all ranks."""
         return self.images / self.epoch_seconds
 
     @property
     def efficiency(self) -> float | None:
-        """Speed-up per rank, or per thread of a sequential run."""
+        """Returns the speed-up per rank, or per thread of a sequential run."""
         return None if self.speedup is None else self.speedup / (self.job.ranks * self.job.threads)
 
 
 def rows(results: list[Result]) -> list[Row]:
-    """One row per model and configuration, in the order in which they first ran."""
+    """Returns one row per model and configuration, in the order in which they first ran."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.job.model, result.job.label), []).append(result)
@@ -73,7 +73,7 @@ def _row(group: list[Result], base: float | None) -> Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the weights of two runs with the same batches are apart: the largest difference of one."""
+    """Distance of the weights of two runs with the same batches: the largest difference of a weight."""
 
     model: str
     label: str
@@ -86,9 +86,10 @@ class Comparison:
 
 
 def comparisons(weights: dict[tuple[str, str], tuple[Job, Weights]]) -> list[Comparison]:
-    """Kolo's runs beside those of the other backends with as many ranks, and every run beside the sequential one.
+    """Compares Kolo's runs with those of the other backends with as many ranks, and every run with the sequential one.
 
-    Two sequential runs that differ in their number of threads are the yardstick: they, too, only add in another order.
+    Two sequential runs with different numbers of threads are the yardstick: they, too, differ only in the order of
+    additions.
     """
     found: list[Comparison] = []
     for (model, label), (job, ours) in weights.items():

@@ -1,12 +1,11 @@
-"""How gradients are made equal on all ranks, and how long a rank waits for that.
+"""Synchronises gradients over all ranks, and measures how long a rank waits for that.
 
 `Flat`: after the backward pass all gradients are copied into one vector, which is all-reduced and divided by the number
-of ranks. Nothing overlaps. The wait is the time inside that call: of the transfer, and of waiting for slower ranks. The
-copies are not counted.
+of ranks. Nothing overlaps. The wait is the time inside that call, for the transfer and for slower ranks. The copies are
+not counted.
 
-`Ddp`: DistributedDataParallel all-reduces buckets of gradients while the backward pass goes on. The wait is what the
-backward pass does not hide: from the moment this rank's last gradient is there until `backward` returns with all of
-them averaged.
+`Ddp`: DistributedDataParallel all-reduces buckets of gradients while the backward pass goes on. The wait is the time
+that the backward pass does not hide: from this rank's last gradient until `backward` returns with all of them averaged.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from .team import Team
 
 
 class Synchroniser(Protocol):
-    """Owns the backward pass."""
+    """Runs the backward pass and averages the gradients."""
 
     module: nn.Module
     """What to call forward on."""
 
     def backward(self, loss: torch.Tensor) -> float:
-        """Leaves averaged gradients in the parameters; gives the seconds spent waiting for them."""
+        """Leaves averaged gradients in the parameters; returns the seconds spent waiting for them."""
 
 
 class Local:
-    """One rank: its own gradients are the average."""
+    """A single rank, whose own gradients are the average."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -67,11 +66,12 @@ class Flat:
 
 
 class Ddp:
-    """DistributedDataParallel; broadcasts the weights itself."""
+    """DistributedDataParallel, which broadcasts the weights itself."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0) -> None:
         self._last_gradient = 0.0
-        # Hooks of the parameters run before those of the reducer: the stamp is set when the last bucket is about to go.
+        # Hooks of the parameters run before those of the reducer: the time is taken when the last bucket is about to be
+        # sent.
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(self._stamp)
         self.module = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_cap_mb)

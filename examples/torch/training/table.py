@@ -68,7 +68,7 @@ def _figures(rows: list[Row]) -> list[str]:
 
 
 def _differences(compared: list[Comparison]) -> list[str]:
-    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows and the yardstick's."""
+    """Returns one row per run, one column per kind of run compared. If Kolo ran, only its rows and the yardstick's."""
     if any(item.label.startswith("kolo") for item in compared):
         compared = [item for item in compared if item.label.startswith(("kolo", "sequential"))]
     cells: dict[tuple[str, str], dict[str, Comparison]] = {}

@@ -1,6 +1,6 @@
-"""The ranks of a run: how each kind of them shares its weights, its gradients and its figures.
+"""The ranks of a run: how each kind of run shares weights, gradients and measurements.
 
-`Alone` is the sequential run, `TorchTeam` any backend of torch.distributed, `MpiTeam` MPI by mpi4py.
+`Alone` is the sequential run, `TorchTeam` any backend of torch.distributed, `MpiTeam` MPI through mpi4py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .session import leave
 
 
 class Team(Protocol):
-    """What training needs of the other ranks."""
+    """The communication that training needs."""
 
     rank: int
     size: int
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Gives every rank rank 0's values, in place."""
+        """Copies rank 0's values to every rank, in place."""
 
     def average(self, values: torch.Tensor) -> None:
         """Replaces the values by their mean over all ranks, and waits for it."""
@@ -30,14 +30,14 @@ class Team(Protocol):
         """Waits for all ranks."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on every rank."""
+        """Returns every rank's value, by rank, on every rank."""
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the team."""
 
 
 class Alone:
-    """One process, which has nobody to talk to."""
+    """A single process without communication."""
 
     rank = 0
     size = 1
@@ -59,7 +59,7 @@ class Alone:
 
 
 class TorchTeam:
-    """The default process group of torch.distributed; a launcher such as torchrun says who is who."""
+    """The default process group of torch.distributed; a launcher such as torchrun assigns the ranks."""
 
     def __init__(self, backend: str) -> None:
         require(backend)
@@ -87,7 +87,7 @@ class TorchTeam:
 
 
 class MpiTeam:
-    """MPI_COMM_WORLD; mpirun says who is who."""
+    """MPI_COMM_WORLD; mpirun assigns the ranks."""
 
     def __init__(self) -> None:
         from mpi4py import MPI

@@ -21,10 +21,10 @@ from .team import Team, form
 
 
 def run(job: Job, team: Team) -> tuple[Result, dict[str, torch.Tensor]]:
-    """Trains; gives the result, and the weights after a few steps and at the end."""
+    """Trains; returns the result, and the weights after a few steps and at the end."""
     torch.set_num_threads(job.threads)
     dataset = data.load(Path(job.data) if job.data else None, job.fraction)
-    # Only rank 0's weights matter: the others get them by broadcast.
+    # Only rank 0's weights matter: the others receive them by broadcast.
     model = models.build(job.model, job.seed + team.rank)
     steps = steps_per_epoch(job, dataset.train)
     progress = Progress(f"{job.model}  {job.label}", job.epochs * steps, enabled=team.rank == 0)

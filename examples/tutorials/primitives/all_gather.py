@@ -1,4 +1,4 @@
-"""Everybody's tensor, on every rank: as a list, and in one tensor.
+"""All-gather: the tensors of all ranks, on every rank; as a list, and in one tensor.
 
     mpiexec -n 4 python all_gather.py
 """

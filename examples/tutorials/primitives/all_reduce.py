@@ -1,4 +1,4 @@
-"""The sum of all ranks' tensors, on every rank; and the maximum.
+"""All-reduce: the sum of all ranks' tensors, on every rank; and the maximum.
 
     mpiexec -n 4 python all_reduce.py
 """

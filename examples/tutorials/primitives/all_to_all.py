@@ -1,4 +1,4 @@
-"""A part of every rank for every rank: rows become columns.
+"""All-to-all: every rank sends a part to every rank, so that rows become columns.
 
     mpiexec -n 4 python all_to_all.py
 """

@@ -1,4 +1,4 @@
-"""Nobody goes on until everybody has come.
+"""Barrier: no rank goes on until all ranks have arrived.
 
     mpiexec -n 4 python barrier.py
 """

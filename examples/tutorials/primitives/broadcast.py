@@ -1,4 +1,4 @@
-"""Rank 0's tensor on every rank.
+"""Broadcast: rank 0's tensor, on every rank.
 
     mpiexec -n 4 python broadcast.py
 """

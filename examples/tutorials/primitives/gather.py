@@ -1,4 +1,4 @@
-"""Everybody's tensor, on rank 0.
+"""Gather: the tensors of all ranks, on rank 0.
 
     mpiexec -n 4 python gather.py
 """

@@ -1,4 +1,4 @@
-"""The sum of all ranks' tensors, on rank 0.
+"""Reduce: the sum of all ranks' tensors, on rank 0.
 
     mpiexec -n 4 python reduce.py
 """

@@ -1,4 +1,4 @@
-"""The sum of all ranks' tensors, of which each rank gets one part.
+"""Reduce-scatter: the sum of all ranks' tensors, of which each rank gets one part.
 
     mpiexec -n 4 python reduce_scatter.py
 """

@@ -1,4 +1,4 @@
-"""A tensor of rank 0's list for each rank.
+"""Scatter: each rank gets one tensor of rank 0's list.
 
     mpiexec -n 4 python scatter.py
 """

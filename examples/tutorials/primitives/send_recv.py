@@ -1,4 +1,4 @@
-"""Messages: blocking, started, with tags, and from whoever sends first.
+"""Send and receive: blocking, started, with tags, and from the rank that sends first.
 
     mpiexec -n 4 python send_recv.py
 """
@@ -13,7 +13,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 
 right, left = (rank + 1) % ranks, (rank - 1) % ranks
 x = torch.zeros(1)
-# Even ranks send first and odd ones receive, so that nobody waits for ever.
+# Even ranks send first and odd ones receive, so that no rank waits forever.
 if ranks % 2 == 0:
     for sends in (rank % 2 == 0, rank % 2 == 1):
         if sends:
@@ -22,7 +22,7 @@ if ranks % 2 == 0:
             dist.recv(x, left)
     assert x.item() == left
 
-# Started ones need no such order.
+# Started calls need no such order.
 works = [dist.isend(torch.tensor([float(rank)]), right, tag=1), dist.irecv(x, left, tag=1)]
 for work in works:
     work.wait()

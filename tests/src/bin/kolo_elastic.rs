@@ -1,10 +1,11 @@
-//! One rank of a job that goes on after losses: sums until it is told to stop, and goes on with those that are left whenever a call
-//! fails. Reports lines that begin with "@", with the time of the machine's clock in nanoseconds where it matters.
+//! One rank of a job that goes on after losses: sums until it is told to stop, and goes on with the remaining ranks
+//! whenever a call fails. Reports lines that begin with "@", with the time of the machine's clock in nanoseconds where
+//! it matters.
 //!
-//! Every rank adds the bit of the rank that it was at first, so the sum tells who is in. A first argument says how many
-//! elements; then follow ranks that kill themselves so many microseconds after their first call has failed: "2:500"; or that stop
-//! themselves, once: "2~500". With "run" the sums are steps of `Survivors`, with "within=500" such with a limit in milliseconds. With
-//! "anew", a rank that may not go on tries again.
+//! Every rank adds the bit of its first rank, so the sum shows which ranks take part. The first argument is the number
+//! of elements. Arguments such as "2:500" name ranks that kill themselves this many microseconds after their first
+//! failed call; "2~500" names ranks that stop themselves once. With "run" the sums are steps of `Survivors`; with
+//! "within=500" the steps have a limit in milliseconds. With "anew", a rank that may not go on tries again.
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Whether this rank is one that does something to itself, and after what.
+/// Returns the time after which this rank kills or stops itself, if the arguments say so.
 fn harms_itself_after(how: char, arguments: &[String], rank: u32) -> Option<Duration> {
     let mut of_ranks = arguments.iter().filter_map(|argument| argument.split_once(how));
     let (_, delay) = of_ranks.find(|(of, _)| of.parse() == Ok(rank))?;
@@ -28,13 +29,13 @@ fn harms_itself_after(how: char, arguments: &[String], rank: u32) -> Option<Dura
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// A rank's contribution, and its report of a sum.
+/// A rank's contributions, and its reports of sums.
 struct Sums {
-    /// Its rank at first.
+    /// The rank that it had at first.
     first: u32,
     input: Vec<f32>,
     turn: u32,
-    /// Of the last sum.
+    /// Epoch of the last sum.
     epoch: u64,
 }
 
@@ -49,7 +50,7 @@ impl Sums {
         &self.input
     }
 
-    /// Looks at a sum over the ranks of `comm`. Whether it is the last.
+    /// Checks a sum over the ranks of `comm`. Returns whether it is the last.
     fn is_last(&mut self, comm: &Communicator, sum: &[f32]) -> bool {
         let size = comm.world_size() as f32;
         if sum[2..].iter().any(|value| *value != size) {
@@ -71,7 +72,7 @@ fn failed(error: &Error) {
     report(&format!("@failed {} {error}", system::machine_time().as_nanos()));
 }
 
-/// By the calls beneath.
+/// Goes on by calling the operations underneath `Survivors` directly.
 fn shrink(mut comm: Communicator, elements: usize, arguments: &[String]) -> Result<()> {
     let mut sums = Sums::new(&comm, elements);
     let (first, mut sum) = (sums.first, vec![0.0; elements]);
@@ -95,7 +96,7 @@ fn shrink(mut comm: Communicator, elements: usize, arguments: &[String]) -> Resu
     }
 }
 
-/// By `Survivors`, with a limit perhaps.
+/// Goes on by `Survivors`, with a limit if one is given.
 fn survive(comm: Communicator, elements: usize, limit: Option<Duration>, arguments: &[String]) -> Result<()> {
     let mut sums = Sums::new(&comm, elements);
     let (mut group, mut sum) = (Survivors::new(comm), vec![0.0; elements]);
@@ -108,7 +109,7 @@ fn survive(comm: Communicator, elements: usize, limit: Option<Duration>, argumen
         match until_told(arguments, step) {
             Ok(()) if sums.is_last(group.comm(), &sum) => return Ok(()),
             Ok(()) => {}
-            // The step is lost and the group is not.
+            // The step is lost, but not the group.
             Err(error @ (Error::Timeout { .. } | Error::Aborted { kind: AbortReason::Timeout, .. }))
                 if limit.is_some() =>
             {
@@ -119,7 +120,7 @@ fn survive(comm: Communicator, elements: usize, limit: Option<Duration>, argumen
     }
 }
 
-/// Again and again where the ranks that answer are too few, if the arguments say so.
+/// Repeats a call while too few ranks answer, if the arguments ask for that.
 fn until_told<T>(arguments: &[String], mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match call() {

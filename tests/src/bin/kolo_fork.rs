@@ -1,5 +1,6 @@
-//! One rank of a job in which a rank forks. Arguments: what the child does, and which rank forks. Reports "@child" with the
-//! milliseconds that the child took, "@right" for each right result of the ranks, and "@gone" at the end.
+//! One rank of a job in which a rank forks. Arguments: the action of the child, and the rank that forks. Reports
+//! "@child" with the milliseconds that the child took, "@right" for each right result of the ranks, and "@gone" at the
+//! end.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use kolo::{
     Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Result, SymmetricBuffer,
 };
 
-/// Seconds after which the system ends a child that hangs.
+/// Seconds after which the system kills a child that hangs.
 const CHILD_MOST_S: u32 = 25;
 
 /// Prints one whole line at once.
@@ -23,7 +24,7 @@ fn main() -> Result<()> {
     let (task, forks) = (arguments[0].as_str(), arguments[1].parse::<u32>().expect("a rank"));
     let comm = Communicator::from_env()?;
     let part = comm.split(Some(0), 0)?.expect("with a color");
-    // So that there is a helper thread, and shared memory of every kind.
+    // This creates a helper thread, and shared memory of every kind.
     comm.all_reduce_start(vec![1_i32; 5000], ReduceOp::Sum)?.wait().map(drop)?;
     let mut kept = comm.alloc::<i32>(20_000)?;
     kept.fill(7);
@@ -33,11 +34,12 @@ fn main() -> Result<()> {
     }
     let work = comm.all_reduce_start(vec![comm.rank() + 1; 3], ReduceOp::Sum)?;
     if comm.rank() == forks {
-        // SAFETY: the child uses memory, the communicator and what libc allows after a fork of many threads in glibc.
+        // SAFETY: the child uses memory, the communicator, and functions that glibc allows after a fork of a
+        // multithreaded process.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "cannot fork");
         if child == 0 {
-            // SAFETY: asks the system for a signal.
+            // SAFETY: only asks the system for a signal.
             unsafe { libc::alarm(CHILD_MOST_S) };
             let begin = Instant::now();
             match task {
@@ -67,7 +69,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All-reduces of several lengths; a foreign contribution would show.
+/// Makes all-reduces of several lengths, whose results would show a foreign contribution.
 fn check(comm: &Communicator) -> Result<()> {
     for count in [1, 1000, 300_000] {
         let mut data = vec![i64::from(comm.rank()) + 1; count];
@@ -93,7 +95,7 @@ fn refused<T>(what: &str, result: Result<T>) {
     }
 }
 
-/// Every call in the child fails and does nothing.
+/// Makes calls in the child, all of which must fail and do nothing.
 fn refused_calls(comm: &Communicator, work: kolo::Work<Vec<u32>>) {
     let (mut data, sum) = ([1000_i64; 3], ReduceOp::Sum);
     let call = RawCall {
@@ -135,7 +137,7 @@ fn refused_calls(comm: &Communicator, work: kolo::Work<Vec<u32>>) {
     assert_eq!(facts, (3, 0, 0, false), "questions have answers");
 }
 
-/// A child may have communicators of its own.
+/// Makes new communicators, which a child may have.
 fn new_communicators() {
     let sums = Cluster::local(2, |comm| {
         comm.check_process()?;
@@ -147,7 +149,7 @@ fn new_communicators() {
     assert_eq!(sums.expect("works"), [3, 3]);
 }
 
-/// A fork while operations on borrowed buffers are in flight.
+/// Forks while operations on borrowed buffers are in flight.
 fn forks_in_a_scope(comm: &Communicator, forks: u32) -> Result<()> {
     let (mut child, begin) = (-1, Instant::now());
     let mut data = vec![comm.rank() + 1; 1000];

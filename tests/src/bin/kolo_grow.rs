@@ -1,8 +1,9 @@
-//! One process of a group that shrinks and grows: sums until it is told to stop, shrinks when a call fails, and takes newcomers in when
-//! some wait. With KOLO_JOIN it is a newcomer itself. Reports lines that begin with "@".
+//! One process of a group that shrinks and grows: sums until it is told to stop, shrinks when a call fails, and
+//! admits newcomers that wait. With KOLO_JOIN it is a newcomer itself. Reports lines that begin with "@".
 //!
-//! Arguments: the number of this process, which is the bit that it adds, so that sums tell who is in; a folder for its invitation; the most
-//! ranks. Then follow processes that kill themselves so many microseconds after they have begun to grow: "2:500".
+//! Arguments: the number of this process, which is the bit that it adds, so that sums show which processes take
+//! part; a folder for its invitation; the most ranks. Further arguments such as "2:500" name processes that kill
+//! themselves this many microseconds after they have begun to grow.
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +20,14 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Whether this process is one that kills itself, and after what.
+/// Returns the time after which this process kills itself, if the arguments say so.
 fn dies_after(arguments: &[String], number: &str) -> Option<Duration> {
     let mut of_all = arguments.iter().filter_map(|argument| argument.split_once(':'));
     let (_, delay) = of_all.find(|(of, _)| *of == number)?;
     delay.parse().ok().map(Duration::from_micros)
 }
 
-/// Puts the invitation where newcomers look for it, all at once.
+/// Puts the invitation where newcomers look for it, in one atomic step.
 fn invite(comm: &Communicator, folder: &str, number: &str) -> Result<()> {
     let text = comm.accept()?.to_string();
     let system = |error| Error::system("writing the invitation", error);

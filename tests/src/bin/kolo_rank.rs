@@ -1,5 +1,5 @@
-//! One rank of a job under test: joins as the environment says and does what the first argument says. Reports lines that
-//! begin with "@"; errors with the time of the machine's clock in nanoseconds.
+//! One rank of a job under test: joins as the environment says and performs the action of the first argument. Reports
+//! lines that begin with "@"; errors come with the time of the machine's clock in nanoseconds.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -53,7 +53,7 @@ fn main() {
     report("@gone");
 }
 
-/// Sums in so many communicators, all of which stay until it is told to go on.
+/// Sums in `count` communicators, all of which stay until the rank is told to go on.
 fn groups(comm: &Communicator, count: usize) -> Result<()> {
     let all: Vec<Communicator> =
         (0..count).filter_map(|_| comm.split(Some(0), 0).transpose()).collect::<Result<_>>()?;
@@ -80,7 +80,7 @@ fn forever(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// All-reduces in symmetric memory until something fails; what comes back must then stay as it is.
+/// Makes all-reduces in symmetric memory until one fails; after that, its buffer must not change any more.
 fn directly(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = comm.alloc::<f32>(elements)?;
     for turn in 0.. {
@@ -89,7 +89,7 @@ fn directly(comm: &Communicator, elements: usize) -> Result<()> {
             data.fill(5.0);
             let until = Instant::now() + std::time::Duration::from_millis(20);
             while Instant::now() < until {
-                // Without the line that the test waits for.
+                // The check makes no report, since the test waits for one.
                 assert!(data.iter().all(|value| *value == 5.0), "written by others after the call");
             }
             return Err(error);
@@ -101,8 +101,8 @@ fn directly(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes, uses and drops symmetric buffers again and again; reports shared memory in use and mappings of such buffers,
-/// early and at the end.
+/// Makes, uses and drops symmetric buffers repeatedly; reports shared memory in use and mappings of such buffers, early
+/// and at the end.
 fn allocate(comm: &Communicator, bytes: usize) -> Result<()> {
     let used = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -127,7 +127,7 @@ fn allocate(comm: &Communicator, bytes: usize) -> Result<()> {
     comm.barrier()
 }
 
-/// Every rank talks to every other.
+/// Lets every rank communicate with every other.
 fn meet(comm: &Communicator, elements: usize) -> Result<()> {
     let source = vec![1.0_f32; elements * comm.world_size() as usize];
     let mut target = source.clone();
@@ -176,11 +176,12 @@ fn pair(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// Posts receives of every kind for messages that nobody sends, and waits for them.
+/// Posts receives of every kind for messages that are never sent, and waits for them.
 fn receives(comm: &Communicator, elements: usize) -> Result<()> {
     let right = (comm.rank() + 1) % comm.world_size();
     let named = comm.recv_tagged_start(vec![0.0_f32; elements], right, 1)?;
-    // One that is in the way, so that the receive before it has come back from the transport, and one behind it.
+    // The next message is in the way, so the transport has returned the receive before it; another receive is behind
+    // it.
     comm.send_tagged_start(vec![1.0_f32; elements], right, 2).map(drop)?;
     let left = (comm.rank() + comm.world_size() - 1) % comm.world_size();
     let mut got = vec![0.0_f32; elements];
@@ -206,7 +207,7 @@ fn child(comm: &Communicator, elements: usize) -> Result<()> {
     }
 }
 
-/// Rank 0 leaves when told. The others use a communicator of their own, and do as they are told.
+/// Rank 0 leaves when told. The others use a communicator of their own, and follow orders.
 fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
     let Some(part) = comm.split((comm.rank() > 0).then_some(7), 0)? else {
         report("@running");
@@ -216,7 +217,7 @@ fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
     told(&part, elements)
 }
 
-/// All-reduces until something fails, or this rank is told to leave, to panic, or to call something else once.
+/// Makes all-reduces until one fails, or until this rank is told to leave, to panic, or to make a different call once.
 fn told(comm: &Communicator, elements: usize) -> Result<()> {
     let (say, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -240,7 +241,7 @@ fn told(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// Some all-reduces, then nothing until told; then one more.
+/// Makes some all-reduces, waits until told, and makes one more.
 fn idle(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = vec![1.0_f32; elements];
     for _ in 0..3 {
@@ -255,7 +256,7 @@ fn idle(comm: &Communicator, elements: usize) -> Result<()> {
     result
 }
 
-/// Every rank ends its process right after its last all-reduce, dropping nothing.
+/// Every rank ends its process right after its last all-reduce, without dropping anything.
 fn leave_abruptly(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = vec![1.0_f32; elements];
     for turn in 1..=20 {
@@ -269,7 +270,7 @@ fn leave_abruptly(comm: &Communicator, elements: usize) -> Result<()> {
     std::process::exit(0);
 }
 
-/// Rank 0 broadcasts and ends its process at once; the others make the same call when told, after its end.
+/// Rank 0 broadcasts and ends its process at once; the others make the same call when told, after rank 0 has ended.
 fn leave_early(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = vec![comm.rank() as f32 + 5.0; elements];
     comm.barrier()?;
@@ -331,7 +332,7 @@ fn asynchronous(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// The most memory beyond the buffer that a long all-reduce takes.
+/// Reports the most memory beyond the buffer that a long all-reduce takes.
 fn memory(comm: &Communicator, bytes: usize) -> Result<()> {
     comm.barrier()?;
     let (before, _) = system::resident_bytes();

@@ -1,5 +1,5 @@
-//! One rank of a job in which descriptors run out on a rank at a point that the first argument names; the second says on which rank, the
-//! third how many are left to it. Reports lines that begin with "@".
+//! One rank of a job in which a rank runs out of descriptors. Arguments: the point at which that happens, the
+//! rank, and how many descriptors it has left. Reports lines that begin with "@".
 
 use std::io::Write;
 use std::time::Duration;
@@ -15,13 +15,13 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// So many descriptors are left from now on.
+/// Leaves this process `left` descriptors from now on.
 fn starve(left: usize) {
     let folder = std::fs::read_dir("/proc/self/fd").expect("its descriptors");
     let numbers = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
     let limit = Some(numbers.max().unwrap_or_default() + 1);
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).expect("it can be lowered");
-    // The limit is one of numbers, and lower ones may be free.
+    // The limit applies to numbers of descriptors, and lower numbers may be free.
     let mut taken: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
     taken.truncate(taken.len().saturating_sub(left));
     std::mem::forget(taken);
@@ -36,7 +36,7 @@ fn sum(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// A newcomer of this process, beside rank 0.
+/// Starts a newcomer in this process, beside rank 0.
 fn newcomer(comm: &Communicator) -> Result<std::thread::JoinHandle<Result<()>>> {
     let invitation = comm.accept()?;
     Ok(std::thread::spawn(move || {
@@ -51,7 +51,7 @@ fn share(comm: &Communicator, memory: &mut [u8]) -> Result<()> {
     State::of(comm).share(comm, &mut [Part::new("memory", memory)]).map(drop)
 }
 
-/// This rank's part at the point.
+/// Runs this rank's part of the case.
 fn run(point: &str, starve: &dyn Fn()) -> Result<()> {
     if point == "join" {
         starve();

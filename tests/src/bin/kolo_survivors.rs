@@ -1,9 +1,10 @@
-//! One rank of a job whose steps outlive losses. Does as many steps as the first argument says and then tells what came of them, in lines
-//! that begin with "@". Further arguments say its number, the most ranks, and a folder for its invitation; then newcomers join, and get the
-//! state. One that has KOLO_TEST_FETCH in its environment fetches a copy before it joins, while the members go on.
+//! One rank of a job whose steps outlive losses. It makes as many steps as the first argument says and then
+//! reports the result, in lines that begin with "@". Further arguments are its number, the most ranks, and a
+//! folder for its invitation; then newcomers join, and get the state. A newcomer with KOLO_TEST_FETCH in its
+//! environment fetches a copy of the state before it joins, while the members go on.
 //!
-//! Each step reduces 24 shards into a state, so the state at the end is the same bits whoever died; and adds the bit of the rank that it
-//! was at first, so that the sum tells whose it is.
+//! Each step reduces 24 shards into a state, so the state at the end has the same bits whichever ranks died. Each
+//! step also adds the bit of each rank's first rank, so that the sum shows which ranks took part.
 
 use std::io::Write;
 use std::time::Duration;
@@ -16,7 +17,7 @@ const SHARDS: u32 = 24;
 
 const LEN: usize = 1000;
 
-/// Bytes that make the state of newcomers several chunks.
+/// Size of additional state, so that the state of newcomers takes several chunks.
 const BALLAST: usize = 3 << 18;
 
 fn report(line: &str) {
@@ -25,18 +26,18 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// A shard's function of the state: sums of it depend on the order.
+/// A shard's contribution as a function of the state; its sum depends on the order.
 fn shard(step: u64, shard: u32, state: &[f32]) -> impl Iterator<Item = f32> {
     let scale = 1.0 / (1.0 + shard as f32 + (step % 7) as f32);
     state.iter().enumerate().map(move |(i, x)| (x + i as f32 * 0.37).sin() * scale)
 }
 
-/// FNV-1a.
+/// Computes an FNV-1a hash.
 fn hash(seed: u64, words: impl Iterator<Item = u32>) -> u64 {
     words.fold(seed, |hash, word| (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Puts the invitation where newcomers look for it, all at once.
+/// Puts the invitation where newcomers look for it, in one atomic step.
 fn invite(comm: &Communicator, folder: &str, number: u32) -> Result<()> {
     let text = comm.accept()?.to_string();
     let system = |error| Error::system("writing the invitation", error);
@@ -44,7 +45,7 @@ fn invite(comm: &Communicator, folder: &str, number: u32) -> Result<()> {
     std::fs::rename(format!("{folder}/.{number}"), format!("{folder}/{number}")).map_err(system)
 }
 
-/// Which rank each was at first.
+/// The first rank of each present rank.
 struct Names {
     of: Vec<u32>,
     epoch: u64,
@@ -58,7 +59,7 @@ impl Names {
         }
     }
 
-    /// Tells whom an error blames, as the rank that it was at first.
+    /// Reports which rank an error blames, by its first rank.
     fn blame(&self, error: &Error) {
         if let Error::PeerLost { peer, .. } = error {
             let now = system::machine_time().as_nanos();
@@ -67,7 +68,7 @@ impl Names {
     }
 }
 
-/// Of a newcomer, before it joins.
+/// Fetches a copy of the state, on a newcomer that has not joined yet.
 fn fetch(parts: &mut [Part<'_>]) -> Result<Option<State>> {
     let (Ok(join), Ok(_)) = (std::env::var("KOLO_JOIN"), std::env::var("KOLO_TEST_FETCH")) else {
         return Ok(None);
@@ -81,7 +82,7 @@ fn fetch(parts: &mut [Part<'_>]) -> Result<Option<State>> {
     let mut state = State::new();
     match state.fetch(&join.parse()?, parts, Duration::from_secs(2)) {
         Ok(fetched) => report(&format!("@fetched {} of {:?}", fetched.received, state.version())),
-        // The members that it knows may all have died.
+        // All members that it knows of may have died.
         Err(error @ Error::Join { .. }) => report(&format!("@unfetched {error}")),
         Err(error) => return Err(error),
     }

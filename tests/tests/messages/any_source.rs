@@ -36,8 +36,8 @@ fn any_source_while_all_flood() {
 fn any_source_starves_nobody() {
     const EACH: usize = 12;
     everywhere(3, |comm| {
-        // A first message each makes the connections, so that later ones need not wait for their receives: so many each
-        // transport holds.
+        // A first message from each rank makes the connections. Later messages need not wait for their receives, since
+        // every transport holds this many.
         for _ in 0..=EACH {
             if comm.rank() > 0 {
                 comm.send(&[1_u8], 0).expect("sent");
@@ -48,7 +48,7 @@ fn any_source_starves_nobody() {
                 comm.recv(&mut [0_u8], from).expect("received");
             }
         }
-        // All of them are there now: who comes first is up to the receiver.
+        // All messages are there now: the receiver decides which comes first.
         comm.barrier().expect("all have sent");
         if comm.rank() == 0 {
             let sources: Vec<u32> =
@@ -87,13 +87,14 @@ fn a_source_that_has_left_does_not_end_a_receive_from_any() {
                 0 => {
                     let mut got = [0_u8];
                     assert_eq!(comm.recv_any(&mut got).expect("the first"), 1);
-                    // Rank 1 leaves now; rank 2 sends once the question what the ranks do has been put.
+                    // Rank 1 leaves now; rank 2 sends once the ranks have been asked what they are doing.
                     assert_eq!(comm.recv_any(&mut got).expect("the second"), 2);
                     assert_eq!(got, [2]);
                 }
                 1 => comm.send(&[1_u8], 0).expect("sent"),
                 _ => {
-                    // As long as two questions are apart: it is not a state that is waited for, but time that passes.
+                    // This is the interval between two such questions: the test needs time to pass, and does not wait
+                    // for a state.
                     let until = std::time::Instant::now() + Duration::from_millis(700);
                     while std::time::Instant::now() < until {
                         std::thread::yield_now();

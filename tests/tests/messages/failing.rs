@@ -1,4 +1,4 @@
-//! Messages that do not fit, never come, or are given up.
+//! Messages that do not fit, never arrive, or are given up.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kolo_tests::watchdog::{Gate, bounded};
 fn a_tagged_message_that_does_not_fit() {
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {
-            // The message is met in its place, behind another, or already taken in.
+            // The receive meets the message at its place, behind another one, or already buffered.
             for (first, receive) in [(6, [6, 6]), (5, [6, 6]), (5, [7, 6])] {
                 let errors = arrangement.run(2, |comm| {
                     if comm.rank() == 0 {
@@ -79,7 +79,7 @@ fn abort_gives_posted_receives_up() {
 
 #[test]
 fn a_time_out_says_where_the_other_rank_is() {
-    // Rank 0 waits for a message, rank 1 for a collective; whoever gives up first names both.
+    // Rank 0 waits for a message and rank 1 for a collective; the one that gives up first names both.
     for arrangement in Arrangement::ALL {
         for impatient in 0..2 {
             bounded(&format!("{arrangement:?}, rank {impatient}"), move || {
@@ -100,7 +100,7 @@ fn a_time_out_says_where_the_other_rank_is() {
                     });
                     errors.expect("the ranks join").swap_remove(impatient as usize)
                 };
-                // On a machine that is busy with something else a rank may be too slow to answer.
+                // On a busy machine a rank may be too slow to answer.
                 let mut texts = std::iter::repeat_with(attempt).take(4);
                 let text = texts.find(|text| !text.contains("no answer")).expect("an answer");
                 for part in ["recv #1 of 8 bytes of u8 from rank 1 with tag 6", "all_reduce(8 x u8, sum)"] {

@@ -1,4 +1,4 @@
-//! The forms that do not block: started, in a scope, in groups, dropped.
+//! Non-blocking forms of messages: started, in a scope, in groups, dropped.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn started_messages_progress_while_the_caller_computes() {
                 (comm.send_tagged_start(data, other, number).expect("started"), recv)
             })
             .collect();
-        // Nobody calls Kolo: the helpers have to do it.
+        // No rank makes further calls, so the helpers have to do the work.
         let until = std::time::Instant::now() + Duration::from_secs(20);
         while !works.iter().all(|(send, recv)| send.is_done() && recv.is_done()) {
             assert!(std::time::Instant::now() < until, "no progress");

@@ -1,5 +1,5 @@
-//! Sends and receives: tags, any source, asynchronous forms, and what happens when messages come in another order than
-//! they are asked for.
+//! Sends and receives: tags, any source, asynchronous forms, and messages that arrive in another order than they are
+//! received.
 
 mod any_source;
 mod failing;
@@ -13,7 +13,7 @@ use kolo::{Communicator, Config};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
-/// Every arrangement, each in bounded time.
+/// Runs `body` in every arrangement, each with a time limit.
 fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 'static) {
     everywhere_with(ranks, |config| config, body);
 }
@@ -33,10 +33,11 @@ fn everywhere_with(
     }
 }
 
-/// Contents of the `number`th message of `len` elements from a rank with a tag.
+/// Returns the contents of the `number`th message, of `len` elements, from a rank with a tag.
 fn contents(from: u32, tag: u32, number: usize, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| i ^ from << 28 ^ tag << 20 ^ (number as u32) << 12).collect()
 }
 
-/// Lengths on both sides of what travels in a cell, in one piece, in many, and (for shared memory) by rendezvous.
+/// Lengths below and above the limits between messages in a cell, in one piece, in many pieces, and (for shared
+/// memory) by rendezvous.
 const LENGTHS: [usize; 6] = [0, 1, 30, 5_000, 100_000, 600_000];

@@ -1,4 +1,4 @@
-//! Tags: messages of one keep their order, those of several come in whichever order they are asked for.
+//! Tags: messages of one tag keep their order, and those of several tags are received in any order.
 
 use crate::{LENGTHS, contents, everywhere};
 
@@ -12,7 +12,7 @@ fn messages_of_a_tag_keep_their_order() {
                     comm.send_tagged(&contents(0, tag, number, len), 1, tag).expect("sent");
                 }
             }
-            // All of tag 9 first, then 0, then 7: each in its own order.
+            // All messages of tag 9 first, then of 0, then of 7, each in the order in which they were sent.
             for tag in [9, 0, 7] {
                 for number in (0..12).filter(|number| [7, 0, 9, 7, 7, 0][number % 6] == tag) {
                     if comm.rank() == 1 && 12 * 4 * len < 48 << 20 {
@@ -37,7 +37,7 @@ fn crossing_tags() {
                 comm.send_tagged(&c, 1, 5).expect("5");
             } else {
                 let (mut a, mut b, mut c) = (vec![0; len], vec![0; len], vec![0; len]);
-                // Posted together, in the opposite order.
+                // Posted together, in reverse order.
                 comm.batch()
                     .recv_tagged(&mut c, 0, 5)
                     .recv_tagged(&mut b, 0, 4)

@@ -1,4 +1,4 @@
-//! Probes: what message waits.
+//! Probes, which report waiting messages.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::{LENGTHS, contents, everywhere};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Rank 0 learns the length of what comes from a probe, from whichever rank sends first; long messages too.
+/// Rank 0 learns the length of the next message from a probe, whichever rank sends first; long messages included.
 #[test]
 fn a_probe_tells_what_to_receive() {
     everywhere(3, |comm| {
@@ -35,7 +35,8 @@ fn a_probe_tells_what_to_receive() {
     });
 }
 
-/// A probe for one tag looks behind messages with others, which stay; one that does not wait finds none that was not sent.
+/// A probe for one tag finds messages behind those of other tags, which stay. A non-blocking probe finds no message
+/// that was not sent.
 #[test]
 fn a_probe_looks_behind_other_messages() {
     everywhere(2, |comm| {
@@ -55,7 +56,7 @@ fn a_probe_looks_behind_other_messages() {
             }
         };
         assert_eq!((found.source, found.tag, found.bytes), (other, 8, 160), "the older of the two");
-        // A receive that is called meanwhile takes its message, also one that was probed.
+        // A receive that is called meanwhile takes its message, even one that was probed.
         for tag in [9_u32, 7, 8] {
             let mut got = vec![0_u16; 10 * tag as usize];
             comm.recv_tagged(&mut got, other, tag).expect("received");
@@ -65,7 +66,7 @@ fn a_probe_looks_behind_other_messages() {
     });
 }
 
-/// A started receive comes first: the probe does not see its message, and sees the one behind it.
+/// A started receive has priority: a probe does not see its message, but the one behind it.
 #[test]
 fn a_probe_does_not_see_what_a_receive_has_asked_for() {
     everywhere(2, |comm| {

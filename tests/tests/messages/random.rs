@@ -1,4 +1,4 @@
-//! Everybody to everybody, at random.
+//! Random messages between all ranks.
 
 use crate::{contents, everywhere};
 
@@ -14,11 +14,11 @@ impl Random {
     }
 }
 
-/// Messages from everybody to everybody, with few tags, received in another order and in all ways there are.
+/// Messages between all ranks, with few tags, received in another order and by every kind of receive.
 #[test]
 fn random_traffic() {
     const TAGS: usize = 4;
-    // Receives from any source take messages of this tag alone, so that what they get is known as a set.
+    // Receives from any source take only messages of this tag, so that the set of their results is known.
     const ANY: u32 = 99;
     everywhere(4, |comm| {
         for seed in 0..4 {
@@ -33,7 +33,7 @@ fn random_traffic() {
                 .collect();
             let body = |number: usize| contents(messages[number].0, 0, number, messages[number].3 + 1);
             let mut own = Random(seed << 8 | u64::from(me));
-            // Per source and tag in order; which of them is next is drawn.
+            // Messages by source and tag, in order; the test draws which stream comes next.
             let mut streams: Vec<Vec<usize>> = Vec::new();
             for from in 0..4 {
                 for tag in 0..TAGS as u32 {
@@ -63,13 +63,13 @@ fn random_traffic() {
                         if to_send.is_empty() {
                             assert_eq!(work.wait().expect("received"), body(number), "message {number}");
                         } else {
-                            // Waiting now might be for a message that its sender has not come to yet.
+                            // Waiting at once might block on a message that its sender has not reached yet.
                             receives.push((number, work));
                         }
                     }
                 }
             }
-            // All of one length, since which comes first is not known.
+            // All messages have one length, since the order of arrival is not known.
             for (source, to, tag, _) in &messages {
                 if *source == me && *tag == ANY {
                     sends.push(comm.send_tagged_start(vec![me; 77], *to, ANY + 1).expect("started"));

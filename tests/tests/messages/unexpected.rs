@@ -1,4 +1,4 @@
-//! Messages that nobody has asked for yet, and how many of them are taken in.
+//! Messages that are not yet asked for, and how many of them are buffered.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ fn unexpected_messages_are_bounded() {
             let gate = Gate::new(2);
             arrangement.run_with(2, small, |comm| {
                 if comm.rank() == 0 {
-                    // Two fit, the third does not.
+                    // Two messages fit, the third does not.
                     let works: Vec<_> = [3, 4, 5, 6]
                         .map(|tag| comm.send_tagged_start(vec![tag as u8; 45_000], 1, tag).expect("started"))
                         .into();
                     let long = Duration::from_secs(30);
-                    // Whether the last one has left is up to the transport's buffers.
+                    // The transport's buffers decide whether the last message has left.
                     let _ = works.into_iter().map(|work| work.wait_within(long)).collect::<Vec<_>>();
                 } else {
                     let mut got = vec![0_u8; 45_000];
@@ -60,7 +60,7 @@ fn room_for_unexpected_messages_comes_back() {
                     comm.recv(&mut [0_u8], 1).expect("the round is over");
                 } else {
                     let mut got = vec![0_u8; 40_000];
-                    // Never more than two in the way.
+                    // Never more than two messages are in the way.
                     for tag in [2, 0, 1, 4, 3, 5] {
                         comm.recv_tagged(&mut got, 0, tag).expect("received");
                         assert!(
@@ -97,7 +97,7 @@ fn room_that_comes_back_serves_those_who_wait() {
             } else {
                 let last = comm.recv_tagged_start(vec![0_u8; 40_000], 0, 3).expect("started");
                 comm.barrier().expect("they are under way");
-                // Each look makes progress: after so many the third has come to the limit.
+                // Each check makes progress: after this many, the third message has reached the limit.
                 for _ in 0..2000 {
                     assert!(!last.is_done(), "it is behind more than may be taken in");
                 }
@@ -115,7 +115,7 @@ fn room_that_comes_back_serves_those_who_wait() {
 
 #[test]
 fn long_messages_take_their_place() {
-    // Each way many times the limit for what is taken in: it lands where it belongs.
+    // In each direction, the message is many times as long as the limit on buffered bytes; it lands in its place.
     let bytes = if in_guest() { 16 << 20 } else { 320 << 20 };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp] {
         within(Duration::from_secs(60), &format!("{arrangement:?}"), move || {

@@ -1,15 +1,15 @@
-//! Rules for code: who may wait, where `unsafe` stands, where the environment is read, and how long things may be.
+//! Rules for code: which files may wait, use `unsafe` or read the environment, and limits on length.
 
 use std::collections::BTreeMap;
 
 use crate::lists::List;
 use crate::source::{self, Source};
 
-/// Longest function and file, in lines.
+/// Longest function and longest file, in lines.
 const FUNCTION_MAX: usize = 70;
 const FILE_MAX: usize = 600;
 
-/// Files in which one of these words stands in code.
+/// Returns the files in whose code one of these words occurs.
 fn with_words(words: &[&str]) -> BTreeMap<String, String> {
     let seen = |source: &Source| {
         let lines = source.product().iter().enumerate();
@@ -22,7 +22,7 @@ fn with_words(words: &[&str]) -> BTreeMap<String, String> {
     source::product().iter().filter_map(seen).collect()
 }
 
-/// Whether a word stands in a line by itself.
+/// Returns whether a word occurs in a line by itself.
 fn has_word(line: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word)
@@ -35,7 +35,7 @@ fn only_listed_files_wait() {
         ["hint::spin_loop", "thread::yield_now", "thread::sleep", "thread::park_timeout", "thread::park"];
     let rule = "Only wait.rs decides how long a thread spins, yields or sleeps (STYLE, Code 6; waiting.txt)";
     let mut found = with_words(&waits);
-    // The control plane's thread waits by its runtime, which is not on the data path.
+    // The thread of the control plane waits in its async runtime, which is not on the data path.
     found.retain(|path, _| !path.contains("/control/") && !path.contains("/join/"));
     List::read("waiting.txt").with_reasons().compare(rule, &found);
 }
@@ -79,7 +79,8 @@ fn the_environment_is_read_in_listed_files() {
         .compare("The environment is read in config and join (STYLE, Code 7; environment.txt)", &found);
 }
 
-/// Functions by name with their lines, as rustfmt lays them out: from `fn` to the brace at the same indentation.
+/// Returns functions by name with their lines, as rustfmt lays them out: from `fn` to the brace at the same
+/// indentation.
 fn functions(source: &Source) -> Vec<(String, usize)> {
     let mut all = Vec::new();
     for (at, line) in source.lines.iter().enumerate() {

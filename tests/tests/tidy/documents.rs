@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::root;
 
-/// Documents that programs write.
+/// Documents that programs generate.
 const GENERATED: [&str; 2] = ["docs/benchmarks.md", "docs/scale.md"];
 
-/// All documents of the repository but those of its dependencies.
+/// Returns all documents of the repository, without those of its dependencies.
 fn documents() -> Vec<PathBuf> {
     let mut all = Vec::new();
     let mut folders = vec![root()];
@@ -32,7 +32,7 @@ fn documents() -> Vec<PathBuf> {
     all
 }
 
-/// The text without code blocks, line by line.
+/// Returns the text without code blocks, line by line.
 fn prose(path: &Path) -> Vec<(usize, String)> {
     let text = fs::read_to_string(path).expect("the document can be read");
     let mut in_code = false;
@@ -47,7 +47,7 @@ fn prose(path: &Path) -> Vec<(usize, String)> {
     lines
 }
 
-/// A heading as a link names it, the way GitHub and rustdoc do.
+/// Returns the anchor of a heading, as GitHub and rustdoc make it.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
@@ -65,7 +65,7 @@ fn links_lead_somewhere() {
     for document in documents() {
         for (at, line) in prose(&document) {
             for link in links(&line) {
-                // Names of items, which rustdoc checks, and other sites.
+                // Links to items, which rustdoc checks, and to other sites.
                 let is_item = link.contains("::")
                     || (!link.contains('.') && !link.contains('/') && !link.contains('#'));
                 if is_item || link.contains("://") || link.starts_with("mailto:") {
@@ -92,7 +92,8 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "Links that lead nowhere:\n{}", broken.join("\n"));
 }
 
-/// Whether a sentence has a clause as its subject: "What is copied ...", "Who waits ...". Questions may begin so.
+/// Returns whether a sentence has a clause as its subject: "What is copied ...", "Who waits ...". Questions may begin
+/// so.
 fn begins_with_a_clause(sentence: &str) -> bool {
     let first = sentence.split_whitespace().next().unwrap_or_default();
     let is_clause =
@@ -100,7 +101,7 @@ fn begins_with_a_clause(sentence: &str) -> bool {
     is_clause && !sentence.trim_end().ends_with('?')
 }
 
-/// The sentences of a paragraph.
+/// Returns the sentences of a paragraph.
 fn sentences(paragraph: &str) -> Vec<&str> {
     let ends = paragraph.match_indices(['.', '?', '!', ':']).map(|(at, _)| at + 1);
     let ends: Vec<usize> =
@@ -114,7 +115,7 @@ fn sentences_begin_with_their_subject() {
     let mut found = Vec::new();
     for document in documents() {
         let name = document.strip_prefix(root()).expect("it lies below").to_string_lossy().into_owned();
-        // The style guide shows what it forbids.
+        // The style guide shows examples of what it forbids.
         if GENERATED.contains(&&*name) || name == "docs/STYLE.md" {
             continue;
         }
@@ -142,7 +143,8 @@ fn sentences_begin_with_their_subject() {
     );
 }
 
-/// The paragraphs of a source file's comments, with the lines where they begin. Items of lists are paragraphs of their own.
+/// Returns the paragraphs of a source file's comments, with their first lines. Items of lists are paragraphs of their
+/// own.
 fn comments(text: &str) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let (mut is_open, mut in_code) = (false, false);

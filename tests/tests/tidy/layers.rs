@@ -6,7 +6,7 @@ use std::fs;
 use crate::lists::List;
 use crate::{root, source};
 
-/// Crates from the bottom up, each with those of ours that it may use besides in tests.
+/// Crates from the bottom up, each with the workspace crates that only its tests may use.
 const CRATES: [(&str, &str, &[&str]); 12] = [
     ("collectives", "kolo-collectives", &[]),
     ("membership", "kolo-membership", &[]),
@@ -35,7 +35,7 @@ fn crates_depend_on_crates_below() {
             }
             let is_dependency = section == "[dependencies]" || section.ends_with("'.dependencies]");
             let used = line.split(['.', ' ', '=']).next().unwrap_or_default();
-            // The bindings call the crate `kolo` by another name, since their own is `kolo`.
+            // The bindings rename the crate `kolo`, since their own name is `kolo`.
             let used = if used == "kolo_rs" || used == "kolo-rs" { "kolo" } else { used };
             if is_dependency && used.starts_with("kolo") {
                 assert!(below.contains(&used), "{name} uses {used}, which is not below it (ARCHITECTURE)");
@@ -44,7 +44,7 @@ fn crates_depend_on_crates_below() {
     }
 }
 
-/// The rooms of the runtime (folders and files of `src`), each with those that it uses.
+/// Returns the rooms of the runtime (folders and files of `src`), each with those that it uses.
 fn rooms() -> BTreeMap<String, BTreeSet<String>> {
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in source::under("runtime/src") {

@@ -1,5 +1,5 @@
-//! Lists of exceptions: a line for each, `subject: reason`, or the subject alone where the rule asks for no reason; `#` begins a
-//! comment.
+//! Lists of exceptions, one per line: `subject: reason`, or the subject alone if the rule asks for no reason; `#`
+//! begins a comment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use crate::root;
 
-/// Exceptions of one rule, by what each is about.
+/// Exceptions of one rule, by subject.
 pub(crate) struct List {
     path: PathBuf,
     pub(crate) entries: BTreeMap<String, String>,
 }
 
 impl List {
-    /// The list of this name.
+    /// Reads the list of this name.
     pub(crate) fn read(name: &str) -> Self {
         let path = root().join("tests/tests/tidy").join(name);
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -34,7 +34,7 @@ impl List {
         self
     }
 
-    /// Fails unless exactly the listed things are found. `found` maps each to what is seen of it.
+    /// Fails unless exactly the listed subjects are found. `found` maps each to a description.
     pub(crate) fn compare(&self, rule: &str, found: &BTreeMap<String, String>) {
         let new: Vec<String> = found
             .iter()
@@ -50,7 +50,7 @@ impl List {
         );
     }
 
-    /// Replaces the entries, if `KOLO_TIDY_WRITE` asks for it. The comments at the beginning stay.
+    /// Replaces the entries, if `KOLO_TIDY_WRITE` asks for it. Comments at the beginning are kept.
     pub(crate) fn write_if_asked(&mut self, found: &BTreeMap<String, String>) {
         if std::env::var_os("KOLO_TIDY_WRITE").is_none() {
             return;

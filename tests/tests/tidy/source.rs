@@ -1,4 +1,4 @@
-//! Source files as the rules see them: without comments, strings and test modules.
+//! Source files in the form that the rules check: without comments, strings and test modules.
 
 use std::fs;
 use std::path::Path;
@@ -7,15 +7,15 @@ use crate::root;
 
 /// A source file.
 pub(crate) struct Source {
-    /// Relative to the repository.
+    /// Path relative to the repository.
     pub(crate) path: String,
-    /// Its lines, blank where there are only comments, strings without their contents.
+    /// Lines of the file: blank where they hold only comments; strings have no contents.
     pub(crate) lines: Vec<String>,
-    /// Lines before the first test module.
+    /// Number of lines before the first test module.
     pub(crate) product_lines: usize,
 }
 
-/// Sources of the library crates: what programs link.
+/// Returns the sources of the library crates, which programs link.
 pub(crate) fn product() -> Vec<Source> {
     let folders = [
         "runtime/src",
@@ -35,12 +35,12 @@ pub(crate) fn product() -> Vec<Source> {
     all
 }
 
-/// All Rust files under a folder.
+/// Returns all Rust files under a folder.
 pub(crate) fn under(folder: &str) -> Vec<Source> {
     paths(folder).into_iter().map(|path| read(&path)).collect()
 }
 
-/// Their names, relative to the repository.
+/// Returns the paths of all Rust files under a folder, relative to the repository.
 pub(crate) fn paths(folder: &str) -> Vec<String> {
     let mut paths = Vec::new();
     collect(&root().join(folder), &mut paths);
@@ -77,13 +77,13 @@ fn read(path: &str) -> Source {
 }
 
 impl Source {
-    /// The lines that are no tests.
+    /// Returns the lines that are not tests.
     pub(crate) fn product(&self) -> &[String] {
         &self.lines[..self.product_lines]
     }
 }
 
-/// Blanks out comments and the contents of strings and characters; the lines stay.
+/// Blanks out comments and the contents of strings and characters; line numbers are kept.
 pub(crate) fn without_comments_and_strings(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -111,20 +111,20 @@ pub(crate) fn without_comments_and_strings(text: &str) -> String {
     out
 }
 
-/// The number of `#` of a raw string that begins here.
+/// Returns the number of `#` of a raw string that begins here.
 fn raw_string(text: &str) -> Option<usize> {
     let after = text.strip_prefix('r')?;
     let hashes = after.chars().take_while(|c| *c == '#').count();
     after[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// Whether a quote begins a character and not a lifetime.
+/// Returns whether a quote begins a character, and not a lifetime.
 fn is_character(text: &str) -> bool {
     let mut after = text.chars().skip(1);
     after.next() == Some('\\') || after.next() == Some('\'')
 }
 
-/// Length of something quoted.
+/// Returns the length of a quoted text.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,4 +1,4 @@
-//! One rank's part of the examination.
+//! One rank's part in the examination of the network.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,27 +19,27 @@ use super::report::{Host, Report, Route};
 use crate::error::{CliError, Result};
 use crate::launch::environment;
 
-/// Ranks that are started together come within this time.
+/// Ranks that are started together join within this time.
 const JOIN_LIMIT: Duration = Duration::from_secs(15);
 
-/// Dialling, a burst, and another one with small segments, with time for a busy machine.
+/// Time for dialling, a burst, and another burst with small segments, on a busy machine.
 const PHASE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The calls of a communicator over short ways take milliseconds.
+/// The calls of a communicator over short paths take milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
 
-/// Names the exchanges of the examination; communicators have other numbers.
+/// Identifies the exchanges of the examination; no communicator has this number.
 const EXAMINATION: u64 = 0x646f_6374_6f72;
 
-/// Vectors that are summed up at the end.
+/// Length of the vectors that are summed at the end.
 const TRIAL_ELEMENTS: usize = 1 << 16;
 
-/// How far the examination goes.
+/// Extent of the examination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// Hosts and the network between them.
+    /// Examine the hosts and the network between them.
     Network,
-    /// And a communicator, if nothing speaks against it.
+    /// Also make a communicator, if nothing prevents it.
     Communicator,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Examined {
     pub report: Report,
 }
 
-/// A rank among the others.
+/// This rank and its connection to the others.
 struct Rank {
     control: Control,
     members: Arc<[u32]>,
@@ -57,7 +57,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Tells all ranks something, and hears what they tell.
+    /// Sends a value to all ranks, and returns the values that they send.
     fn tell<T: Serialize + DeserializeOwned>(&mut self, what: &T) -> Result<Vec<T>> {
         let blob = serde_json::to_vec(what).unwrap_or_default();
         let key = ExchangeKey { communicator: EXAMINATION, round: self.round };
@@ -74,8 +74,8 @@ impl Rank {
     }
 }
 
-/// Examines the network between the hosts of this job. All ranks call it. Blocks for as long as that takes: some seconds, and the time
-/// for pairs of hosts.
+/// Examines the network between the hosts of this job. All ranks must call it. It blocks for some seconds, plus
+/// `time` for the pairs of hosts.
 pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     let config = Config::from_env()?;
     let runtime = ControlRuntime::new()?;
@@ -109,7 +109,7 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
             Ok(routes) => (routes, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
-        // Where the communicator failed, the control plane may be gone with it.
+        // If the communicator failed, the control plane may have ended with it.
         let told = rank.tell(&tried).unwrap_or_else(|_| vec![tried]);
         report.failure = told.iter().find_map(|(_, failure)| failure.clone());
         report.routes = told.into_iter().flat_map(|(routes, _)| routes).collect();
@@ -118,7 +118,7 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     Ok(Examined { rank: own, report })
 }
 
-/// The ranks of each host, in the order of their first ranks.
+/// Returns the ranks of each host, in the order of their first ranks.
 fn hosts(peers: &[PeerInfo]) -> Vec<Vec<u32>> {
     let mut keys: Vec<u64> = Vec::new();
     let mut hosts: Vec<Vec<u32>> = Vec::new();
@@ -146,7 +146,8 @@ fn describe(hosts: &[Vec<u32>], told: &[Facts]) -> Vec<Host> {
     hosts.iter().map(describe).collect()
 }
 
-/// Only who has joined knows the cookie; it does not go over the network in clear.
+/// Derives the token from the cookie, which only joined ranks know. The cookie itself never crosses the network
+/// in clear.
 fn token(cookie: &[u8]) -> Token {
     let mut hash = Sha256::new();
     hash.update(b"kolo doctor");
@@ -162,7 +163,7 @@ fn answering(config: &Config, token: Token) -> Result<Answering> {
     Answering::start(socket.into(), token).map_err(|error| CliError::system(doing, &error))
 }
 
-/// The leader of a host.
+/// The leader of a host, which examines the other hosts.
 struct Examiner {
     host: u32,
     token: Token,
@@ -170,7 +171,7 @@ struct Examiner {
 }
 
 impl Examiner {
-    /// Dials all other hosts, all at once.
+    /// Dials all other hosts at once.
     fn reach(&self, hosts: &[Host]) -> Vec<Reach> {
         let own: Vec<IpAddr> = addresses(&hosts[self.host as usize]).map(|(_, address)| address).collect();
         let target = |(host, number): (&Host, u32)| {
@@ -187,7 +188,8 @@ impl Examiner {
     }
 }
 
-/// The addresses at which others may dial a host. Link-local ones mean something on one link only.
+/// Returns the addresses at which others may dial a host. Link-local ones are left out, since they are valid on
+/// one link only.
 fn addresses(host: &Host) -> impl Iterator<Item = (String, IpAddr)> + '_ {
     let is_useful = |address: &IpAddr| match address {
         IpAddr::V4(v4) => !v4.is_link_local(),
@@ -199,12 +201,12 @@ fn addresses(host: &Host) -> impl Iterator<Item = (String, IpAddr)> + '_ {
     })
 }
 
-/// A leader's measurements in a round.
+/// A leader's measurements in one round.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Round {
     measured: Option<Measured>,
     problem: Option<(u32, u32, String)>,
-    /// Of rank 0: whether there is time for another one.
+    /// Set by rank 0: whether there is time for another round.
     goes_on: bool,
 }
 
@@ -232,7 +234,7 @@ fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, ti
         let goes_on = told.first().is_some_and(|round| round.goes_on);
         for Round { measured, problem, .. } in told {
             report.measured.extend(measured);
-            // Both ends say it; the first is enough.
+            // Both ends report the problem; the first report is enough.
             let is_new = |(from, to, _): &(u32, u32, String)| {
                 !report.unmeasured.iter().any(|(one, other, _)| (*one, *other) == (*to, *from))
             };
@@ -247,7 +249,8 @@ fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, ti
     Ok(())
 }
 
-/// Makes a communicator over the connections to rank 0, and sums up a vector. How this rank reaches the others.
+/// Makes a communicator over the connections to rank 0 and sums a vector. Returns how this rank reaches the
+/// others.
 fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
     let config = config.clone().with(|config| {
         config.network_probe = false;

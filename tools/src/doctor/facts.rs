@@ -1,4 +1,4 @@
-//! Each rank's own knowledge of its host.
+//! Facts that each rank knows about its host.
 
 use std::fs;
 
@@ -14,32 +14,32 @@ use crate::info::network::{Interface, interfaces};
 /// Facts of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// Name of its host.
+    /// Name of the host.
     pub hostname: String,
-    /// Of Kolo.
+    /// Version of Kolo.
     pub version: String,
-    /// Processors it may use.
+    /// Processors that the rank may use.
     pub processors: usize,
-    /// The control group's share of them.
+    /// Share of the processors that the control group allows.
     pub processor_quota: Option<f64>,
-    /// Files that it may open; no limit if not set.
+    /// Limit on open files; `None` if there is none.
     pub open_files: Option<u64>,
-    /// Bytes of memory that it may lock; no limit if not set.
+    /// Limit on locked memory in bytes; `None` if there is none.
     pub locked_memory: Option<u64>,
     /// RDMA adapters.
     pub adapters: Vec<String>,
     /// Congestion control of new connections.
     pub congestion: String,
-    /// Those that the kernel offers.
+    /// Congestion controls that the kernel offers.
     pub congestion_offered: String,
-    /// Interfaces that lead somewhere and that `KOLO_SOCKET_IFNAME` admits.
+    /// Interfaces that lead to other hosts and that `KOLO_SOCKET_IFNAME` admits.
     pub interfaces: Vec<Interface>,
-    /// Where this rank can be dialled.
+    /// Port at which this rank can be dialled.
     pub port: Option<u16>,
 }
 
 impl Facts {
-    /// Of this process.
+    /// Collects the facts of this process.
     pub(crate) fn collect(config: &Config, port: Option<u16>) -> Self {
         let setting = |name: &str| read_line(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
         let list = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);

@@ -1,4 +1,4 @@
-//! From a report to what is wrong: pure functions, so that all ranks find the same.
+//! Derives findings from a report. All functions are pure, so that all ranks find the same.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use super::report::Report;
 mod hosts;
 mod rates;
 
-/// Something that is wrong.
+/// A problem that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// In a word, for scripts.
+    /// The kind of problem in one word, for scripts.
     pub kind: &'static str,
-    /// How bad it is.
+    /// Severity of the problem.
     pub severity: Severity,
-    /// The observation, and its place.
+    /// The observation, and where it was made.
     pub what: String,
     /// The likely cause.
     pub cause: String,
@@ -25,11 +25,11 @@ pub(crate) struct Finding {
     pub remedy: String,
 }
 
-/// How bad something is. The number is the exit code.
+/// Severity of a problem. The number is the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Severity {
-    /// A job runs, but not as it could.
+    /// A job runs, but not as well as it could.
     Warning = 1,
     /// A job does not run.
     Broken = 2,
@@ -47,7 +47,7 @@ impl Finding {
     }
 }
 
-/// All findings, the worst first.
+/// Returns all findings, the worst first.
 pub(crate) fn findings(report: &Report) -> Vec<Finding> {
     let mut found = unreachable(report);
     found.extend(one_way(report));
@@ -62,18 +62,19 @@ pub(crate) fn findings(report: &Report) -> Vec<Finding> {
     found
 }
 
-/// Hosts that a set of pairs points at.
+/// The culprit that a set of pairs points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
-    /// All pairs there are.
+    /// All pairs of hosts.
     All,
-    /// A host, of which all pairs are in the set.
+    /// One host, all of whose pairs are in the set.
     Host(u32),
     /// One pair.
     Pair(u32, u32),
 }
 
-/// The common end of the bad ones among all pairs. `of` gives the ends of a pair that may be to blame.
+/// Returns what the bad pairs have in common among all pairs. `of` gives the ends of a pair that may be to
+/// blame.
 fn blame(
     bad: &BTreeSet<(u32, u32)>,
     all: &BTreeSet<(u32, u32)>,
@@ -96,12 +97,12 @@ fn blame(
     found
 }
 
-/// Either end of a pair.
+/// Returns both ends of a pair.
 fn ends(pair: &(u32, u32)) -> Vec<u32> {
     vec![pair.0, pair.1]
 }
 
-/// The end that is dialled.
+/// Returns the end that is dialled.
 fn dialled(pair: &(u32, u32)) -> Vec<u32> {
     vec![pair.1]
 }
@@ -146,7 +147,7 @@ fn unreachable(report: &Report) -> Vec<Finding> {
         .collect()
 }
 
-/// Directions in which nobody gets through, though it works the other way round.
+/// Finds pairs in which no connection gets through in one direction, although the other direction works.
 fn one_way(report: &Report) -> Vec<Finding> {
     let all: BTreeSet<(u32, u32)> = report.reaches.iter().map(|reach| (reach.from, reach.to)).collect();
     let fails = |from: u32, to: u32| {
@@ -169,7 +170,7 @@ fn one_way(report: &Report) -> Vec<Finding> {
         .collect()
 }
 
-/// Addresses that do not answer while others of the same host do.
+/// Finds addresses that do not answer while others of the same host do.
 fn silent_addresses(report: &Report) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let reached = report.reaches.iter().filter(|reach| reach.way().is_some());
@@ -229,7 +230,7 @@ fn black_holes(report: &Report) -> Vec<Finding> {
         .collect()
 }
 
-/// Connections on which nothing gets through, or that broke while they were measured.
+/// Finds connections on which no data gets through, or that broke while they were measured.
 fn stalls(report: &Report) -> Vec<Finding> {
     let stalled = report.reaches.iter().filter_map(|reach| match &reach.carries {
         Carries::Stalls(why) => Some((reach.from, reach.to, why.clone())),

@@ -1,4 +1,4 @@
-//! The rates between hosts as a heat map.
+//! Draws the rates between hosts as a heat map.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use plotters::prelude::*;
 use super::report::Report;
 use crate::error::{CliError, Result};
 
-/// Pixels of a cell, and around the map.
+/// Pixels of a cell, and of the margin around the map.
 const CELL: u32 = 56;
 const MARGIN: u32 = 96;
 const FONT: &str = "sans-serif";
 
-/// Draws the rates of a report into a file.
+/// Draws the rates of a report to a file.
 pub(crate) fn draw(path: &Path, report: &Report) -> Result<()> {
     let mut svg = String::new();
     render(&mut svg, report).map_err(|error| {
@@ -50,7 +50,8 @@ fn render(svg: &mut String, report: &Report) -> std::result::Result<(), Box<dyn 
     Ok(())
 }
 
-/// From orange (slow) through white to blue (fast), which colour-blind readers tell apart too.
+/// Maps a share to a colour from orange (slow) through white to blue (fast), which colour-blind readers can
+/// tell apart too.
 fn colour(share: f64) -> RGBColor {
     let mix = |from: u8, to: u8, by: f64| (f64::from(from) + (f64::from(to) - f64::from(from)) * by) as u8;
     let (from, to, by) = match share.clamp(0.0, 1.0) {

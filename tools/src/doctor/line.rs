@@ -1,4 +1,4 @@
-//! A bare TCP connection between two hosts, on which every wait has an end.
+//! A TCP connection between two hosts on which every wait has a time limit.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -9,12 +9,12 @@ use kolo_transport::tcp::TcpInfo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Why nothing more comes over a line.
+/// The reason why no more data arrives on a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Something did not get through in time.
+    /// Data did not get through within this time.
     Late(Duration),
-    /// The other end has closed it, or the system says why.
+    /// The other end has closed the connection, or the system reports an error.
     Closed(String),
 }
 
@@ -31,9 +31,9 @@ impl std::fmt::Display for Stop {
 #[derive(Debug)]
 pub(crate) struct Line {
     socket: TcpStream,
-    /// Longest time of one send or receive.
+    /// Longest duration of one send or receive.
     limit: Duration,
-    /// The clock's time at some moment.
+    /// A moment, and the time of day at that moment.
     clock: (Instant, Duration),
 }
 
@@ -45,7 +45,7 @@ impl Line {
         Ok(Self { socket, limit, clock: (Instant::now(), epoch) })
     }
 
-    /// Connects, with segments of at most so many bytes.
+    /// Connects, with segments of at most `segment` bytes.
     pub(crate) fn dial(address: SocketAddr, segment: Option<u32>, limit: Duration) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         if let Some(bytes) = segment {
@@ -72,7 +72,7 @@ impl Line {
         TcpInfo::of(&self.socket).unwrap_or_default()
     }
 
-    /// Sends and receives at the same time.
+    /// Sends and receives at the same time, until both are done.
     pub(crate) fn transfer(&mut self, mut out: &[u8], mut inward: &mut [u8]) -> Result<(), Stop> {
         let until = Instant::now() + self.limit;
         while !out.is_empty() || !inward.is_empty() {
@@ -108,7 +108,7 @@ impl Line {
     }
 }
 
-/// Bytes that a system call has moved; nothing if it cannot now.
+/// Returns the number of bytes that a system call has moved; `None` if it would block.
 fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Stop> {
     match outcome {
         Ok(0) => Err(Stop::Closed("the other end has closed the connection".to_owned())),
@@ -120,7 +120,7 @@ fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Stop> {
     }
 }
 
-/// The line knows its one partner.
+/// A line has a single partner, so it ignores the partner's number.
 impl Wire for Line {
     type Error = Stop;
 
@@ -136,7 +136,7 @@ impl Wire for Line {
         self.transfer(out, inward)
     }
 
-    /// The time of day, so that partners learn how far their clocks are apart.
+    /// Returns the time of day, so that partners can compare their clocks.
     fn now(&self) -> Duration {
         self.clock.1 + self.clock.0.elapsed()
     }

@@ -1,9 +1,9 @@
-//! `kolo doctor`: whether a job will run well on the hosts of a launcher, and what is wrong if not.
+//! `kolo doctor`: checks whether a job will run well on the hosts of a launcher, and reports what is wrong.
 //!
-//! The ranks join over the control plane alone, whose short segments get through where data may not. One rank of each host, its
-//! leader, then dials all other hosts at once (`reach`), and measures them one by one while other pairs do the same (`rates`), with
-//! the code of the probe. All ranks learn everything, come to the same findings (`findings`), and make a communicator if nothing
-//! speaks against it.
+//! The ranks join over the control plane alone, whose short segments get through where data may not. One rank of each
+//! host, its leader, then dials all other hosts at once (`reach`), and measures them one by one with the code of the
+//! probe, while other pairs do the same (`rates`). All ranks receive all results, come to the same findings
+//! (`findings`), and make a communicator if nothing prevents it.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ mod reach;
 pub(crate) mod report;
 mod text;
 
-/// Time for measuring pairs: with what comes before and after, 8 hosts take less than half a minute.
+/// Time for measuring pairs: including all other steps, 8 hosts take less than half a minute.
 const SECONDS: u64 = 20;
 
 const EXAMPLES: &str = "\
@@ -46,13 +46,13 @@ Exit code of rank 0: 0 nothing found, 1 jobs run but not as well as they could, 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Machine-readable
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// Draw the rates between hosts into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Seconds for measuring pairs of hosts; what is left then is left out
+    /// Seconds for measuring pairs of hosts; pairs that remain then are not measured
     #[arg(long, value_name = "SECONDS", default_value_t = SECONDS)]
     seconds: u64,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let examined =
         examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|error| {
             CliError {
-                // That ranks do not even find each other is the worst finding.
+                // Ranks that do not even find each other are the worst finding.
                 exit_code: Severity::Broken as u8,
                 ..error
             }

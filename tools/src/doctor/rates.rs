@@ -1,4 +1,4 @@
-//! Round trips, rates and losses of pairs of hosts, a disjoint set of pairs at a time.
+//! Measures round trips, rates and losses between hosts, a disjoint set of pairs at a time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::line::{Line, Stop};
 use super::reach::{Answering, Carries, Reach, SMALL_SEGMENT, Token, dial_for_rates};
 
-/// Longest time of one message, most of which take a tenth of a second.
+/// Time limit of one message; most take a tenth of a second.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// At this share of the rate that was measured no queue fills, and what is lost then was not lost for want of room.
+/// Share of the measured rate at which losses are counted: no queue fills, so a lost segment was not lost for lack of
+/// room.
 const LOSS_SHARE: f64 = 0.25;
 
-/// Losses are counted for so long, or longer for so many bytes, but not beyond the other.
+/// Losses are counted over this many bytes, but for no shorter and no longer time than these two limits.
 const LOSS_SECONDS: f64 = 0.4;
 const LOSS_BYTES: f64 = 4e6;
 const LOSS_SECONDS_MAX: f64 = 1.0;
@@ -26,23 +27,24 @@ const LOSS_SECONDS_MAX: f64 = 1.0;
 pub(crate) struct Measured {
     /// Number of the sending host.
     pub from: u32,
-    /// Number of the receiving one.
+    /// Number of the receiving host.
     pub to: u32,
-    /// An empty message there and back.
+    /// Time of an empty message there and back.
     pub round_trip_seconds: f64,
-    /// How far the receiver's clock is ahead, to half a round trip.
+    /// Time by which the receiver's clock is ahead, to within half a round trip.
     pub ahead_seconds: f64,
-    /// Of one connection.
+    /// Rate of one connection.
     pub bytes_per_second: f64,
-    /// Segments sent far below that rate.
+    /// Segments sent well below that rate.
     pub segments: u32,
-    /// Those of them that were lost.
+    /// Number of these segments that were lost.
     pub lost: u32,
 }
 
-/// The pairs of one round, of as many as [`rounds`] says, in which each host is in one pair at most.
+/// Returns the pairs of one of the [`rounds`]; each host is in at most one pair.
 pub(crate) fn pairs(hosts: u32, round: u32) -> Vec<(u32, u32)> {
-    // The circle method: the last one stays, the others go round. With an odd number, the last one is nobody.
+    // The circle method: the last place stays, the others rotate. With an odd number of hosts, the last place is
+    // empty.
     let last = rounds(hosts);
     let at = |place: u32| if place == last { last } else { (place + round) % last.max(1) };
     (0..last.div_ceil(2))
@@ -52,7 +54,7 @@ pub(crate) fn pairs(hosts: u32, round: u32) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// Rounds in which all pairs have their turn.
+/// Returns the number of rounds after which all pairs have been measured.
 pub(crate) const fn rounds(hosts: u32) -> u32 {
     (hosts + hosts % 2).saturating_sub(1)
 }
@@ -66,7 +68,8 @@ pub(crate) struct Place<'a> {
     pub ports: &'a [Option<u16>],
 }
 
-/// Measures what this host sends to a partner, which does the same meanwhile; nothing if there is no line.
+/// Measures what this host sends to a partner, which does the same meanwhile. Returns `None` if they have no
+/// connection.
 pub(crate) fn measure(place: &Place<'_>, partner: u32) -> Result<Option<Measured>, String> {
     let host = place.host;
     let Some(mut line) = line(place, partner)? else { return Ok(None) };
@@ -82,7 +85,7 @@ pub(crate) fn measure(place: &Place<'_>, partner: u32) -> Result<Option<Measured
     Ok(Some(found))
 }
 
-/// The line between two hosts: the lower dials if it can, else the higher.
+/// Opens the line between two hosts: the lower one dials if it can, otherwise the higher one.
 fn line(place: &Place<'_>, partner: u32) -> Result<Option<Line>, String> {
     let (low, high) = (place.host.min(partner), place.host.max(partner));
     let reach =
@@ -104,7 +107,7 @@ fn out(line: &mut Line, host: u32, partner: u32, buffers: &mut Buffers) -> Resul
     let calm = LOSS_SHARE * bytes_per_second;
     let bytes = LOSS_BYTES.clamp(LOSS_SECONDS * calm, (LOSS_SECONDS_MAX * calm).max(LOSS_SECONDS * calm));
     let before = line.info();
-    // Where it cannot be slowed down, queues may overflow, and nothing is concluded.
+    // If the connection cannot be slowed down, queues may overflow, and losses prove nothing.
     let is_calm = pace(line.socket(), (calm as u32).max(1)).is_ok();
     push(line, partner, bytes as usize, buffers)?;
     let _ = pace(line.socket(), u32::MAX);
@@ -121,7 +124,8 @@ fn out(line: &mut Line, host: u32, partner: u32, buffers: &mut Buffers) -> Resul
     })
 }
 
-/// Segments sent between two looks, and how many of them were lost: those sent again, but for those that the peer had.
+/// Returns the segments sent between two samples, and the number of them that were lost: those resent, less those that
+/// the peer already had.
 fn losses(before: &TcpInfo, after: &TcpInfo) -> (u32, u32) {
     let since = |what: fn(&TcpInfo) -> u32| what(after).wrapping_sub(what(before));
     let resent = since(|info| info.resent);

@@ -1,4 +1,5 @@
-//! Whether hosts reach each other: each dials each at all addresses, and sends a burst of full segments both ways.
+//! Checks whether hosts reach each other: each dials each at all addresses, and sends a burst of full segments both
+//! ways.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,30 +13,30 @@ use serde::{Deserialize, Serialize};
 
 use super::line::{Line, Stop};
 
-/// A request for a connection is sent again after 1 s; two should be answered.
+/// Time limit for dialling. A connection request is repeated after 1 s; one of the two should be answered.
 const DIAL_LIMIT: Duration = Duration::from_millis(2500);
 
-/// A burst that is not there by then is not coming: its last segments have been sent four times.
+/// Time limit for a burst; by then its last segments have been sent four times.
 const BURST_LIMIT: Duration = Duration::from_secs(2);
 
-/// Some twenty full segments, which any queue holds.
+/// Length of a burst: some twenty full segments, which any queue holds.
 const BURST_BYTES: usize = 32 << 10;
 
-/// Segments that every path carries.
+/// Length of a segment that every path carries.
 pub(crate) const SMALL_SEGMENT: u32 = 536;
 
-/// How often the listener looks whether it is over.
+/// Interval at which the listener checks whether it has to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Secret of the hosts of a job, which a stranger does not know.
+/// Secret that only the hosts of a job know.
 pub(crate) type Token = [u8; 16];
 
 /// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// A burst there and back.
+    /// Send a burst there and back.
     Burst = 0,
-    /// Measuring, by whoever waits for it.
+    /// Measure rates, for a rank that waits for this connection.
     Rates = 1,
 }
 
@@ -49,63 +50,63 @@ fn hello(token: &Token, from: u32, purpose: Purpose) -> [u8; HELLO] {
     bytes
 }
 
-/// How one host came through to another.
+/// The result of one host's attempt to reach another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reach {
     /// Number of the host that dialled.
     pub from: u32,
-    /// Number of the other.
+    /// Number of the other host.
     pub to: u32,
-    /// Every address of the other, in its order.
+    /// All addresses of the other host, in its order.
     pub tries: Vec<Try>,
-    /// Capability of a connection, if there was one.
+    /// Capability of the connection, if one was made.
     pub carries: Carries,
 }
 
-/// One address dialled.
+/// An attempt to dial one address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Try {
     /// The address.
     pub address: IpAddr,
-    /// The other host's interface.
+    /// The other host's interface with this address.
     pub interface: String,
-    /// The own address that the connection has, if it came about.
+    /// The connection's local address, if it was made.
     pub local: Option<IpAddr>,
-    /// Why there is none.
+    /// The reason why there is no connection.
     pub problem: Option<String>,
 }
 
 /// Capability of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carries {
-    /// There is no connection.
+    /// Nothing: there is no connection.
     Nothing,
     /// Full segments, both ways.
     All,
-    /// Small segments, while full ones vanish.
+    /// Small segments only; full ones are lost.
     SmallOnly {
-        /// Whether they vanish on the way out; else on the way back.
+        /// Whether they are lost on the way out, rather than on the way back.
         outward: bool,
-        /// Bytes of a full one.
+        /// Bytes of a full segment.
         segment_bytes: u32,
     },
-    /// Neither: in words.
+    /// Not even small segments; the text says why.
     Stalls(String),
 }
 
 impl Reach {
-    /// The address by which it came through.
+    /// Returns the address at which the connection was made.
     pub(crate) fn way(&self) -> Option<&Try> {
         self.tries.iter().find(|tried| tried.problem.is_none())
     }
 
-    /// Whether data can be sent, perhaps in small segments only.
+    /// Returns whether data can be sent, perhaps in small segments only.
     pub(crate) fn works(&self) -> bool {
         matches!(self.carries, Carries::All | Carries::SmallOnly { .. })
     }
 }
 
-/// Another host, as it is dialled.
+/// Another host, as a target for dialling.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub host: u32,
@@ -114,7 +115,8 @@ pub(crate) struct Target {
     pub port: u16,
 }
 
-/// Dials a host at all its addresses at once, and sends a burst over the first that answers. Blocks for some seconds at most.
+/// Dials a host at all its addresses at once, and sends a burst over the first that answers. Blocks for at most some
+/// seconds.
 pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
     let tried: Vec<_> = std::thread::scope(|scope| {
         let dials: Vec<_> = target
@@ -156,7 +158,7 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
     Reach { from, to: target.host, tries, carries }
 }
 
-/// Opens a line on which rates are measured.
+/// Opens a line for measuring rates.
 pub(crate) fn dial_for_rates(
     token: &Token,
     from: u32,
@@ -189,7 +191,7 @@ fn burst(line: &mut Line) -> Result<(), Stop> {
     line.transfer(&[], &mut back)
 }
 
-/// Answers whoever dials this host, until it is dropped.
+/// Answers other hosts that dial this one, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Answering {
     pub port: u16,
@@ -206,7 +208,7 @@ struct Shared {
 }
 
 impl Answering {
-    /// Listens.
+    /// Starts to listen.
     pub(crate) fn start(listener: TcpListener, token: Token) -> io::Result<Self> {
         let port = listener.local_addr()?.port();
         let shared = Arc::new(Shared {
@@ -222,7 +224,7 @@ impl Answering {
         Ok(Self { port, shared, thread: Some(thread) })
     }
 
-    /// Waits for a host to dial for measuring.
+    /// Waits for a host to dial for a measurement.
     pub(crate) fn wait_for(&self, from: u32, patience: Duration) -> Option<Line> {
         let until = Instant::now() + patience;
         let mut arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
@@ -254,7 +256,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
         while let Ok((socket, _)) = listener.accept() {
             let shared = Arc::clone(shared);
-            // One that cannot be started leaves the other end without an answer, which it tells.
+            // If the thread cannot be started, the other end gets no answer and reports that.
             let _ = std::thread::Builder::new().spawn(move || {
                 if let Ok(line) = Line::new(socket, DIAL_LIMIT) {
                     answer(line, &shared);
@@ -280,7 +282,7 @@ fn answer(mut line: Line, shared: &Shared) {
         return;
     }
     let mut bytes = vec![0; BURST_BYTES];
-    // Longer than the other end waits: it is to see silence and not the end.
+    // The limit is longer than the other end waits, so that it sees silence and not the end of the connection.
     let mut line = line.with_limit(2 * BURST_LIMIT);
     if line.transfer(&[], &mut bytes).and_then(|()| line.transfer(&bytes, &mut [])).is_ok() {
         line.wait_for_end();

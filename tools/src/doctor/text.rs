@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text for people.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use super::findings::{Finding, Severity};
 use super::rates::Measured;
 use super::report::{Report, Route};
 
-/// Wider matrices are left to `--json` and `--svg`.
+/// Larger matrices are left to `--json` and `--svg`.
 const MATRIX_HOSTS: usize = 16;
 
-/// Everything, findings last.
+/// Returns the whole report, findings last.
 pub(crate) fn text(report: &Report, findings: &[Finding]) -> String {
     let ranks: usize = report.hosts.iter().map(|host| host.ranks.len()).sum();
     let mut out = format!(
@@ -136,7 +136,7 @@ fn network(report: &Report) -> String {
     out
 }
 
-/// Senders by row, receivers by column.
+/// Returns a matrix with senders by row and receivers by column.
 fn matrix(report: &Report, title: &str, cell: impl Fn(&Measured) -> String) -> String {
     let hosts = 0..report.hosts.len() as u32;
     let head = std::iter::once(title.to_owned()).chain(hosts.clone().map(|to| format!("to {to}"))).collect();

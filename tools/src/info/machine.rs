@@ -1,4 +1,5 @@
-//! Facts about this machine, read from the kernel's files. Every one is optional: containers hide what they like.
+//! Facts about this machine, read from the kernel's files. Each is optional, since containers may hide any of
+//! them.
 
 use std::fs;
 use std::path::Path;
@@ -6,31 +7,31 @@ use std::path::Path;
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Memory of the machine, or the control group's limit.
+    /// Memory of the machine, or the limit of the control group.
     pub total: u64,
-    /// Memory that can be had now.
+    /// Memory that is available now.
     pub available: u64,
 }
 
-/// The file's first line, trimmed.
+/// Returns the first line of a file, trimmed.
 pub(crate) fn read_line(path: impl AsRef<Path>) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.lines().next()?.trim().to_owned())
 }
 
-/// The host's name.
+/// Returns the name of the host.
 pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The processor's name.
+/// Returns the name of the processor.
 pub(crate) fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_field(&text, &["model name", "Model", "Hardware", "cpu model"])
         .unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
 }
 
-/// The first of the fields that /proc/cpuinfo has.
+/// Returns the first of these fields that /proc/cpuinfo has.
 pub(crate) fn cpu_field(cpuinfo: &str, names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| {
         cpuinfo.lines().find_map(|line| {
@@ -40,7 +41,7 @@ pub(crate) fn cpu_field(cpuinfo: &str, names: &[&str]) -> Option<String> {
     })
 }
 
-/// The directories of this process's control groups, own one first, then its parents, up to the root.
+/// Returns the directories of this process's control groups, its own first, then its parents up to the root.
 pub(crate) fn control_groups(controller: &str) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let found = text.lines().find_map(|line| {
@@ -66,7 +67,7 @@ pub(crate) fn control_groups(controller: &str) -> Vec<String> {
     }
 }
 
-/// Memory of the machine or of the tightest control group.
+/// Returns the memory of the machine or of the tightest control group.
 pub(crate) fn memory() -> Option<Memory> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -86,7 +87,7 @@ pub(crate) fn memory() -> Option<Memory> {
     Some(memory)
 }
 
-/// Processors' worth of time that the tightest control group allows; `None` without a limit.
+/// Returns the processor time, in processors, that the tightest control group allows; `None` without a limit.
 pub(crate) fn cpu_quota() -> Option<f64> {
     let mut least: Option<f64> = None;
     for directory in control_groups("cpu") {
@@ -111,12 +112,12 @@ pub(crate) fn cpu_quota() -> Option<f64> {
     least
 }
 
-/// Processors that this process may run on.
+/// Returns the number of processors that this process may run on.
 pub(crate) fn usable_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Bytes of this process that are in memory now.
+/// Returns the bytes of this process that are resident in memory.
 pub(crate) fn resident_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").ok();
     let pages = pages.and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());

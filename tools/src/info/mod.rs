@@ -1,4 +1,4 @@
-//! `kolo info`: what this machine offers, and what is missing.
+//! `kolo info`: shows what this machine offers and what is missing.
 
 use std::fs;
 use std::io::{IsTerminal, Write};
@@ -23,10 +23,11 @@ use machine::read_line;
 pub(crate) mod machine;
 pub(crate) mod network;
 
-/// Two ranks of one machine find each other in milliseconds; what takes longer does not work.
+/// Two ranks of one machine find each other in milliseconds; a transport that takes longer than this does not
+/// work.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Round trips of a probe: enough to be past the first connection, over before anybody looks up.
+/// Round trips of a probe: enough to amortize the first connection, and still over in a moment.
 const PROBE_BARRIERS: u32 = 200;
 
 const EXAMPLES: &str = "\
@@ -39,15 +40,15 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {
-    /// Machine-readable
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Do not try the transports out
+    /// Do not try out the transports
     #[arg(long)]
     no_probe: bool,
 }
 
-/// Everything there is to say.
+/// All facts that are shown.
 #[derive(Debug, Serialize)]
 struct Report {
     transports: Vec<Transport>,
@@ -57,7 +58,7 @@ struct Report {
     remarks: Vec<String>,
 }
 
-/// Whether a transport works here.
+/// The state of a transport on this machine.
 #[derive(Debug, Serialize)]
 struct Transport {
     name: &'static str,
@@ -65,7 +66,7 @@ struct Transport {
     detail: String,
 }
 
-/// Facts that belong together.
+/// A group of related facts.
 #[derive(Debug, Serialize)]
 struct Section {
     title: &'static str,
@@ -98,7 +99,7 @@ fn collect(config: &Config, probe: bool) -> Report {
     }
 }
 
-/// Each transport, tried out between two ranks; and those that this build or machine does not have.
+/// Returns each transport, tried out between two ranks, and those that this build or machine lacks.
 fn transports(config: &Config, probe: bool) -> Vec<Transport> {
     TransportKind::ALL
         .into_iter()
@@ -183,7 +184,7 @@ fn processors() -> Section {
     }
 }
 
-/// The features that reductions and copies make use of.
+/// Returns the features that reductions and copies use.
 fn vector_features(flags: &str) -> String {
     const USEFUL: [&str; 13] = [
         "sse4_2",
@@ -253,7 +254,7 @@ fn tcp() -> Section {
     }
 }
 
-/// The planner's constants.
+/// Returns the constants of the cost model.
 fn costs(config: &Config) -> Section {
     let facts = match &config.profile {
         None => vec![("profile", "none: built-in constants. `kolo tune` writes one".to_owned())],
@@ -266,7 +267,7 @@ fn costs(config: &Config) -> Section {
     Section { title: "cost model", facts }
 }
 
-/// Surprises to expect.
+/// Returns warnings of likely surprises.
 fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
     let mut remarks = Vec::new();
     let usable = machine::usable_cpus();

@@ -1,4 +1,4 @@
-//! Network interfaces and TCP settings. `unsafe` only to walk the C library's list of addresses.
+//! Network interfaces and TCP settings. `unsafe` serves only to walk the C library's list of addresses.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) struct Interface {
     pub running: bool,
     /// Whether it only leads back to this machine.
     pub loopback: bool,
-    /// In bits per second, where the driver says.
+    /// Megabits per second, if the driver reports them.
     pub speed_megabits: Option<u64>,
     /// Longest packet.
     pub mtu: Option<u64>,
@@ -25,7 +25,7 @@ pub(crate) struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
-/// All interfaces with their addresses, in the kernel's order.
+/// Returns all interfaces with their addresses, in the kernel's order.
 pub(crate) fn interfaces() -> io::Result<Vec<Interface>> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs stores the head of a list that it allocates; it is freed below.
@@ -72,7 +72,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise; unaligned reads make no further demand.
+    // SAFETY: the caller guarantees the pointer; unaligned reads make no further demand.
     unsafe {
         match i32::from((&raw const (*address).sa_family).read_unaligned()) {
             libc::AF_INET => {

@@ -1,11 +1,11 @@
-//! Ranks on other hosts: one agent per host, such as ssh, starts `kolo run --from-stdin` there.
+//! Ranks on other hosts: one agent per host, such as ssh, runs `kolo run --from-stdin` there.
 //!
 //! # The wire
-//! The agent's standard input has one line of JSON, an [`Assignment`], and then nothing: its end is the order to end the ranks.
-//! Nothing of a job is thus in a command line, where it would have to be quoted and everybody could read it. An agent that
-//! is killed, or whose network breaks, ends that input too, so no rank outlives its launcher for longer than the network takes to
-//! notice. With `--elastic` the order to end is a word, and an end without it lets the ranks go on: their launcher's host may be gone, which is
-//! no reason to end.
+//! The agent's standard input holds one line of JSON, an [`Assignment`], and no more data after that: its end of file
+//! is the order to end the ranks. Nothing of a job is thus on a command line, where it would need quoting and everybody
+//! could read it. If an agent is killed, or its network breaks, that input ends too, so no rank outlives its launcher
+//! for longer than the network takes to notice. With `--elastic` the order to end is a word, and an end of file without
+//! it lets the ranks go on: the launcher's host may have failed, which is no reason for the other hosts to end.
 
 use std::ffi::OsString;
 use std::io::BufRead;
@@ -22,20 +22,20 @@ use super::job::{Input, Job, Orders, Prefix, Rank};
 use super::{Bounds, Meeting, Newcomers, Position, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
-/// Format of the assignment; both ends must be of it.
+/// Version of the assignment's format, which must be the same at both ends.
 const FORMAT: u32 = 2;
 
-/// Bytes that a pipe takes without a reader, by POSIX's least and Linux's usual size; an assignment must fit.
+/// Longest assignment. It must fit into a pipe that is not yet read, whose usual size on Linux is 64 KiB.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
 
-/// Beyond the grace of the ranks, for their host to tell of their end.
+/// Time beyond the ranks' grace in which their host can report their end.
 const AGENT_GRACE: Duration = Duration::from_secs(2);
 
-/// Ports at which rank 0 listens unless the user says: below the usual range of ephemeral ports (from 32768).
+/// Ports at which rank 0 listens unless the user chooses one: below the usual range of ephemeral ports (from 32768).
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u16 = 10_000;
 
-/// A host's orders.
+/// The orders for one host.
 #[derive(Debug, Serialize, Deserialize)]
 struct Assignment {
     kolo: u32,
@@ -52,18 +52,18 @@ struct Assignment {
     elastic: Option<Elastic>,
 }
 
-/// A host's orders for a job whose members come and go.
+/// The additional orders for a host of an elastic job, whose members come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Elastic {
     bounds: Bounds,
     restarts: u32,
-    /// Processes of this host that join from the beginning, and the number of the first.
+    /// Number of processes of this host that join from the beginning, and the number of the first.
     newcomers: u32,
     first: u32,
     in_its_slot: bool,
 }
 
-/// The job of the launcher: an agent per host.
+/// Makes the launcher's job: one agent per host.
 pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let of: usize = hosts.iter().map(|host| host.ranks.len()).sum();
     let of = u32::try_from(of).map_err(|_| CliError::usage("these are too many ranks", "Start fewer"))?;
@@ -103,7 +103,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
             Elastic {
                 bounds,
                 restarts: args.restarts,
-                // All on the first host: nobody here knows where there is room.
+                // All newcomers go to the first host: this process does not know where there is room.
                 newcomers: if node == 0 { newcomers } else { 0 },
                 first: of,
                 in_its_slot: newcomers == 0,
@@ -138,7 +138,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         arg0: None,
         arguments: Vec::new(),
         ranks: ranks.collect::<Result<_>>()?,
-        // A host's lines say which rank they are from, if they are to.
+        // The lines of a host already carry their rank, if they are to.
         prefix: Prefix::Lines,
         grace: Duration::from_secs(args.grace) + AGENT_GRACE,
         quiet_exit_code: None,
@@ -148,7 +148,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     })
 }
 
-/// The agent's words, with the host where it is wanted, and what it is to start there.
+/// Returns the agent's arguments, with the name of the host where it is wanted, and the command to run there.
 fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
     let mut all: Vec<String> = words.iter().map(|word| word.replace("{host}", host)).collect();
     if !words.iter().any(|word| word.contains("{host}")) {
@@ -158,7 +158,7 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
     all.into_iter().map(OsString::from).collect()
 }
 
-/// The first host at a port that is likely to be free there; nobody here can know.
+/// Returns the first host with a port that is likely to be free; this host cannot check that.
 fn meeting(hosts: &[Host]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
@@ -168,7 +168,8 @@ fn meeting(hosts: &[Host]) -> String {
     if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") }
 }
 
-/// `KOLO_*` of this process, what --export names, and a secret of this job's own: the ranks meet at a port that others reach.
+/// Returns the variables for the ranks: `KOLO_*` of this process, those that --export names, and a secret of this job,
+/// since the ranks meet at a port that others can reach.
 fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
     let mut found: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -181,7 +182,7 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
             Some((name, value)) => (name, value.to_owned()),
             None => match std::env::var(export) {
                 Ok(value) => (&**export, value),
-                // As with mpirun -x: what is not set here is not set there.
+                // As with mpirun -x: a variable that is not set here is not set there.
                 Err(_) => continue,
             },
         };
@@ -218,7 +219,7 @@ fn line(assignment: &Assignment) -> Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The job of a host, as its agent's standard input says; and the folder of its invitation, if there is one.
+/// Reads the job of a host from its agent's standard input; also returns the folder of its invitation, if there is one.
 pub(super) fn assigned(
     mut input: impl BufRead,
     lifeline: Option<&Lifeline>,
@@ -272,16 +273,16 @@ pub(super) fn assigned(
     let Some(elastic) = told.elastic else { return Ok((job, None)) };
     let directory = private_directory(lifeline)?;
     make_elastic(&mut job, &elastic, &told.environment, directory.path());
-    // Removed when the job has ended.
+    // The folder is removed when the job has ended.
     Ok((job, Some(directory)))
 }
 
-/// The ranks of a host go on without each other and without the launcher, and those that die are started again on it.
+/// Lets the ranks of a host go on without each other and without the launcher, and restarts those that die.
 fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String)], directory: &Path) {
-    // How few go on in all, the ranks themselves know (KOLO_ELASTIC).
+    // The ranks themselves know the least number that goes on in all (KOLO_ELASTIC).
     (job.least, job.orders) = (Some(0), Orders::EndsWhenTold);
     if job.prefix == Prefix::None {
-        // Through this process, since nobody may read them some day.
+        // Outputs go through this process, since their readers may disappear some day.
         job.prefix = Prefix::Lines;
     }
     let newcomers = Newcomers {

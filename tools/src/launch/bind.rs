@@ -1,4 +1,4 @@
-//! Which processors a rank may run on.
+//! Binds ranks to processors.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,8 @@ pub(super) enum Bind {
     Numa,
 }
 
-/// The processors of each of `ranks` ranks of this host, among those that this process may use. `None` where nothing binds.
+/// Returns the processors of each of `ranks` ranks of this host, among those that this process may use; `None` for a
+/// rank that is not bound.
 pub(super) fn places(bind: Bind, ranks: usize) -> Vec<Option<CpuSet>> {
     let Ok(own) = sched_getaffinity(None) else { return vec![None; ranks] };
     let allowed: BTreeSet<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| own.is_set(*cpu)).collect();
@@ -44,7 +45,7 @@ fn set(cpus: &BTreeSet<usize>) -> CpuSet {
     set
 }
 
-/// The hardware threads of each core. A system that tells nothing has a core per processor.
+/// Returns the hardware threads of each core. Without information from the system, each processor is a core.
 fn cores(folder: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     let mut cores: Vec<BTreeSet<usize>> = Vec::new();
     for cpu in allowed {
@@ -61,7 +62,7 @@ fn cores(folder: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     cores
 }
 
-/// The processors of each NUMA node. A system that tells nothing is one node.
+/// Returns the processors of each NUMA node. Without information from the system, there is one node.
 fn nodes(folder: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<usize> =
@@ -75,7 +76,7 @@ fn nodes(folder: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     if found.is_empty() { vec![allowed.clone()] } else { found }
 }
 
-/// From `0-3,8`.
+/// Parses a list such as `0-3,8`.
 fn cpu_list(text: &str) -> Option<BTreeSet<usize>> {
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -108,7 +109,7 @@ mod tests {
         }
         let sets = |allowed: &[usize]| cores(folder.path(), &allowed.iter().copied().collect());
         assert_eq!(sets(&[0, 1, 2, 3]), [BTreeSet::from([0, 2]), BTreeSet::from([1, 3])]);
-        // Ranks do not get processors that this process may not use. Of processor 7 nothing is told.
+        // Ranks do not get processors that this process may not use. The system has no information on processor 7.
         assert_eq!(sets(&[1, 2, 7]), [BTreeSet::from([1]), BTreeSet::from([2]), BTreeSet::from([7])]);
     }
 

@@ -1,4 +1,4 @@
-//! Which launcher started this process, and as which of its ranks.
+//! Detects the launcher that started this process, and the process's rank.
 
 use std::ffi::OsStr;
 
@@ -6,18 +6,19 @@ use kolo::JoinSpec;
 
 use crate::error::{CliError, Result};
 
-/// Variables of a launcher.
+/// Environment variables of a launcher.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
-    /// Any of them; the first belongs to this launcher alone.
+    /// Alternative names of the world size; only the first belongs to this launcher alone.
     world_size: &'static [&'static str],
     local_rank: &'static str,
-    /// Must be there too, for launchers that leave the others in places where they start nothing.
+    /// A variable that must also be set, for launchers that leave the others in processes that they did not start
+    /// as ranks.
     besides: Option<&'static str>,
 }
 
-/// In the order in which a communicator looks for them: what a launcher closer to the process sets comes first.
+/// Launchers in the order in which a communicator looks for them: variables set closer to the process come first.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "KOLO_RANK",
@@ -52,7 +53,7 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: "SLURM_LOCALID",
-        // A batch script has the others too, without being a task of srun.
+        // A batch script has the other variables too, although it is no task of srun.
         besides: Some("SLURM_STEP_NUM_TASKS"),
     },
     Launcher {
@@ -64,7 +65,7 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
-/// This process as a launcher's rank.
+/// This process as a rank of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Launched {
     /// The launcher.
@@ -75,8 +76,8 @@ pub(crate) struct Launched {
     pub world_size: u32,
 }
 
-/// Looks for a launcher's variables through `variable`. It is an error if they are there and do not say which rank
-/// this is: whoever set them did not mean a job of its own.
+/// Looks up a launcher's variables through `variable`. If they are set but do not give this process a rank, that
+/// is an error, since the user did not mean a job of its own.
 pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
     for launcher in &LAUNCHERS {
         if launcher.besides.is_none_or(|besides| set(&variable, besides).is_some())
@@ -86,7 +87,7 @@ pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Result<Option
         }
     }
     match set(&variable, "KOLO_RENDEZVOUS") {
-        // The address may name the rank too.
+        // The address may include the rank.
         Some(url) if !url.starts_with("env:") => {
             let spec = JoinSpec::from_env(&variable)?;
             Ok(Some(Launched { by: "KOLO_RENDEZVOUS", rank: spec.rank, world_size: spec.world_size }))
@@ -117,7 +118,7 @@ impl Launcher {
             (Some(rank), None) => {
                 Err(CliError::usage(format!("{}={rank} is set, but {size_name} is not", self.rank), remedy()))
             }
-            // A size that this launcher shares with others is theirs.
+            // A world size that this launcher shares with others counts as theirs.
             (None, Some(size)) if size_name == self.world_size[0] => {
                 Err(CliError::usage(format!("{size_name}={size} is set, but {} is not", self.rank), remedy()))
             }
@@ -126,7 +127,7 @@ impl Launcher {
     }
 }
 
-/// A variable that is set to something.
+/// Returns a variable's value unless it is empty.
 fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
@@ -141,7 +142,7 @@ fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     })
 }
 
-/// Whether a variable tells a process its place in a job, so that a job inside a job must not inherit it.
+/// Returns whether a variable gives a process its place in a job, so that a job inside a job must not inherit it.
 pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
     const NAMES: [&str; 17] = [

@@ -1,20 +1,23 @@
-//! Two processes for one job, so that nothing of the job is left when either is killed.
+//! Runs a job under two processes, so that nothing of the job remains when either is killed.
 //!
-//! The *launcher* is the process that the user started. It passes signals on and waits. The *supervisor*, its only
-//! child, starts the ranks and does everything else. Each ends the job if the other one is gone.
+//! The *launcher* is the process that the user started. It forwards signals and waits. The *supervisor*, its only
+//! child, starts the ranks and does everything else. Each of the two ends the job when the other one is gone.
 //!
 //! # Rules
-//! 1. Both adopt orphans (PR_SET_CHILD_SUBREAPER). So whatever descends from a rank descends from the supervisor, also if
-//!    it has left its process group or its session; and from the launcher, once the supervisor is gone.
-//! 2. The supervisor holds the end of a pipe whose other end only the launcher has: its end of file is the launcher's
-//!    end, whenever that comes, also before anybody looks. One byte in it says that the launcher catches signals, and the
-//!    supervisor waits for that.
-//! 3. The supervisor tells the launcher of a folder before there are ranks, so either can remove it.
-//! 4. The supervisor leads a process group of its own: what a terminal sends reaches it once, through the launcher.
+//! 1. Both adopt orphans (PR_SET_CHILD_SUBREAPER). Every descendant of a rank is therefore a descendant of the
+//!    supervisor, even if it has left its process group or its session; and of the launcher, once the supervisor is
+//!    gone.
+//! 2. The supervisor holds the read end of a pipe whose other end only the launcher has: its end of file marks the end
+//!    of the launcher, even if that comes before the supervisor reads. One byte in the pipe says that the launcher
+//!    catches signals, and the supervisor waits for that byte.
+//! 3. The supervisor reports a folder to the launcher before there are ranks, so that either of them can remove it.
+//! 4. The supervisor leads a process group of its own, so that a signal from a terminal reaches it once, through the
+//!    launcher.
 //!
-//! A signal that kills both in the same instant ends the ranks (PR_SET_PDEATHSIG), but not the processes that these have started.
+//! A signal that kills both at the same instant ends the ranks (PR_SET_PDEATHSIG), but not the processes that the ranks
+//! have started.
 //!
-//! `unsafe` only for the fork.
+//! `unsafe` serves only for the fork.
 
 use std::collections::HashSet;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -35,24 +38,24 @@ use super::output::Outputs;
 use super::processes;
 use crate::error::{CliError, Result};
 
-/// How long a killed process may take to be gone. Only one that waits for a device takes longer than moments.
+/// Time that a killed process may take to disappear. Only one that waits for a device takes longer than a moment.
 const GONE_AFTER_KILL: Duration = Duration::from_secs(10);
 
-/// Between two looks whether processes that were signalled are gone.
+/// Interval at which signalled processes are checked for their end.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The supervisor's hold on the launcher.
+/// The supervisor's connection to the launcher.
 #[derive(Debug)]
 pub(super) struct Lifeline {
-    /// At its end when the launcher is.
+    /// Reaches its end of file when the launcher ends.
     launcher: PipeReader,
     folders: PipeWriter,
 }
 
-/// Runs `work` as the supervisor in a process of its own, and returns its exit code in the launcher when everything that
-/// it started is gone. Errors of `work` are told by the supervisor.
+/// Runs `work` as the supervisor in a process of its own. In the launcher, returns the exit code of `work` when
+/// everything that it started is gone. The supervisor reports errors of `work`.
 ///
-/// Must be called while the process has one thread.
+/// The process must have a single thread.
 pub(super) fn guarded(work: impl FnOnce(&Lifeline) -> Result<u8>) -> Result<ExitCode> {
     let failed = |error: io::Error| CliError::system("no process for the ranks could be made", &error);
     let threads = std::fs::read_dir("/proc/self/task").map_err(failed)?.count();
@@ -84,24 +87,24 @@ pub(super) fn guarded(work: impl FnOnce(&Lifeline) -> Result<u8>) -> Result<Exit
 }
 
 impl Lifeline {
-    /// Runs a job, and ends what its ranks have left.
+    /// Runs a job, and ends the processes that its ranks leave behind.
     pub(super) fn run(&self, job: &Job) -> Result<u8> {
         let outputs = match job.orders {
             Orders::EndsWhenTold => Outputs::outliving(),
             _ => Outputs::own(),
         };
         let outcome = job::run(job, &outputs, Some(self));
-        // Only what has left its process group can still be there.
+        // Only processes that have left their process group can still be there.
         end_descendants(job.grace, || self.is_cut());
         outcome
     }
 
-    /// Calls `then` on a thread when the launcher is gone.
+    /// Calls `then` on a thread of its own when the launcher is gone.
     pub(super) fn when_cut(&self, then: impl FnOnce() + Send + 'static) -> Result<()> {
         let failed = |error| CliError::system("the launcher cannot be watched", &error);
         let mut launcher = self.launcher.try_clone().map_err(failed)?;
         let watch = move || {
-            // Nothing is written once the ranks may start.
+            // The launcher writes nothing once the ranks may start.
             let _ = launcher.read(&mut [0]);
             then();
         };
@@ -109,7 +112,7 @@ impl Lifeline {
         Ok(())
     }
 
-    /// Tells the launcher of a folder to be removed if the supervisor cannot.
+    /// Reports a folder to the launcher, which removes it if the supervisor cannot.
     pub(super) fn leave_behind(&self, folder: &Path) -> io::Result<()> {
         let mut line = folder.as_os_str().as_bytes().to_vec();
         line.push(0);
@@ -123,7 +126,7 @@ impl Lifeline {
 }
 
 fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) -> ! {
-    // Before the launcher catches signals, one would end it, and everything that was started.
+    // Before the launcher catches signals, a signal would end it and everything that was started.
     if !matches!((&lifeline.launcher).read(&mut [0]), Ok(1)) {
         std::process::exit(1);
     }
@@ -135,11 +138,11 @@ fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) ->
     std::process::exit(i32::from(outcome.unwrap_or_else(|error| error.report())))
 }
 
-/// The launcher's part.
+/// Runs the launcher's part: forwards signals until the supervisor ends, then cleans up.
 fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> Result<ExitCode> {
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
-    // If the supervisor is gone, waiting for it tells.
+    // If the supervisor is gone, waiting for it reports that.
     let _ = lifeline.write_all(&[1]);
     let mut passed_on = HashSet::new();
     let status = loop {
@@ -151,7 +154,7 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
         for number in signals.wait().filter(|number| *number != SIGCHLD) {
             if let Some(signal) = Signal::from_named_raw(number) {
                 passed_on.insert(number);
-                // It has not been reaped, so nobody else has its number.
+                // The supervisor has not been reaped, so no other process can have its number.
                 let _ = kill_process(supervisor, signal);
             }
         }
@@ -172,16 +175,16 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
 
 fn remove_folders(mut told: PipeReader) {
     let mut names = Vec::new();
-    // All who could write are gone.
+    // All possible writers are gone.
     let _ = told.read_to_end(&mut names);
     for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let folder = PathBuf::from(std::ffi::OsString::from_vec(name.to_vec()));
-        // The supervisor may have come as far as that.
+        // The supervisor may already have removed it.
         let _ = std::fs::remove_dir_all(folder);
     }
 }
 
-/// Ends all descendants: asks them, waits for as long as `patience` says or until `hurry`, and kills them.
+/// Ends all descendants: asks them to end, waits for `patience` or until `hurry`, and kills them.
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     if !processes::are_seen() {
         return Outputs::own().say(
@@ -193,7 +196,7 @@ fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     let mut told = HashSet::new();
     let mut killing_since = None;
     loop {
-        // Orphans that were adopted and have ended.
+        // Reaps adopted orphans that have ended.
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let left = processes::descendants();
         if left.is_empty() {
@@ -208,7 +211,7 @@ fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
                 .filter(|process| told.insert(**process))
                 .for_each(|process| process.signal(Signal::TERM)),
             Some(since) if since.elapsed() < GONE_AFTER_KILL => {
-                // Again each time: some may have been started meanwhile.
+                // The signal is repeated, since new processes may have been started meanwhile.
                 left.iter().for_each(|process| process.signal(Signal::KILL));
             }
             Some(_) => {

@@ -1,4 +1,4 @@
-//! The hosts of a job, as users write them.
+//! Parses the hosts of a job from the forms that users write.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use crate::error::{CliError, Result};
 /// A host, and the ranks that run on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
-    /// As the agent knows it.
+    /// Name by which the agent knows the host.
     pub name: String,
-    /// In ascending order.
+    /// Ranks in ascending order.
     pub ranks: Vec<u32>,
 }
 
 const FORMS: &str = "Write hosts as a:4,b:4 or a,b; in a file one a line, as `a`, `a:4` or `a slots=4`";
 
-/// From `a:4,b:4`. A host without a number gets `each` ranks. A host may come again: it gets the next ranks then, so that
-/// ranks can be put where they should run.
+/// Parses a list such as `a:4,b:4`. A host without a number gets `each` ranks. A host may appear again and then gets
+/// the next ranks, so that users can choose where ranks run.
 pub(super) fn parse(list: &str, each: u32) -> Result<Vec<Host>> {
     place(list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(|entry| counted(entry, each)))
 }
 
-/// From a file with a host a line, and comments behind `#`.
+/// Reads a file with one host per line, and comments after `#`.
 pub(super) fn read(path: &Path, each: u32) -> Result<Vec<Host>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         CliError::usage(
@@ -40,7 +40,7 @@ fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
     for word in words {
         match word.split_once('=') {
             Some(("slots", number)) => found.1 = count(line, number)?,
-            // Open MPI's other words, which say nothing about where ranks run first.
+            // Other words of Open MPI, which do not affect where ranks run first.
             Some(("max_slots" | "max-slots", _)) => {}
             _ => {
                 return Err(CliError::usage(
@@ -53,7 +53,7 @@ fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
     Ok(found)
 }
 
-/// A name with a number behind a colon. Addresses of version 6 are in brackets where a number follows.
+/// Parses a name and a number behind a colon. IPv6 addresses are in brackets if a number follows.
 fn counted(entry: &str, each: u32) -> Result<(String, u32)> {
     let bare = |name: &str| name.trim_start_matches('[').trim_end_matches(']').to_owned();
     let (name, ranks) = match entry.rsplit_once(':') {
@@ -61,7 +61,7 @@ fn counted(entry: &str, each: u32) -> Result<(String, u32)> {
         Some((name, number)) if !(number.ends_with(']')) => (bare(name), count(entry, number)?),
         _ => (bare(entry), each),
     };
-    // It becomes an argument of the agent, which must not take it for an option.
+    // The name becomes an argument of the agent, which must not take it for an option.
     if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
         return Err(CliError::usage(format!("'{entry}' names no host"), FORMS));
     }

@@ -1,18 +1,19 @@
 //! A job: processes that are started together and end together.
 //!
 //! # States
-//! *Running*: all ranks run, signals are forwarded. *Ending*: a rank failed, or a signal asked the job to end; the
-//! other ranks have got SIGTERM and a limit. *Killing*: the limit has passed or the signal came again; SIGKILL.
-//! The job is over when every rank has been reaped. One thread does all of it, from one queue of events; it
-//! waits for nothing else, and never without one of: a living child, whose end is an event, or a limit.
+//! *Running*: all ranks run, and signals are forwarded. *Ending*: a rank failed, or a signal asked the job to end; the
+//! other ranks have received SIGTERM and have a time limit. *Killing*: the limit has passed or the signal came again;
+//! the ranks receive SIGKILL. The job is over when every rank has been reaped. One thread does all of this, from one
+//! queue of events. It waits for nothing else, and only while there is a living child, whose end is an event, or a time
+//! limit.
 //!
 //! # Rules
-//! 1. A process is signalled only before it is reaped, so its number cannot belong to anybody else.
-//! 2. Each rank leads a process group, and gets signals as a group. Its descendants may outlive it by the grace, for instance to write
-//!    the output that they have read from the rank; then the group gets SIGKILL. The rank is reaped after that, so that the number of its
-//!    group stays its own (rule 1).
-//! 3. Children die with this process whatever happens to it (PR_SET_PDEATHSIG), so the thread that starts them must live as long as the
-//!    job; it is the one that supervises. [`super::guardian`] tells which others die then.
+//! 1. A process is signalled only before it is reaped, so its number cannot belong to another process.
+//! 2. Each rank leads a process group, and signals go to the group. A rank's descendants may outlive it by the grace,
+//!    for instance to write the output that they have read from the rank; then the group receives SIGKILL. The rank is
+//!    reaped after that, so that the number of its group stays its own (rule 1).
+//! 3. Children die with this process in any case (PR_SET_PDEATHSIG). The thread that starts them must therefore live as
+//!    long as the job; it is the thread that supervises. [`super::guardian`] says what happens to other descendants.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -37,24 +38,24 @@ use crate::error::{CliError, Result};
 pub(crate) struct Rank {
     /// Its rank in the whole job.
     pub rank: u32,
-    /// Its variables, beyond those of this process.
+    /// Its variables, in addition to those of this process.
     pub environment: Vec<(String, OsString)>,
     /// Use of its standard output.
     pub stdout: Stdout,
     /// Source of its standard input.
     pub input: Input,
-    /// Arguments that it alone has, behind those of all.
+    /// Arguments for this process alone, after those of all.
     pub arguments: Vec<OsString>,
-    /// The processors that it may run on, if not all.
+    /// The processors that it may run on; all if `None`.
     pub cpus: Option<CpuSet>,
-    /// Its name in messages, if it is no rank: an agent.
+    /// Its name in messages, if it is not a rank but an agent.
     pub name: Option<String>,
-    /// How many ranks of the job it stands for: an agent, for those of its host.
+    /// Number of ranks of the job that it represents: an agent represents those of its host.
     pub stands_for: u32,
 }
 
 impl Rank {
-    /// A rank with nothing special.
+    /// Makes a rank without special properties.
     pub(super) fn new(rank: u32, environment: Vec<(String, OsString)>) -> Self {
         let (stdout, input) = (Stdout::Pass, Input::OfFirst);
         Self {
@@ -77,137 +78,138 @@ impl Rank {
 /// Source of a rank's input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// Rank 0 reads what we would, the others nothing.
+    /// Rank 0 reads this process's input, and the others read nothing.
     OfFirst,
     /// Nothing.
     None,
-    /// An agent's: these bytes, and then nothing until its end, which is how it is asked to end.
+    /// For an agent: these bytes, and then nothing until the end of file, which asks the agent to end.
     Lifeline(Vec<u8>),
 }
 
 /// Use of a rank's standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdout {
-    /// It goes where ours goes.
+    /// It goes to this process's output.
     Pass,
-    /// It is thrown away.
+    /// It is discarded.
     Drop,
 }
 
-/// Whether lines say which rank they are from.
+/// Whether lines of output carry the rank that they are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prefix {
-    /// They do not: ranks write straight to our outputs.
+    /// They do not: ranks write directly to this process's outputs.
     None,
     /// They do.
     Rank,
-    /// They do not, but lines of several do not mix.
+    /// They do not, but lines of several ranks do not mix.
     Lines,
 }
 
-/// Ranks to start, and the way to end them.
+/// Ranks to start, and how to end them.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// The program.
     pub program: OsString,
-    /// The name it is called by, if not that of the program.
+    /// The name by which the program is called, if it differs from the program's.
     pub arg0: Option<OsString>,
     /// Its arguments.
     pub arguments: Vec<OsString>,
     /// The processes of this machine.
     pub ranks: Vec<Rank>,
-    /// Whether lines say which rank they are from.
+    /// Whether lines of output carry their rank.
     pub prefix: Prefix,
-    /// Between SIGTERM and SIGKILL.
+    /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// An exit code that is a result rather than a failure: it is passed on, and nobody is told.
+    /// An exit code that is a result rather than a failure: it is returned without a message.
     pub quiet_exit_code: Option<i32>,
-    /// Meaning of our standard input.
+    /// Meaning of this process's standard input.
     pub orders: Orders,
-    /// As long as so many ranks live or have ended well, the end of another does not end the job; nor that of the last one, if that is
-    /// started again and the number is 0.
+    /// As long as this many ranks live or have ended well, the end of another rank does not end the job. With 0,
+    /// neither does the end of the last rank, if that rank is restarted.
     pub least: Option<u32>,
-    /// How a rank that has died is started again; if at all.
+    /// How ranks that have died are restarted; `None` if they are not.
     pub again: Option<Again>,
 }
 
-/// Meaning of the standard input of the one that starts ranks.
+/// Meaning of the standard input of the process that starts ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Orders {
-    /// Rank 0's own.
+    /// It is the input of rank 0.
     None,
-    /// Its end asks the job to end, as a signal would.
+    /// Its end of file asks the job to end, as a signal would.
     EndsWithInput,
-    /// [`END`] in it does. Its end alone says that the launcher is gone, and the ranks go on.
+    /// [`END`] in it asks the job to end. An end of file alone means that the launcher is gone, and the ranks go on.
     EndsWhenTold,
 }
 
 /// The order to end, on an agent's lifeline.
 const END: &[u8] = b"end\n";
 
-/// How long agents may take to pass it on, when a launcher has to end in a hurry.
+/// Time that agents may take to forward the order when a launcher has to end in a hurry.
 const ORDER_MOST: Duration = Duration::from_secs(1);
 
-/// Starting ranks again.
+/// How to restart ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Again {
-    /// How often each at most.
+    /// Limit on the restarts of each rank.
     pub times: u32,
-    /// Variables that make it a newcomer.
+    /// Variables that make the process a newcomer.
     pub environment: Vec<(String, OsString)>,
-    /// Whether it is to have the slot of the one that has died, and no other.
+    /// Whether it must take the slot of the rank that has died.
     pub in_its_slot: bool,
 }
 
-/// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
+/// Interval at which the processes that an ended rank has left behind are checked, since their end need not be an
+/// event.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Said to a log, since nobody reads the outputs any more.
+/// Written to a log, since nobody reads the outputs any more.
 const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, or the network to it; the ranks of this host go on to their end";
 
-/// How long the verdict on a rank that failed waits for another that is on its way out, which takes milliseconds unless the
+/// Time that the verdict on a failed rank waits for another rank that is ending, which takes milliseconds unless the
 /// kernel cannot end it.
 const ENDING_MOST: Duration = Duration::from_secs(2);
 
 enum Event {
-    /// A signal came; SIGCHLD among them.
+    /// A signal arrived, possibly SIGCHLD.
     Signal(i32),
-    /// The launcher is gone, killed by somebody.
+    /// The launcher was killed.
     LauncherGone,
-    /// So is the one on the host that has started this agent, or the network between.
+    /// The launcher on the host that started this agent is gone, or the network between them.
     OnItsOwn,
 }
 
 struct Member {
     rank: u32,
-    /// Which of the job's.
+    /// Index among the job's ranks.
     at: usize,
-    /// How often it was started again.
+    /// Number of restarts.
     times: u32,
     /// Its name.
     name: String,
     child: Child,
-    /// The input of an agent, whose end asks it to end; gone once it was asked.
+    /// The input of an agent, whose end of file asks the agent to end; `None` once it was asked.
     lifeline: Option<ChildStdin>,
-    /// Whether it is an agent, which signals do not reach.
+    /// Whether it is an agent, which does not get signals.
     is_agent: bool,
-    /// How it ended, once it has.
+    /// Its exit status, once it has ended.
     status: Option<ExitStatus>,
-    /// It has ended and nothing of its group is left.
+    /// Whether it has ended and nothing of its group is left.
     reaped: bool,
-    /// Until when what it left behind may go on, once it has ended.
+    /// Once it has ended: time until which the processes that it left behind may go on.
     limit: Instant,
 }
 
-/// Runs a job to its end, and returns the exit code of the whole. The end of the launcher, if there is a lifeline to it,
-/// ends the job at once.
+/// Runs a job to its end, and returns the exit code of the whole job. If there is a lifeline to the launcher, the
+/// launcher's end ends the job at once.
 pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> Result<u8> {
     let (sender, events) = mpsc::channel();
     if let Some(lifeline) = lifeline {
         let sender = sender.clone();
         lifeline.when_cut(move || drop(sender.send(Event::LauncherGone)))?;
     }
-    // Before the first child: its end must not be missed.
+    // Signals are caught before the first child starts, so that its end is not missed.
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
     let handle = signals.handle();
@@ -235,7 +237,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let outcome = supervisor.start().and_then(|()| supervisor.supervise(&events));
     handle.close();
     let _ = forwarder.join();
-    // Processes that ranks have started may hold their outputs open for as long as they like.
+    // Processes that ranks have started may keep their outputs open indefinitely.
     supervisor.readers.finish(job.grace);
     outcome
 }
@@ -253,14 +255,14 @@ struct Supervisor<'a> {
     outputs: &'a Outputs,
     members: Vec<Member>,
     readers: Readers,
-    /// When patience ends; `None` while running, and after SIGKILL.
+    /// Time of the next escalation; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
-    /// Ranks that have failed, by index, on which there is no verdict yet.
+    /// Ranks that have failed and await a verdict, by index.
     failures: Vec<(usize, ExitStatus)>,
-    /// When the first of these was seen.
+    /// Time at which the first of these was seen.
     failed_at: Instant,
-    /// The exit code, once something other than success decided it.
+    /// The exit code, once something other than success has decided it.
     outcome: Option<u8>,
 }
 
@@ -290,7 +292,7 @@ impl Supervisor<'_> {
         self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
         let mut lifeline = child.stdin.take();
         if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
-            // It fits into the pipe. An agent that is gone already is seen by its end.
+            // The bytes fit into the pipe. If the agent has already ended, its end is an event.
             let _ = pipe.write_all(first);
         }
         self.members.push(Member {
@@ -308,7 +310,7 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Starts a rank that has died again, as a newcomer. Whether it runs, and what has come of it.
+    /// Restarts a rank that has died, as a newcomer. Returns whether it runs, and a text that says what happened.
     fn start_again(&mut self, index: usize) -> (bool, String) {
         let (at, times) = (self.members[index].at, self.members[index].times + 1);
         let Some(again) = &self.job.again else { return (false, String::new()) };
@@ -358,14 +360,14 @@ impl Supervisor<'_> {
         Ok(self.outcome.unwrap_or(0))
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns the next time at which there is something to do without an event.
     fn next_look(&self) -> Option<Instant> {
         let left_behind = self.members.iter().any(|member| member.status.is_some() && !member.reaped);
         let again = (left_behind || !self.failures.is_empty()).then(|| Instant::now() + LOOK_AGAIN);
         self.limit.into_iter().chain(again).min()
     }
 
-    /// Looks at all ranks that have ended since the last look, and at what they left behind.
+    /// Checks all ranks that have ended since the last call, and the processes that they left behind.
     fn reap(&mut self) {
         for (index, member) in
             self.members.iter_mut().enumerate().filter(|(_, member)| member.status.is_none())
@@ -380,7 +382,8 @@ impl Supervisor<'_> {
                 self.failures.push((index, status));
             }
         }
-        // A rank that a signal ended did not choose to: where several ended at once, the others follow from it.
+        // A rank that ended by a signal did not choose to. If several ranks ended at once, the others failed because of
+        // it.
         self.failures.sort_by_key(|(_, status)| status.signal().is_none());
         if !self.another_may_be_the_cause() {
             for (index, status) in std::mem::take(&mut self.failures) {
@@ -390,8 +393,8 @@ impl Supervisor<'_> {
         self.bury();
     }
 
-    /// Whether a rank on which there is no verdict may have failed because of one whose end has begun and is not complete: the
-    /// kernel closes the connections of a process before it tells how it ended.
+    /// Whether a rank that awaits a verdict may have failed because of a rank that is still ending: the kernel closes
+    /// the connections of a process before it reports how the process ended.
     fn another_may_be_the_cause(&self) -> bool {
         let chose_to = self.failures.first().is_some_and(|(_, status)| status.signal().is_none());
         chose_to
@@ -403,7 +406,7 @@ impl Supervisor<'_> {
                 .any(|member| member.status.is_none() && processes::is_ending(Pid::from_child(&member.child)))
     }
 
-    /// Reaps the ranks of which nothing is left; ends what has been left for too long.
+    /// Reaps the ranks of which nothing is left; kills groups whose time has passed.
     fn bury(&mut self) {
         let mut ended: Vec<_> =
             self.members.iter_mut().filter(|member| member.status.is_some() && !member.reaped).collect();
@@ -427,7 +430,7 @@ impl Supervisor<'_> {
                     ));
                 }
             }
-            // It has ended, so this does not wait.
+            // The process has ended, so this does not block.
             let _ = member.child.wait();
             member.reaped = true;
         }
@@ -437,7 +440,7 @@ impl Supervisor<'_> {
         let (name, pid) = (self.members[index].name.clone(), self.members[index].child.id());
         let kind = if self.members[index].is_agent { "host" } else { "rank" };
         if self.outcome.is_some() {
-            // Ended by us, or in consequence; whoever was first has been named.
+            // This process ended the rank, or the rank failed as a consequence; the first one has been reported.
             return;
         }
         let well = |member: &&Member| member.status.is_none_or(|status| status.success());
@@ -474,7 +477,7 @@ impl Supervisor<'_> {
             return;
         }
         if self.limit.is_some() {
-            // Asked again: patience is over.
+            // This is the second request: end at once.
             self.kill();
             return;
         }
@@ -491,7 +494,8 @@ impl Supervisor<'_> {
 
     fn kill(&mut self) {
         if self.order_end() && self.job.least.is_some() {
-            // An agent that is killed before it has heard that would go on. Their reports of their ends are no news.
+            // Agents that are killed before they receive the order would go on. Their reports of their own ends are not
+            // shown.
             self.outcome.get_or_insert((128 + SIGKILL) as u8);
             self.limit = Some(Instant::now() + ORDER_MOST);
             return;
@@ -501,7 +505,7 @@ impl Supervisor<'_> {
         self.signal_all(Signal::KILL);
     }
 
-    /// Asks all agents to end that were not asked before. Whether there were any.
+    /// Asks all agents to end that were not asked before. Returns whether there were any.
     fn order_end(&mut self) -> bool {
         let asked = self.members.iter_mut().filter_map(|member| member.order_end().then_some(()));
         asked.count() > 0
@@ -510,20 +514,20 @@ impl Supervisor<'_> {
     fn signal_all(&mut self, signal: Signal) {
         for member in self.members.iter_mut().filter(|member| !member.reaped) {
             if member.is_agent && signal != Signal::KILL {
-                // Agents do not pass on signals; and one that a signal ended could not tell how its ranks ended.
+                // Agents do not forward signals, and an agent that died of one could not report how its ranks ended.
                 if !matches!(signal, Signal::USR1 | Signal::USR2) {
                     member.order_end();
                 }
                 continue;
             }
-            // All of it may have ended meanwhile; then there is nobody to tell.
+            // The whole group may have ended meanwhile; then the signal has no receiver.
             let _ = kill_process_group(Pid::from_child(&member.child), signal);
         }
     }
 }
 
 impl Member {
-    /// Asks an agent to end. False if it is none, or was asked.
+    /// Asks an agent to end. Returns false if this is no agent, or if it was asked before.
     fn order_end(&mut self) -> bool {
         let Some(mut lifeline) = self.lifeline.take() else { return false };
         let _ = lifeline.write_all(END);
@@ -531,12 +535,12 @@ impl Member {
     }
 }
 
-/// How a child has ended, if it has, without reaping it.
+/// Returns how a child has ended, if it has, without reaping it.
 fn ended(child: &Child) -> Option<ExitStatus> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok()??;
     let core = if status.dumped() { 0x80 } else { 0 };
-    // As wait(2) packs it.
+    // In the format of wait(2).
     let raw = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => (code & 0xff) << 8,
         (None, signal) => signal.unwrap_or(0) | core,
@@ -544,7 +548,7 @@ fn ended(child: &Child) -> Option<ExitStatus> {
     Some(ExitStatus::from_raw(raw))
 }
 
-/// How a process ended, for people.
+/// Describes how a process ended, for people.
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with exit code {code}"),
@@ -558,7 +562,7 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// The exit code a shell would report.
+/// Returns the exit code that a shell would report.
 fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,

@@ -1,4 +1,4 @@
-//! Starting ranks: for `kolo run`, on this machine and on others, and for `kolo perf` when no launcher did.
+//! Starts ranks: for `kolo run`, on this machine and on others, and for `kolo perf` if no launcher did.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -28,10 +28,10 @@ pub(crate) mod output;
 mod process;
 mod processes;
 
-/// Between asking ranks to end and ending them: enough to flush files, not enough to wonder.
+/// Time between asking ranks to end and killing them: enough to flush files, and short enough not to annoy.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// No machine runs more ranks than this to any good, and a slip of the hand should not fork-bomb one.
+/// No machine benefits from more ranks than this, and a typing error should not act as a fork bomb.
 pub(crate) const MAX_RANKS: u32 = 4096;
 
 const EXAMPLES: &str = "\
@@ -63,7 +63,7 @@ pub(crate) struct RunArgs {
     /// Machines in the job; the same command runs on each
     #[arg(long, value_name = "N", default_value = "1")]
     nodes: u32,
-    /// Which of them this is, from 0 on
+    /// Number of this machine among them, from 0 on
     #[arg(long, value_name = "I", default_value = "0")]
     node_rank: u32,
     /// Where the ranks meet: HOST:PORT on the first machine, or a URL that Kolo knows
@@ -72,38 +72,39 @@ pub(crate) struct RunArgs {
     /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order
     #[arg(long, value_name = "LIST", conflicts_with_all = ["nodes", "node_rank"])]
     hosts: Option<String>,
-    /// The same from a file with a host a line: `a`, `a:4` or `a slots=4`
+    /// The same, from a file with one host per line: `a`, `a:4` or `a slots=4`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "nodes", "node_rank"])]
     hostfile: Option<PathBuf>,
-    /// Command that starts another on a host. {host} in it is the host's name, which else comes behind it
+    /// Command that starts another command on a host. {host} in it stands for the host's name, which is otherwise
+    /// appended
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     agent: String,
-    /// Where this program is on the other hosts [default: where it is here]
+    /// Path of this program on the other hosts [default: its path here]
     #[arg(long, value_name = "PATH")]
     remote_kolo: Option<PathBuf>,
-    /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are theirs anyway
+    /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are always passed on
     #[arg(short = 'x', long, value_name = "NAME")]
     export: Vec<String>,
     /// Unit that each rank is bound to
     #[arg(long, value_enum, default_value = "none")]
     bind: Bind,
-    /// Take ranks and program from standard input; what an agent starts
+    /// Take ranks and program from standard input; used by agents
     #[arg(long, hide = true)]
     from_stdin: bool,
     /// Put the rank before each line of output
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
-    /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is told, and ends nothing. With MAX, for
-    /// programs that take newcomers in, ranks that die are started again, and as many join as there may be
+    /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is reported, and ends
+    /// nothing. With MAX, for programs that take newcomers in, ranks that die are restarted, and up to MAX ranks join
     #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["nodes", "from_stdin"])]
     elastic: Option<String>,
-    /// Processes more that wait to take the place of a rank that dies
+    /// Additional processes that wait to take the place of a rank that dies
     #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
     spares: u32,
-    /// How often --elastic MIN:MAX starts each rank again
+    /// How often --elastic MIN:MAX restarts each rank
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "elastic")]
     restarts: u32,
-    /// Seconds between asking ranks to end and ending them
+    /// Seconds between asking ranks to end and killing them
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
     grace: u64,
     /// The program and its arguments
@@ -143,7 +144,7 @@ fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
     }
 }
 
-/// Starts this program `count` times, as ranks that meet on this machine. Rank 0 has our standard output.
+/// Starts this program `count` times, as ranks that meet on this machine. Rank 0 has this process's standard output.
 pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> Result<ExitCode> {
     guardian::guarded(|lifeline| {
         let directory = private_directory(Some(lifeline))?;
@@ -171,15 +172,15 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
     })
 }
 
-/// Where the ranks of a job find each other.
+/// The place where the ranks of a job find each other.
 struct Meeting {
-    /// For Kolo.
+    /// Address for Kolo.
     url: String,
-    /// For programs that look for MASTER_ADDR and MASTER_PORT.
+    /// Address for programs that read MASTER_ADDR and MASTER_PORT.
     master: Option<(String, u16)>,
 }
 
-/// Which process of a job.
+/// Position of a process in a job.
 #[derive(Clone, Copy)]
 struct Position {
     rank: u32,
@@ -190,9 +191,9 @@ struct Position {
 }
 
 impl Meeting {
-    /// In a directory that only this user can read; and a port for programs that want one.
+    /// Makes a meeting in a directory that only this user can read, with a port for programs that need one.
     fn file(directory: &TempDir) -> Result<Self> {
-        // Nothing holds the port until the program takes it; Kolo itself does not use it.
+        // The port is not reserved until the program takes it; Kolo itself does not use it.
         let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
         Ok(Self {
             url: format!("file://{}", directory.path().join("rendezvous").display()),
@@ -200,7 +201,7 @@ impl Meeting {
         })
     }
 
-    /// As the user wrote it.
+    /// Parses the address that the user wrote.
     fn parse(text: &str) -> Result<Self> {
         let bad = || {
             CliError::usage(
@@ -266,14 +267,14 @@ fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
     Ok(directory)
 }
 
-/// How few ranks may go on, and up to how many newcomers join.
+/// The least number of ranks that go on, and the highest number up to which newcomers join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Bounds {
     least: u32,
     most: Option<u32>,
 }
 
-/// Meaning of --elastic for a job of so many ranks.
+/// Parses --elastic for a job of `ranks` ranks.
 fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     let Some(text) = &args.elastic else { return Ok(None) };
     let wrong = |problem: String| {
@@ -300,7 +301,7 @@ fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     Ok(Some(Bounds { least, most }))
 }
 
-/// A job whose members come and go, on this machine.
+/// Makes a job on this machine elastic: its members come and go.
 fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> Result<()> {
     let Some(bounds) = bounds(args, args.ranks)? else { return Ok(()) };
     job.least = Some(bounds.least);
@@ -322,10 +323,10 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     Ok(())
 }
 
-/// Processes that join a job on one machine, from the beginning and later.
+/// The processes that join a job on one machine, from the beginning or later.
 struct Newcomers {
     bounds: Bounds,
-    /// Of those that join from the beginning.
+    /// Numbers of those that join from the beginning.
     numbers: Range<u32>,
     /// Their additional variables.
     environment: Vec<(String, OsString)>,
@@ -334,7 +335,7 @@ struct Newcomers {
 }
 
 impl Newcomers {
-    /// Says where newcomers find an invitation, who joins from the beginning, and who is started again.
+    /// Sets where newcomers find an invitation, which processes join from the beginning, and which ranks are restarted.
     fn join(self, job: &mut Job, directory: &Path) {
         let Self { bounds: Bounds { least, most }, numbers, environment, restarts, in_its_slot } = self;
         let told = |name: &str, value: String| (name.to_owned(), OsString::from(value));

@@ -1,4 +1,4 @@
-//! The outputs of ranks, joined line by line.
+//! Merges the outputs of ranks, line by line.
 
 use std::fmt;
 use std::fs::File;
@@ -15,7 +15,7 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 
 type Sink = Arc<Mutex<dyn Write + Send>>;
 
-/// Where the lines go.
+/// Destinations of the lines.
 #[derive(Clone)]
 pub(crate) struct Outputs {
     stdout: Sink,
@@ -29,13 +29,13 @@ impl fmt::Debug for Outputs {
 }
 
 impl Outputs {
-    /// To this process's own.
+    /// Writes to this process's own outputs.
     pub(crate) fn own() -> Self {
         Self { stdout: Arc::new(Mutex::new(io::stdout())), stderr: Arc::new(Mutex::new(io::stderr())) }
     }
 
-    /// The same, as long as somebody reads them; then to a file in the folder for temporary files, whose name is
-    /// `kolo-run-`, something, `.log`. For ranks that outlive their launcher.
+    /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
+    /// folder for temporary files. For ranks that outlive their launcher.
     pub(crate) fn outliving() -> Self {
         let log = Arc::new(Mutex::new(None));
         let to = |stream: Box<dyn Write + Send>| -> Sink {
@@ -44,17 +44,17 @@ impl Outputs {
         Self { stdout: to(Box::new(io::stdout())), stderr: to(Box::new(io::stderr())) }
     }
 
-    /// A message of the launcher itself.
+    /// Writes a message of the launcher itself.
     pub(crate) fn say(&self, message: &str) {
         write_whole(&self.stderr, format!("{message}\n").as_bytes());
     }
 }
 
-/// A stream, and a log for what it does not take any more.
+/// A stream, and a log for what the stream no longer takes.
 struct Outliving {
-    /// Gone once nobody reads it.
+    /// `None` once nobody reads it.
     stream: Option<Box<dyn Write + Send>>,
-    /// Of both streams.
+    /// The log, shared by both streams.
     log: Arc<Mutex<Option<File>>>,
 }
 
@@ -82,7 +82,7 @@ impl Write for Outliving {
     }
 }
 
-/// One thread per output of a rank.
+/// One thread for each output of a rank.
 #[derive(Debug)]
 pub(super) struct Readers {
     running: usize,
@@ -96,7 +96,8 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Copies the outputs of a child that are pipes, line by line, with its rank before each if that is wanted.
+    /// Copies those outputs of a child that are pipes, line by line, each preceded by its rank if `prefix` asks
+    /// for that.
     pub(super) fn attach(&mut self, prefix: Prefix, rank: u32, child: &mut Child, outputs: &Outputs) {
         if let Some(pipe) = child.stdout.take() {
             self.read(prefix, rank, pipe, outputs.stdout.clone());
@@ -116,7 +117,7 @@ impl Readers {
         });
     }
 
-    /// Waits until everything has been copied, or for so long.
+    /// Waits until everything has been copied, but at most for `patience`.
     pub(super) fn finish(self, patience: Duration) {
         let limit = Instant::now() + patience;
         for _ in 0..self.running {
@@ -143,14 +144,14 @@ fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
     }
 }
 
-/// Writes lines that no other thread's lines come between. Whether anybody reads them is not our concern.
+/// Writes lines without lines of other threads in between. Errors are ignored, since nobody may be reading.
 fn write_whole(to: &Sink, bytes: &[u8]) {
     let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
     let _ = sink.write_all(bytes);
     let _ = sink.flush();
 }
 
-/// Outputs that tests look at.
+/// Outputs that tests inspect.
 #[cfg(test)]
 #[derive(Default)]
 pub(super) struct Captured {
@@ -177,7 +178,7 @@ impl Captured {
 mod tests {
     use super::*;
 
-    /// A reader that goes away after some lines.
+    /// A writer whose reader disappears after some lines.
     struct Leaving(Vec<u8>, usize);
 
     impl Write for Leaving {

@@ -1,4 +1,4 @@
-//! Starting one process of a job. `unsafe` only for what runs between fork and exec.
+//! Starts one process of a job. `unsafe` serves only for the code between fork and exec.
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use rustix::thread::sched_setaffinity;
 use super::environment::is_launcher_variable;
 use super::job::{Input, Job, Prefix, Rank, Stdout};
 
-/// Starts a rank as the leader of a process group of its own, to die with the calling thread.
+/// Starts a rank as the leader of a process group of its own; it dies with the calling thread.
 pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
     let mut command = Command::new(&job.program);
     command.args(&job.arguments).args(&rank.arguments).process_group(0).stdin(stdin(rank));
@@ -32,7 +32,7 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
     });
     let parent = getpid();
     let cpus = rank.cpus;
-    // SAFETY: between fork and exec only async-signal-safe calls may be made: these are three plain system calls,
+    // SAFETY: between fork and exec only async-signal-safe calls may be made. These are three plain system calls,
     // and the error is made from a number without allocating.
     unsafe {
         command.pre_exec(move || {
@@ -40,14 +40,15 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
             if let Some(cpus) = &cpus {
                 sched_setaffinity(None, cpus)?;
             }
-            // Had the parent died before that, nobody would tell.
+            // If the parent died before the death signal was set, nothing would end this process.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
         });
     }
     command.spawn()
 }
 
-/// Rank 0 reads what we would; but from a terminal only we may read, for ranks are in the background of it.
+/// Gives rank 0 this process's input, unless it is a terminal: ranks are in the background and may not read from
+/// it.
 fn stdin(rank: &Rank) -> Stdio {
     match rank.input {
         Input::Lifeline(_) => return Stdio::piped(),

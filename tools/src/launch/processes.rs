@@ -1,4 +1,4 @@
-//! The processes of this machine and their relations, as /proc tells.
+//! Processes of this machine and their relations, as found in /proc.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-/// Of a process's flags in /proc: it is on its way out (PF_EXITING in the kernel).
+/// Flag of a process in /proc: it is exiting (PF_EXITING in the kernel).
 const EXITING: u64 = 4;
 
 /// A process that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pid: Pid,
-    /// When it was started, in ticks: with its number, what tells it from any other one.
+    /// Start time in ticks, which together with the number identifies the process.
     started: u64,
 }
 
@@ -22,46 +22,47 @@ struct Stat {
     parent: i32,
     group: i32,
     ended: bool,
-    /// Nothing of the program runs in it any more.
+    /// Whether the program no longer runs in it.
     ending: bool,
     started: u64,
 }
 
 impl Process {
-    /// Sends a signal to this process, and to none that has got its number since.
+    /// Sends a signal to this process, and never to another one that has taken over its number.
     pub(super) fn signal(self, signal: Signal) {
         let Ok(descriptor) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
-        // The descriptor's process does not change any more; so this is the process that was seen, or neither is.
+        // The descriptor's process cannot change any more, so either it is the process that was seen, or the start time
+        // differs.
         if read(&folder(self.pid.as_raw_pid())).is_some_and(|stat| stat.started == self.started) {
             let _ = pidfd_send_signal(&descriptor, signal);
         }
     }
 
-    /// Its number.
+    /// Returns the number of the process.
     pub(super) fn pid(self) -> Pid {
         self.pid
     }
 }
 
-/// The process groups that have a member which has not ended.
+/// Returns the process groups with at least one member that has not ended.
 pub(super) fn living_groups() -> HashSet<Pid> {
     let living = all().into_values().filter(|stat| !stat.ended);
     living.filter_map(|stat| Pid::from_raw(stat.group)).collect()
 }
 
-/// Whether a process is on its way out or has ended. It is from before the first of its connections is closed, so what others
-/// do because they have lost it comes later.
+/// Returns whether a process is exiting or has ended. This holds before the first of its connections is closed, and
+/// thus before other processes react to their loss.
 pub(super) fn is_ending(pid: Pid) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    // A thread that is gone since then has ended.
+    // A thread that has disappeared meanwhile has ended.
     are_seen() && threads.flatten().all(|thread| read(&thread.path()).is_none_or(|stat| stat.ending))
 }
 
-/// The processes that this one has started, and those that these have started, and so on, without those that have ended.
+/// Returns all descendants of this process, without those that have ended.
 pub(super) fn descendants() -> Vec<Process> {
     let (all, own) = (all(), getpid().as_raw_pid());
     let descends = |mut at: i32| {
-        // A chain is no longer than there are processes, also if it changed while it was read.
+        // A chain is no longer than the number of processes, even if it changed while it was read.
         for _ in 0..all.len() {
             match all.get(&at) {
                 Some(stat) if stat.parent == own => return true,
@@ -77,16 +78,17 @@ pub(super) fn descendants() -> Vec<Process> {
         .collect()
 }
 
-/// Whether /proc numbers processes as this one does. In a PID namespace that has no /proc of its own, the numbers there are
-/// those of other processes here.
+/// Returns whether /proc numbers processes as this process does. In a PID namespace without a /proc of its own, those
+/// numbers belong to other processes here.
 pub(super) fn are_seen() -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| is_of_own_namespace(&status))
 }
 
-/// A process has a number in each namespace from that of /proc down to its own.
+/// Returns whether the status shows a single number: a process has one in each namespace from that of /proc down to its
+/// own.
 fn is_of_own_namespace(status: &str) -> bool {
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    // Kernels that do not tell (before 4.1) are older than pidfds, without which nobody is signalled.
+    // Kernels without this line (before 4.1) are older than pidfds, without which no process is signalled.
     numbers.is_none_or(|numbers| numbers.split_ascii_whitespace().count() == 1)
 }
 
@@ -104,12 +106,12 @@ fn folder(pid: i32) -> PathBuf {
 }
 
 fn read(folder: &Path) -> Option<Stat> {
-    // The name of a program may hold anything, also what is not text.
+    // The name of a program may hold any bytes, even invalid text.
     parse(&String::from_utf8_lossy(&fs::read(folder.join("stat")).ok()?))
 }
 
 fn parse(text: &str) -> Option<Stat> {
-    // The name stands in parentheses and may itself have some.
+    // The name stands in parentheses and may itself contain some.
     let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
     let ended = matches!(*fields.first()?, "Z" | "X");
     Some(Stat {
@@ -151,7 +153,7 @@ mod tests {
     fn children_and_their_children_are_found_and_signalled() {
         let script = "tail -f /dev/null & echo $!; wait";
         let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
-        // Kept: tail ends when nobody reads what it writes.
+        // The output stays open: tail ends when nobody reads what it writes.
         let mut output = BufReader::new(shell.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
@@ -159,7 +161,7 @@ mod tests {
         let found = descendants();
         assert!(found.iter().any(|process| process.pid() == Pid::from_child(&shell)));
         let process = *found.iter().find(|process| process.pid() == grandchild).unwrap();
-        // Another process with its number is left alone.
+        // Another process with the same number is not signalled.
         Process { started: process.started + 1, ..process }.signal(Signal::KILL);
         assert!(descendants().contains(&process));
         process.signal(Signal::KILL);

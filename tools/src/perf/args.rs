@@ -1,6 +1,6 @@
-//! The options of `kolo perf`: those of nccl-tests, letter by letter, and ours.
+//! Options of `kolo perf`: those of nccl-tests, letter by letter, and Kolo's own.
 //!
-//! Everything stays text here; [`super::settings`] gives it meaning, so that the messages are nccl-tests' own.
+//! All values stay text here; [`super::settings`] parses them, so that the error messages are those of nccl-tests.
 
 use std::path::PathBuf;
 
@@ -41,13 +41,13 @@ pub(crate) struct PerfArgs {
     /// Ranks per thread (GPUs in nccl-tests)
     #[arg(short = 'g', long = "ngpus", value_name = "N", default_value = "1", help_heading = SHAPE)]
     pub ngpus: String,
-    /// Ranks to start on this machine when no launcher did [default: 4, or what -t and -g say]
+    /// Ranks to start on this machine if no launcher did [default: 4, or the number given by -t and -g]
     #[arg(long, value_name = "N", help_heading = SHAPE)]
     pub ranks: Option<String>,
     /// Start the ranks as threads of one process instead of as processes
     #[arg(long, help_heading = SHAPE)]
     pub threads: bool,
-    /// Set by the process that starts the ranks: how many of them this one is
+    /// Set by the process that starts the ranks: how many of them this process is
     #[arg(long, hide = true)]
     pub ranks_per_process: Option<u32>,
 
@@ -92,7 +92,7 @@ pub(crate) struct PerfArgs {
     /// Warm-up iterations per size
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "1", help_heading = HOW)]
     pub warmup_iters: String,
-    /// Repeat the whole sweep; 0 for ever
+    /// Repeat the whole sweep this often; 0 for ever
     #[arg(short = 'N', long = "run_cycles", value_name = "N", default_value = "1", help_heading = HOW)]
     pub run_cycles: String,
     /// Checked iterations; 0 for no check
@@ -104,13 +104,13 @@ pub(crate) struct PerfArgs {
     /// 2: symmetric buffers, which ranks of a host reach directly; 1: accepted, transports register buffers by themselves
     #[arg(short = 'R', long = "local_register", value_name = "0..2", default_value = "0", help_heading = HOW)]
     pub local_register: String,
-    /// As -R 2
+    /// The same as -R 2
     #[arg(long, help_heading = HOW)]
     pub symmetric: bool,
     /// Seconds before an operation is given up; 0 for the library's own limit
     #[arg(short = 'T', long, value_name = "SECONDS", default_value = "0", help_heading = HOW)]
     pub timeout: String,
-    /// Over the ranks: 0 rank 0's time, 1 average, 2 least, 3 greatest
+    /// How the ranks' times are combined: 0 rank 0's time, 1 average, 2 least, 3 greatest
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1", help_heading = HOW)]
     pub average: String,
 
@@ -126,7 +126,7 @@ pub(crate) struct PerfArgs {
     /// 1: print the memory line
     #[arg(short = 'M', long, value_name = "0/1", default_value = "0", help_heading = OUTPUT)]
     pub memory: String,
-    /// 1: time each iteration and report how the times spread
+    /// 1: time each iteration and report the spread of the times
     #[arg(short = 'I', long = "per_iter_timing", value_name = "0/1", default_value = "0", help_heading = OUTPUT)]
     pub per_iter_timing: String,
     /// Leave the first iterations out of these statistics
@@ -138,7 +138,7 @@ pub(crate) struct PerfArgs {
     /// Draw bus bandwidth and latency over size
     #[arg(long, value_name = "FILE.svg", help_heading = OUTPUT)]
     pub plot: Option<PathBuf>,
-    /// Say which transport serves each peer, and why
+    /// Print which transport serves each peer, and why
     #[arg(short = 'v', long, help_heading = OUTPUT)]
     pub verbose: bool,
 

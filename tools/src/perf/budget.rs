@@ -1,31 +1,32 @@
-//! How long buffers may be on this machine.
+//! Limits the length of buffers by the memory of this machine.
 
 use super::settings::Settings;
 use super::test::Test;
 use crate::error::{CliError, Result};
 use crate::info::machine::Memory;
 
-/// Send and receive buffer; expectations are made piece by piece and need none.
+/// Number of buffers per rank: send and receive. Expectations are made piece by piece and need no buffer.
 const BUFFERS: u64 = 2;
 
-/// One rank's allowance.
+/// The limits for one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
-    /// Longest buffer that fits into what is free now, with an eighth left to everything else.
+    /// Longest buffer that fits into the memory that is free now, of which an eighth is left to other programs.
     pub comfortable: u64,
     /// Longest buffer that fits into all memory of the machine.
     pub physical: u64,
 }
 
 impl Budget {
-    /// For each of `ranks` on a machine.
+    /// Divides the memory of a machine among `ranks` ranks.
     #[must_use]
     pub(crate) fn new(memory: Memory, ranks: u32) -> Self {
         let share = |bytes: u64| bytes / u64::from(ranks.max(1)) / BUFFERS;
         Self { comfortable: share(memory.available / 8 * 7), physical: share(memory.total) }
     }
 
-    /// The greatest size to measure: what was asked for, or less if memory is short. A request that can never fit is an error.
+    /// Returns the greatest size to measure: the requested one, or less if memory is short. A request that can never
+    /// fit is an error.
     pub(crate) fn max_bytes(&self, settings: &Settings) -> Result<u64> {
         if settings.test == Test::Barrier {
             return Ok(0);
@@ -69,9 +70,9 @@ mod tests {
     fn sizes_are_reduced_or_refused() {
         let gib = 1 << 30;
         assert_eq!(max_bytes("all_reduce -e 1G", 8 * gib, 16 * gib, 2).unwrap(), gib);
-        // Free memory is short: less than asked for.
+        // Free memory is short, so the result is less than requested.
         assert_eq!(max_bytes("all_reduce -b 8 -e 3G", 8 * gib, 16 * gib, 2).unwrap(), 7 * gib / 4);
-        // Not even all memory would do.
+        // Not even the machine's whole memory suffices.
         let error = max_bytes("all_reduce -b 8 -e 5G", 8 * gib, 16 * gib, 2).unwrap_err();
         assert!(error.message.contains("-e") && error.message.contains("1792M"), "{error}");
         let error = max_bytes("all_reduce -b 2G -e 3G", 8 * gib, 16 * gib, 2).unwrap_err();

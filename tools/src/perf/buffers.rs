@@ -1,5 +1,5 @@
-//! The memory that is measured on, and the calls on it. One of the few files with `unsafe`: it is where slices
-//! become the addresses that a [`Call`] holds.
+//! The memory on which `kolo perf` measures, and the calls on it. This file contains `unsafe` because it turns
+//! slices into the addresses that a [`Call`] holds.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ use crate::error::{CliError, Result};
 /// Buffers start at a page, so that measurements do not depend on where the allocator put them.
 const ALIGNMENT_BYTES: usize = 4096;
 
-/// Filling of the memory for a result, so that a call that does nothing is found out. An odd pattern: as a float it is a large negative
-/// number in every type.
+/// Byte that fills memory for results, so that a call that does nothing is detected. The pattern is odd: as a
+/// float of any type it is a negative number.
 const POISON: u8 = 0xA5;
 
-/// One operation of the table: a size, a type, an operator, a root.
+/// One operation of the table: a test with a size, a type, an operator and a root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
-    /// The content.
+    /// The test.
     pub test: Test,
-    /// How much.
+    /// Number of elements.
     pub counts: Counts,
-    /// Of what.
+    /// Type of the elements.
     pub element: NamedType,
-    /// Combined how.
+    /// Operator that combines them.
     pub op: NamedOp,
-    /// Root, where there is one.
+    /// Root, if the test has one.
     pub root: u32,
     /// Lengths of the blocks of `alltoallv`.
     pub skew: Skew,
@@ -37,9 +37,9 @@ pub(crate) struct Operation {
 /// Whether input and output are the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// They are not.
+    /// They are different memory.
     OutOfPlace,
-    /// They are, as NCCL defines it for the collective.
+    /// They are the same memory, as NCCL defines it for the collective.
     InPlace,
 }
 
@@ -48,28 +48,28 @@ impl Operation {
         self.element.data_type.size()
     }
 
-    /// The size column: the longer of the two buffers.
+    /// Returns the value of the size column: the length of the longer of the two buffers.
     pub(crate) fn bytes(&self) -> u64 {
         self.counts.send.max(self.counts.receive) * self.element_bytes() as u64
     }
 
-    /// Content of the ranks' inputs.
+    /// Returns the contents of the ranks' inputs.
     fn inputs(&self, seed: u64, ranks: u32) -> Result<Inputs> {
         Inputs::new(seed, self.element.data_type, self.test.reduces().then_some(self.op), ranks)
     }
 }
 
-/// Where one iteration works: offsets in bytes into the buffers.
+/// The place of one iteration, as offsets in bytes into the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    /// Into the send buffer, or into the receive buffer when in place.
+    /// Offset into the send buffer, or into the receive buffer if the operation is in place.
     input: usize,
-    /// Into the receive buffer.
+    /// Offset into the receive buffer.
     output: usize,
     in_place: bool,
 }
 
-/// Send and receive buffer of one rank.
+/// Send and receive buffers of one rank.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     send: Region,
@@ -78,17 +78,17 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// For operations of up to `max_bytes`, shifted by `unalign_bytes`. The memory is touched, so that page
-    /// faults are not measured.
+    /// Allocates buffers for operations of up to `max_bytes`, shifted by `unalign_bytes`. All pages are touched,
+    /// so that page faults are not measured.
     pub(crate) fn new(max_bytes: u64, unalign_bytes: u64) -> Result<Self> {
         let (len, shift) = (max_bytes as usize, unalign_bytes as usize);
         Ok(Self { send: Region::new(len, shift)?, receive: Region::new(len, shift)?, max_bytes: len })
     }
 
-    /// As [`Buffers::new`], in memory that the ranks of `comm` reach directly. All of them call.
+    /// As [`Buffers::new`], in memory that the ranks of `comm` reach directly. All of them must call.
     pub(crate) fn symmetric(comm: &dyn Comm, max_bytes: u64, unalign_bytes: u64) -> Result<Self> {
         let (len, shift) = (max_bytes as usize, unalign_bytes as usize);
-        // It starts at a page.
+        // Symmetric memory starts at a page.
         let region = || -> Result<Region> {
             let mut memory = comm.symmetric(len + shift)?;
             memory.fill(1);
@@ -97,7 +97,8 @@ impl Buffers {
         Ok(Self { send: region()?, receive: region()?, max_bytes: len })
     }
 
-    /// How many operations fit side by side: iterations go through them in turn, so that caches do not help.
+    /// Returns the number of operations that fit side by side. Iterations use these places in turn, so that
+    /// caches do not help.
     fn positions(&self, operation: &Operation) -> usize {
         match operation.bytes() as usize {
             0 => 1,
@@ -110,7 +111,7 @@ impl Buffers {
         let shift = operation.bytes() as usize * (iteration % self.positions(operation));
         let counts = &operation.counts;
         match placement {
-            // Received data must lie apart from sent data.
+            // Received data must not overlap sent data.
             _ if operation.test.lies_apart() => Place { input: shift, output: shift, in_place: false },
             Placement::OutOfPlace => Place { input: shift, output: shift, in_place: false },
             Placement::InPlace => Place {
@@ -121,7 +122,7 @@ impl Buffers {
         }
     }
 
-    /// Fills the inputs of the first iteration, and spoils what will be overwritten.
+    /// Fills the inputs of the first iteration, and spoils the memory that will be overwritten.
     pub(crate) fn fill(
         &mut self,
         operation: &Operation,
@@ -178,14 +179,14 @@ impl Buffers {
         }
     }
 
-    /// How an operation is carried out, if it is a single call.
+    /// Returns the way that the library takes for an operation, if it is a single call.
     pub(crate) fn way(&mut self, comm: &dyn Comm, operation: &Operation) -> Option<String> {
         let place = self.place(operation, comm.rank(), Placement::OutOfPlace, 0);
         comm.way(&self.call(comm, operation, place)?)
     }
 
-    /// Starts the operations of some iterations together, then waits for all; returns the seconds until all were
-    /// started. Operations on the same memory are never in flight together.
+    /// Starts the operations of some iterations together, then waits for all of them. Returns the seconds until
+    /// all were started. Operations on the same memory are never in flight together.
     pub(crate) fn run_together(
         &mut self,
         comm: &dyn Comm,
@@ -212,7 +213,7 @@ impl Buffers {
                 match unsafe { comm.start(&call) } {
                     Ok(pending) => started.push(pending),
                     Err(error) => {
-                        // The buffers outlive only what has ended.
+                        // The buffers must outlive the operations that were started.
                         for pending in started {
                             let _ = pending.wait();
                         }
@@ -246,7 +247,7 @@ impl Buffers {
         })
     }
 
-    /// To the next rank, from the previous one.
+    /// Sends to the next rank and receives from the previous one.
     fn send_to_next(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let len = operation.counts.argument as usize * operation.element_bytes();
@@ -258,7 +259,7 @@ impl Buffers {
         unsafe { comm.exchange(&[send], &[receive]) }
     }
 
-    /// Blocks of unequal length, at the places where equal ones would be.
+    /// Exchanges blocks of unequal length, at the places where blocks of equal length would be.
     fn exchange_blocks(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Result<()> {
         let (rank, element_bytes) = (comm.rank(), operation.element_bytes());
         let block = operation.counts.argument;
@@ -279,7 +280,7 @@ impl Buffers {
         unsafe { comm.exchange(&sends, &receives) }
     }
 
-    /// All-gather by exchanging all that is known with partners at doubling distance.
+    /// All-gather in which partners at doubling distance exchange all blocks that they have.
     fn hypercube(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         if !ranks.is_power_of_two() {
@@ -316,7 +317,7 @@ impl Buffers {
     }
 }
 
-/// Memory that starts at a page, or a little after one on request.
+/// Memory that starts at a page, or a little after one if requested.
 #[derive(Debug)]
 struct Region {
     memory: Box<dyn Memory>,
@@ -333,7 +334,7 @@ impl Region {
                 "Ask for less with -e, or start fewer ranks",
             )
         })?;
-        // Not 0: pages of zeros could all be the same one.
+        // Not filled with 0: pages of zeros could all be the same physical page.
         memory.resize(total, 1);
         let start = memory.as_ptr().align_offset(ALIGNMENT_BYTES) + shift;
         Ok(Self { memory: Box::new(memory), range: start..start + len })

@@ -1,19 +1,19 @@
-//! Element types and operators under the names nccl-tests gives them.
+//! Element types and operators under the names that nccl-tests gives them.
 
 use kolo::{DataType, ReduceOp};
 
 use crate::error::{CliError, Result};
 
-/// An element type as the type column shows it.
+/// An element type with its name in the type column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NamedType {
-    /// As in `-d`.
+    /// Name, as in `-d`.
     pub name: &'static str,
     /// The type.
     pub data_type: DataType,
 }
 
-/// An operator as the redop column shows it.
+/// An operator, as in the redop column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NamedOp {
     /// Sum.
@@ -26,11 +26,12 @@ pub(crate) enum NamedOp {
     Min,
     /// Sum divided by the number of ranks.
     Avg,
-    /// Sum of the ranks' values, each times a factor of its own.
+    /// Sum of the ranks' values, each multiplied by a factor of its own.
     MulSum,
 }
 
-/// The types that nccl-tests knows, in the order of their numbers there, in which `-d all` goes through them.
+/// Returns the types that nccl-tests knows, in the order of their numbers there, which is the order of
+/// `-d all`.
 pub(crate) fn all_types() -> Vec<NamedType> {
     let mut known: Vec<_> = DataType::ALL
         .into_iter()
@@ -42,14 +43,14 @@ pub(crate) fn all_types() -> Vec<NamedType> {
     known.into_iter().map(|(_, named)| named).collect()
 }
 
-/// The type to fall back to.
+/// The default type.
 pub(crate) const FLOAT: NamedType = NamedType { name: "float", data_type: DataType::F32 };
 
 impl NamedOp {
-    /// In the order in which `-o all` goes through them.
+    /// All operators, in the order of `-o all`.
     pub(crate) const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg, Self::MulSum];
 
-    /// As in `-o`.
+    /// Returns the name, as in `-o`.
     #[must_use]
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -62,7 +63,7 @@ impl NamedOp {
         }
     }
 
-    /// The operator that `rank` passes. The factor of `mulsum` is 1 on even and 2 on odd ranks.
+    /// Returns the operator that `rank` passes. The factor of `mulsum` is 1 on even and 2 on odd ranks.
     #[must_use]
     pub(crate) fn on_rank(self, rank: u32) -> ReduceOp {
         match self {
@@ -76,16 +77,16 @@ impl NamedOp {
     }
 }
 
-/// Treatment of an unknown name.
+/// How to treat an unknown name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// It is an error.
     Refused,
-    /// nccl-tests' default is taken, and its line printed: for scripts that call its programs.
+    /// As nccl-tests does: its default is used and its message printed, for scripts that call its programs.
     Defaults,
 }
 
-/// The types `-d` means, and the line to print if it means none of them.
+/// Returns the types that `-d` names, and the line to print if it names none.
 pub(crate) fn types(text: &str, unknown: Unknown) -> Result<(Vec<NamedType>, Option<String>)> {
     if text == "all" {
         return Ok((all_types(), None));
@@ -99,7 +100,7 @@ pub(crate) fn types(text: &str, unknown: Unknown) -> Result<(Vec<NamedType>, Opt
     }
 }
 
-/// The operators `-o` means, and the line to print if it means none of them.
+/// Returns the operators that `-o` names, and the line to print if it names none.
 pub(crate) fn ops(text: &str, unknown: Unknown) -> Result<(Vec<NamedOp>, Option<String>)> {
     if text == "all" {
         return Ok((NamedOp::ALL.to_vec(), None));

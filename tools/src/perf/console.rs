@@ -6,35 +6,35 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{CliError, Result};
 
-/// Where one rank prints; all ranks but one print nothing.
+/// Output of one rank; all ranks but one print nothing.
 pub(crate) struct Console {
     sink: Option<Box<dyn Write>>,
     bar: Option<ProgressBar>,
 }
 
 impl Console {
-    /// Of a rank that prints to standard output.
+    /// Makes the console of a rank that prints to standard output.
     pub(crate) fn stdout() -> Self {
         Self { sink: Some(Box::new(io::stdout())), bar: None }
     }
 
-    /// Of a rank that prints nothing.
+    /// Makes the console of a rank that prints nothing.
     pub(crate) fn silent() -> Self {
         Self { sink: None, bar: None }
     }
 
-    /// Of a rank whose lines a test looks at.
+    /// Makes the console of a rank whose lines a test inspects.
     #[cfg(test)]
     pub(crate) fn to(sink: impl Write + 'static) -> Self {
         Self { sink: Some(Box::new(sink)), bar: None }
     }
 
-    /// Whether lines go anywhere.
+    /// Returns whether lines are printed.
     pub(crate) fn prints(&self) -> bool {
         self.sink.is_some()
     }
 
-    /// Shows how far `cells` measurements have come. Only on a terminal.
+    /// Shows the progress of `cells` measurements, on a terminal only.
     pub(crate) fn begin(&mut self, cells: usize) {
         if self.prints() && io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(cells as u64), ProgressDrawTarget::stderr());
@@ -46,7 +46,7 @@ impl Console {
         }
     }
 
-    /// Says what is being measured.
+    /// Shows what is being measured.
     pub(crate) fn doing(&self, what: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             bar.set_message(what());
@@ -54,21 +54,21 @@ impl Console {
         }
     }
 
-    /// One measurement is done.
+    /// Records the end of one measurement.
     pub(crate) fn advance(&self) {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar.
     pub(crate) fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
     }
 
-    /// Prints a line, at once.
+    /// Prints a line and flushes it.
     pub(crate) fn line(&mut self, line: &str) -> Result<()> {
         let Some(sink) = &mut self.sink else { return Ok(()) };
         let mut print = || writeln!(sink, "{line}").and_then(|()| sink.flush());

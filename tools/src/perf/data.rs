@@ -1,8 +1,8 @@
-//! The data that is sent, and the proof that what came back is right, to the last bit.
+//! Test data, and the bit-exact check of the results.
 //!
-//! Inputs that are only moved are random bytes; inputs that are reduced come from [`kolo::internal::verify`], whose values make every
-//! partial reduction exact in whatever order. Both are pure functions of seed, rank and place, so expectations are made piece by piece
-//! and need no buffer.
+//! Inputs that are only moved are random bytes. Inputs that are reduced come from [`kolo::internal::verify`],
+//! whose values make every partial reduction exact in any order. Both are pure functions of seed, rank and
+//! position, so expectations are made piece by piece and need no buffer.
 
 use kolo::DataType;
 use kolo::internal::verify::{Problem, count_wrong, fill_bytes};
@@ -11,22 +11,22 @@ use super::choice::NamedOp;
 use super::pieces::{Origin, Piece};
 use crate::error::{CliError, Result};
 
-/// Bytes that are expected and compared at a time: within the second-level cache of any machine, and a multiple
-/// of every element size.
+/// Bytes that are computed and compared at a time: they fit into the second-level cache of any machine, and are
+/// a multiple of every element size.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Content of the inputs of all ranks.
+/// Contents of the inputs of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs {
     seed: u64,
     data_type: DataType,
     ranks: u32,
-    /// `None` where values are only moved.
+    /// `None` if values are only moved.
     problem: Option<Problem>,
 }
 
 impl Inputs {
-    /// Of `ranks` ranks; `op` is `None` where values are only moved.
+    /// Makes the inputs of `ranks` ranks; `op` is `None` if values are only moved.
     pub(crate) fn new(seed: u64, data_type: DataType, op: Option<NamedOp>, ranks: u32) -> Result<Self> {
         let problem = op.map(|op| Problem::new(data_type, op.on_rank(0), ranks, seed)).transpose();
         let problem = problem.map_err(|error| {
@@ -38,7 +38,7 @@ impl Inputs {
         Ok(Self { seed, data_type, ranks, problem })
     }
 
-    /// Writes elements of the input of `rank`, from element `offset` on.
+    /// Writes elements of the input of `rank`, starting with element `offset`.
     pub(crate) fn fill(&self, rank: u32, offset: u64, into: &mut [u8]) {
         match &self.problem {
             None => fill_bytes(self.seed, rank, offset * self.data_type.size() as u64, into),
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn every_wrong_element_is_counted() {
         let inputs = Inputs::new(99, DataType::F32, None, 3).unwrap();
-        // Longer than a chunk, so that expectations are made in several goes.
+        // Longer than a chunk, so that expectations are made in several steps.
         let elements = CHUNK_BYTES / 4 * 2 + 5;
         let mut result = vec![0; elements * 4];
         inputs.fill(2, 10, &mut result);

@@ -1,24 +1,24 @@
-//! The variables of nccl-tests, read in this one place.
+//! Environment variables of nccl-tests, which are read here only.
 
 use super::numbers::parse_integer;
 use super::pieces::Skew;
 use crate::error::{CliError, Result};
 
-/// How ranks are parted into groups that run side by side.
+/// How ranks are split into groups that run side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
-    /// Colour is the rank, and with the number.
+    /// The colour is the bitwise AND of rank and number.
     And(u32),
-    /// Colour is the rank, or with the number.
+    /// The colour is the bitwise OR of rank and number.
     Or(u32),
-    /// Colour is the rest of the division.
+    /// The colour is the remainder of rank divided by number.
     Mod(u32),
-    /// Colour is the quotient.
+    /// The colour is the quotient of rank and number.
     Div(u32),
 }
 
 impl Split {
-    /// The colour of a rank.
+    /// Returns the colour of a rank.
     #[must_use]
     pub(crate) const fn colour(self, rank: u32) -> u32 {
         match self {
@@ -52,7 +52,7 @@ impl Split {
 /// Values of the variables.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Environment {
-    /// `NCCL_TESTS_MIN_BW`: the run fails below nine tenths of it.
+    /// `NCCL_TESTS_MIN_BW`: the run fails if the bandwidth is below nine tenths of it.
     pub wanted_bandwidth: Option<f64>,
     /// `NCCL_TESTS_SPLIT` or `NCCL_TESTS_SPLIT_MASK`.
     pub split: Option<Split>,

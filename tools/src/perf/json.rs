@@ -1,8 +1,8 @@
-//! The JSON file of nccl-tests, format version 3, with its habits: booleans are the strings "true" and "false",
-//! the root is a padded string, doubles have six decimals, `/` is escaped, NaN is "nan".
+//! Writes the JSON file of nccl-tests, format version 3, with its peculiarities: booleans are the strings
+//! "true" and "false", the root is a padded string, doubles have six decimals, `/` is escaped, NaN is "nan".
 //!
-//! One habit is left out: nccl-tests writes the whole environment into the file, secrets included. This writes
-//! only the variables that Kolo, NCCL and launchers read.
+//! One peculiarity is left out: nccl-tests writes the whole environment into the file, secrets included. This
+//! module writes only the variables that Kolo, NCCL and launchers read.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,10 +15,10 @@ use super::text::{Device, Verdict};
 
 const FORMAT_VERSION: u64 = 3;
 
-/// Head of the file.
+/// The head of the file.
 #[derive(Debug)]
 pub(crate) struct Head<'a> {
-    /// Local time.
+    /// Local time of the start.
     pub start_time: String,
     /// The command line.
     pub args: Vec<String>,
@@ -28,13 +28,13 @@ pub(crate) struct Head<'a> {
     pub version_code: u64,
     /// The options.
     pub settings: &'a Settings,
-    /// The greatest size really measured.
+    /// The greatest size that was actually measured.
     pub max_bytes: u64,
     /// The first rank of each process.
     pub devices: &'a [Device],
 }
 
-/// Creates the file without overwriting one: if the name is taken, `.0`, `.1` and so on are tried.
+/// Creates the file without overwriting another: if the name is taken, `.0`, `.1` and so on are appended.
 pub(crate) fn create(path: &Path) -> io::Result<(File, PathBuf)> {
     let mut candidate = path.to_owned();
     for attempt in 0.. {
@@ -51,7 +51,7 @@ pub(crate) fn create(path: &Path) -> io::Result<(File, PathBuf)> {
     unreachable!("the attempts are not bounded")
 }
 
-/// Whether a variable belongs into the file.
+/// Returns whether a variable belongs in the file.
 pub(crate) fn is_public(name: &str) -> bool {
     const PREFIXES: [&str; 8] =
         ["KOLO_", "NCCL_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "SLURM_", "OMP_", "TORCHELASTIC_"];
@@ -188,7 +188,7 @@ fn per_iteration(json: &mut Json, half: &Measurement) {
     }
 }
 
-/// A writer with nccl-tests' habits, which a general one does not have.
+/// A JSON writer with the peculiarities of nccl-tests, which a general one lacks.
 #[derive(Default)]
 struct Json {
     text: String,

@@ -1,4 +1,4 @@
-//! One cell of the table: time an operation, then prove its data.
+//! Measures one cell of the table: times an operation, then checks its data.
 
 use std::time::Instant;
 
@@ -9,20 +9,20 @@ use super::stats::Spread;
 use crate::backend::Comm;
 use crate::error::Result;
 
-/// Seed of the data that is timed, as in nccl-tests; checks count up from 1.
+/// Seed of the data that is timed, as in nccl-tests; the seeds of checks count up from 1.
 const TIMED_SEED: u64 = 99;
 
-/// A measurement on one rank.
+/// State of the measurements on one rank.
 pub(crate) struct Bench<'a> {
     /// The options.
     pub settings: &'a Settings,
-    /// All ranks.
+    /// The communicator of all ranks.
     pub world: &'a dyn Comm,
-    /// The ranks that work together: the world, or a part of it.
+    /// The ranks that work together: all, or a part of them.
     pub group: &'a dyn Comm,
     /// Its buffers.
     pub buffers: Buffers,
-    /// Zero of the clock.
+    /// Origin of the timestamps.
     pub epoch: Instant,
     /// Checks made so far.
     pub checks: u64,
@@ -30,14 +30,14 @@ pub(crate) struct Bench<'a> {
     pub failed_checks: u64,
 }
 
-/// One rank's times: seconds per operation, and per iteration where asked for.
+/// One rank's times: seconds per operation, and per iteration if requested.
 struct Timing {
     seconds: f64,
     iterations: Vec<f64>,
 }
 
 impl Bench<'_> {
-    /// Runs an operation without looking at the time.
+    /// Runs an operation without timing it.
     pub(crate) fn warm_up(&mut self, operation: &Operation) -> Result<()> {
         for iteration in 0..self.settings.warmups {
             self.buffers.run(self.group, operation, Placement::OutOfPlace, iteration)?;
@@ -45,7 +45,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Times and checks one placement of an operation.
+    /// Times and checks an operation in one placement.
     pub(crate) fn measure(&mut self, operation: &Operation, placement: Placement) -> Result<Measurement> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         if self.settings.checks > 0 {
@@ -59,7 +59,7 @@ impl Bench<'_> {
         self.world.barrier()?;
         let wrong = self.check(operation, placement)?;
         let element_bytes = operation.element.data_type.size() as u64;
-        // Blocks that are shorter than the longest carry less than the count says.
+        // Blocks that are shorter than the longest carry fewer bytes than the count says.
         let moved = operation.counts.argument as f64 * self.heaviest_share(operation);
         Ok(Measurement {
             seconds,
@@ -78,7 +78,7 @@ impl Bench<'_> {
         let began = self.now();
         for iteration in 0..settings.iterations {
             if !detailed && !is_cut_out {
-                // A look at the clock takes as long as an exchange of a few bytes.
+                // Reading the clock takes as long as an exchange of a few bytes.
                 start_seconds += self.iterate(operation, placement, iteration)?;
                 continue;
             }
@@ -103,7 +103,8 @@ impl Bench<'_> {
         Ok(timing)
     }
 
-    /// One timed iteration. Returns the seconds that starting took, where that is told apart.
+    /// Runs one timed iteration. Returns the seconds that starting the operations took, if that is measured
+    /// separately.
     fn iterate(&mut self, operation: &Operation, placement: Placement, iteration: usize) -> Result<f64> {
         let settings = self.settings;
         let (group, epoch) = (self.group, self.epoch);
@@ -122,7 +123,8 @@ impl Bench<'_> {
         Ok(0.0)
     }
 
-    /// Wrong elements over all ranks; `None` when nothing is checked. Stops at the first pass that finds some.
+    /// Returns the number of wrong elements over all ranks; `None` if nothing is checked. Stops at the first
+    /// pass that finds some.
     fn check(&mut self, operation: &Operation, placement: Placement) -> Result<Option<u64>> {
         if self.settings.checks == 0 || !operation.test.checks(placement == Placement::InPlace) {
             return Ok(None);
@@ -142,12 +144,12 @@ impl Bench<'_> {
         Ok(Some(0))
     }
 
-    /// The sum of everybody's number.
+    /// Returns the sum of all ranks' numbers.
     pub(crate) fn sum(&self, own: u64) -> Result<u64> {
         Ok(self.world.share(&own.to_le_bytes())?.iter().map(|bytes| number(bytes)).sum())
     }
 
-    /// The least of everybody's numbers.
+    /// Returns the least of all ranks' numbers.
     pub(crate) fn least(&self, own: u64) -> Result<u64> {
         Ok(self.world.share(&own.to_le_bytes())?.iter().map(|bytes| number(bytes)).min().unwrap_or(own))
     }
@@ -178,7 +180,7 @@ impl Bench<'_> {
         Some(Iterations { slowest, per_rank, spread, skipped })
     }
 
-    /// The part of the full bytes that the rank with most to send or receive moves.
+    /// Returns the share of the full bytes that the rank with the most to send or receive moves.
     pub(crate) fn heaviest_share(&self, operation: &Operation) -> f64 {
         let (ranks, longest) = (self.group.world_size(), operation.counts.argument);
         if operation.test != super::test::Test::AllToAllV || longest == 0 {
@@ -211,7 +213,7 @@ fn average(how: Average, times: impl ExactSizeIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Eight bytes as a number; what is missing counts as zero.
+/// Reads eight bytes as a number; missing bytes count as zero.
 fn number(bytes: &[u8]) -> u64 {
     let mut whole = [0; 8];
     let len = bytes.len().min(8);

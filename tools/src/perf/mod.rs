@@ -1,7 +1,7 @@
-//! `kolo perf`: nccl-tests' measurements on Kolo.
+//! `kolo perf`: the measurements of nccl-tests on Kolo.
 //!
-//! A run starts in one of three ways. Under a launcher (or as a child of the second way) the process joins the
-//! other ranks. Otherwise it starts itself once per rank and only looks after these processes. With `--threads`
+//! A run starts in one of three ways. Under a launcher (or as a child in the second way) the process joins the
+//! other ranks. Otherwise it starts itself once per rank and only supervises these processes. With `--threads`
 //! the ranks are threads of this process.
 
 use std::ffi::OsString;
@@ -42,14 +42,14 @@ mod text;
 
 pub(crate) use numbers::{human_bytes, parse_size};
 
-/// Runs `kolo perf`; `program` is the nccl-tests program as which this was called.
+/// Runs `kolo perf`; `program` is the nccl-tests program under whose name this was called, if any.
 pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
     let launched = launch::environment::detect(variable)?;
     let checked =
         Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
     let (settings, environment) = match (checked, &launched) {
-        // All ranks see the same mistake; one of them says it.
+        // All ranks see the same error; only one of them reports it.
         (Err(error), Some(launched)) if launched.rank > 0 => return Ok(error.exit()),
         (checked, _) => checked?,
     };
@@ -65,16 +65,16 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
             in_threads(ranks.total(), &settings, &environment)?
         }
     };
-    // Of ranks that were started by one parent, rank 0 alone reports the result.
+    // Among ranks that were started by one parent, rank 0 alone reports the result.
     let silent = args.ranks_per_process.is_some() && launched.is_some_and(|launched| launched.rank > 0);
     Ok(if okay || silent { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
 }
 
-/// Foreseeable failures are best reported once, before there are ranks.
+/// Checks for foreseeable failures, which are best reported once, before there are ranks.
 fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);
-    // Here, as where it runs, the ranks are of one host.
+    // Here, as in the run itself, all ranks are on one host.
     let shares = settings.transport.as_ref().is_none_or(|list| list == "auto" || list.contains("shm"));
     let task = |collective| {
         let task = Task::new(collective, ranks).with_root(root);
@@ -98,7 +98,7 @@ fn request(settings: &Settings, thread: (u32, u32)) -> Request {
     Request {
         transport: settings.transport.clone(),
         algorithm: settings.algorithm.as_ref().map(|text| match settings.test.collective() {
-            // A bare name would count only where it can serve; here it was asked for.
+            // A bare name would be used only where it can serve; here the user asked for it.
             Some(collective) if !text.contains([':', ',']) => format!("{collective}:{text}"),
             _ => text.clone(),
         }),
@@ -107,14 +107,14 @@ fn request(settings: &Settings, thread: (u32, u32)) -> Request {
     }
 }
 
-/// One process of those that a launcher started; its thread ranks if it is to have several.
+/// Runs one of the processes that a launcher started, with its thread ranks if it has several.
 fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Result<bool> {
     let threads = args.ranks_per_process.unwrap_or(settings.threads * settings.gpus);
     let rank = |thread: u32| {
         let comm = backend::join(&request(settings, (thread, threads)))?;
         let outcome = session::run(settings, environment, comm.as_ref());
         match outcome {
-            // While it still holds the communicator: see there.
+            // The process leaves while it still holds the communicator: see [`leave`].
             Err(error) if threads == 1 => leave(&error),
             outcome => outcome,
         }
@@ -135,7 +135,7 @@ fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Re
     })
 }
 
-/// Ends a rank's process at once. Taking leave of the other ranks would take long enough for them to fail first,
+/// Ends a rank's process at once. An orderly departure would take long enough for the other ranks to fail first,
 /// and to be blamed.
 fn leave(error: &CliError) -> ! {
     std::process::exit(i32::from(error.report()))

@@ -1,7 +1,7 @@
-//! Reading and printing numbers as nccl-tests (and C) do.
+//! Reads and prints numbers as nccl-tests (and C) do.
 
-/// Reads a size: a decimal number, then optionally one of K, M, G in either case (powers of 1024). As `sscanf`
-/// does, whatever follows the unit letter is not looked at.
+/// Parses a size: a decimal number, optionally followed by K, M or G in either case (powers of 1024). As in
+/// `sscanf`, anything after the unit letter is ignored.
 #[must_use]
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim_start();
@@ -15,11 +15,11 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
         Some(_) => return None,
     };
     let bytes = value * unit as f64;
-    // 2^63: no buffer is larger, and a larger one could not be told from a slip.
+    // 2^63: no buffer is larger, and a larger number is most likely a typing error.
     (value >= 0.0 && bytes < 9.3e18).then_some(bytes as u64)
 }
 
-/// Length of the longest prefix that is a decimal floating-point number.
+/// Returns the length of the longest prefix that is a decimal floating-point number.
 fn number_prefix(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digits_from = |mut at: usize| {
@@ -42,8 +42,8 @@ fn number_prefix(text: &str) -> usize {
     end
 }
 
-/// Reads an integer as C's `strtol` with base 0 does: 0x for hexadecimal, a leading 0 for octal. Unlike
-/// `strtol`, whatever is left over makes it `None`, so that a slip is reported.
+/// Parses an integer as C's `strtol` with base 0 does: 0x for hexadecimal, a leading 0 for octal. Unlike
+/// `strtol`, it returns `None` if characters are left over, so that typing errors are reported.
 #[must_use]
 pub(crate) fn parse_integer(text: &str) -> Option<i64> {
     let text = text.trim();
@@ -69,7 +69,7 @@ pub(crate) fn parse_integer(text: &str) -> Option<i64> {
     Some(if negative { -value } else { value })
 }
 
-/// Prints a value into `width` columns: with two decimals; if that is too long with one; then with none; then in
+/// Prints a value into `width` columns: with two decimals, or if that is too long with one, then none, then in
 /// exponent form.
 #[must_use]
 pub(crate) fn fit(value: f64, width: usize) -> String {
@@ -82,7 +82,7 @@ pub(crate) fn fit(value: f64, width: usize) -> String {
     format!("{:>width$}", exponent(value, usize::from(width >= 7)))
 }
 
-/// C's `%.*e`: at least two digits of exponent, with its sign.
+/// Formats like C's `%.*e`: at least two digits of exponent, with its sign.
 fn exponent(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     let Some((mantissa, exponent)) = text.split_once('e') else { return text };
@@ -91,7 +91,7 @@ fn exponent(value: f64, decimals: usize) -> String {
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// C's `%g`: six significant digits, no trailing zeros.
+/// Formats like C's `%g`: six significant digits, no trailing zeros.
 #[must_use]
 pub(crate) fn general(value: f64) -> String {
     const DIGITS: i32 = 6;
@@ -121,7 +121,7 @@ fn trim_zeros(text: &str) -> &str {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
 }
 
-/// A number of bytes for people: binary units, three digits.
+/// Formats a number of bytes for people: binary units, three digits.
 #[must_use]
 pub(crate) fn human_bytes(bytes: f64) -> String {
     let units = ["B", "KB", "MB", "GB", "TB"];

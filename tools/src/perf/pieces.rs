@@ -1,20 +1,20 @@
-//! Parts of a rank's result: which part of which rank's input, or of the reduction of all.
+//! Splits a rank's result into parts: parts of a rank's input, or of the reduction of all inputs.
 
 use super::test::{Counts, Test};
 
-/// Where a run of elements of the result comes from.
+/// The origin of a run of elements of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// From the input of a rank, as it is.
+    /// The input of a rank, unchanged.
     Input {
-        /// Its owner.
+        /// The rank.
         rank: u32,
-        /// First element there.
+        /// First element in its input.
         offset: u64,
     },
-    /// From the reduction of all inputs.
+    /// The reduction of all inputs.
     Reduction {
-        /// First element there.
+        /// First element in the reduction.
         offset: u64,
     },
 }
@@ -24,16 +24,16 @@ pub(crate) enum Origin {
 pub(crate) struct Piece {
     /// First element in the result.
     pub at: u64,
-    /// Elements.
+    /// Number of elements.
     pub len: u64,
-    /// Where they come from.
+    /// Their origin.
     pub origin: Origin,
 }
 
-/// How long the blocks of `alltoallv` are.
+/// Lengths of the blocks of `alltoallv`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Skew {
-    /// The longest block may be this many times as long as the shortest, at least 1.
+    /// Ratio of the longest to the shortest block, at least 1.
     pub spread: f64,
 }
 
@@ -41,13 +41,14 @@ impl Skew {
     /// All blocks are equal.
     pub(crate) const NONE: Self = Self { spread: 1.0 };
 
-    /// Elements that `from` sends to `to` where the longest block has `longest`: the same on all ranks.
+    /// Returns the number of elements that `from` sends to `to` if the longest block has `longest`; the same
+    /// on all ranks.
     #[must_use]
     pub(crate) fn block(self, longest: u64, from: u32, to: u32) -> u64 {
         if self.spread <= 1.0 {
             return longest;
         }
-        // Lengths run evenly from the longest down to the longest over the spread.
+        // Lengths are distributed evenly between the longest, and the longest divided by the spread.
         let place = mix(u64::from(from) << 32 | u64::from(to)) >> 40;
         let share = place as f64 / (1u64 << 24) as f64;
         let least = 1.0 / self.spread;
@@ -55,7 +56,7 @@ impl Skew {
     }
 }
 
-/// A bijection of 64 bits that mixes well (the finisher of SplitMix64).
+/// A bijection of 64 bits that mixes well (the finaliser of SplitMix64).
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -63,7 +64,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Parts of the result of `rank`.
+/// Returns the parts of the result of `rank`.
 #[must_use]
 pub(crate) fn pieces(
     test: Test,

@@ -1,4 +1,4 @@
-//! Two panels as SVG: bus bandwidth over size, and latency over size.
+//! Draws two panels as SVG: bus bandwidth over size, and latency over size.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::error::{CliError, Result};
 const SIZE: (u32, u32) = (1280, 560);
 const FONT: &str = "sans-serif";
 const AXIS: RGBColor = RGBColor(70, 70, 70);
-/// Told apart by colour-blind readers too (Okabe and Ito).
+/// Colours that colour-blind readers can tell apart too (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -23,13 +23,13 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// One curve: what it shows, and its points as (bytes, GB/s, microseconds).
+/// One curve: its name, and its points as (bytes, GB/s, microseconds).
 struct Curve {
     name: String,
     points: Vec<(f64, f64, f64)>,
 }
 
-/// Draws the rows into a file.
+/// Draws the rows to a file.
 pub(crate) fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<()> {
     let curves = curves(rows);
     let mut svg = String::new();
@@ -40,7 +40,7 @@ pub(crate) fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<()> {
         .map_err(|error| CliError::system(format!("the plot {} cannot be written", path.display()), &error))
 }
 
-/// A curve per type, operator, root and placement; repeated sweeps are averaged.
+/// Makes a curve per type, operator, root and placement; repeated sweeps are averaged.
 fn curves(rows: &[Row]) -> Vec<Curve> {
     let differs = |key: fn(&Row) -> String| rows.windows(2).any(|pair| key(&pair[0]) != key(&pair[1]));
     let types = differs(|row| row.type_name.into());
@@ -104,7 +104,8 @@ fn render(svg: &mut String, title: &str, curves: &[Curve]) -> Result<(), Box<dyn
     Ok(())
 }
 
-/// Least and greatest value, or a range to show nothing in. Never empty, never zero.
+/// Returns the least and greatest value, or a default range if there is nothing to show. It is never empty
+/// and never includes zero.
 fn extent(curves: &[Curve], value: fn(&(f64, f64, f64)) -> f64) -> Range<f64> {
     let values = || curves.iter().flat_map(|curve| curve.points.iter().map(value));
     let (least, greatest) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
@@ -170,7 +171,7 @@ where
     Ok(())
 }
 
-/// A logarithmic axis of bytes with its ticks at powers of two.
+/// A logarithmic axis of bytes with ticks at powers of two.
 struct Bytes {
     range: Range<f64>,
 }

@@ -1,29 +1,29 @@
-//! One line of the table as values: what the text, the JSON file and the plot are made from.
+//! One line of the table as values, from which the text, the JSON file and the plot are made.
 
 use super::stats::Spread;
 use super::test::Bandwidth;
 
-/// Measurement of one placement (out of place or in place) of one size.
+/// Measurement of one size in one placement (out of place or in place).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measurement {
-    /// Seconds per operation, over the ranks as `-a` says.
+    /// Seconds per operation, combined over the ranks as `-a` says.
     pub seconds: f64,
-    /// From that time.
+    /// Bandwidth at that time.
     pub bandwidth: Bandwidth,
     /// Wrong elements over all ranks; `None` when not checked.
     pub wrong: Option<u64>,
-    /// The iterations one by one, where asked for.
+    /// The single iterations, if requested.
     pub iterations: Option<Iterations>,
 }
 
 /// Times of single iterations, in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Iterations {
-    /// Of each iteration, the slowest rank.
+    /// For each iteration, the time of the slowest rank.
     pub slowest: Vec<f64>,
-    /// Of each rank, each iteration.
+    /// For each rank, the time of each iteration.
     pub per_rank: Vec<Vec<f64>>,
-    /// How the former spread.
+    /// Spread of `slowest`.
     pub spread: Spread,
     /// Iterations left out at the start.
     pub skipped: usize,
@@ -42,12 +42,12 @@ pub(crate) struct Row {
     pub op_name: &'static str,
     /// The root column.
     pub root: i64,
-    /// First half.
+    /// The first half: out of place.
     pub out_of_place: Measurement,
-    /// Second half.
+    /// The second half: in place.
     pub in_place: Measurement,
-    /// Iterations timed.
+    /// Number of timed iterations.
     pub iterations: usize,
-    /// Wall-clock time at its end, local.
+    /// Local wall-clock time at its end.
     pub timestamp: String,
 }

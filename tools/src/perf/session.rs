@@ -1,4 +1,4 @@
-//! A whole run as one rank sees it: say who takes part, go through the table, sum up.
+//! A whole run from the view of one rank: lists the participants, measures the table, and sums up.
 
 use std::fs::File;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::clock::local_now;
 use crate::error::{CliError, Result};
 use crate::info::machine;
 
-/// Combination of the table's loops around the sizes.
+/// One combination of the loops around the sizes.
 #[derive(Clone, Copy)]
 struct Line {
     element: NamedType,
@@ -28,7 +28,7 @@ struct Line {
     root: i64,
 }
 
-/// Runs everything on one rank. Says whether data and bandwidth were right.
+/// Runs everything on one rank. Returns whether data and bandwidth were right.
 pub(crate) fn run(settings: &Settings, environment: &Environment, world: &dyn Comm) -> Result<bool> {
     let mut console = if world.rank() == 0 { Console::stdout() } else { Console::silent() };
     run_on(&mut console, settings, environment, world)
@@ -102,12 +102,12 @@ fn run_on(
     if let (Some(path), true) = (&settings.plot, console.prints()) {
         plot::draw(path, &plot_title(settings, world, &devices), &rows)?;
     }
-    // Nobody leaves while others still write what they found.
+    // No rank leaves while others still write their results.
     world.barrier()?;
     Ok(verdict.okay())
 }
 
-/// Goes through types, operators, roots and sizes, as often as asked.
+/// Measures all types, operators, roots and sizes, as many times as requested.
 fn sweep(
     bench: &mut Bench<'_>,
     environment: &Environment,
@@ -169,7 +169,7 @@ fn sweep(
     Ok(())
 }
 
-/// Says how the library carries an operation out, where that is not as for the one before.
+/// Prints how the library carries an operation out, if that differs from the one before.
 fn tell_way(
     bench: &mut Bench<'_>,
     operation: &Operation,
@@ -178,7 +178,7 @@ fn tell_way(
     console: &mut Console,
 ) -> Result<()> {
     let Some(way) = bench.buffers.way(bench.group, operation) else { return Ok(()) };
-    // Lengths and costs differ from size to size.
+    // The text after the colon has lengths and costs, which differ from size to size.
     let kind = |text: &str| text.split(':').next().unwrap_or_default().to_owned();
     if kind(&way) != kind(last) {
         console.line(&format!("# from {} on by {way}", numbers::human_bytes(bytes as f64)))?;
@@ -222,14 +222,14 @@ fn row(bench: &mut Bench<'_>, operation: &Operation, line: Line) -> Result<Row> 
     })
 }
 
-/// The mean over all rows and both placements, as nccl-tests has it.
+/// Computes the verdict: the mean over all rows and both placements, as nccl-tests does.
 fn verdict(rows: &[Row], failed_checks: u64, environment: &Environment) -> Verdict {
     let total: f64 = rows.iter().map(|row| row.out_of_place.bandwidth.bus + row.in_place.bandwidth.bus).sum();
     let average_bus_bandwidth = if rows.is_empty() { 0.0 } else { total / (2 * rows.len()) as f64 };
     Verdict { failed_checks, average_bus_bandwidth, wanted: environment.wanted_bandwidth }
 }
 
-/// The greatest size that all ranks have room for.
+/// Returns the greatest size for which all ranks have memory.
 fn agree_on_size(bench: &Bench<'_>, console: &mut Console) -> Result<u64> {
     let own = machine::memory().map(|memory| Budget::new(memory, bench.world.local_size()));
     let budget = Budget {
@@ -244,7 +244,7 @@ fn agree_on_size(bench: &Bench<'_>, console: &mut Console) -> Result<u64> {
     Ok(max_bytes)
 }
 
-/// Everybody, by rank.
+/// Returns all ranks' devices, by rank.
 fn devices(world: &dyn Comm, group: u32) -> Result<Vec<Device>> {
     let own = Device {
         rank: world.rank(),
@@ -271,7 +271,7 @@ fn devices(world: &dyn Comm, group: u32) -> Result<Vec<Device>> {
         .collect()
 }
 
-/// One line on how the ranks are connected; with -v, all there is to say, from every rank.
+/// Prints one line on how the ranks are connected; with -v, all details from every rank.
 fn summarise(settings: &Settings, world: &dyn Comm, console: &mut Console) -> Result<()> {
     let own = world.summary();
     if !settings.verbose {
@@ -308,7 +308,7 @@ fn public_environment() -> Vec<String> {
     public
 }
 
-/// As NCCL packs its version into a number: major, minor and patch, two digits each for the latter.
+/// Packs a version into a number as NCCL does: major, minor and patch, the latter two with two digits each.
 fn version_code(version: &str) -> u64 {
     version.split('.').map(|part| part.parse::<u64>().unwrap_or(0)).fold(0, |code, part| code * 100 + part)
 }
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Runs on one rank; whether all was right, and the output.
+    /// Runs on one rank. Returns whether everything was right, and the output.
     fn run_alone(line: &str) -> Result<(bool, String)> {
         let settings = Settings::new(&parse_perf(line.split_whitespace()).unwrap(), None)?;
         let environment = Environment::read(|_| None)?;

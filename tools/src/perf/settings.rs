@@ -1,4 +1,4 @@
-//! Checked settings of `kolo perf`.
+//! Parsed and checked settings of `kolo perf`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use super::test::Test;
 use crate::error::{CliError, Result};
 use crate::launch::MAX_RANKS;
 
-/// From one size to the next.
+/// The step from one size to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Times this, at least 2.
+    /// Multiply by this, at least 2.
     Factor(u64),
-    /// Plus this, at least 1.
+    /// Add this, at least 1.
     Bytes(u64),
 }
 
-/// Which rank is the root.
+/// The choice of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Root {
-    /// This one.
+    /// This rank.
     Rank(u32),
-    /// All in turn.
+    /// All ranks in turn.
     Every,
 }
 
 /// The wait after an operation (`-z`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocking {
-    /// Nothing but what the iteration needs.
+    /// No wait beyond what the iteration needs.
     No,
     /// Wait and barrier after each operation, timed.
     WaitAndBarrier,
@@ -41,20 +41,20 @@ pub(crate) enum Blocking {
     UntimedBarrier,
 }
 
-/// How the times of the ranks become one (`-a`).
+/// How the times of the ranks are combined (`-a`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Average {
-    /// That of rank 0.
+    /// The time of rank 0.
     Rank0,
-    /// The mean.
+    /// The mean time.
     Mean,
-    /// The least.
+    /// The least time.
     Least,
-    /// The greatest.
+    /// The greatest time.
     Greatest,
 }
 
-/// Whether single iterations are timed, and what is shown of it.
+/// Whether single iterations are timed, and how they are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerIteration {
     /// Columns in the table and statistics in the JSON file (`-I`).
@@ -66,32 +66,32 @@ pub(crate) struct PerIteration {
 }
 
 impl PerIteration {
-    /// Whether iterations have to be timed one by one.
+    /// Returns whether iterations have to be timed one by one.
     #[must_use]
     pub(crate) const fn wanted(&self) -> bool {
         self.columns || self.percentiles
     }
 }
 
-/// How many ranks there are to be when no launcher decides.
+/// The number of ranks to start if no launcher decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ranks {
     /// Processes, with this many thread ranks in each.
     Processes {
-        /// Processes.
+        /// Number of processes.
         count: u32,
-        /// Thread ranks in each, at least 1.
+        /// Number of thread ranks in each, at least 1.
         threads_each: u32,
     },
     /// Threads of this process.
     Threads {
-        /// Ranks.
+        /// Number of ranks.
         count: u32,
     },
 }
 
 impl Ranks {
-    /// How many ranks that makes.
+    /// Returns the total number of ranks.
     #[must_use]
     pub(crate) const fn total(self) -> u32 {
         match self {
@@ -101,7 +101,7 @@ impl Ranks {
     }
 }
 
-/// Everything `kolo perf` needs to know.
+/// All settings of `kolo perf`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "each is an option, documented in PerfArgs")]
 pub(crate) struct Settings {
@@ -112,11 +112,11 @@ pub(crate) struct Settings {
     pub ranks: Ranks,
     pub min_bytes: u64,
     pub max_bytes: u64,
-    /// Whether a size was asked for, rather than the default taken.
+    /// Whether the user gave a size, rather than relying on the default.
     pub size_given: bool,
     pub step: Step,
     pub unalign: u64,
-    /// Whether the buffers are symmetric ones.
+    /// Whether the buffers are symmetric.
     pub symmetric: bool,
     pub ops: Vec<NamedOp>,
     pub types: Vec<NamedType>,
@@ -126,7 +126,7 @@ pub(crate) struct Settings {
     pub iterations: usize,
     pub aggregated: usize,
     pub warmups: usize,
-    /// Sweeps; `None` for ever.
+    /// Number of sweeps; `None` for ever.
     pub cycles: Option<u64>,
     pub checks: u32,
     pub blocking: Blocking,
@@ -141,7 +141,7 @@ pub(crate) struct Settings {
     pub verbose: bool,
     pub graph: i64,
     pub parallel_init: bool,
-    /// Lines to print before anything else: fallbacks and options without effect.
+    /// Lines to print first: fallbacks and options without effect.
     pub remarks: Vec<String>,
 }
 
@@ -149,7 +149,7 @@ impl Settings {
     /// Checks the options. `program` is the name shown in the output, as nccl-tests would be called.
     pub(crate) fn new(args: &PerfArgs, program: Option<String>) -> Result<Self> {
         let test = Test::parse(&args.test)?;
-        // Scripts that call nccl-tests' programs count on what these do.
+        // Scripts that call programs of nccl-tests rely on their behaviour.
         let unknown = if program.is_some() { Unknown::Defaults } else { Unknown::Refused };
         let (types, type_remark) = choice::types(&args.datatype, unknown)?;
         let (ops, op_remark) = choice::ops(&args.op, unknown)?;
@@ -220,7 +220,7 @@ impl Settings {
         })
     }
 
-    /// The sizes of a sweep, up to `max_bytes`.
+    /// Returns the sizes of a sweep, up to `max_bytes`.
     pub(crate) fn sizes(&self, max_bytes: u64) -> Vec<u64> {
         if self.test == Test::Barrier {
             return vec![0];
@@ -230,7 +230,7 @@ impl Settings {
         while size <= max_bytes {
             sizes.push(size);
             let next = match self.step {
-                // Nothing times anything is nothing: from 0 the sweep goes on with 8, where everybody starts.
+                // A multiple of 0 is 0, so the sweep goes on with 8, the usual first size.
                 Step::Factor(_) if size == 0 => Some(8),
                 Step::Factor(factor) => size.checked_mul(factor),
                 Step::Bytes(bytes) => size.checked_add(bytes),
@@ -241,12 +241,12 @@ impl Settings {
         sizes
     }
 
-    /// The sizes that warm up: doubling, whatever the step.
+    /// Returns the sizes that warm up: doubling, whatever the step.
     pub(crate) fn warmup_sizes(&self, max_bytes: u64) -> Vec<u64> {
         Self { step: Step::Factor(2), ..self.clone() }.sizes(max_bytes)
     }
 
-    /// The roots to go through on `world_size` ranks; -1 stands for none.
+    /// Returns the roots for `world_size` ranks; -1 stands for none.
     pub(crate) fn roots(&self, world_size: u32) -> Result<Vec<i64>> {
         if !self.test.has_root() {
             return Ok(vec![-1]);
@@ -288,7 +288,7 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
         (None, true) if per_process == 1 => Ranks::Threads { count: 4 },
         (None, true) => Ranks::Threads { count: per_process },
         (None, false) if per_process == 1 => Ranks::Processes { count: 4, threads_each: 1 },
-        // nccl-tests runs all of -t and -g in one process; what shares a process must be threads.
+        // nccl-tests runs all of -t and -g in one process, and ranks that share a process must be threads.
         (None, false) if threads > 1 => Ranks::Threads { count: per_process },
         (None, false) => Ranks::Processes { count: gpus, threads_each: 1 },
         (Some(count), true) => Ranks::Threads { count },
@@ -344,7 +344,7 @@ fn integer(option: &str, text: &str) -> Result<i64> {
     })
 }
 
-/// An integer between `least` and what an `int` holds.
+/// Parses an integer between `least` and the maximum of an `int`.
 fn count(option: &str, text: &str, least: i64) -> Result<u64> {
     match integer(option, text)? {
         value if (least..=i64::from(i32::MAX)).contains(&value) => Ok(value as u64),
@@ -372,7 +372,7 @@ fn with_suffix(path: Option<PathBuf>, suffix: &str, option: &str) -> Result<Opti
     }
 }
 
-/// Options that nccl-tests knows and that were set, but change nothing here: each deserves a line.
+/// Returns a line for each option of nccl-tests that was set but has no effect here.
 fn without_effect(args: &PerfArgs) -> Result<Vec<String>> {
     let mut remarks = Vec::new();
     for (option, text, neutral, why) in [

@@ -1,4 +1,4 @@
-//! How the times of single iterations spread.
+//! Statistics on the times of single iterations.
 
 /// Statistics over the iterations of one measurement; times in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one time.
+    /// Computes the spread of at least one time.
     #[must_use]
     pub(crate) fn of(times: &[f64]) -> Option<Self> {
         let mut sorted = times.to_vec();
@@ -38,14 +38,14 @@ impl Spread {
         })
     }
 
-    /// Coefficient of variation, in per cent.
+    /// Returns the coefficient of variation, in per cent.
     #[must_use]
     pub(crate) fn variation_percent(&self) -> f64 {
         if self.mean > 0.0 { self.deviation / self.mean * 100.0 } else { 0.0 }
     }
 }
 
-/// The least time that at least so many per cent of the times do not exceed.
+/// Returns the least time that at least this percentage of the times does not exceed.
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let place = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
     sorted[place.clamp(1, sorted.len()) - 1]

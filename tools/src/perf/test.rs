@@ -1,5 +1,5 @@
-//! The tests nccl-tests knows, as data: how many elements go in and out, what in place means, and how a time
-//! becomes a bandwidth.
+//! The tests of nccl-tests as data: the numbers of elements in and out, the meaning of in place, and the
+//! conversion of a time to a bandwidth.
 
 use kolo::Collective;
 
@@ -23,32 +23,32 @@ pub(crate) enum Test {
     Barrier,
 }
 
-/// Meaning of one size for one rank, in elements.
+/// Meaning of a size for one rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Counts {
     /// Elements of the send buffer.
     pub send: u64,
     /// Elements of the receive buffer.
     pub receive: u64,
-    /// The count argument of the call, which is what the count column shows.
+    /// The count argument of the call, shown in the count column.
     pub argument: u64,
-    /// In place, the send buffer lies this many elements times the rank into the receive buffer.
+    /// In place, the send buffer begins at this many elements times the rank in the receive buffer.
     pub send_offset_in_place: u64,
-    /// In place, the result lies this many elements times the rank into the receive buffer.
+    /// In place, the result begins at this many elements times the rank in the receive buffer.
     pub receive_offset_in_place: u64,
 }
 
 /// Algorithm and bus bandwidth, in units of 1e9 bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub(crate) struct Bandwidth {
-    /// Bandwidth that the caller sees.
+    /// Bandwidth from the caller's point of view.
     pub algorithm: f64,
     /// Bandwidth that the links must have carried.
     pub bus: f64,
 }
 
 impl Test {
-    /// All of them, in the order of the help text.
+    /// All tests, in the order of the help text.
     pub(crate) const ALL: [Self; 12] = [
         Self::AllReduce,
         Self::AllGather,
@@ -64,7 +64,7 @@ impl Test {
         Self::Barrier,
     ];
 
-    /// Name on the command line; with `_perf` behind it, the program of nccl-tests.
+    /// Returns the name on the command line; with the suffix `_perf` it is the program of nccl-tests.
     #[must_use]
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl Test {
         }
     }
 
-    /// Finds a test by its name; `all-reduce`, `allreduce` and the like are understood too.
+    /// Finds a test by its name, also in forms such as `all-reduce` or `allreduce`.
     pub(crate) fn parse(text: &str) -> Result<Self, CliError> {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         let wanted = plain(text);
@@ -96,7 +96,8 @@ impl Test {
         })
     }
 
-    /// Finds the test a program name stands for: `all_reduce_perf`, also with a suffix such as `_mpi`.
+    /// Finds the test that a program name stands for, such as `all_reduce_perf`, also with a suffix such as
+    /// `_mpi`.
     #[must_use]
     pub(crate) fn from_program_name(program: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|test| {
@@ -107,7 +108,7 @@ impl Test {
         })
     }
 
-    /// The collective that is called; `None` where it is made of sends and receives.
+    /// Returns the collective that is called; `None` if the test consists of sends and receives.
     #[must_use]
     pub(crate) const fn collective(self) -> Option<Collective> {
         Some(match self {
@@ -124,25 +125,26 @@ impl Test {
         })
     }
 
-    /// Whether values are combined; else the redop column says `none`.
+    /// Returns whether values are reduced; if not, the redop column shows `none`.
     #[must_use]
     pub(crate) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
 
-    /// Whether the redop column shows operators. `sendrecv` goes through them without using them.
+    /// Returns whether the redop column shows operators. `sendrecv` loops over them without using them.
     #[must_use]
     pub(crate) const fn shows_op(self) -> bool {
         self.reduces() || matches!(self, Self::SendRecv)
     }
 
-    /// Whether there is a root; else the root column says -1.
+    /// Returns whether there is a root; if not, the root column shows -1.
     #[must_use]
     pub(crate) const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
-    /// Whether a rank exchanges a block with every other one, so that the size is divided by the number of ranks.
+    /// Returns whether a rank exchanges a block with every other one, so that the size is divided by the number
+    /// of ranks.
     #[must_use]
     const fn per_rank(self) -> bool {
         matches!(
@@ -157,7 +159,8 @@ impl Test {
         )
     }
 
-    /// Whether results in place can be checked; where not, the run is made and `#wrong` says N/A.
+    /// Returns whether results in place can be checked. If not, the test runs all the same and `#wrong` shows
+    /// N/A.
     #[must_use]
     pub(crate) const fn checks(self, in_place: bool) -> bool {
         match self {
@@ -167,13 +170,14 @@ impl Test {
         }
     }
 
-    /// Whether it is made of messages whose outputs must lie apart from all inputs, so that there is no in place.
+    /// Returns whether the test consists of messages whose outputs must not overlap inputs, so that it has no
+    /// in-place form.
     #[must_use]
     pub(crate) const fn lies_apart(self) -> bool {
         matches!(self, Self::SendRecv | Self::AllToAllV)
     }
 
-    /// Meaning of `bytes` on the command line with elements of `element_bytes` on `ranks` ranks.
+    /// Returns the counts for `bytes` on the command line, with elements of `element_bytes` on `ranks` ranks.
     #[must_use]
     pub(crate) fn counts(self, bytes: u64, element_bytes: u64, ranks: u64) -> Counts {
         let elements = bytes / element_bytes;
@@ -197,7 +201,7 @@ impl Test {
         }
     }
 
-    /// The bandwidths of one call in `seconds`. `count` is the count argument.
+    /// Returns the bandwidths of one call that takes `seconds`. `count` is the count argument.
     #[must_use]
     pub(crate) fn bandwidth(self, count: u64, element_bytes: u64, seconds: f64, ranks: u64) -> Bandwidth {
         let (bytes, n) = ((count * element_bytes) as f64, ranks as f64);

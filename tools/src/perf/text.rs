@@ -4,29 +4,29 @@ use super::numbers::{fit, general, human_bytes};
 use super::row::{Iterations, Measurement, Row};
 use super::settings::{Blocking, Settings, Step};
 
-/// The version of nccl-tests whose output this is.
+/// The version of nccl-tests whose output format this is.
 pub(crate) const NCCL_TESTS_VERSION: &str = "2.19.6";
 
-/// One rank, as the "Using devices" lines and the JSON file show it.
+/// One rank, as shown by the "Using devices" lines and the JSON file.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Device {
     /// Rank in its group.
     pub rank: u32,
     /// Colour of its group.
     pub group: u32,
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// Host.
+    /// Name of the host.
     pub hostname: String,
-    /// Rank among those of its host.
+    /// Number of the rank among those of its host.
     pub device: u32,
-    /// In the shape of a PCI address: host memory has none, so all zeros.
+    /// All zeros in the form of a PCI address, since host memory has none.
     pub bus_id: String,
     /// The processor's name.
     pub name: String,
 }
 
-/// Which columns there are besides the usual ones.
+/// The columns that are shown besides the usual ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Columns {
     /// `cputime` instead of `time`.
@@ -38,7 +38,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// As the options say.
+    /// Returns the columns that the options ask for.
     #[must_use]
     pub(crate) const fn of(settings: &Settings) -> Self {
         Self {
@@ -49,14 +49,14 @@ impl Columns {
     }
 }
 
-/// Text before the devices. `max_bytes` is the one asked for.
+/// Returns the text before the devices. `max_bytes` is the requested one.
 pub(crate) fn preamble(settings: &Settings, kolo_version: &str) -> Vec<String> {
     let (step, unit) = match settings.step {
         Step::Factor(factor) => (factor, "factor"),
         Step::Bytes(bytes) => (bytes, "bytes"),
     };
     let mut lines = vec![
-        // The first line of nccl-tests names the versions of NCCL; ours says what this really is.
+        // The first line of nccl-tests names the versions of NCCL; this one says which program really runs.
         format!("# kolo version {kolo_version} (output of nccl-tests version {NCCL_TESTS_VERSION})"),
         format!("# Collective test starting: {}", settings.program),
         format!(
@@ -97,7 +97,7 @@ pub(crate) fn preamble(settings: &Settings, kolo_version: &str) -> Vec<String> {
     lines
 }
 
-/// The line of one rank.
+/// Returns the line of one rank.
 pub(crate) fn device(device: &Device) -> String {
     format!(
         "#  Rank {:2} Group {:2} Pid {:6} on {:>10} device {:2} [{}] {}",
@@ -105,7 +105,7 @@ pub(crate) fn device(device: &Device) -> String {
     )
 }
 
-/// The header of the table.
+/// Returns the header of the table.
 pub(crate) fn header(columns: Columns) -> Vec<String> {
     let time = if columns.start_time { "cputime" } else { "time" };
     let side = |texts: [&str; 8]| {
@@ -136,7 +136,7 @@ pub(crate) fn header(columns: Columns) -> Vec<String> {
     ]
 }
 
-/// A line of the table.
+/// Returns a line of the table.
 pub(crate) fn row(row: &Row, columns: Columns) -> String {
     let mut line = format!(
         "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}",
@@ -168,7 +168,7 @@ fn measurement(half: &Measurement, columns: Columns) -> String {
     text
 }
 
-/// The line below a row that shows the percentiles of both placements, in microseconds.
+/// Returns the line below a row with the percentiles of both placements, in microseconds.
 pub(crate) fn percentiles(row: &Row) -> Option<String> {
     let side = |half: &Measurement| {
         let spread = half.iterations.as_ref()?.spread;
@@ -180,7 +180,7 @@ pub(crate) fn percentiles(row: &Row) -> Option<String> {
     Some(format!("# {:>10}  percentiles (us): {out_of_place} | in place: {in_place}", row.bytes))
 }
 
-/// Bandwidth found and asked for.
+/// The result of a run: failed checks, and the bandwidth that was measured and requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Verdict {
     /// Failed checks, over all ranks.
@@ -192,26 +192,26 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// Whether the data was right.
+    /// Returns whether the data was right.
     #[must_use]
     pub(crate) const fn data_okay(&self) -> bool {
         self.failed_checks == 0
     }
 
-    /// Whether the bandwidth reaches nine tenths of what was wanted; `None` if nothing was.
+    /// Returns whether the bandwidth reaches nine tenths of the requested one; `None` if none was requested.
     #[must_use]
     pub(crate) fn bandwidth_okay(&self) -> Option<bool> {
         self.wanted.map(|wanted| self.average_bus_bandwidth >= wanted * 0.9)
     }
 
-    /// Whether the process may report success.
+    /// Returns whether the process may report success.
     #[must_use]
     pub(crate) fn okay(&self) -> bool {
         self.data_okay() && self.bandwidth_okay() != Some(false)
     }
 }
 
-/// Text after the table. `memory` is the text of the memory line, where asked for.
+/// Returns the text after the table. `memory` is the text of the memory line, if requested.
 pub(crate) fn trailer(program: &str, verdict: &Verdict, memory: Option<&str>) -> Vec<String> {
     let okay = |okay: bool| if okay { "OK" } else { "FAILED" };
     let mut lines = vec![
@@ -231,7 +231,7 @@ pub(crate) fn trailer(program: &str, verdict: &Verdict, memory: Option<&str>) ->
     lines
 }
 
-/// The memory line: what each phase added, in bytes of one rank.
+/// Returns the memory line: the bytes that each phase added on one rank.
 pub(crate) fn memory(initialization: f64, user: f64, collective: f64) -> String {
     format!(
         "Initialization {} | User-Allocated {} | Collective {} | Total  {}",

@@ -1,4 +1,4 @@
-//! The description of a cluster: a TOML file, and options over it.
+//! Description of a cluster: a TOML file, overridden by options.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::ClusterArgs;
 use crate::error::{CliError, Result};
 use crate::explain::{known_rates, with_profile};
 
-/// A description to start from.
+/// An example description to start from.
 pub(super) const EXAMPLE_FILE: &str = "\
 # A cluster for `kolo sim`. Whatever is left out has a default.
 hosts = 16
@@ -53,17 +53,17 @@ bytes_per_second = 25e9
 # at_seconds = 1e-4
 ";
 
-/// A cluster, and which of its settings the user made.
+/// A cluster, and which of its settings the user chose.
 pub(crate) struct Described {
     /// The cluster.
     pub(crate) cluster: Cluster,
-    /// `segment_bytes` was.
+    /// Whether the user chose `segment_bytes`.
     pub(super) segment_given: bool,
-    /// `window` was.
+    /// Whether the user chose `window`.
     pub(super) window_given: bool,
 }
 
-/// Gives hosts the rates of the profile, if it is of as many.
+/// Gives the hosts the rates of the profile, if it has the same number of hosts.
 fn known_hosts(cluster: &mut Cluster) -> Result<()> {
     let profile = kolo::Config::from_env()?.profile;
     if let Some(rates) = known_rates(cluster.hosts, profile.as_ref()) {
@@ -75,7 +75,7 @@ fn known_hosts(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Reads the description, puts the options over it, and checks what comes out.
+/// Reads the description, applies the options, and checks the result.
 pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Described> {
     let (mut cluster, table) = match &args.cluster {
         None => {

@@ -1,4 +1,4 @@
-//! `kolo sim`: a collective on a described cluster, without a socket.
+//! `kolo sim`: simulates a collective on a described cluster, without a socket.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -25,13 +25,13 @@ mod description;
 mod report;
 mod scale;
 
-/// Plans of all ranks together may take this much memory: a ring of 4000 ranks does.
+/// Limit on the memory of the plans of all ranks: enough for a ring of 4000 ranks.
 const MAX_PLAN_BYTES: usize = 2 << 30;
 
-/// On a page of many simulations: a second's worth.
+/// Limit on the steps of a simulation on a page of many: about a second of work.
 const MAX_LISTED_STEPS: usize = 3_000_000;
 
-/// In a comparison: steps of all ranks and segments together, a few seconds' worth.
+/// Limit on the steps, of all ranks and segments together, of a simulation in a comparison: a few seconds of work.
 const MAX_COMPARED_STEPS: usize = 20_000_000;
 
 const EXAMPLES: &str = "\
@@ -59,7 +59,7 @@ pub(crate) struct SimArgs {
     /// Steps of the critical path to show, half of them from each end
     #[arg(long, value_name = "N", default_value = "12")]
     path: usize,
-    /// Machine-readable
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// Print a description of a cluster to start from
@@ -76,38 +76,38 @@ pub(crate) struct ClusterArgs {
     /// Description of the cluster
     #[arg(long, value_name = "FILE.toml")]
     cluster: Option<PathBuf>,
-    /// Hosts, over what the file says
+    /// Number of hosts; overrides the file
     #[arg(long, value_name = "N")]
     hosts: Option<u32>,
-    /// Ranks on each host, over what the file says
+    /// Ranks on each host; overrides the file
     #[arg(long, value_name = "N")]
     ranks_per_host: Option<u32>,
-    /// Between hosts, when there is no file
+    /// Network between hosts, if there is no file
     #[arg(long, value_enum, default_value = "tcp", conflicts_with = "cluster")]
     network: Network,
 }
 
 impl ClusterArgs {
-    /// Whether a file describes it.
+    /// Returns whether a file describes the cluster.
     pub(crate) const fn has_file(&self) -> bool {
         self.cluster.is_some()
     }
 
-    /// The same, with so many hosts if nothing says how many.
+    /// Returns the same options, with this many hosts unless they give a number.
     pub(crate) fn or_hosts(&self, hosts: usize) -> Self {
         let said = self.hosts.or_else(|| (!self.has_file() && hosts > 0).then_some(hosts as u32));
         Self { hosts: said, ..self.clone() }
     }
 }
 
-/// How long somebody waits for one simulation.
+/// How long a user waits for one simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
-    /// It is one of very many.
+    /// Not at all: it is one of very many.
     None,
-    /// It is one of many.
+    /// Briefly: it is one of many.
     Short,
-    /// It is what was asked for.
+    /// Patiently: it is the one that was asked for.
     Long,
 }
 
@@ -115,18 +115,18 @@ enum Patience {
 struct Outcome {
     /// Name of the algorithm, or of the plan of a file.
     algorithm: String,
-    /// By the cost model, which knows algorithms only.
+    /// Time by the cost model, which prices algorithms only.
     predicted_seconds: Option<f64>,
     cluster: Cluster,
     timing: Timing,
     plans: Plans,
 }
 
-/// The plans that were run.
+/// The plans that were simulated.
 enum Plans {
-    /// One of each rank.
+    /// One plan per rank.
     All(Vec<Plan>),
-    /// That of rank 0, which stands for all.
+    /// The plan of rank 0, which represents all.
     Symmetric(Box<Plan>),
 }
 
@@ -180,14 +180,14 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     Ok((out, outcome.timing.stuck.is_empty()))
 }
 
-/// Calls in a row after which each takes as long as the one before.
+/// Number of successive calls after which each takes as long as the one before.
 const CALLS_IN_A_ROW: usize = 6;
 
-/// A call that takes longer is not begun before others are done with the one before by more than a small part of it.
+/// Calls that take longer overlap with the call before by a small part only.
 const SHORT_SECONDS: f64 = 1e-3;
 
-/// Seconds that the simulator gives each of several calls in a row on a cluster, segments and window as the runtime would
-/// choose them. A rank that is done with one goes on to the next, so that each takes less than one alone.
+/// Returns the time per call of several successive calls in the simulator, with segments and window as the runtime
+/// would choose them. A rank that is done with one call goes on to the next, so each takes less time than a single one.
 pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
     let task = on_unequal_hosts(call.task(cluster.hosts_of_ranks())?, &cluster.rates);
     let seconds = |calls| {
@@ -196,7 +196,7 @@ pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
         Ok::<_, CliError>(simulate_one(call, &described, &task, call.algo, Patience::Long)?.timing.seconds)
     };
     let alone = seconds(1)?;
-    // Where there is a root, another one follows.
+    // For collectives with a root, calls with other roots follow.
     if alone > SHORT_SECONDS || has_root(call.collective) {
         return Ok(alone);
     }
@@ -284,7 +284,7 @@ fn simulate_file(call: &CallArgs, described: &Described, path: &Path) -> Result<
     })
 }
 
-/// Bytes of the plans of all ranks, by those of one of them. The members of a stage share a table.
+/// Returns the bytes of the plans of all ranks, estimated from one of them. The members of a stage share a table.
 fn plans_bytes(first: &Plan) -> usize {
     let ranks = first.world_size as usize;
     let steps: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).sum();
@@ -295,7 +295,7 @@ fn plans_bytes(first: &Plan) -> usize {
     steps.saturating_mul(ranks).saturating_add(table)
 }
 
-/// Whether rank r does to rank r + d what rank 0 does to rank d: then one rank stands for all.
+/// Returns whether rank r does to rank r + d what rank 0 does to rank d, so that one rank can represent all.
 const fn is_symmetric(algorithm: Algorithm, collective: Collective) -> bool {
     matches!(
         (algorithm, collective),

@@ -1,4 +1,4 @@
-//! Results of a simulation, for people.
+//! Results of a simulation as text for people.
 
 use std::fmt::Write as _;
 
@@ -12,10 +12,11 @@ use crate::error::{CliError, Result};
 use crate::perf::human_bytes;
 use crate::planning::{CallArgs, human_seconds};
 
-/// Up to so many ranks every value is followed; beyond, only messages, lengths and the absence of deadlock.
+/// Up to this many ranks every value is followed; with more, only messages, lengths and the absence of
+/// deadlock are checked.
 const MAX_RANKS_WITH_VALUES: u32 = 128;
 
-/// The simulation, and its duration.
+/// Describes the simulation and its duration.
 pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
     let (cluster, timing) = (&outcome.cluster, &outcome.timing);
     let done: Vec<f64> = timing.finished.iter().flatten().copied().collect();
@@ -64,7 +65,7 @@ pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
     out
 }
 
-/// Traffic over each class of links.
+/// Returns a table of the traffic over each class of links.
 pub(super) fn traffic(outcome: &Outcome) -> String {
     let mut table = Builder::default();
     table.push_record(["links", "messages", "bytes", "bytes per rank"]);
@@ -82,7 +83,7 @@ pub(super) fn traffic(outcome: &Outcome) -> String {
     table.build().with(Style::psql()).to_string()
 }
 
-/// Proof of the plans; an error if they are wrong.
+/// Proves the plans; an error if they are wrong.
 pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
     let Plans::All(plans) = &outcome.plans else {
         return Ok("not checked: one rank stands for all; use fewer ranks for a proof".into());
@@ -106,7 +107,7 @@ pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
     })
 }
 
-/// The chain of steps that took the time: so many, half of them from each end.
+/// Returns `shown` steps of the critical path, half of them from each end.
 pub(super) fn critical_path(outcome: &Outcome, shown: usize) -> String {
     let path = &outcome.timing.critical_path;
     if shown == 0 || path.is_empty() {
@@ -140,7 +141,7 @@ pub(super) fn critical_path(outcome: &Outcome, shown: usize) -> String {
     out
 }
 
-/// Ranks that never got through, if a rank was killed.
+/// Lists the ranks that never finished, if a rank was killed.
 pub(super) fn stuck(timing: &Timing) -> String {
     if timing.stuck.is_empty() {
         return String::new();

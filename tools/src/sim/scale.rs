@@ -1,4 +1,4 @@
-//! `kolo sim --scale`: what the simulator says of worlds that nobody has at hand, as a page.
+//! `kolo sim --scale`: simulated times of worlds too large to measure, as a page.
 
 use std::fmt::Write as _;
 
@@ -46,7 +46,7 @@ do little for them; a profile with a larger `host_bytes_per_second` says otherwi
 Times marked * are those of the cost model: with so many steps the simulation would take long. `kolo sim` runs it on request.
 ";
 
-/// The page.
+/// Makes the page.
 pub(super) fn page() -> Result<String> {
     let mut out = HEAD.to_owned();
     for collective in COLLECTIVES {
@@ -67,7 +67,7 @@ pub(super) fn page() -> Result<String> {
     Ok(out)
 }
 
-/// A network of so many gigabits per second, all of which one rank can use.
+/// Returns the model of a network of this many gigabits per second, all of which a single rank can use.
 fn model(gigabits: u32) -> Model {
     let bytes_per_second = f64::from(gigabits) * 1e9 / 8.0;
     let model = if gigabits <= 10 { Model::TCP } else { Model::RDMA };
@@ -105,7 +105,7 @@ fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result
     Ok(format!("{} {}{mark}, {bus:.3} GB/s", choice.algorithm, human_seconds(seconds)))
 }
 
-/// Factor by which nccl-tests multiplies the bandwidth of an algorithm to get that of the bus.
+/// Returns the factor by which nccl-tests multiplies the bandwidth of an algorithm to get that of the bus.
 fn bus_share(collective: Collective, ranks: u32) -> f64 {
     let p = f64::from(ranks);
     match collective {
@@ -124,7 +124,8 @@ mod tests {
         let of = |gigabits| cell(Collective::AllReduce, 256 << 20, 64, gigabits).unwrap();
         let bus = |text: String| text.split(' ').rev().nth(1).unwrap().parse::<f64>().unwrap();
         let (slow, fast) = (bus(of(10)), bus(of(100)));
-        // A host's ranks add up what they have before it goes out: the bus may show some more than the interface.
+        // A host's ranks reduce among themselves before data leaves the host, so the bus may show somewhat more
+        // than the interface.
         assert!(slow > 0.5 && slow < 2.5 && fast > slow, "{slow} {fast}");
     }
 }

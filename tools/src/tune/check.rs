@@ -1,7 +1,7 @@
-//! `kolo tune --check`, on every rank: times what could be chosen beside what is chosen.
+//! `kolo tune --check`, on every rank: times the chosen algorithm and its alternatives.
 //!
-//! Between few ranks several algorithms are one: the same steps on every rank, in the same segments. They are timed once,
-//! under the name of the first, since nothing but chance could tell them apart.
+//! Among few ranks several algorithms may coincide: they have the same steps on every rank, in the same segments. They
+//! are timed once, under the name of the first, since any measured difference would be noise.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -16,16 +16,16 @@ use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
 use crate::planning::has_block_per_rank;
 
-/// From one word to what no cache holds.
+/// Sizes from one word to more than any cache holds.
 const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20];
 
-/// Rounds, the middle one of which counts.
+/// Number of rounds; their median counts.
 const ROUNDS: usize = 5;
 
 /// A plan that is expected to take this many times as long as the best is not timed.
 const HOPELESS: f64 = 8.0;
 
-/// The way that is timed beside the algorithms: the exchange inside a host that needs no plan.
+/// Name of the way that is timed beside the algorithms: the exchange inside a host, which needs no plan.
 pub(super) const EXCHANGE: &str = "exchange";
 
 /// The collectives that are checked.
@@ -37,19 +37,19 @@ pub(super) const COLLECTIVES: [Collective; 5] = [
     Collective::AllToAll,
 ];
 
-/// Times of one collective on some ranks.
+/// Times of one collective on a number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Checked {
     /// The constants in force.
     pub model: Model,
-    /// By size.
+    /// Times by size.
     pub points: Vec<Point>,
 }
 
 /// Times of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Point {
-    /// Of the vector, or of the blocks of all ranks together.
+    /// Bytes of the vector, or of the blocks of all ranks together.
     pub bytes: u64,
     /// Kolo's choice, by name.
     pub chosen: String,
@@ -58,7 +58,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// Seconds of the chosen one, and name and seconds of the best one.
+    /// Returns the seconds of the chosen candidate, and name and seconds of the best one.
     pub(super) fn verdict(&self) -> Option<(f64, &str, f64)> {
         let chosen = self.seconds.iter().find(|(name, _)| *name == self.chosen)?.1;
         let (best, seconds) = self.seconds.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -66,12 +66,12 @@ impl Point {
     }
 }
 
-/// How [`call`] places its buffers.
+/// Returns whether [`call`] runs the collective in place.
 pub(super) const fn is_in_place(collective: Collective) -> bool {
     !matches!(collective, Collective::ReduceScatter | Collective::AllToAll)
 }
 
-/// Times a collective.
+/// Times a collective at all sizes.
 pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked> {
     let ranks = comm.world_size();
     let mut task = Task::new(collective, ranks);
@@ -132,7 +132,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     Ok(Checked { model: comm.model(), points })
 }
 
-/// Tells ways apart to do the same thing: by the steps of all ranks and the segments that they are run on.
+/// Identifies how an algorithm does a task: a hash of the steps of all ranks and of their segments.
 fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
     let mut hash = DefaultHasher::new();
     match select(task, bytes, 4, false, Order::Any, model, Some(algorithm)) {
@@ -148,7 +148,7 @@ fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
     hash.finish()
 }
 
-/// Kolo's choice.
+/// Returns the name of Kolo's choice.
 fn chosen(
     comm: &Communicator,
     collective: Collective,

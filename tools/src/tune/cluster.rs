@@ -1,4 +1,4 @@
-//! Under a launcher: the network between the hosts, for the profile.
+//! Under a launcher: measures the network between the hosts, for the profile.
 
 use std::time::Duration;
 
@@ -12,17 +12,18 @@ use crate::error::{CliError, Result};
 use crate::launch::environment;
 use crate::perf::console::Console;
 
-/// Time for measuring pairs of hosts: enough for some hundred.
+/// Time for measuring pairs of hosts: enough for some hundreds.
 const TIME: Duration = Duration::from_secs(120);
 
-/// A pair is slow if it has less than this share of what both its hosts have; others are taken to have what their hosts have.
+/// A pair is slow if its rate is below this share of its hosts' rates; all other pairs are taken to have the rates of
+/// their hosts.
 const SLOW: f64 = 0.7;
 
-/// The ranks that this process belongs to.
+/// The job that this process is a rank of.
 pub(super) enum Cluster {
-    /// There is no launcher, or one host.
+    /// There is no launcher, or only one host.
     Alone,
-    /// Several hosts; this is rank 0, and this is their network.
+    /// There are several hosts; this is rank 0, and this is their network.
     Measured(NetworkProfile),
     /// This is another rank, which has done its part.
     Others,
@@ -52,7 +53,7 @@ pub(super) fn network(console: &mut Console) -> Result<Cluster> {
     Ok(Cluster::Measured(profile(&report)?))
 }
 
-/// From what was measured to the constants.
+/// Converts measurements to the constants of a profile.
 fn profile(report: &Report) -> Result<NetworkProfile> {
     let names: Vec<&str> = report.hosts.iter().map(|host| host.facts.hostname.as_str()).collect();
     if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
@@ -86,7 +87,7 @@ fn profile(report: &Report) -> Result<NetworkProfile> {
     let pairs = report.measured.iter().filter(is_slow).map(pair).collect();
     let mut round_trips: Vec<f64> = report.measured.iter().map(|way| way.round_trip_seconds).collect();
     round_trips.sort_by(f64::total_cmp);
-    // All wait for the slowest.
+    // All ranks wait for the slowest host.
     let least = hosts.iter().map(|host| host.out_bytes_per_second.min(host.in_bytes_per_second));
     let rate = least.fold(f64::INFINITY, f64::min);
     let Model { inter, nic_message_seconds, .. } = Model::TCP;
@@ -129,7 +130,7 @@ mod tests {
         let rates: Vec<(f64, f64)> =
             profile.hosts.iter().map(|host| (host.out_bytes_per_second, host.in_bytes_per_second)).collect();
         assert_eq!(rates, [(1e8, 9e7), (9e7, 1e8), (9e7, 1e7)]);
-        // Slow receiving is host c's own; slow sending to b is the pair's.
+        // Slow receiving is a property of host c; slow sending to b is one of the pair.
         let slow = PairProfile { from: "c".into(), to: "b".into(), bytes_per_second: 1e7 };
         assert_eq!(profile.pairs, [slow]);
         assert!(

@@ -1,4 +1,4 @@
-//! From measured times to the constants of a profile.
+//! Derives the constants of a profile from measured times.
 
 use kolo::Collective;
 use kolo::internal::profile::{Curve, Inside, Profile, TransportProfile, VERSION};
@@ -13,26 +13,27 @@ use crate::error::{CliError, Result};
 use crate::planning::CallArgs;
 use crate::sim;
 
-/// Of what a message takes when nothing else goes on, the processors' part at both ends is at most this.
+/// Limit on the share of a message's time, with nothing else going on, that is processor time at both ends.
 const WORK_SHARE_MAX: f64 = 0.9;
 
-/// Reducing what arrives costs at least this share of copying it: it is in the cache, but no processor does it for nothing.
+/// Reducing arrived data costs at least this share of copying it: the data is in the cache, but no processor reduces
+/// for free.
 const REDUCE_SHARE_MIN: f64 = 0.5;
 
-/// Substitute for times that make no sense, in seconds a byte: no machine is as fast.
+/// Substitute for implausible times, in seconds per byte; no machine is as fast.
 const BYTE_SECONDS_MIN: f64 = 1e-13;
 
-/// Seconds a byte takes, by the buffers that are gone through.
+/// Seconds per byte, as a function of the size of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rate {
-    /// Where the nearest caches hold them.
+    /// Seconds per byte where the nearest caches hold the buffers.
     pub seconds: f64,
-    /// How many times as long elsewhere.
+    /// Slowdown factors at other sizes.
     pub factors: Curve,
 }
 
 impl Rate {
-    /// From what bytes take at each of the sizes of a curve.
+    /// Makes a rate from the seconds per byte at each of the sizes of a curve.
     fn new(seconds: [f64; POINTS]) -> Self {
         let seconds = seconds.map(|each| each.max(BYTE_SECONDS_MIN));
         Self { seconds: seconds[0], factors: Curve(seconds.map(|each| (each / seconds[0]).clamp(0.1, 1e3))) }
@@ -48,7 +49,8 @@ impl Rate {
     }
 }
 
-/// Time of short messages, whatever their length; and time of a byte of long ones at each of the sizes of a curve.
+/// Splits samples into the fixed time of short messages, and the time per byte of long ones at each of the sizes of a
+/// curve.
 fn split(samples: &[Sample]) -> Result<(f64, [f64; POINTS])> {
     let senseless =
         || CliError::failure("the times measured make no sense", "Try again when the machine is quiet");
@@ -58,17 +60,17 @@ fn split(samples: &[Sample]) -> Result<(f64, [f64; POINTS])> {
     Ok((fixed, each.try_into().map_err(|_| senseless())?))
 }
 
-/// A copied byte.
+/// Returns the rate of copying.
 pub(crate) fn copy(pair: &Pair) -> Rate {
     let each: Vec<f64> = pair.copy.iter().map(|sample| sample.seconds / sample.amount).collect();
     Rate::new(each.try_into().unwrap_or([f64::NAN; POINTS]))
 }
 
-/// The constants of a transport.
+/// Returns the constants of a transport.
 ///
-/// By the model an exchange between two ranks takes call + s + n E, with s = latency + 2 overhead and E for what a processor
-/// does with a byte that it sends and one that it receives: n bytes each way are written and read, 4 n in all. A ring
-/// all-reduce of 2 n takes call + 2 s, the bytes twice, and the reduction of n once.
+/// In the model, an exchange between two ranks takes call + s + n E, with s = latency + 2 overhead, and E for the
+/// processor time of a byte that is sent and one that is received: n bytes each way are written and read, 4 n in all. A
+/// ring all-reduce of 2 n bytes takes call + 2 s, twice the time of the bytes, and the reduction of n bytes.
 pub(crate) fn transport(
     pair: &Pair,
     crowd: Option<(Crowd, f64)>,
@@ -77,13 +79,14 @@ pub(crate) fn transport(
     let (exchange_fixed, exchange) = split(&pair.exchange)?;
     let (reduce_fixed, _) = split(&pair.reduce)?;
     let (_, one_way) = split(&pair.one_way)?;
-    // They cross zero at a step more, so their difference is a step; never more than all, nor nothing.
+    // The two lines cross zero one step apart, so their difference is a step; it is at most the whole, and not nothing.
     let step = (reduce_fixed - exchange_fixed).clamp(0.2 * exchange_fixed, exchange_fixed);
     let call_seconds = exchange_fixed - step;
-    // Messages to one rank in a row share system calls, so that others have more.
+    // Successive messages to one rank share system calls, so the overhead of other messages is higher.
     let overhead_seconds = fit(&pair.burst).map_or(0.0, |line| line.each).min(WORK_SHARE_MAX * step / 2.0);
     let messages = Rate::new(exchange);
-    // One way, two ranks that broadcast in place have half the buffers. No link is faster than the processor at its end.
+    // In one direction, two ranks that broadcast in place have half the buffers. No link is faster than the processor
+    // at its end.
     let mut shares: Vec<f64> = (1..POINTS).map(|i| one_way[i] / messages.at(buffers(i) / 2.0)).collect();
     let link = messages.seconds * median(&mut shares).max(0.5);
     let mut found = TransportProfile {
@@ -106,8 +109,9 @@ pub(crate) fn transport(
     Ok(found)
 }
 
-/// Finds what of a step is work, and what a turn on a processor costs: what comes nearest to making the simulator say of
-/// all-gathers among `share` ranks on each processor what was measured. Sharing tells them apart, since only work adds up.
+/// Finds which part of a step is processor work, and what a turn on a processor costs: the values with which the
+/// simulated all-gathers among `share` ranks on each processor come closest to the measured ones. Sharing separates the
+/// two, since only work adds up.
 fn turns(of: &mut TransportProfile, copies: &Rate, crowd: Crowd, share: f64) {
     let step = of.latency_seconds + 2.0 * of.overhead_seconds;
     let (least, most) = (of.overhead_seconds, WORK_SHARE_MAX * step / 2.0);
@@ -119,14 +123,14 @@ fn turns(of: &mut TransportProfile, copies: &Rate, crowd: Crowd, share: f64) {
         let of_form = |(form, seconds): (Algorithm, f64)| {
             (simulated(Collective::AllGather, form, bytes, &cluster) / seconds).ln().abs()
         };
-        // Not of squares: one form that does better than any turns would have it is not to decide.
+        // The errors are not squared, so that a single form that no cost of turns explains does not decide.
         forms(&crowd).map(of_form).sum()
     };
     let tried = (0..=OVERHEADS).flat_map(|part| {
         let overhead_seconds = least + (most - least) * f64::from(part) / f64::from(OVERHEADS);
         let latency_seconds = step - 2.0 * overhead_seconds;
         let found = TransportProfile { overhead_seconds, latency_seconds, ..*of };
-        // From a hundredth of the whole, by twelfths.
+        // From a hundredth of the whole, in steps of a twelfth.
         (0..=SWITCHES).map(move |times| TransportProfile {
             switch_seconds: longest / 100.0 * SWITCH_STEP.powi(times),
             ..found
@@ -141,14 +145,15 @@ fn forms(crowd: &Crowd) -> impl Iterator<Item = (Algorithm, f64)> {
     FORMS.into_iter().zip(crowd.seconds).filter_map(|(form, seconds)| Some((form, seconds?)))
 }
 
-/// So many parts of the range in which the overhead may lie are tried.
+/// Number of parts of the range of possible overheads that are tried.
 const OVERHEADS: u32 = 12;
 
-/// Costs of a turn that are tried: up to the whole.
+/// Number of costs of a turn that are tried, up to the whole.
 const SWITCHES: i32 = 40;
 const SWITCH_STEP: f64 = 1.12;
 
-/// Finds what a reduced byte takes: at each size what makes the simulator say of the all-reduce what was measured.
+/// Finds the time per reduced byte: at each size, the time with which the simulated all-reduce takes as long as the
+/// measured one.
 fn reductions(of: &mut TransportProfile, copies: &Rate, pair: &Pair) {
     let long = &pair.reduce[pair.reduce.len().saturating_sub(POINTS)..];
     let least = (REDUCE_SHARE_MIN * copies.seconds).max(BYTE_SECONDS_MIN);
@@ -159,7 +164,7 @@ fn reductions(of: &mut TransportProfile, copies: &Rate, pair: &Pair) {
             Rate::new(seconds).of_reductions(of);
             all_reduce_seconds(of, copies, sample.amount)
         };
-        // By halves of the logarithm: from no time at all to ten times that of the whole.
+        // Bisects the logarithm, from no time at all to ten times that of the whole.
         let (mut low, mut high) = (least, (10.0 * sample.seconds / sample.amount).max(2.0 * least));
         for _ in 0..BISECTIONS {
             let middle = (low * high).sqrt();
@@ -170,8 +175,9 @@ fn reductions(of: &mut TransportProfile, copies: &Rate, pair: &Pair) {
     Rate::new(without_outliers(seconds)).of_reductions(of);
 }
 
-/// Each but the ends is the middle one of itself and its neighbours. A reduction's time is a small difference of two times, to which a
-/// processor that was away for a moment adds a hundredfold; caches do not fill and empty from one size to the next.
+/// Replaces each value but the first and last by the median of itself and its neighbours. A reduction's time is a small
+/// difference of two times, to which a processor that was away for a moment adds a hundredfold; caches do not fill and
+/// empty from one size to the next.
 fn without_outliers(seconds: [f64; POINTS]) -> [f64; POINTS] {
     std::array::from_fn(|i| match seconds.get(i.wrapping_sub(1)..i + 2) {
         Some(near) => median(&mut near.to_vec()),
@@ -179,10 +185,10 @@ fn without_outliers(seconds: [f64; POINTS]) -> [f64; POINTS] {
     })
 }
 
-/// Steps that leave less than a thousandth of what is looked for.
+/// Number of bisections, after which less than a thousandth of the range is left.
 const BISECTIONS: usize = 24;
 
-/// The simulator's time for an all-reduce round the ring of two ranks, of twice so many bytes.
+/// Returns the simulated time of an all-reduce of twice this many bytes round the ring of two ranks.
 fn all_reduce_seconds(of: &TransportProfile, copies: &Rate, bytes: f64) -> f64 {
     let cluster = Cluster { model: model(of, copies, 1.0), ..Cluster::default() };
     simulated(Collective::AllReduce, Algorithm::Ring, 2 * bytes as u64, &cluster)
@@ -216,7 +222,7 @@ fn simulated(collective: Collective, algorithm: Algorithm, bytes: u64, cluster: 
     sim::seconds_each(&call, cluster).unwrap_or(f64::INFINITY)
 }
 
-/// Bytes of buffers at the i-th size of a curve.
+/// Returns the bytes of buffers at the i-th size of a curve.
 fn buffers(i: usize) -> f64 {
     FIRST_BYTES * f64::from(1_u32 << i)
 }
@@ -227,7 +233,7 @@ mod tests {
 
     const COPIES: Rate = Rate { seconds: 4e-11, factors: Curve::FLAT };
 
-    /// Measurements that a machine with these constants would give.
+    /// Returns the measurements that a machine with these constants would give.
     fn measured(of: &TransportProfile) -> Pair {
         let step = of.latency_seconds + 2.0 * of.overhead_seconds;
         let (link, both) = (1.0 / of.bytes_per_second, 4.0 / of.host_bytes_per_second);

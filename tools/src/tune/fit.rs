@@ -1,22 +1,22 @@
-//! A straight line through measured times.
+//! Fits a straight line to measured times.
 
 /// Measurement at one size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Sample {
-    /// Bytes, or messages.
+    /// Bytes, or number of messages.
     pub amount: f64,
-    /// Its duration.
+    /// Duration.
     pub seconds: f64,
 }
 
 /// seconds = fixed + each * amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Line {
-    /// Seconds for nothing.
+    /// Seconds for an amount of zero.
     pub fixed: f64,
-    /// Seconds for each byte, or message.
+    /// Seconds per byte, or per message.
     pub each: f64,
-    /// Root of the mean square of the relative errors.
+    /// Root mean square of the relative errors.
     pub error: f64,
 }
 
@@ -32,8 +32,8 @@ impl Line {
     }
 }
 
-/// Least squares of the relative errors, so that a microsecond counts among the small sizes and not among the large. No
-/// constant is negative. `None` for fewer than two amounts, or times that are not positive.
+/// Minimizes the squares of the relative errors, so that a microsecond counts at small sizes and not at large ones. No
+/// constant is negative. Returns `None` for fewer than two amounts, or times that are not positive.
 pub(crate) fn fit(samples: &[Sample]) -> Option<Line> {
     if samples.iter().any(|sample| !(sample.seconds.is_finite() && sample.seconds > 0.0)) {
         return None;
@@ -52,15 +52,16 @@ pub(crate) fn fit(samples: &[Sample]) -> Option<Line> {
     Some(Line { fixed, each, error: 0.0 }.judged(samples))
 }
 
-/// The weight of one column that makes the sum of the squares of the relative errors least.
+/// Returns the weight of one column that minimizes the sum of the squares of the relative errors.
 fn mean(samples: &[Sample], column: impl Fn(&Sample) -> f64) -> f64 {
     let rows = samples.iter().map(|sample| column(sample) / sample.seconds);
     rows.clone().sum::<f64>() / rows.map(|row| row * row).sum::<f64>()
 }
 
-/// The weights of two columns that make it least: the normal equations. `None` if the columns are one.
+/// Returns the weights of two columns that minimize that sum, by the normal equations; `None` if the columns are
+/// proportional.
 fn solve(samples: &[Sample], columns: impl Fn(&Sample) -> [f64; 2]) -> Option<[f64; 2]> {
-    // Columns are scaled to length 1, since bytes and messages differ by many orders.
+    // Columns are scaled to length 1, since bytes and messages differ by many orders of magnitude.
     let rows: Vec<[f64; 2]> =
         samples.iter().map(|sample| columns(sample).map(|value| value / sample.seconds)).collect();
     let dot = |i: usize, j: usize| rows.iter().map(|row| row[i] * row[j]).sum::<f64>();
@@ -75,7 +76,7 @@ fn solve(samples: &[Sample], columns: impl Fn(&Sample) -> [f64; 2]) -> Option<[f
     Some([(a - cross * b) / rest / scale[0], (b - cross * a) / rest / scale[1]])
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the median: the middle value, or the mean of the two middle ones.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {

@@ -1,7 +1,7 @@
 //! `kolo tune`: measures this machine and writes the constants of the cost model as a profile.
 //!
-//! The command starts itself once per rank, as `kolo perf` does, for each *part* of the work: a transport between two ranks,
-//! then between more ranks than processors. Rank 0 of a part leaves what it found in a file.
+//! The command starts itself once per rank, as `kolo perf` does, for each *part* of the work: a transport between two
+//! ranks, then between more ranks than processors. Rank 0 of a part writes its findings to a file.
 
 use std::ffi::OsString;
 use std::fs;
@@ -33,10 +33,10 @@ mod report;
 mod timing;
 mod verdict;
 
-/// More ranks than this are not started to find out what sharing a processor costs: on large machines ranks seldom do.
+/// Most ranks that are started to measure the cost of sharing a processor: on large machines ranks seldom share.
 const CROWD_MAX: u32 = 32;
 
-/// Cost of waiting for the processor where it was not measured, in seconds: a wake-up and a context switch.
+/// Assumed cost of waiting for the processor if it was not measured, in seconds: a wake-up and a context switch.
 const SWITCH_SECONDS: f64 = 5e-6;
 
 const EXAMPLES: &str = "\
@@ -58,25 +58,25 @@ pub(crate) struct TuneArgs {
     /// Where to write the profile [default: kolo/profile.toml under XDG_CONFIG_HOME or ~/.config]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Measure no constants, but what is chosen beside what could be, and the simulator beside both
+    /// Measure no constants; compare the chosen algorithms with the alternatives, and the simulator with both
     #[arg(long, conflicts_with = "out")]
     check: bool,
-    /// In a check, these numbers of ranks
+    /// For --check: numbers of ranks
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2, 4, 8], requires = "check")]
     ranks: Vec<u32>,
-    /// In a check, these transports
+    /// For --check: transports
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = ["shm".to_owned(), "tcp".to_owned()], requires = "check")]
     transport: Vec<String>,
-    /// In a check, these collectives [default: all five that are checked]
+    /// For --check: collectives [default: all five that are checked]
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "check")]
     collective: Vec<String>,
-    /// In a check, show every point
+    /// For --check: show every point
     #[arg(short, long, requires = "check")]
     verbose: bool,
     /// The part of the work that this process is a rank of
     #[arg(long, hide = true, value_enum, requires = "part_file")]
     part: Option<Part>,
-    /// Where rank 0 of a part leaves what it found
+    /// File to which rank 0 of a part writes its findings
     #[arg(long, hide = true, value_name = "FILE")]
     part_file: Option<PathBuf>,
     /// The transport of a part
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `kolo/profile.toml` under the user's directory for settings.
+/// Returns `kolo/profile.toml` under the user's configuration directory.
 fn default_path() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let directory = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
@@ -219,7 +219,7 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the ranks of a part, and returns what they found.
+/// Starts the ranks of a part, and returns their findings.
 fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind, collective: usize) -> Result<T> {
     let directory = tempfile::tempdir()
         .map_err(|error| CliError::system("a temporary directory cannot be made", &error))?;
@@ -245,11 +245,11 @@ fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind, colle
     })
 }
 
-/// One rank of a part.
+/// Runs one rank of a part.
 fn take_part(part: Part, args: &TuneArgs, file: &Path) -> Result<ExitCode> {
     let transports = kolo::config::parse_transports(&args.part_transport)?;
     let environment = Config::from_env()?;
-    // Constants that are checked are those in force; those that are measured come from nowhere else.
+    // A check uses the constants in force; a measurement must not depend on any.
     let profile = environment.profile.clone().filter(|_| part == Part::Check);
     let comm = join(environment.with(|config| {
         config.transports = transports;
@@ -277,6 +277,6 @@ fn leave(comm: &Communicator, file: &Path, found: &impl Serialize) -> Result<()>
         fs::write(file, bytes)
             .map_err(|error| CliError::system("what was found cannot be written", &error))?;
     }
-    // Nobody leaves while others are at work.
+    // No rank leaves while others are still measuring.
     Ok(comm.barrier()?)
 }

@@ -1,4 +1,4 @@
-//! Questions to one transport, on every rank: the raw times that a profile is made of.
+//! Measurements on one transport, on every rank: the raw times from which a profile is made.
 
 use std::time::Instant;
 
@@ -11,54 +11,58 @@ use super::fit::{Sample, median};
 use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
 
-/// Lengths at which the cost of a message whatever its length is found.
+/// Lengths at which the fixed cost of a message is measured.
 const SHORT: [usize; 5] = [8, 64, 512, 4 << 10, 16 << 10];
 
-/// Lengths from what the nearest caches hold to what none holds: two ranks that exchange so many bytes in place, copy them, or
-/// reduce twice as many, have four times as many bytes of buffers.
+/// Returns lengths from what the nearest caches hold to what none holds. Two ranks that exchange this many bytes in
+/// place, copy them, or reduce twice as many, have buffers of four times as many bytes.
 fn long() -> impl Iterator<Item = usize> {
     (0..POINTS).map(|i| (FIRST_BYTES as usize / 4) << i)
 }
 
-/// Messages sent in a row: not so many that a receiver takes several with one system call, as it does from no two peers.
+/// Numbers of successive messages: few enough that a receiver does not take several with one system call, as it never
+/// does from different peers.
 const BURSTS: [usize; 4] = [1, 2, 4, 8];
 
-/// Rounds, the middle one of which counts.
+/// Number of rounds; their median counts.
 const ROUNDS: usize = 7;
 
-/// A round of copies takes so long, in seconds: long enough for the clock, and for caches to hold what they can.
+/// Duration of a round of copies, in seconds: long enough for the clock, and for the caches to fill.
 const COPY_ROUND_SECONDS: f64 = 1e-3;
 
-/// Between two ranks.
+/// Measurements between two ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pair {
-    /// A message one way, by bytes.
+    /// Times of a message one way, by its bytes.
     pub one_way: Vec<Sample>,
-    /// A message each way at the same time, by bytes of one.
+    /// Times of a message each way at the same time, by the bytes of one.
     pub exchange: Vec<Sample>,
-    /// An exchange in which halves are reduced, and one in which the results go back; by bytes of a half.
+    /// Times of an exchange in which halves are reduced and one in which the results go back, by the bytes of a half.
     pub reduce: Vec<Sample>,
-    /// Messages of 8 bytes one way, by their number.
+    /// Times of messages of 8 bytes one way, by their number.
     pub burst: Vec<Sample>,
-    /// Short all-reduces over one channel, and over two.
+    /// Times of short all-reduces over one channel, and over two.
     pub channels: [f64; 2],
-    /// Copies on both ranks at once, by bytes of one.
+    /// Times of copies on both ranks at once, by the bytes of one.
     pub copy: Vec<Sample>,
 }
 
-/// In which ranks that share processors are watched: each waits for one other, for all at once, and for one that waits for it.
+/// Algorithms with which ranks that share processors are measured: each rank waits for one other, for all at once, or
+/// for one that waits for it.
 pub(crate) const FORMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::Direct, Algorithm::Halving];
 
-/// Between more ranks than there are processors.
+/// Measurements between more ranks than processors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Crowd {
-    /// How many.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Seconds of an all-gather of 8 bytes from each, in each of the [`FORMS`]; none where a form cannot serve so many.
+    /// Seconds of an all-gather of 8 bytes per rank by each of the [`FORMS`]; `None` if a form cannot serve this many
+    /// ranks.
     pub seconds: [Option<f64>; FORMS.len()],
 }
 
-/// The same ranks with an algorithm of their own, and without the exchange: what is measured are messages.
+/// Makes a communicator of the same ranks with a fixed algorithm and without the exchange, so that messages are
+/// measured.
 fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
     let config = comm.config().clone().with(|config| {
         config.algorithms = algorithm.to_owned();
@@ -67,7 +71,7 @@ fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
     Ok(comm.duplicate(config)?)
 }
 
-/// Measures between two ranks.
+/// Measures the times between two ranks.
 pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let direct = forced(comm, "all_gather:ring,broadcast:binomial")?;
     let ring = forced(comm, "all_reduce:ring")?;
@@ -76,7 +80,7 @@ pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let mut found = Pair::default();
     for bytes in SHORT.into_iter().chain(long()) {
         let whole = 2 * bytes;
-        // Each by itself: what one leaves in the caches, and to be written back, is not the next one's affair.
+        // Each collective is timed by itself, so that what it leaves in the caches does not affect the next.
         let mut time = |of: &Communicator, collective, size| -> Result<Sample> {
             let times =
                 in_turn(comm, 1, ROUNDS, |_, number| call(of, collective, size, number, &mut buffers))?;
@@ -99,7 +103,7 @@ pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     Ok(found)
 }
 
-/// `count` messages from one rank to the other, and the next time back.
+/// Sends `count` messages from one rank to the other, and the next time in the other direction.
 fn burst(comm: &Communicator, count: usize, number: usize) -> Result<()> {
     let sends = comm.rank() as usize == number % 2;
     let peer = 1 - comm.rank();
@@ -124,14 +128,14 @@ fn copy_seconds(comm: &Communicator, bytes: usize) -> Result<f64> {
         }
         Ok(began.elapsed().as_secs_f64() / copies as f64)
     };
-    // The first one finds the pages.
+    // The first call causes the page faults.
     time(1)?;
     let copies = ((COPY_ROUND_SECONDS / time(1)?.max(1e-9)) as usize).clamp(1, 1000);
     let mut times = (0..ROUNDS).map(|_| time(copies)).collect::<Result<Vec<_>>>()?;
     Ok(median(&mut times))
 }
 
-/// Measures between more ranks than processors.
+/// Measures the times between more ranks than processors.
 pub(crate) fn crowd(comm: &Communicator) -> Result<Crowd> {
     let ranks = comm.world_size();
     let task = Task::new(Collective::AllGather, ranks);

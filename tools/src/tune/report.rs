@@ -1,4 +1,4 @@
-//! Findings of `kolo tune`, as tables.
+//! Findings of `kolo tune` as tables.
 
 use kolo::internal::profile::{Curve, NetworkProfile, Profile};
 use tabled::builder::Builder;
@@ -7,10 +7,11 @@ use tabled::settings::{Alignment, Style};
 
 use crate::perf::human_bytes;
 
-/// Buffers of all ranks for which rates are shown: what the nearest caches hold, what the farthest do, and none.
+/// Total sizes of buffers for which rates are shown: what the nearest caches hold, what the farthest hold, and
+/// more.
 const SHOWN_BYTES: [f64; 4] = [128.0 * 1024.0, 4.0 * 1048576.0, 32.0 * 1048576.0, 256.0 * 1048576.0];
 
-/// The constants.
+/// Returns the tables of constants.
 pub(super) fn profile(profile: &Profile) -> Vec<String> {
     let micros = |seconds: f64| format!("{:.2}", seconds * 1e6);
     let giga = |rate: f64| format!("{:.2}", rate / 1e9);
@@ -49,7 +50,7 @@ pub(super) fn profile(profile: &Profile) -> Vec<String> {
         .collect()
 }
 
-/// Rates of hosts and slow pairs.
+/// Returns the rates of hosts and of slow pairs.
 fn network(network: &NetworkProfile) -> Vec<String> {
     let mega = |rate: f64| format!("{:.1} MB/s", rate / 1e6);
     let latency = network.latency_seconds * 1e6;

@@ -1,4 +1,4 @@
-//! Timing collectives on all ranks together.
+//! Times collectives on all ranks together.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use kolo::{Collective, Communicator, ReduceOp};
 use super::fit::median;
 use crate::error::{CliError, Result};
 
-/// Wanted duration of a round of one measurement: many wake-ups, little of a person's patience.
+/// Target duration of one round of a measurement: many wake-ups, but a short wait for the user.
 const ROUND_SECONDS: f64 = 3e-3;
 
-/// Calls in a round, at most.
+/// Limit on the calls in a round.
 const CALLS_MAX: usize = 200;
 
-/// Memory that calls read and write: all pages are there, and sums of what it holds are no slower than others.
+/// Memory that calls read and write. All pages are present, and its values are no slower to sum than others.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     input: Vec<f32>,
@@ -21,14 +21,14 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// For calls of up to `bytes` bytes, as [`call`] counts them.
+    /// Allocates memory for calls of up to `bytes` bytes, as [`call`] counts them.
     pub(crate) fn new(bytes: usize) -> Self {
         let some = vec![1.0; bytes.div_ceil(4).max(64)];
         Self { input: some.clone(), output: some }
     }
 
-    /// Where input and output of [`call`] lie, for one who asks what would be done; `own` is where a rank's block begins, in
-    /// bytes.
+    /// Returns the addresses of input and output of [`call`], to ask which way a call would take. `own` is the offset
+    /// of a rank's block, in bytes.
     pub(crate) fn places(&self, collective: Collective, own: usize) -> (*const u8, *mut u8) {
         let output = self.output.as_ptr().cast::<u8>();
         let input = match collective {
@@ -40,9 +40,9 @@ impl Buffers {
     }
 }
 
-/// Runs a collective of `bytes` bytes: of the vector, or of the blocks of all ranks together. In place but for reduce_scatter
-/// and all_to_all. `number` counts calls: broadcasts go round the ranks backwards, so that the next root is as far from the
-/// last one as can be, and waits for it.
+/// Runs a collective of `bytes` bytes: of the vector, or of the blocks of all ranks together. It is in place except for
+/// reduce_scatter and all_to_all. `number` counts calls: the roots of broadcasts go round the ranks backwards, so that
+/// the next root is as far from the last one as possible, and waits for it.
 pub(crate) fn call(
     comm: &Communicator,
     collective: Collective,
@@ -72,8 +72,9 @@ pub(crate) fn call(
     Ok(())
 }
 
-/// Seconds that each of several things takes, in turn over several rounds: the median of the rounds, in each of which the
-/// slowest rank counts. The same on all ranks. `run(i, n)` does thing i for the n-th time; `control` is for agreement.
+/// Returns the seconds that each of several things takes, measured in turn over several rounds: the median of the
+/// rounds, in each of which the slowest rank counts. The result is the same on all ranks. `run(i, n)` does thing i for
+/// the n-th time; `control` serves for the agreement.
 pub(crate) fn in_turn(
     control: &Communicator,
     things: usize,
@@ -94,8 +95,8 @@ pub(crate) fn in_turn(
     let world = control.world_size() as usize;
     let mut calls = Vec::with_capacity(things);
     for thing in 0..things {
-        // The first calls make connections and plans, and of short ones a few more tell how long they take. Broadcasts go
-        // whole turns where they are short.
+        // The first calls make connections and plans; if calls are short, a few more show how long they take. Short
+        // broadcasts go through whole turns of roots.
         let mut each = time(thing, 1)?;
         if each < ROUND_SECONDS {
             time(thing, world)?;

@@ -1,4 +1,4 @@
-//! Result of a check: where the selection misses, and how well the simulator predicts.
+//! Result of a check: where the selection misses the best algorithm, and how well the simulator predicts.
 
 use kolo::{Collective, TransportKind};
 use kolo_collectives::Algorithm;
@@ -12,19 +12,19 @@ use crate::perf::human_bytes;
 use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
 use crate::sim;
 
-/// The chosen algorithm is good if it takes at most so many times as long as the best.
+/// The chosen algorithm is good if it takes at most this many times as long as the best.
 const GOOD: f64 = 1.15;
 
-/// Algorithms whose times are closer than this are not told apart.
+/// Algorithms whose times differ by less than this factor count as equal.
 const APART: f64 = 1.2;
 
-/// Predictions are good if they are off by less than this share.
+/// Predictions are good if their relative error is below this.
 const NEAR: f64 = 0.3;
 
-/// From here on predictions are judged by their error too, in bytes.
+/// Size in bytes from which predictions are also judged by their error.
 const LONG: u64 = 64 << 10;
 
-/// One collective on some ranks over some transport.
+/// Results of one collective on a number of ranks over one transport.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) kind: TransportKind,
@@ -33,14 +33,14 @@ pub(super) struct Case {
     pub(super) checked: Checked,
 }
 
-/// The same case as the simulator has it.
+/// The same case in the simulator.
 struct Compared<'a> {
     point: &'a Point,
     /// Measured and simulated seconds of each algorithm.
     times: Vec<(Algorithm, f64, f64)>,
 }
 
-/// All tables; with every point if `verbose`.
+/// Returns all tables; with every point if `verbose`.
 pub(super) fn lines(cases: &[Case], verbose: bool) -> Vec<String> {
     let mut out = vec!["selection: time of what is chosen / time of the best candidate".to_owned()];
     out.extend(selection_summary(cases));
@@ -180,7 +180,8 @@ fn simulator_summary(cases: &[Case], verbose: bool) -> Vec<String> {
 }
 
 impl Compared<'_> {
-    /// Pairs of algorithms that are apart, and how many of them the simulator has in order.
+    /// Returns the number of pairs of algorithms whose times differ clearly, and how many of these pairs the
+    /// simulator orders correctly.
     fn pairs(&self) -> (u32, u32) {
         let (mut pairs, mut right) = (0, 0);
         for (i, (_, slow, predicted_slow)) in self.times.iter().enumerate() {
@@ -197,10 +198,10 @@ impl Compared<'_> {
     }
 }
 
-/// Simulates what was measured. The exchange has no plan, so there is nothing to simulate.
+/// Simulates the measured cases. The exchange has no plan, so it is not simulated.
 fn compare(case: &Case) -> Vec<Compared<'_>> {
     let simulated = |point: &Point, algorithm: Algorithm| {
-        // Of blocks, one element each at least is what is called with.
+        // For blocks, a call has at least one element per rank.
         let least = if has_block_per_rank(case.collective) { u64::from(case.ranks) * 4 } else { 4 };
         let call = CallArgs {
             collective: case.collective,

@@ -1,4 +1,4 @@
-//! Jobs of processes, one for each rank, that say in lines how far they are.
+//! Jobs of processes, one for each rank, that report their progress in lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Outcome;
 
-/// Processes that meet in a file. Killed when dropped.
+/// Processes that meet through a file. They are killed when the job is dropped.
 pub(crate) struct Job {
     ranks: Vec<Rank>,
     meeting: PathBuf,
@@ -21,7 +21,7 @@ struct Rank {
 }
 
 impl Job {
-    /// Starts this program again for each rank, with this word.
+    /// Starts this program again for each rank, with `word` as argument.
     pub(crate) fn start(word: &str, way: &str, ranks: u32) -> Outcome<Self> {
         let name = format!("kolo-recovery-{}-{}", std::process::id(), machine_time().as_nanos());
         let mut job = Self { ranks: Vec::new(), meeting: std::env::temp_dir().join(name) };
@@ -36,7 +36,7 @@ impl Job {
         Ok(job)
     }
 
-    /// One process more, with these settings; returns its number.
+    /// Adds one more process with these settings; returns its number.
     pub(crate) fn add(
         &mut self,
         word: &str,
@@ -49,14 +49,14 @@ impl Job {
         Ok(self.ranks.len() - 1)
     }
 
-    /// The next line that a process says.
+    /// Returns the next line that a process prints.
     pub(crate) fn line(&mut self, number: usize) -> Outcome<String> {
         let mut text = String::new();
         self.ranks[number].out.read_line(&mut text)?;
         if text.is_empty() { Err("a rank has ended early".into()) } else { Ok(text.trim_end().to_owned()) }
     }
 
-    /// `kill -9`; returns when.
+    /// Kills a process by `kill -9`; returns the time.
     pub(crate) fn kill(&mut self, number: usize) -> Outcome<Duration> {
         let now = machine_time();
         kill_process(Pid::from_child(&self.ranks[number].process), Signal::KILL)?;
@@ -82,7 +82,7 @@ impl Drop for Job {
     }
 }
 
-/// The settings of a rank that `way` asks for: a transport, or a number of hosts.
+/// Returns the settings of a rank that `way` asks for: a transport, or a number of hosts.
 pub(crate) fn settings(way: &str, rank: u32, ranks: u32) -> Outcome<Vec<(&'static str, String)>> {
     Ok(match way {
         "shm" | "tcp" => vec![("KOLO_TRANSPORT", way.to_owned())],
@@ -93,13 +93,13 @@ pub(crate) fn settings(way: &str, rank: u32, ranks: u32) -> Outcome<Vec<(&'stati
     })
 }
 
-/// Says a line to the process that has started this one.
+/// Prints a line for the process that has started this one.
 pub(crate) fn say(text: &str) -> Outcome<()> {
     println!("{text}");
     Ok(std::io::stdout().flush()?)
 }
 
-/// A clock that all processes of this machine share.
+/// Returns the time of a clock that all processes of this machine share.
 pub(crate) fn machine_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

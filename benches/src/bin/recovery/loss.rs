@@ -1,4 +1,4 @@
-//! One rank is killed.
+//! The loss of one rank by `kill -9`.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{Outcome, PATIENCE, STEPS_BEFORE};
 /// Argument that makes this program a rank.
 pub(crate) const WORD: &str = "--rank";
 
-/// Survivors' milestones, in order.
+/// Milestones of the survivors, in order.
 pub(crate) const MARKS: [&str; 4] = [
     "a call fails",
     "the others have a new communicator",
@@ -18,7 +18,8 @@ pub(crate) const MARKS: [&str; 4] = [
     "they know that all have",
 ];
 
-/// A job of which one rank is killed: when the last of the others has come to each mark, in ms.
+/// Runs a job of which one rank is killed; returns for each milestone when the last of the others reached it,
+/// in ms.
 pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARKS.len()]> {
     let mut job = Job::start(WORD, way, ranks)?;
     for rank in 0..ranks as usize {
@@ -36,7 +37,7 @@ pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARK
     Ok(worst)
 }
 
-/// A rank of such a job.
+/// Runs a rank of such a job.
 pub(crate) fn rank() -> Outcome<()> {
     let comm = Communicator::from_env()?;
     let before = comm.world_size();
@@ -66,7 +67,7 @@ pub(crate) fn rank() -> Outcome<()> {
         }
         if let (Some(anew), Some(summed)) = (anew, summed) {
             let agreed = machine_time();
-            // A rank may learn of the loss by the agreement after its step.
+            // A rank may learn of the loss only through the agreement after its step.
             let marks =
                 [failed.unwrap_or(anew), anew, summed, agreed].map(|time| time.as_nanos().to_string());
             return say(&marks.join(" "));

@@ -1,10 +1,11 @@
-//! Cost of a loss: from `kill -9` of a process until the others have summed again. `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for
-//! example `recovery shm 4 100`. A number of hosts deals the ranks out to as many hosts of one machine. `recovery spare [shm|tcp|HOSTS]
-//! [ranks] [rounds]` has a spare wait that takes the slot. `recovery threads [shm|tcp] [ranks] [rounds]` is a loss among thread ranks, of
-//! which every other one panics, rank 0 too.
+//! Measures the cost of a loss: the time from `kill -9` of a process until the others have summed again.
+//! `recovery [shm|tcp|HOSTS] [ranks] [rounds]`, for example `recovery shm 4 100`. A number HOSTS distributes the ranks
+//! over as many simulated hosts on one machine. In `recovery spare [shm|tcp|HOSTS] [ranks] [rounds]` a waiting spare
+//! takes the slot. `recovery threads [shm|tcp] [ranks] [rounds]` measures a loss among thread ranks, of which every
+//! other one panics, rank 0 included.
 //!
-//! Each round is a job of its own, whose ranks sum in steps of `Survivors` until one of them is killed, each in turn. A figure is that of
-//! the last survivor.
+//! Each round is a job of its own, whose ranks sum in steps of `Survivors` until one of them is killed, a different one
+//! each round. A figure is that of the last survivor.
 
 mod job;
 mod loss;
@@ -19,7 +20,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 /// Steps before the loss.
 const STEPS_BEFORE: u32 = 20;
 
-/// Longest wait for a job.
+/// Time limit of a job.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Outcome<()> {
@@ -37,7 +38,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// Runs so many jobs, and prints a row for each mark.
+/// Runs `rounds` jobs, and prints a row for each milestone.
 fn table<const N: usize>(
     (way, ranks, rounds): (String, u32, u32),
     marks: [&str; N],

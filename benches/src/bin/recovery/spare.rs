@@ -1,4 +1,4 @@
-//! One rank is killed, and a spare that waits takes its slot.
+//! The loss of one rank, whose slot a waiting spare takes.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,11 @@ pub(crate) const WORD: &str = "--member";
 pub(crate) const MARKS: [&str; 2] =
     ["the others' loss as the spare comes in", "full again and summed, after `kill -9`"];
 
-/// Steps that all take once the group is full again.
+/// Steps that all ranks take once the group is full again.
 const STEPS_AFTER: u32 = 20;
 
-/// A job of which one rank is killed while a spare waits: the most of all others, in ms.
+/// Runs a job of which one rank is killed while a spare waits; returns the greatest times of all others, in
+/// ms.
 pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARKS.len()]> {
     let mut job = Job::start(WORD, way, ranks)?;
     let mut invitation = String::new();
@@ -30,7 +31,7 @@ pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARK
     let settings = crate::job::settings(way, victim, ranks)?;
     job.add(WORD, settings.into_iter().chain([("KOLO_JOIN", invitation)]))?;
     let others = || (0..ranks as usize).filter(|rank| *rank != victim as usize);
-    // The one at whose door it waits says so.
+    // The member at whose door the spare waits reports it.
     let door = others().next_back().ok_or("two ranks at least")?;
     job.line(door)?;
     let killed = job.kill(victim as usize)?;
@@ -47,7 +48,7 @@ pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARK
     Ok(worst)
 }
 
-/// A member of such a job, or the spare.
+/// Runs a member of such a job, or the spare.
 pub(crate) fn member() -> Outcome<()> {
     let comm = Communicator::from_env()?;
     let is_spare = comm.epoch() > 0;
@@ -59,7 +60,7 @@ pub(crate) fn member() -> Outcome<()> {
     let since = Instant::now();
     for step in 0.. {
         let (began, epoch) = (Instant::now(), group.comm().epoch());
-        // The spare comes from there.
+        // The spare has just been admitted and skips this.
         if !(is_spare && step == 0) {
             group.admit()?;
         }

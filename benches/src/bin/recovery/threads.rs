@@ -1,4 +1,4 @@
-//! Half of many thread ranks die at once.
+//! The simultaneous loss of half of many thread ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Barrier, OnceLock};
@@ -8,7 +8,7 @@ use kolo::{Cluster, Config, ReduceOp, Survivors, TransportKind, Transports};
 
 use crate::Outcome;
 
-/// Half of many thread ranks die at once, again and again in a new cluster.
+/// Lets half of many thread ranks die at once, repeatedly, each time in a new cluster.
 pub(crate) fn threads(way: &str, ranks: u32, rounds: u32) -> Outcome<()> {
     let kind = if way == "tcp" { TransportKind::Tcp } else { TransportKind::Shm };
     let mut config = Config::from_env()?;
@@ -28,7 +28,8 @@ pub(crate) fn threads(way: &str, ranks: u32, rounds: u32) -> Outcome<()> {
                 all.wait();
                 let died_at = *died_at.get_or_init(Instant::now);
                 if dies {
-                    // A panic whose thread drops its communicator on the way, without a word on the terminal.
+                    // A panic whose thread drops its communicator while unwinding, without output on the
+                    // terminal.
                     let panics = AssertUnwindSafe(|| {
                         let _of_this_rank = comm;
                         resume_unwind(Box::new("it was to die"));

@@ -1,5 +1,5 @@
-//! All-to-all on several hosts: blocks for ranks of the same host through shared memory, the others straight to their
-//! destinations meanwhile.
+//! All-to-all on several hosts: blocks for ranks of the same host go through shared memory, while the others go
+//! directly to their destinations.
 
 use super::near;
 use crate::builder::PlanBuilder;

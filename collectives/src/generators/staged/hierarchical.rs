@@ -1,10 +1,11 @@
-//! Two levels, with several ranks of each host on the network, and shared memory within hosts.
+//! Two-level algorithm in which several ranks of each host use the network, with shared memory within hosts.
 //!
-//! As many ranks of each host as the smallest has are *rails*: each looks after its share of the data between hosts, with the
-//! ranks at the same place on the others. All-reduce: every rank publishes its vector, the rails reduce their slices of it,
-//! all-reduce them with the circulant exchange, all slices at once, and publish them again; two hosts swap their slices. A host moves 2 n (M-1)/M bytes over
-//! its network link, the least there is; inside, a byte is copied in once and read where it is needed. All-gather,
-//! reduce-scatter and all-to-all: see [`super::rails`]. Hosts may have different numbers of ranks.
+//! As many ranks of each host as the smallest host has are *rails*: each rail moves its share of the data between
+//! hosts, with the ranks at the same position on the other hosts. All-reduce: every rank publishes its vector; the
+//! rails reduce their slices of it, all-reduce them with the circulant exchange, all slices at once, and publish them
+//! again. Two hosts swap their slices instead. A host moves 2 n (M-1)/M bytes over its network link, the minimum;
+//! inside, a byte is copied in once and read where it is needed. For all-gather, reduce-scatter and all-to-all see
+//! [`super::rails`]. Hosts may have different numbers of ranks.
 
 use super::rails::{self, Rails};
 use super::{on_hosts, payload_bytes};
@@ -20,7 +21,7 @@ use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
 
-/// Segments in flight: while one is on the network, ranks work on another, also where they share processors.
+/// Segments in flight: while one is on the network, ranks work on the other, even if they share processors.
 pub(super) const WINDOW: u32 = 2;
 
 pub(crate) struct HierarchicalStaged;
@@ -98,7 +99,7 @@ impl Generator for HierarchicalStaged {
 
     fn scratch_factor(&self, task: &Task) -> f64 {
         match task.collective {
-            // All-to-all: where it is in place; ranks need not agree on that.
+            // Needed by an all-to-all in place; ranks need not agree on whether they are in place.
             Collective::ReduceScatter | Collective::AllToAll => f64::from(task.world_size),
             _ => 0.0,
         }
@@ -125,7 +126,7 @@ impl Generator for HierarchicalStaged {
     }
 }
 
-/// Segments of plans in which a rank publishes so many blocks in a round, on hosts of so many ranks.
+/// Returns the limits on segments of plans in which a rank publishes `blocks` blocks in a round.
 pub(super) fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
     let local = task.world_size.div_ceil(task.host_count());
     let of = |bytes: u64| (bytes / u64::from(blocks.max(1))).max(1);
@@ -133,7 +134,8 @@ pub(super) fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
     Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
 }
 
-/// Pieces of a rail's slice. Two hosts swap whole slices in one round, which costs no more bytes than two phases do.
+/// Returns the number of pieces of a rail's slice. Two hosts swap whole slices in one round, which costs no more bytes
+/// than two phases.
 fn pieces(hosts: &Hosts) -> u32 {
     if hosts.count() == 2 { 1 } else { hosts.count() }
 }

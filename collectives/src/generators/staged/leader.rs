@@ -1,9 +1,10 @@
-//! Two levels, with one rank of each host on the network, and shared memory within hosts.
+//! Two-level algorithm in which one rank of each host uses the network, with shared memory within hosts.
 //!
-//! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
-//! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Gather, scatter
-//! and all-to-all: see [`super::relay`]. Hosts may have any numbers of ranks.
+//! All-reduce: all ranks publish, the leader of each host reduces, and the leaders exchange by recursive doubling and
+//! publish the result. That takes two rounds inside and log2 M rounds between hosts, with whole vectors, so it suits
+//! short messages. Broadcast, reduce and barrier work likewise, with the root as the leader of its host. All-gather and
+//! reduce-scatter are as in [`super::rails`] with one rail; gather, scatter and all-to-all as in [`super::relay`].
+//! Hosts may have any numbers of ranks.
 
 use super::on_hosts;
 use super::rails::{self, Rails};
@@ -99,7 +100,7 @@ impl Generator for LeaderStaged {
     }
 }
 
-/// All-reduce, broadcast, reduce and barrier.
+/// Plans all-reduce, broadcast, reduce and barrier.
 fn whole_vectors(b: &mut PlanBuilder, task: &Task, rank: u32, levels: Levels) {
     let Levels { hosts, local, leader, root, leaders } = levels;
     if local.len() > 1 {
@@ -144,21 +145,21 @@ const fn is_on_a_rail(task: &Task) -> bool {
     matches!(task.collective, Collective::AllGather | Collective::ReduceScatter)
 }
 
-/// The ranks of one host, as one of them sees them.
+/// The ranks of one host as one of them sees them.
 struct Host {
     members: u32,
-    /// Its number among them.
+    /// Number of the leader among them.
     leader: u32,
     is_leader: bool,
 }
 
 impl Host {
-    /// The leader reduces all contributions into `place`. Returns where the sum is.
+    /// Lets the leader reduce all contributions into `place`. Returns the place of the sum.
     fn reduce(&self, b: &mut PlanBuilder, own: Blocks, place: Blocks) -> Blocks {
         if self.members == 1 {
             return own;
         }
-        // The leader of another host than the root's is its first rank.
+        // On a host other than the root's, the leader is its first rank.
         let reads_back = self.leader >= 2;
         let payload = |member: u16| {
             let gives = u32::from(member) != self.leader || reads_back;
@@ -175,7 +176,7 @@ impl Host {
         place
     }
 
-    /// The leader waits for all.
+    /// Lets the leader wait for all ranks of the host.
     fn gather(&self, b: &mut PlanBuilder) {
         if self.members > 1 {
             b.publish(|_| Payload::PRESENCE, [None; 2], (0, 0));
@@ -185,7 +186,7 @@ impl Host {
         }
     }
 
-    /// All ranks take the leader's result, or wait for the leader.
+    /// Lets all ranks take the leader's result `what`, or only wait for the leader.
     fn spread(&self, b: &mut PlanBuilder, what: Option<Blocks>) {
         if self.members == 1 {
             return;

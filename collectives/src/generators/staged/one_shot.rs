@@ -1,7 +1,9 @@
-//! Reductions in one round: each rank publishes its contribution, and a rank that wants a result reduces those that it needs.
+//! Reductions in one round: each rank publishes its contribution, and a rank that wants a result reduces the
+//! contributions it needs.
 //!
-//! All-reduce: everybody reduces everything, for short vectors. Reduce: the root alone does. Scans: what those before it have
-//! published. Reduce-scatter: each its own block, for any length. The order is that of the ranks, or the canonical tree.
+//! All-reduce: every rank reduces everything, for short vectors. Reduce: only the root reduces. Scans: each rank
+//! reduces the contributions of the ranks before it. Reduce-scatter: each rank reduces its own block, of any length.
+//! The order is that of the ranks, or the canonical tree.
 
 use super::{may_read_own, named, on_one_host, segments, world};
 use crate::Algorithm;
@@ -46,7 +48,7 @@ impl Generator for StagedOneShot {
         }
         b.stage(world(task), if scatter { Space::Input } else { Space::Output });
         let own = may_read_own(task, rank).then_some(own);
-        // Nobody else wants the last one's part of a scan, or the root's of a reduction.
+        // No other rank needs the last rank's contribution to a scan, or the root's to a reduction.
         let hole = match task.collective {
             Collective::ReduceScatter => (rank, 1),
             Collective::Reduce if rank == task.root => (0, 1),
@@ -102,11 +104,11 @@ impl Generator for StagedOneShot {
     }
 }
 
-/// The payload of a member. The same wherever its buffers lie.
+/// Returns the payload of a member. It is the same wherever the member's buffers lie.
 fn payload(task: &Task, member: u32) -> Payload {
     match task.collective {
         Collective::ReduceScatter => Payload::run(0, task.world_size),
-        // Of these two nobody wants it but themselves, and they may always read it where it is.
+        // Only the member itself needs its contribution in these two cases, and may always read it where it lies.
         Collective::Reduce if member == task.root && member < 2 => Payload::PRESENCE,
         Collective::ExScan if member == task.world_size - 1 => Payload::PRESENCE,
         _ => Payload::run(0, 1),

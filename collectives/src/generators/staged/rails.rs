@@ -1,8 +1,9 @@
-//! All-gather and reduce-scatter over rails: which blocks each looks after, and how they go.
+//! All-gather and reduce-scatter over rails: the blocks that each rail moves, and the way they take.
 //!
-//! All-gather: every rank publishes its block, and the rails hand the blocks of their hosts round a ring of their own; what
-//! comes from another host a rail publishes as it comes, while the next is on its way. Reduce-scatter: every rank publishes its
-//! input, the rails reduce their host's contributions to each other host, send the sums there, and add up those that arrive.
+//! All-gather: every rank publishes its block, and each rail passes the blocks of its hosts round a ring of its own. A
+//! rail publishes the blocks of another host as they arrive, while the next are on their way. Reduce-scatter: every
+//! rank publishes its input; the rails reduce their host's contributions to each other host, send the sums there, and
+//! add up those that arrive.
 
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
@@ -12,43 +13,43 @@ use crate::plan::{Blocks, Collective, Like, Space, StepRef};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
 
-/// How many rails there are, and the blocks that each has of every host.
+/// The number of rails, and the blocks that each has of every host.
 pub(super) struct Rails<'a> {
     hosts: &'a Hosts,
     count: u32,
 }
 
 impl<'a> Rails<'a> {
-    /// As many as every host has ranks for.
+    /// As many rails as every host has ranks for.
     pub(super) fn most(hosts: &'a Hosts) -> Self {
         Self { hosts, count: hosts.least() }
     }
 
-    /// One: the first rank of each host.
+    /// A single rail: the first rank of each host.
     pub(super) const fn one(hosts: &'a Hosts) -> Self {
         Self { hosts, count: 1 }
     }
 
-    /// The ranks of host `host` that rail `rail` looks after.
+    /// Returns the ranks of host `host` whose blocks rail `rail` moves.
     fn chunk(&self, host: u32, rail: u32) -> &'a [u32] {
         let ranks = self.hosts.host(host);
         let at = |rail: u32| (u64::from(rail) * ranks.len() as u64 / u64::from(self.count)) as usize;
         &ranks[at(rail)..at(rail + 1)]
     }
 
-    /// The same, as a first one and their number.
+    /// Returns the same as a first rank and a number.
     fn run(&self, host: u32, rail: u32) -> (u32, u32) {
         let chunk = self.chunk(host, rail);
         (chunk[0], chunk.len() as u32)
     }
 
-    /// Most blocks of one rail and host.
+    /// Returns the most blocks of one rail and host.
     fn longest(&self) -> u32 {
         let of_host = |host| (0..self.count).map(move |rail| self.chunk(host, rail).len());
         (0..self.hosts.count()).flat_map(of_host).max().unwrap_or(1) as u32
     }
 
-    /// Whether blocks that are published together lie side by side; if not, why not, for users.
+    /// Checks that blocks that are published together are adjacent; the error tells users why not.
     pub(super) fn support(&self, collective: Collective) -> Result<(), String> {
         let is_run = |ranks: &[u32]| ranks.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         let together = (0..self.hosts.count()).all(|host| match collective {
@@ -58,7 +59,7 @@ impl<'a> Rails<'a> {
         if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }
     }
 
-    /// The payloads of a host's members for `host`: each rail publishes its chunk.
+    /// Returns the payloads of a host's members for `host`: each rail publishes its chunk.
     fn payload(&self, host: u32, member: u16) -> Payload {
         if u32::from(member) >= self.count {
             return Payload::PRESENCE;
@@ -68,11 +69,11 @@ impl<'a> Rails<'a> {
     }
 }
 
-/// Enters the cost of blocks of `bytes`, with so many rails.
+/// Enters the cost of blocks of `bytes`, with this many rails.
 pub(super) fn cost(task: &Task, rails: u32, bytes: f64, bill: &mut Bill) {
     let (local, hosts) = (bill.local, bill.hosts);
     let share = f64::from(rails) / f64::from(local);
-    // A rail's share of a host's blocks.
+    // Bytes of one rail's share of a host's blocks.
     let chunk = bytes / share;
     if task.collective == Collective::AllGather {
         for host in 0..hosts {
@@ -99,7 +100,7 @@ pub(super) fn cost(task: &Task, rails: u32, bytes: f64, bill: &mut Bill) {
     }
 }
 
-/// Blocks that a rank publishes at once, at most.
+/// Returns the most blocks that a rank publishes at once.
 pub(super) fn most_published(task: &Task, rails: &Rails<'_>) -> u32 {
     if task.collective == Collective::AllGather { rails.longest() } else { task.world_size }
 }
@@ -112,7 +113,7 @@ pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, rails: &Ra
     let (input, place) = (Blocks::one(Space::Input, 0), output((rank, 1)));
     let own = if task.out_of_place() { input } else { place };
     let behind = |distance: u32| (home + count - distance) % count;
-    // After the block from the host so many places behind has arrived.
+    // Receives of the blocks of the other hosts, nearest host first.
     let mut arrivals = Vec::new();
     if me < rails.count {
         let rail = hosts.rail_at(me);
@@ -121,7 +122,7 @@ pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, rails: &Ra
         if mine == (rank, 1) {
             b.send(next, own);
         } else {
-            // After the blocks of the other ranks have been copied, by the other lane.
+            // The send waits until the other lane has copied the blocks of the other ranks.
             let step = 1 + u16::from(task.out_of_place()) + local.len() as u16 - 1;
             b.after(StepRef { lane: 1, step });
             b.send(next, output(mine));
@@ -191,7 +192,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) 
         if is_shared {
             b.await_members(Members::All);
         }
-        // This host's contributions to a rail's blocks, of another host or its own.
+        // Sums this host's contributions to the rail's blocks of another host, or of this one.
         let sum = |b: &mut PlanBuilder, host: u32| {
             let (first, count) = rails.run(host, me);
             if !is_shared {
@@ -215,7 +216,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) 
         let mut total = mine;
         for distance in 1..count {
             let from = rail[((home + count - distance) % count) as usize];
-            // The result takes its place with the last; before, where there is room.
+            // The last addition writes the result to the output; earlier ones do so where the output is free.
             let dst = if is_own && (distance + 1 == count || !is_shared) { output } else { mine };
             b.recv_reduce(from, total, dst);
             total = dst;
@@ -231,7 +232,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) 
     }
 }
 
-/// The rails of a host with more ranks than rails publish the results of its ranks; each rank takes its block.
+/// On a host with more ranks than rails, the rails publish the results of its ranks, and each rank takes its block.
 fn hand_over(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>, total: Option<Blocks>) {
     let hosts = rails.hosts;
     let (local, home) = (hosts.local(rank), hosts.index_of(rank));

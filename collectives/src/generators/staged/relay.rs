@@ -1,10 +1,10 @@
-//! Gather, scatter and all-to-all by leaders: one message from host to host, which holds all blocks of their ranks for each
-//! other.
+//! Gather, scatter and all-to-all through leaders: one message from host to host, with all blocks of the sending host's
+//! ranks for the receiving host.
 //!
-//! Gather: all ranks of a host publish, its leader sends their blocks to the root. Scatter: the root sends each leader the blocks
-//! of its host, and the leader publishes them. All-to-all: all ranks publish, the leaders sort the blocks for another host by
-//! destination and exchange them, and hand each rank its run. Leaders copy all that crosses the network, so it is for short
-//! messages.
+//! Gather: all ranks of a host publish, and its leader sends their blocks to the root. Scatter: the root sends each
+//! leader the blocks of its host, and the leader publishes them. All-to-all: all ranks publish; the leaders sort the
+//! blocks for another host by destination, exchange them, and give each rank its run. Leaders copy everything that
+//! crosses the network, so these algorithms suit short messages.
 
 use super::{named, near, others};
 use crate::builder::PlanBuilder;
@@ -16,12 +16,12 @@ use crate::plan::{Blocks, Collective, Like, Space};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
 
-/// Whether these collectives go by this file.
+/// Whether this module serves the collective.
 pub(super) const fn serves(collective: Collective) -> bool {
     matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
 }
 
-/// The consecutive ranks of a host: the first one and their number.
+/// Returns the consecutive ranks of a host: the first one and their number.
 fn run(hosts: &Hosts, host: u32) -> (u32, u32) {
     let ranks = hosts.host(host);
     (ranks[0], ranks.len() as u32)
@@ -49,7 +49,7 @@ pub(super) fn gather(b: &mut PlanBuilder, task: &Task, rank: u32, levels: &Level
         return;
     }
     let (first, count) = run(hosts, home);
-    // On the root, blocks take their places; elsewhere they are put side by side.
+    // The root receives blocks in place; other ranks pack them.
     let place = |b: &mut PlanBuilder| match is_root {
         true => blocks(Space::Output, (first, count)),
         false => b.scratch_range((0..count).map(|_| Like::Input(0))),
@@ -134,7 +134,7 @@ pub(super) fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32, levels: &L
         b.stage(hosts.host(home), Space::Output);
         let payload = |member: u16| {
             let moved = others((first + u32::from(member)) as u16, task.world_size);
-            // A leader's blocks for other hosts are read by nobody else.
+            // No other rank reads a leader's blocks for other hosts.
             if u32::from(member) == levels.leader { near(member, (first, count)) } else { moved }
         };
         let mine = payload(me as u16);
@@ -189,7 +189,7 @@ pub(super) fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32, levels: &L
 pub(super) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     let (local, hosts) = (bill.local, bill.hosts);
     let (near, far) = (f64::from(local - 1), f64::from(hosts - 1));
-    // Of one host for another.
+    // Bytes of one host for another.
     let theirs = f64::from(local) * bytes;
     let between = bill.one_per_host();
     match task.collective {
@@ -217,14 +217,14 @@ pub(super) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     }
 }
 
-/// Blocks of scratch that the leader of most ranks takes.
+/// Returns the blocks of scratch that the leader with the most ranks needs.
 pub(super) fn scratch(task: &Task) -> f64 {
     let (world, hosts) = (f64::from(task.world_size), f64::from(task.host_count()));
     let local = (world / hosts).ceil();
     if task.collective == Collective::AllToAll { 2.0 * world * local } else { local }
 }
 
-/// Most blocks that a rank publishes.
+/// Returns the most blocks that a rank publishes.
 pub(super) fn most_published(task: &Task, hosts: &Hosts) -> u32 {
     match task.collective {
         Collective::Gather => 1,

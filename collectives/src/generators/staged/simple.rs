@@ -1,9 +1,10 @@
-//! Collectives that only copy, and the barrier, in one round: each rank publishes the blocks that others want and takes its own.
+//! Collectives that only copy, and the barrier, in one round: each rank publishes the blocks that others want and takes
+//! its own.
 //!
-//! Broadcast: the root publishes, the others wait for it alone; so a root that gives one part after the other runs ahead by as
-//! many rounds as stages hold. All-gather, gather: everybody publishes its block. Scatter, all-to-all: the blocks for the
-//! others. A rank copies its own block after it has published and before it waits: the block is still in its caches, and the
-//! time is free.
+//! Broadcast: the root publishes, and the others wait for it alone; a root that publishes one part after another can
+//! therefore run ahead by as many rounds as stages hold. All-gather and gather: every rank publishes its block. Scatter
+//! and all-to-all: a rank publishes the blocks for the others. A rank copies its own block after publishing and before
+//! waiting: the block is still in its caches, and the time is free.
 
 use super::{named, on_one_host, others, segments, world};
 use crate::Algorithm;
@@ -82,7 +83,7 @@ impl Generator for Staged {
         let p = task.world_size;
         let others = f64::from(p - 1) * n;
         match task.collective {
-            // One copies in the next segment while the others copy this one out, so that the longer of the two counts.
+            // The root copies in the next segment while the others copy this one out, so the longer of the two counts.
             Collective::Broadcast => {
                 bill.publish(1, n);
                 bill.meet(1);
@@ -99,7 +100,7 @@ impl Generator for Staged {
                 bill.meet(p - 1);
                 bill.take(1, others);
             }
-            // A rank copies its own block while it would wait; other forms do not count that either.
+            // A rank copies its own block while it would wait; the other algorithms do not count that either.
             Collective::AllGather => {
                 bill.publish(p, n);
                 bill.meet(p - 1);
@@ -134,7 +135,7 @@ impl Generator for Staged {
     }
 }
 
-/// The payload of a member.
+/// Returns the payload of a member.
 fn payload(task: &Task, member: u16) -> Payload {
     let is_root = u32::from(member) == task.root;
     match task.collective {
@@ -147,7 +148,7 @@ fn payload(task: &Task, member: u16) -> Payload {
     }
 }
 
-/// Where a rank takes that from.
+/// Returns the source of a rank's payload.
 fn source(task: &Task, payload: &Payload) -> [Option<Blocks>; 2] {
     match task.collective {
         Collective::AllGather if task.out_of_place() => {
@@ -159,7 +160,7 @@ fn source(task: &Task, payload: &Payload) -> [Option<Blocks>; 2] {
     }
 }
 
-/// A rank's block for itself, unless it is in its place already: from, to.
+/// Returns the source and destination of a rank's block for itself, unless it is in its place already.
 fn kept(task: &Task, rank: u32) -> Option<(Blocks, Blocks)> {
     if !task.out_of_place() {
         return None;

@@ -1,16 +1,16 @@
-//! All-reduce and reduce in two shots: of each part of the vector, every rank reduces a slice, and publishes that with the next
-//! part.
+//! All-reduce and reduce in two shots: each rank reduces a slice of each part of the vector, and publishes the result
+//! with the next part.
 //!
-//! One round would do for the ranks' waits and cost each rank, or the root, the reduction of everything. Here a byte is copied
-//! in once, read by the one rank that reduces it, and its sum is copied out once by everybody who wants it, all of it in the
-//! caches; the vector itself is read and written once. Round e carries part e of everybody's vector, and the slices that
-//! everybody has reduced of part e - 1, so m parts take m + 1 rounds:
+//! A single round would need fewer waits, but each rank (or the root) would have to reduce everything. Here a byte is
+//! copied in once, read by the one rank that reduces it, and its sum is copied out once by each rank that wants it, all
+//! of it in the caches; the vector itself is read and written once. Round e carries part e of each rank's vector, and
+//! the slices that all ranks have reduced of part e - 1, so m parts take m + 1 rounds:
 //!
 //! ```text
 //! payload of rank r:  part e of its vector                  | its slice of the sum of part e - 1
 //! after the round:    sums of part e - 1, of all -> output  ; slice r of part e, of all ranks, reduced -> output
 //! ```
-//! This is the direct reduce-scatter and all-gather through a stage, with both halves in one round.
+//! This is a direct reduce-scatter and all-gather through a stage, with both halves in one round.
 
 use super::{may_read_own, named, on_one_host, payload_bytes, world};
 use crate::Algorithm;
@@ -22,21 +22,21 @@ use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
 
-/// Most parts of one segment: by then the round that there is one more of no longer counts.
+/// Most parts of one segment: with this many parts, the one extra round hardly matters.
 const PARTS_MAX: u32 = 16;
 
-/// A vector of no more is one part.
+/// Longest vector that is a single part.
 const ONE_PART_MAX: u64 = 512 << 10;
 
-/// Most of a longer one that a part takes from all ranks together. Sums of a part are copied out when the next one has been
-/// copied in: by then the caches must not have lost what they replace. See
+/// Limit on the length of a part of a longer vector, summed over all ranks. The sums of a part are copied out after the
+/// next part has been copied in; until then the caches must still hold the memory that they overwrite. See
 /// docs/tuning.md, "Parts and rounds".
 const ALL_PARTS_MAX: u64 = 2 << 20;
 
-/// Room for the differences in length of slices: an element of 16 bytes each, with more ranks than shared memory is for.
+/// Room for differences in the length of slices: an element of 16 bytes each, for more ranks than shared memory serves.
 const UNEVEN_BYTES: u64 = 4 << 10;
 
-/// A part is no shorter, however many there are.
+/// Shortest part, whatever the number of parts.
 const PART_MIN: u64 = 128 << 10;
 
 pub(crate) struct StagedTwoShot;
@@ -70,7 +70,7 @@ impl Generator for StagedTwoShot {
         let all = task.collective == Collective::AllReduce;
         // Whether this rank gets all sums. If not, the slices that it reduces are only published.
         let takes = all || rank == task.root;
-        // Where its slice of the part before is, if others want it.
+        // The place of this rank's slice of the part before, if others want it.
         let mut sum = None;
         for part in 0..=parts {
             let (first, is_part) = (part * p, part < parts);
@@ -131,7 +131,7 @@ impl Generator for StagedTwoShot {
 
     fn parts(&self, task: &Task, bytes: u64, _: &Model) -> u32 {
         let parts = bytes.div_ceil(part_bytes(task, bytes)).clamp(1, PARTS_MAX.into());
-        // Few plans serve all sizes.
+        // Rounded up, so that few plans serve all sizes.
         (parts as u32).next_power_of_two()
     }
 
@@ -146,14 +146,14 @@ impl Generator for StagedTwoShot {
     }
 }
 
-/// Best length of the parts of a segment of `bytes`, in bytes.
+/// Returns the best length of the parts of a segment of `bytes`, in bytes.
 fn part_bytes(task: &Task, bytes: u64) -> u64 {
     let p = u64::from(task.world_size.max(1));
     let part = if bytes <= ONE_PART_MAX { ONE_PART_MAX } else { (ALL_PARTS_MAX / p).max(PART_MIN) };
     part.min(part_bytes_max(task, payload_bytes(Collective::AllReduce, task.world_size)))
 }
 
-/// The longest part with which a payload of `bytes` has room for a slice of the part before.
+/// Returns the longest part with which a payload of `bytes` has room for a slice of the part before.
 fn part_bytes_max(task: &Task, bytes: u64) -> u64 {
     let p = u64::from(task.world_size.max(1));
     (bytes - UNEVEN_BYTES) / (p + 1) * p

@@ -1,15 +1,15 @@
-//! Limits and settings of hosts.
+//! Findings about limits and settings of hosts.
 
 use super::super::report::{Host, Report};
 use super::{Finding, Severity};
 
-/// Clocks may be so far apart: logs of several hosts still read in order.
+/// Accepted difference between clocks: logs of several hosts still read in order.
 const CLOCK_SECONDS: f64 = 1.0;
 
-/// Memory that adapters need to lock.
+/// Bytes of memory that adapters need to lock.
 const LOCKED_BYTES: u64 = 64 << 20;
 
-/// Connections to each other rank that a program may have open, and files that it opens otherwise.
+/// Connections that a program may have open to each other rank, and files that it opens besides.
 const FILES_PER_RANK: u64 = 4;
 const FILES_OTHERWISE: u64 = 64;
 
@@ -65,7 +65,7 @@ fn processors(host: &Host, name: &str) -> Option<Finding> {
     })
 }
 
-/// Clocks that are far from those of most hosts, as pairs have measured them.
+/// Finds clocks that differ much from those of most hosts, as measured by pairs.
 fn clocks(report: &Report) -> Vec<Finding> {
     let hosts = report.hosts.len() as u32;
     let ahead = |host: u32| {
@@ -76,7 +76,7 @@ fn clocks(report: &Report) -> Vec<Finding> {
     };
     let is_off = |host: &u32| {
         let off = ahead(*host).filter(|off| off.abs() > CLOCK_SECONDS);
-        // Of two clocks one is as wrong as the other.
+        // With two clocks, either may be the wrong one; the second host's is reported.
         off.filter(|_| hosts > 2 || *host > 0)
     };
     (0..hosts)
@@ -92,7 +92,7 @@ fn clocks(report: &Report) -> Vec<Finding> {
         .collect()
 }
 
-/// Settings that should be the same everywhere.
+/// Finds settings that differ between hosts and should not.
 fn differing(report: &Report) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut compare = |kind, severity, what: fn(&Host) -> &str, name: &str, cause: &str, remedy: &str| {
@@ -123,7 +123,7 @@ fn differing(report: &Report) -> Vec<Finding> {
     found
 }
 
-/// Ranks of one host that do not share memory, and hosts with adapters that are not used.
+/// Finds ranks of one host that do not share memory, and hosts whose adapters are not used.
 fn slow_transports(report: &Report) -> Vec<Finding> {
     let is_inside = |rank, peer: &u32| report.host_of(rank) == report.host_of(*peer);
     let mut seen = Vec::new();

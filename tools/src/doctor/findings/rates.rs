@@ -1,4 +1,4 @@
-//! Slow and lossy links.
+//! Findings about slow and lossy links.
 
 use std::collections::BTreeSet;
 
@@ -6,23 +6,24 @@ use super::super::rates::Measured;
 use super::super::report::Report;
 use super::{Blame, Finding, Severity, blame, ends};
 
-/// A rate below this share of what it could be is named. Measured ones waver by a tenth, on busy hosts by more.
+/// Share of the possible rate below which a rate is reported. Measured rates vary by a tenth, on busy hosts by
+/// more.
 const SLOW: f64 = 0.5;
 
-/// So many segments were lost, at least, before anything is said: one or two may have come late.
+/// Fewest lost segments that are reported: one or two may only have been late.
 const LOST: u32 = 3;
 
-/// Share of segments lost that slows a connection down: cubic fills 1 Gbit/s at 1 ms with fewer.
+/// Share of lost segments that slows a connection down: cubic fills 1 Gbit/s at 1 ms if fewer are lost.
 const LOSSY: f64 = 3e-4;
 
-/// Hosts whose links all are slow one way, and links that are slower than both their hosts.
+/// Finds hosts all of whose links are slow in one direction, and links that are slower than both their hosts.
 pub(super) fn slow(report: &Report) -> Vec<Finding> {
     let hosts = report.hosts.len() as u32;
     let sends = |host| report.rate(host, |way: &Measured| way.from);
     let receives = |host| report.rate(host, |way: &Measured| way.to);
     let mut found = Vec::new();
     let mut named = BTreeSet::new();
-    // Of two hosts nobody can say which one is slow.
+    // With two hosts, the measurements cannot tell which one is slow.
     for host in (0..hosts).filter(|_| hosts > 2) {
         let slow = |own: Option<f64>, of: &dyn Fn(u32) -> Option<f64>| {
             let (own, usual) = (own?, median((0..hosts).filter_map(of).collect())?);
@@ -72,7 +73,7 @@ pub(super) fn slow(report: &Report) -> Vec<Finding> {
     found
 }
 
-/// Of two hosts, one direction may still be much slower than the other.
+/// Finds one direction between two hosts that is much slower than the other.
 fn two_hosts_apart(report: &Report) -> Option<Finding> {
     if report.hosts.len() != 2 {
         return None;
@@ -99,7 +100,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Links on which segments are lost though queues are empty.
+/// Finds links on which segments are lost although queues are empty.
 pub(super) fn lossy(report: &Report) -> Vec<Finding> {
     let pair = |way: &Measured| (way.from.min(way.to), way.from.max(way.to));
     let all: BTreeSet<_> = report.measured.iter().map(pair).collect();

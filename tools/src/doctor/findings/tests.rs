@@ -3,7 +3,7 @@ use super::super::reach::{Reach, Try};
 use super::super::report::{Host, Route};
 use super::*;
 
-/// Hosts of one rank each, on a network of which nothing can be said.
+/// Returns the report of hosts with one rank each, on a network without problems.
 fn healthy(hosts: u32) -> Report {
     let pairs = || {
         (0..hosts).flat_map(move |from| (0..hosts).filter(move |to| *to != from).map(move |to| (from, to)))
@@ -39,7 +39,7 @@ fn reach(from: u32, to: u32, problem: Option<&str>) -> Reach {
     Reach { from, to, tries: vec![tried], carries }
 }
 
-/// The one finding there is.
+/// Returns the only finding.
 fn only(report: &Report) -> Finding {
     let mut found = findings(report);
     assert_eq!(found.len(), 1, "{found:#?}");

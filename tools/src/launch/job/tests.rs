@@ -1,4 +1,4 @@
-//! One job after another, in shells.
+//! Jobs of shells, one after another.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
@@ -48,7 +48,7 @@ fn lines_say_which_rank_they_are_from() {
 
 #[test]
 fn a_failing_rank_ends_the_job_and_is_named() {
-    // The others would wait for ever.
+    // The other ranks would wait forever.
     let (code, _, stderr) = run_captured(&shell("[ $RANK = 2 ] && exit 7; exec tail -f /dev/null", 4));
     assert_eq!(code, 7);
     assert!(stderr.starts_with("kolo: rank 2 (pid "), "{stderr}");
@@ -62,7 +62,7 @@ fn an_elastic_job_goes_on_while_enough_ranks_live() {
     let (code, stdout, stderr) = run_captured(&Job { least: Some(2), ..shell(script, 4) });
     assert_eq!((code, sorted(&stdout)), (0, vec!["[0] on", "[3] on"]), "{stderr}");
     assert!(stderr.contains("ended with exit code 7; the other") && stderr.contains("(SIGKILL)"), "{stderr}");
-    // One fewer than that, and the job is at its end.
+    // With a minimum that is one higher, the job ends.
     let script = "[ $RANK = 2 ] && exit 7; exec tail -f /dev/null";
     let (code, _, stderr) = run_captured(&Job { least: Some(4), ..shell(script, 4) });
     assert_eq!(code, 7);
@@ -76,7 +76,7 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
     let again = |times, in_its_slot| {
         Some(Again { times, environment: vec![("KOLO_JOIN".into(), "file://x".into())], in_its_slot })
     };
-    // The others end when the newcomer has come.
+    // The other ranks end when the newcomer has joined.
     let script = format!(
         "if [ -n \"$KOLO_JOIN\" ]; then echo slot $KOLO_SLOT; touch {there}; exit 0; fi
          [ $RANK = 1 ] && kill -KILL $$
@@ -89,7 +89,8 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
         stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"),
         "{stderr}"
     );
-    // One that dies again and again is given up. The other ends when the launcher has reaped the third.
+    // A rank that dies again and again is given up. The other one ends when the launcher has reaped the third
+    // attempt.
     let script = format!(
         "[ $RANK = 1 ] && {{ echo $$ >>{there}; [ $(wc -l <{there}) = 3 ] && mv {there} {there}2; exit 3; }}
          while [ ! -e {there}2 ]; do sleep 0.01; done
@@ -116,7 +117,7 @@ fn a_signal_is_named() {
 
 #[test]
 fn who_does_not_listen_is_killed() {
-    // Rank 0 fails once rank 1 has made itself deaf, which its children inherit.
+    // Rank 0 fails once rank 1 ignores SIGTERM, which its children inherit.
     let directory = tempfile::tempdir().unwrap();
     let script = format!(
         "cd {} && if [ $RANK = 1 ]; then trap '' TERM; echo > pipe; tail -f /dev/null; fi; read line < pipe; exit 3",
@@ -160,9 +161,9 @@ fn a_program_that_is_not_there_is_an_error() {
     );
 }
 
-/// Part of a job whose rank 1 is killed, and whose rank 0 fails as soon as a connection of rank 1 is closed.
+/// Runs a job whose rank 1 is killed, and whose rank 0 fails as soon as a connection of rank 1 is closed.
 fn part_of_a_job(folder: &Path) -> ! {
-    // The kernel may close the first or the last of what a process has open first.
+    // The kernel may close a process's first or last descriptor first.
     let ends = ["first", "last"].map(|name| folder.join(name));
     if std::env::var("RANK").is_ok_and(|rank| rank == "0") {
         for end in ends.map(|end| File::open(end).unwrap()) {
@@ -177,9 +178,9 @@ fn part_of_a_job(folder: &Path) -> ! {
     }
     let open = |end| OpenOptions::new().write(true).open(end).unwrap();
     let _first = open(&ends[0]);
-    // Descriptors that take the kernel its time to close.
+    // Further descriptors, so that the kernel takes some time to close them.
     let mut between: Vec<_> = (0..4_000).map_while(|_| io::pipe().ok()).collect();
-    // Room for one more, if all that are allowed are open.
+    // Leaves room for one more, if the process has reached its limit.
     between.pop();
     let _last = open(&ends[1]);
     kill_process(getpid(), Signal::KILL).unwrap();
