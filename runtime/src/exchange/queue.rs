@@ -83,6 +83,11 @@ impl Exchange {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
+    /// Whether the driving thread moves a started call on: it has the turn at hand, or a GPU copies for it.
+    pub(crate) fn queue_is_moving(&self) -> bool {
+        self.queue_has_turn() || self.is_copying()
+    }
+
     /// Whether there is something for a thread that is about to sleep, with this turn if it has one. Events for another thread's turn
     /// must not keep it awake: it would hold the core that the other thread wants.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
