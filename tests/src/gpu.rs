@@ -1,5 +1,8 @@
-//! GPU memory without a GPU: that of the stand-in for libcuda, which the processor cannot read or write.
+//! Memory of a GPU: by default that of the stand-in for libcuda, which the processor cannot read or write.
+//!
+//! `KOLO_TEST_GPU=libcuda.so.1` names a real driver; then the tests that control the stand-in do not count.
 
+use std::cell::OnceCell;
 use std::ffi::{CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -23,12 +26,26 @@ pub enum Count {
     Questions = 3,
 }
 
-/// Returns the path of the stand-in. `cargo test` builds it, unless told to build one test only.
+fn real_driver() -> Option<String> {
+    std::env::var("KOLO_TEST_GPU").ok()
+}
+
+/// Returns whether the GPU is the stand-in's, which can be told to fail and asked for counts.
+#[must_use]
+pub fn is_stand_in() -> bool {
+    real_driver().is_none()
+}
+
+/// Returns the path of the driver: that of `KOLO_TEST_GPU`, or the stand-in's. `cargo test` builds the stand-in, unless told
+/// to build one test only.
 ///
 /// # Panics
 /// If it cannot be built.
 #[must_use]
 pub fn library() -> String {
+    if let Some(real) = real_driver() {
+        return real;
+    }
     static FOUND: OnceLock<String> = OnceLock::new();
     let found = || {
         let program = std::env::current_exe().expect("a path");
@@ -61,7 +78,28 @@ fn function(name: &str) -> *mut c_void {
     found
 }
 
-/// Returns one of the stand-in's counters.
+/// Makes the first GPU's primary context current in this thread. The stand-in needs none.
+fn enter() {
+    thread_local! {
+        static ENTERED: OnceCell<()> = const { OnceCell::new() };
+    }
+    let enter = || {
+        // SAFETY: the driver's functions of these types, which write one int and one pointer.
+        unsafe {
+            let init: extern "C" fn(u32) -> c_int = std::mem::transmute(function("cuInit"));
+            let retain: extern "C" fn(*mut *mut c_void, c_int) -> c_int =
+                std::mem::transmute(function("cuDevicePrimaryCtxRetain"));
+            let set: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(function("cuCtxSetCurrent"));
+            let mut context = std::ptr::null_mut();
+            assert_eq!((init(0), retain(&raw mut context, 0), set(context)), (0, 0, 0), "a context");
+        }
+    };
+    if !is_stand_in() {
+        ENTERED.with(|entered| *entered.get_or_init(enter));
+    }
+}
+
+/// One of the stand-in's counts.
 #[must_use]
 pub fn count(which: Count) -> i64 {
     // SAFETY: the stand-in's own function of that type.
@@ -136,7 +174,8 @@ impl DeviceMemory {
     }
 
     fn allocate(bytes: usize, by: &str) -> Self {
-        // SAFETY: the stand-in's functions of these types; the plain one takes no third argument, and ignores it.
+        enter();
+        // SAFETY: the stand-in's functions of these types; the plain one takes no third argument, and looks at none.
         let (init, allocate) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> c_int>(function("cuInit")),
@@ -162,11 +201,18 @@ impl DeviceMemory {
     /// # Panics
     /// If the length differs.
     pub fn put(&mut self, bytes: &[u8]) {
+        enter();
         assert_eq!(bytes.len(), self.bytes);
         // SAFETY: the stand-in's function of that type.
         let copy: extern "C" fn(u64, *const u8, usize) -> c_int =
             unsafe { std::mem::transmute(function("cuMemcpyHtoD_v2")) };
         assert_eq!(copy(self.start as u64, bytes.as_ptr(), bytes.len()), 0);
+        if !is_stand_in() {
+            // SAFETY: the driver's function of that type. The driver may return before the bytes are there.
+            let synchronize: extern "C" fn() -> c_int =
+                unsafe { std::mem::transmute(function("cuCtxSynchronize")) };
+            assert_eq!(synchronize(), 0);
+        }
     }
 
     /// Reads the whole buffer.
@@ -175,6 +221,7 @@ impl DeviceMemory {
     /// If the stand-in refuses.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
+        enter();
         let mut bytes = vec![0; self.bytes];
         // SAFETY: as above.
         let copy: extern "C" fn(*mut u8, u64, usize) -> c_int =
@@ -186,6 +233,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        enter();
         // SAFETY: as above.
         let free: extern "C" fn(u64) -> c_int = unsafe { std::mem::transmute(function("cuMemFree_v2")) };
         assert_eq!(free(self.base), 0);

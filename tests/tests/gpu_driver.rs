@@ -1,11 +1,11 @@
 //! An installed GPU driver must not affect calls on host memory: neither their path nor their results, whatever errors
 //! it returns.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo::{Collective, Communicator, Config, DataType, RawCall, RawMessage, ReduceOp, Work};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::gpu::{Count, DeviceMemory, answer_with, count, with_gpu};
+use kolo_tests::gpu::{Count, DeviceMemory, answer_with, count, is_stand_in, with_gpu};
 
 /// The stand-in's answers apply to the whole process, so tests that change them run one at a time.
 static ANSWERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -85,7 +85,7 @@ fn ranks_meet_whosever_memory_their_calls_are_on() {
             assert_eq!(counters.stored_bytes, counters.loaded_bytes);
         });
     }
-    assert_eq!(count(Count::Pinned), 0, "bytes are still pinned");
+    assert!(!is_stand_in() || count(Count::Pinned) == 0, "bytes are still pinned");
 }
 
 fn run(comm: &Communicator, call: &RawCall, starts: bool) {
@@ -137,6 +137,27 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
         assert!(text.contains("illegal memory access") && text.contains("cannot read it"), "{text}");
         answer_with(0);
     });
+}
+
+/// The end of a GPU's copy wakes nobody, so the thread that waits looks for it often. Of many calls the quickest counts: it takes less
+/// than one of the long sleeps of threads that others wake.
+#[test]
+fn nobody_sleeps_through_the_end_of_a_copy() {
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
+        arrangement.run_with(2, with_gpu, |comm| {
+            let memory = DeviceMemory::holding(&[1; 8]);
+            for starts in [false, true] {
+                let times = (0..100).map(|_| {
+                    let began = Instant::now();
+                    run(&comm, &all_reduce(memory.address(), 8), starts);
+                    began.elapsed()
+                });
+                let quickest = times.min().expect("some");
+                assert!(quickest < Duration::from_millis(4), "{arrangement:?}, {starts}: {quickest:?}");
+            }
+        });
+    }
 }
 
 #[test]

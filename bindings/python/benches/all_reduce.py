@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """All-reduce of torch tensors through Kolo and Gloo, in turn in one run, and what the Python path adds to the Rust call.
 
-    python all_reduce.py [--ranks 2,4,8] [--max-bytes 256M] [--rounds 5] [--transport tcp] [--markdown]
+    python all_reduce.py [--ranks 2,4,8] [--max-bytes 256M] [--rounds 5] [--transport tcp] [--device cuda] [--markdown]
 
 Starts the ranks itself. Every point is the median over the rounds of the slowest rank's time per call; the backends
 take turns within a round, so that what else the machine does meets both. Times are microseconds, and each point is
-checked once against the sum that it should be.
+checked once against the sum that it should be. On a GPU, which all ranks share, a call ends when the stream has got past it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--max-bytes", default="256M")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--transport", help="KOLO_TRANSPORT of the ranks")
+    parser.add_argument("--device", default="cpu", help="of the tensors: cpu or cuda")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -57,7 +58,7 @@ def be_rank(options) -> None:
     groups = {"kolo": dist.new_group(backend="kolo"), "gloo": dist.new_group(backend="gloo")}
     rows = []
     for size in [size for size in SIZES if size <= to_bytes(options.max_bytes)]:
-        tensor = torch.empty(size // 4)
+        tensor = torch.empty(size // 4, device=options.device)
         for group in groups.values():
             tensor.fill_(rank + 1)
             dist.all_reduce(tensor, group=group)
@@ -89,6 +90,8 @@ def measure(dist, tensor, group, calls: int) -> float:
     began = time.perf_counter()
     for _ in range(calls):
         dist.all_reduce(tensor, group=group)
+        if tensor.is_cuda:
+            torch.cuda.current_stream().synchronize()
     took = torch.tensor([(time.perf_counter() - began) / calls * 1e6], dtype=torch.float64)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return took.item()
@@ -119,7 +122,7 @@ def report(rows, ranks: int, added: tuple[float, float], options) -> None:
     transport = os.environ.get("KOLO_TRANSPORT", "auto")
     ratios = [gloo / kolo for _, kolo, gloo in rows]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    print(f"\n{ranks} ranks, KOLO_TRANSPORT={transport}, medians of {options.rounds} rounds, us\n")
+    print(f"\n{ranks} ranks, tensors on {options.device}, KOLO_TRANSPORT={transport}, medians of {options.rounds} rounds, us\n")
     if options.markdown:
         print("| bytes | kolo | gloo | gloo / kolo |\n| ---: | ---: | ---: | ---: |")
     else:

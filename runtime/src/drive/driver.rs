@@ -87,12 +87,12 @@ impl Goal for Operation {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let moved = core.progress();
         let Core { engine, exchange, .. } = core;
-        let has_its_turn = || exchange.as_ref().is_some_and(|exchange| exchange.queue_has_turn());
+        let is_moving = || exchange.as_ref().is_some_and(|exchange| exchange.queue_is_moving());
         Ok(if engine.is_done(self.0) {
             Step::Done
         } else if engine.failure().is_some() {
             Step::Failed
-        } else if engine.is_elsewhere(self.0) && !has_its_turn() {
+        } else if engine.is_elsewhere(self.0) && !is_moving() {
             Step::Behind
         } else {
             Step::Waits { moved }

@@ -84,6 +84,11 @@ impl Exchange {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
+    /// Returns whether the driving thread moves a started call on: the call has the turn at hand, or a GPU copies for it.
+    pub(crate) fn queue_is_moving(&self) -> bool {
+        self.queue_has_turn() || self.is_copying()
+    }
+
     /// Returns whether there is something for a thread that is about to sleep, which may have a turn. Events for
     /// another thread's turn must not keep it awake, since it would hold the core that the other thread needs.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
