@@ -76,7 +76,7 @@ pub(crate) fn tag_in(tag: c_int) -> c_int {
     if tag == -1 { WRONG } else { known_tag_in(tag) }
 }
 
-/// Keeps the assertions with these bits, which are the same in both ABIs, and drops all others.
+/// Keeps the assertions `MPI_MODE_NOCHECK` and `MPI_MODE_NOSUCCEED`, whose bits are the same in both ABIs; the engine ignores all others.
 pub(crate) const fn asserts_in(assertion: c_int) -> c_int {
     assertion & (1024 | 16384)
 }
