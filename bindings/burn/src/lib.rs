@@ -17,7 +17,7 @@
 //! Data-parallel training needs one more line per step, [`all_reduce_gradients`], between `backward` and the optimizer's step.
 //! [`broadcast_module`] gives all ranks the same initial values.
 //!
-//! Tensors may be on any device, and go by way of host memory; results are on the device of the input. Elements of all types can be sent.
+//! Tensors may be on any device, and go through host memory; results are on the device of the input. Elements of all types can be sent.
 //! Elements of types that Kolo has too can be reduced: floats except `Flex32`, and integers.
 //!
 //! All ranks call the same functions in the same order, with tensors of the same shape and type. Every call blocks until its result is

@@ -17,7 +17,7 @@
  *             and remedy. No function exits or aborts the process, handles or raises a signal (not even SIGPIPE), or
  *             prints, with one exception: a defect of Kolo itself is also described on standard error.
  * Errors      KOLO_USAGE, KOLO_UNSUPPORTED and KOLO_CONFIGURATION are returned before anything is sent, and leave the
- *             communicator as it was. After any other error, no rank can use the communicator any more; destroy it.
+ *             communicator usable. After any other error, no rank can use the communicator any more; destroy it.
  * Blocking    Calls block until this rank's part is done: its output is complete and its input may be changed. They give
  *             up after the time-out of the communicator. Calls ending in Start return at once; see koloWait.
  * Threads     Every function may be called from every thread at any time, with two limits: all ranks must make the
@@ -44,7 +44,7 @@
  * koloStateFetch    KOLO_JOIN if the state has not arrived in time, and KOLO_CONFIGURATION for text that is no invitation.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have joined.
- * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
+ * Calls that block  KOLO_UNSUPPORTED, after which the communicator can be used; KOLO_MISMATCH, KOLO_PEER_LOST,
  *                   KOLO_TIMEOUT, KOLO_ABORTED, KOLO_TRANSPORT and KOLO_SYSTEM, after which it cannot be used any more.
  *                   These are collectives, messages, batches, probes, koloRun, koloWait, koloWaitSource, koloCommSplit,
  *                   koloCommGroup, koloCommMemAlloc and koloStateShare; koloCommSplit, koloCommGroup and koloCommMemAlloc
@@ -59,7 +59,7 @@
  * koloCommAccept    KOLO_UNSUPPORTED, KOLO_JOIN, KOLO_SYSTEM.
  * Calls with Start  KOLO_UNSUPPORTED; and the error of an earlier call: nothing is started on a failed communicator.
  * koloExplain       KOLO_UNSUPPORTED.
- * koloCommRegister  KOLO_TRANSPORT, after which the communicator is as it was; and the error of an earlier call.
+ * koloCommRegister  KOLO_TRANSPORT, after which the communicator can be used; and the error of an earlier call.
  * koloGetUniqueId, koloMemAlloc: KOLO_SYSTEM.
  */
 #ifndef KOLO_H
@@ -239,7 +239,7 @@ koloResult_t koloCommInitRank(koloComm_t *comm, int nranks, const koloUniqueId *
 /**
  * Splits a communicator: ranks that give the same color (0 or more) form a new communicator, ordered by key (of either
  * sign), then by rank. For KOLO_NO_COLOR, *result is NULL. Every rank calls it; blocks until all have. If one rank gives any
- * other color, every rank gets KOLO_USAGE, and the communicator is as it was.
+ * other color, every rank gets KOLO_USAGE, and the communicator can still be used.
  */
 koloResult_t koloCommSplit(koloComm_t comm, int color, int key, koloComm_t *result);
 
@@ -358,7 +358,7 @@ typedef struct {
     size_t bytes;
 } koloPart_t;
 
-/** Creates the state of a program that begins: its version is step 0; a newcomer's state has no version yet. */
+/** Creates a state. When the job starts, its version is step 0; the state of a newcomer has no version yet. */
 koloResult_t koloStateCreate(koloComm_t comm, koloState_t *state);
 
 /** Frees a state; *state becomes NULL. Nothing happens if it is NULL. The memory of the parts remains the program's. */
@@ -453,9 +453,9 @@ koloResult_t koloCommOwnShards(koloComm_t comm, int shards, int *first, int *cou
 
 /**
  * Every rank gets the reduction of `shards` vectors of `count` elements: input holds the vectors of this rank's own shards
- * (koloCommOwnShards), one behind the other. The bits of the result depend on the shards alone, not on the number of ranks or
- * their distribution. KOLO_AVG divides by the number of shards, which is 1 to 16,384. Input and output must not overlap, and lie
- * in host memory.
+ * (koloCommOwnShards), one after another. The bits of the result depend on the shards alone, not on the number of ranks or
+ * their distribution. KOLO_AVG divides by the number of shards, which is 1 to 16,384. Input and output must be in host
+ * memory and must not overlap.
  */
 koloResult_t koloAllReduceShards(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
                                  koloRedOp_t op, int shards);
@@ -469,13 +469,13 @@ koloResult_t koloBroadcast(koloComm_t comm, const void *input, void *output, siz
                            int root);
 
 /**
- * Every rank gets the blocks of all ranks, one behind the other: `count` elements each, nranks * count in output.
+ * Every rank gets the blocks of all ranks, one after another: `count` elements each, nranks * count in output.
  * In place: input == output + rank * count elements.
  */
 koloResult_t koloAllGather(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type);
 
 /**
- * Rank r gets the reduction of everybody's block r: nranks blocks of `count` elements in input, `count` in output.
+ * Rank r gets the reduction of all ranks' blocks r: nranks blocks of `count` elements in input, `count` in output.
  * In place: output == input + rank * count elements.
  */
 koloResult_t koloReduceScatter(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
@@ -502,14 +502,14 @@ koloResult_t koloExScan(koloComm_t comm, const void *input, void *output, size_t
 koloResult_t koloBarrier(koloComm_t comm);
 
 /*
- * Blocks of unequal length, one behind the other. `counts` has one entry per rank. Not in place.
+ * Blocks of unequal length, one after another. `counts` has one entry per rank. Not in place.
  */
 
 /** Every rank gets the blocks of all ranks, counts[r] elements from rank r. All ranks pass the same counts. */
 koloResult_t koloAllGatherV(koloComm_t comm, const void *input, void *output, const size_t *counts,
                             koloDataType_t type);
 
-/** Rank r gets the reduction of everybody's block r, of counts[r] elements. All ranks pass the same counts. */
+/** Rank r gets the reduction of all ranks' blocks r, of counts[r] elements. All ranks pass the same counts. */
 koloResult_t koloReduceScatterV(koloComm_t comm, const void *input, void *output, const size_t *counts,
                                 koloDataType_t type, koloRedOp_t op);
 
@@ -589,7 +589,7 @@ koloResult_t koloSurvivorsComm(koloSurvivors_t group, koloComm_t *comm);
 
 /**
  * Runs `step` until it has succeeded on all members that are alive. Blocks as the step's calls do, and until all members have
- * finished it. With limit_ms (else KOLO_UNSET), the step ends on all ranks after so many milliseconds: its calls fail, and the
+ * finished it. With limit_ms (else KOLO_UNSET), the step ends on all ranks after that many milliseconds: its calls fail, and the
  * others no longer wait for a member that has not finished it.
  *
  * Either all live ranks get an error, or none does. Two kinds of failure are not repeated: an error after which the communicator
@@ -604,15 +604,15 @@ koloResult_t koloSurvivorsAllReduce(koloSurvivors_t group, int64_t limit_ms, con
                                     koloDataType_t type, koloRedOp_t op);
 
 /**
- * Takes in waiting newcomers between two steps, if there are fewer ranks than koloSurvivorsUpTo says. Costs nothing if nobody
- * waits. All members call it at the same point, and a newcomer begins there. A failure leaves the members as they are.
+ * Takes in waiting newcomers between two steps, if there are fewer ranks than koloSurvivorsUpTo says. Costs nothing if no
+ * newcomer waits. All members call it at the same point, and a newcomer begins there. A failure leaves the members as they are.
  */
 koloResult_t koloSurvivorsAdmit(koloSurvivors_t group);
 
 /**
  * Copies this rank's state if newcomers ask for it by koloStateFetch, and serves the copy to them while the program goes on. The
  * copy takes as much memory again until the newcomers have gone. All members call it right after koloSurvivorsAdmit, with the
- * memory of the state's version; nothing may change that memory during the call. Costs nothing while nobody asks. Local: it never
+ * memory of the state's version; nothing may change that memory during the call. Costs nothing while none asks. Local: it never
  * waits for others. *offered (may be NULL) becomes 1 if a copy was made.
  */
 koloResult_t koloStateOffer(koloState_t state, koloSurvivors_t group, const koloPart_t *parts, size_t count, int *offered);

@@ -405,14 +405,14 @@ public:
         detail::check(koloBroadcast(handle_, view.data(), view.data(), view.size(), detail::type_of(view), root));
     }
 
-    /** Every rank gets the blocks of all ranks, one behind the other. */
+    /** Every rank gets the blocks of all ranks, one after another. */
     template <class I, class O> void all_gather(I &&input, O &&output) const {
         auto in = span(input);
         auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
         detail::check(koloAllGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in)));
     }
 
-    /** The root gets the blocks of all ranks, one behind the other; output is used on the root only. */
+    /** The root gets the blocks of all ranks, one after another; output is used on the root only. */
     template <class I, class O> void gather(I &&input, O &&output, int root) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -430,7 +430,7 @@ public:
         detail::check(koloScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), root));
     }
 
-    /** Rank r gets the reduction of everybody's block r. */
+    /** Rank r gets the reduction of all ranks' blocks r. */
     template <class I, class O> void reduce_scatter(I &&input, O &&output, Op op = Op::sum) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -452,7 +452,7 @@ public:
         detail::check(koloScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));
     }
 
-    /** Rank r gets the reduction over ranks 0 to r - 1, in place; rank 0's buffer stays as it was. */
+    /** Rank r gets the reduction over ranks 0 to r - 1, in place; rank 0's buffer is unchanged. */
     template <class B> void exscan(B &&buffer, Op op = Op::sum) const {
         auto view = detail::writable(buffer);
         detail::check(koloExScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));

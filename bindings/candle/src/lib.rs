@@ -17,7 +17,7 @@
 //! Data-parallel training needs one more line per step, [`all_reduce_gradients`], between `backward` and the optimizer's step.
 //! [`broadcast_vars`] gives all ranks the same initial values.
 //!
-//! Tensors may be on any device, and go by way of host memory. They may have any layout; results are contiguous, on the device of the
+//! Tensors may be on any device, and go through host memory. They may have any layout; results are contiguous, on the device of the
 //! input. Element types are those that both libraries have: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64`.
 //!
 //! All ranks call the same functions in the same order, with tensors of the same shape and type. Every call blocks until its result is

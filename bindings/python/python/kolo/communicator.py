@@ -128,7 +128,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     def all_reduce_shards(self, input, shards: int, op: str = "sum", *, out=None):
         """Reduces ``shards`` vectors, element by element; every rank gets the result in ``out``.
 
-        ``input`` holds the vectors of :meth:`own_shards`, one behind the other (an array with the shards as its first axis). The bits of
+        ``input`` holds the vectors of :meth:`own_shards`, one after another (an array with the shards as its first axis). The bits of
         the result depend on the shards alone: they are the same for any number of ranks, and also after ranks have died and others
         have taken over their shards. ``"avg"`` divides by the number of shards, which is 1 to 16,384. ``out`` must not overlap the
         input; without it the result is a new NumPy array. A rank without shards must give ``out``.
@@ -197,7 +197,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     # Collectives over blocks: one buffer, or both, has a block per rank.
 
     def all_gather(self, input, out=None):
-        """Puts the blocks of all ranks one behind the other into ``out``, which has ``world_size`` times the elements.
+        """Puts the blocks of all ranks one after another into ``out``, which has ``world_size`` times the elements.
 
         Without ``out`` it returns a new NumPy array with the ranks as its first axis.
         """
@@ -260,7 +260,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         """Starts a barrier: the work is done once every rank has started it."""
         return self._start(BARRIER_CALL, None)
 
-    # Blocks of unequal length, one behind the other; counts are in elements.
+    # Blocks of unequal length, one after another; counts are in elements.
 
     def all_gather_v(self, input, out, counts: Counts):
         """As :meth:`all_gather` with ``counts[r]`` elements of rank r. All ranks pass the same counts."""

@@ -43,7 +43,7 @@ pub(super) fn transfer(
     if bytes == 0 { Ok(()) } else { run(comm, &moving(collective, input, output, bytes, root)) }
 }
 
-/// Gathers blocks of unequal length to all ranks, one behind the other.
+/// Gathers blocks of unequal length to all ranks, one after another.
 pub(super) fn all_gather_v(comm: &Comm, input: Memory, output: Memory, bytes: &[usize]) -> Outcome {
     if bytes.iter().sum::<usize>() == 0 {
         return Ok(());

@@ -156,7 +156,7 @@ def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def concatenated(tensors) -> torch.Tensor:
-    """Returns the values of some tensors, one behind the other."""
+    """Returns the values of some tensors, one after another."""
     for tensor in tensors:
         check(tensor)
     return torch.cat([_near(tensor).reshape(-1) for tensor in tensors])
@@ -204,7 +204,7 @@ def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
 
 
 def adjoining(tensors) -> bool:
-    """Returns whether tensors of one length lie one behind the other in host memory, as the parts of a larger tensor do."""
+    """Returns whether tensors of one length lie one after another in host memory, as the parts of a larger tensor do."""
     first = tensors[0]
     if not first.is_cpu:
         return False
