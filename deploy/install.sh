@@ -4,8 +4,8 @@
 #
 #     deploy/install.sh [--prefix FOLDER] [--destdir FOLDER] [--profile NAME]
 #
-# The prefix is /usr/local unless said otherwise; --destdir is put before it, for those who make packages. The profile is "release".
-# Whatever is installed is listed in PREFIX/share/kolo/installed, so that `xargs -d '\n' rm -f < PREFIX/share/kolo/installed` undoes it.
+# The default prefix is /usr/local; --destdir is put before the prefix, which helps to build packages. The default profile is "release".
+# All installed files are listed in PREFIX/share/kolo/installed, so that `xargs -d '\n' rm -f < PREFIX/share/kolo/installed` uninstalls.
 set -eu
 
 prefix=/usr/local
@@ -32,7 +32,7 @@ case $profile in
     *) built=$target/$profile ;;
 esac
 if [ "$profile" = release ]; then
-    # As dist.sh has it, so that what both build is built once.
+    # The same flags as in dist.sh, so that Cargo need not build again what both scripts need.
     RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
     export RUSTFLAGS
 fi
@@ -48,7 +48,7 @@ mkdir "$stage/tree"
 tar -C "$stage/tree" --strip-components=1 -xf "$archive"
 cd "$stage/tree"
 install -D -m 755 "$kolo" bin/kolo
-# In a folder of their own, where they do not stand in for another MPI unasked.
+# In a folder of their own, so that they do not replace another MPI unless the user asks for it.
 install -D -m 755 "$built/libmpi.so" lib/kolo-mpi/libmpi.so.12
 install -D -m 755 "$built/libmpi_abi.so" lib/kolo-mpi/libmpi_abi.so.1
 ln -s libmpi.so.12 lib/kolo-mpi/libmpi.so
@@ -70,7 +70,7 @@ mv "$stage/installed" share/kolo/installed
 
 to=$destdir$prefix
 mkdir -p "$to"
-# Links stay links; folders that are there keep their owner and mode.
+# Links are copied as links; folders that exist already keep their owner and mode.
 tar -cf - bin include lib share | tar -C "$to" --no-same-owner --no-overwrite-dir -xf -
 echo "installed in $to: programs in C find it by PKG_CONFIG_PATH=$prefix/lib/pkgconfig or CMAKE_PREFIX_PATH=$prefix," \
     "those of MPI by LD_LIBRARY_PATH=$prefix/lib/kolo-mpi"

@@ -21,7 +21,7 @@ LIMIT_SECONDS = 120
 
 
 def run(commands: list[list[str]], environments: list[dict]) -> str:
-    """What the processes print; they must all succeed within the limit."""
+    """Runs the processes and returns what they print; all of them must succeed within the time limit."""
     started = [
         subprocess.Popen(command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for command, environment in zip(commands, environments)
@@ -56,7 +56,7 @@ def test_kubernetes(name: str, tmp_path: Path) -> None:
     [container] = pod["containers"]
     told = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert int(told["WORLD_SIZE"]) == spec["completions"] and told["MASTER_ADDR"] == host
-    # The same command with the same variables, but for what only a cluster knows.
+    # Run the same command with the same variables, except those whose values only a cluster has.
     port = str(_free_port())
     here = {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "KOLO_JOB_SECRET": "of the test"}
     python = [sys.executable, *container["command"][1:]]
@@ -79,7 +79,7 @@ def test_what_the_image_copies_is_what_is_built() -> None:
 
 def test_batch_script_is_shell(tmp_path: Path) -> None:
     script = HERE / "slurm" / "train.sbatch"
-    # A srun of the test's own says what it was asked to run, and with what.
+    # The test's own srun prints what it was asked to run, and the length of the secret that it was given.
     (tmp_path / "srun").write_text('#!/bin/sh\necho "asked: $*; secret of ${#KOLO_JOB_SECRET}"\n')
     (tmp_path / "srun").chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -97,7 +97,7 @@ def test_slurm() -> None:
 @pytest.mark.parametrize(("module", "program"), [("ray", "ray/kolo_on_ray.py"), ("dask.distributed", "dask/kolo_on_dask.py")])
 def test_frameworks(module: str, program: str) -> None:
     found = importlib.util.find_spec(module.partition(".")[0])
-    # The folders here have the same names, but are no packages.
+    # The folders here have the same names, and Python would find them, but they are not the packages.
     if found is None or found.origin is None:
         pytest.skip(f"{module} is not installed")
     assert "2 ranks on" in run([[sys.executable, str(HERE / program), "--ranks", "2"]], [{}])

@@ -1,6 +1,6 @@
 //! Gives the shared library its soname, which changes whenever a program built against an older kolo.h could break: with the
-//! minor version before 1.0, and with the major version from then on (docs/c-api.md, "Versions"). rustc itself sees to it that only
-//! the `#[no_mangle]` functions are exported.
+//! minor version before 1.0, and with the major version from then on (docs/c-api.md, "Versions"). rustc itself exports only the
+//! `#[no_mangle]` functions.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -25,12 +25,12 @@ cargo=${CARGO:-cargo}
 cd "$root"
 
 version=$("$cargo" pkgid --offline -p kolo-c 2>/dev/null | sed 's/.*[#@]//')
-# As build.rs names the library.
+# The soname, as build.rs sets it.
 case $version in
     0.*) soversion=${version%.*} ;;
     *) soversion=${version%%.*} ;;
 esac
-# As `rustc --print native-static-libs` says.
+# The list that `rustc --print native-static-libs` prints.
 system_libraries="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
 
 case $profile in
@@ -61,8 +61,8 @@ cp "$built/libkolo.so" "$to/lib/libkolo.so.$version"
 ln -s "libkolo.so.$version" "$to/lib/libkolo.so.$soversion"
 ln -s "libkolo.so.$soversion" "$to/lib/libkolo.so"
 
-# In the archive too, only kolo* is visible: one relocatable object with everything else made local, so that a program
-# may link another Rust library statically as well. The bitcode of Rust's own library is of no use any more.
+# The static library too shows only kolo*: it is one relocatable object in which all other symbols are local, so that a program
+# may link another Rust library statically as well. The bitcode of Rust's own library is removed, since it is no longer needed.
 ld -r -o "$stage/kolo.o" --whole-archive "$built/libkolo.a"
 objcopy --wildcard --keep-global-symbol='kolo*' --strip-debug --remove-section=.llvmbc \
     --remove-section=.llvmcmd "$stage/kolo.o"

@@ -1,9 +1,9 @@
 // Makes the functions of a front end from the table in `functions.txt`. Both build scripts include this file.
 //
-// Kinds of arguments: `i` int, `n` a count (int, or MPI_Count in the form with `_c`), `a` MPI_Aint and MPI_Count in both forms;
-// `ns`, `ds`, arrays of counts and displacements; `as` of MPI_Aint; `cbuf`, `buf`, `p` addresses; `s` a string, `fn` a function;
-// `comm`, `type` and so on handles. `*` before a kind is the place for a result, `&` for something that changes. In brackets
-// behind the kind of an array stands its length. `u` is a displacement unit. `?` is a place for a result that may be NULL.
+// Kinds of arguments: `i` an int; `n` a count (int, or MPI_Count in the form with `_c`); `a` an MPI_Aint or MPI_Count, 64 bits wide in
+// both forms; `ns` and `ds` arrays of counts and displacements; `as` an array of MPI_Aint; `cbuf`, `buf` and `p` addresses; `s` a string;
+// `fn` a function; `u` a displacement unit; `comm`, `type` and so on handles. A `*` before a kind marks a place for a result, `?` such
+// a place that may be NULL, and `&` a value that the call changes. The length of an array stands in brackets behind its kind.
 
 /// The two ABIs; each build script uses one.
 #[allow(dead_code, reason = "see above")]
@@ -25,7 +25,7 @@ struct Function {
     name: String,
     /// Name of the engine's function.
     engine: String,
-    /// First argument of the engine's function: the form of a collective.
+    /// First argument of the engine's function, for a collective: blocking, started or persistent.
     how: Option<&'static str>,
     arguments: Vec<Argument>,
     large: bool,
@@ -81,7 +81,7 @@ fn functions(table: &str) -> Vec<Function> {
     all
 }
 
-/// A front end's handling of an argument: its C type in Rust, the code before the call, the engine's argument, the code after.
+/// A front end's handling of an argument: its C type in Rust, the code before the call, the engine's argument, and the code after.
 struct Passing {
     of: String,
     before: String,
@@ -124,7 +124,7 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "file" => Passing { given: format!("file_in({name})"), ..plain("usize", name) },
         "*file" | "&file" => place(argument, "*mut usize"),
         "cp" => plain("*const c_void", name),
-        // Handles of tools are addresses in both.
+        // Handles of the tools interface are addresses in both ABIs.
         "cvar" | "pvar" | "psess" | "tenum" => plain("usize", name),
         "?tenum" => plain("*mut usize", name),
         "*cvar" | "&cvar" | "*pvar" | "&pvar" | "*psess" | "&psess" => checked("*mut usize", name),
@@ -211,7 +211,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             None => after += &passing.after,
         }
         match argument.kind.as_str() {
-            // The request of a collective, and hints, which it takes none of.
+            // The request of a collective is a part of `How`. Its hints are ignored.
             "*req" if function.how.is_some() => before += &format!("let request_to = {};", passing.given),
             "info" if function.how.is_some() => {}
             _ => given.push(passing.given.clone()),
@@ -244,7 +244,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     }
 }
 
-/// All functions, in Rust.
+/// Returns all functions, in Rust.
 pub(crate) fn generate(table: &str, abi: Abi) -> String {
     let mut out = String::new();
     for function in functions(table) {
@@ -356,7 +356,7 @@ fn standard(argument: &Argument) -> Passing {
     }
 }
 
-/// A place for a result, or for something that changes, which the program sees as another number.
+/// Passes a place for a result, or for a value that the call changes, which is another number for the program than for the engine.
 fn place(argument: &Argument, of: &str) -> Passing {
     let name = argument.name.as_str();
     let (mark, inner) = argument.kind.split_at(1);
@@ -364,7 +364,7 @@ fn place(argument: &Argument, of: &str) -> Passing {
     let start = if mark == "&" { format!("{inner}_in(*{name})") } else { "0".to_owned() };
     passing.before += &format!(" let mut inner_{name}: c_int = {start};");
     passing.given = format!("&raw mut inner_{name}");
-    // A call that fails may have ended a request all the same.
+    // A changed value is written back even if the call fails, since the call may still have ended a request.
     let always = if mark == "&" { "!" } else { "" };
     passing.after = format!("{always}*{name} = {inner}_out(inner_{name});");
     passing

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Public programs as Debian ships them, on Kolo's libmpi.so.12: NetPIPE (C), and the test programs of ScaLAPACK (Fortran and C),
-# which check their own results. They are linked with MPICH; not a byte of them is changed.
+# Runs public programs as Debian ships them on Kolo's libmpi.so.12: NetPIPE (C), and the test programs of ScaLAPACK (Fortran and C),
+# which check their own results. They were linked with MPICH, and their binaries are unchanged.
 #
 #   bindings/mpi/programs.sh [--all]
 #
 # Unpacks the packages below target/, without installing anything. --all runs every test program of ScaLAPACK that needs at most
-# 4 ranks (some minutes); otherwise a dozen. Fails if a program fails, or a check of its own.
+# 4 ranks (some minutes); otherwise it runs a dozen. Fails if a program fails, or one of a program's own checks.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 root="$here/../.."
@@ -13,7 +13,7 @@ target="${CARGO_TARGET_DIR:-$root/target}"
 home="$target/mpi-programs"
 ranks=4
 
-# Says why, and ends.
+# Prints the reason, and exits.
 skip() { echo "skipped: $1"; exit 0; }
 
 command -v apt-get >/dev/null && command -v dpkg >/dev/null || skip "this is no Debian"
@@ -29,12 +29,12 @@ lib=$(dirname "$(find "$usr/lib" -name 'libscalapack-mpich.so*' | head -n 1)")
 
 cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p kolo-mpi -p kolo-cli
 mkdir -p "$home/lib"
-# Debian's name for the library; Fortran's bindings stay MPICH's.
+# The library gets Debian's name for it. The Fortran bindings remain MPICH's.
 cp "$target/debug/libmpi.so" "$home/lib/libmpich.so.12"
 export LD_LIBRARY_PATH="$home/lib:$lib:$lib/blas:$lib/lapack"
 
 good=0 bad=""
-# Runs a program in the folder of its input, and looks for a line that says what did not go well.
+# Runs a program in the folder of its input, and looks for a sign of success and for lines that report failures.
 run() { # FOLDER PROGRAM SIGN-OF-SUCCESS
   local name=$2 log="$home/$2.log" began=$SECONDS
   if (cd "$1" && timeout -k 5 300 "$target/debug/kolo" run -n "$ranks" -- "./$name") >"$log" 2>&1 && grep -qE "$3" "$log" &&

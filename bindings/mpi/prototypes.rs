@@ -1,4 +1,4 @@
-// The prototypes of the functions in C, from the same table: `include/mpi_functions.h`, which a test compares.
+// Makes the C prototypes of the functions from the same table. A test compares them with `include/mpi_functions.h`.
 
 #[allow(dead_code, reason = "see `prototypes`")]
 fn c_type(function: &Function, argument: &Argument) -> String {
@@ -87,7 +87,7 @@ fn c_function(function: &str, argument: &str) -> String {
     }
 }
 
-/// The header; for the test that compares it.
+/// Returns the header, for the test that compares it.
 #[allow(dead_code, reason = "build scripts do without")]
 pub(crate) fn prototypes(table: &str) -> String {
     let mut out = String::from("/* Made from functions.txt; see the test `header`. */\n");

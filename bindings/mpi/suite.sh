@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# mpi4py's own test-suite on Kolo's libmpi.so.12: passes by chapter, for 1 to 5 ranks or those given.
+# Runs mpi4py's own test suite on Kolo's libmpi.so.12, and prints the passes per chapter, for 1 to 5 ranks or the numbers given.
 #
 #   bindings/mpi/suite.sh [RANKS...]
 #
@@ -13,7 +13,7 @@ version=4.1.2
 home="$target/mpi4py"
 python="$home/venv/bin/python"
 
-# Says why, and ends.
+# Prints the reason, and exits.
 skip() { echo "skipped: $1"; exit 0; }
 
 command -v python3 >/dev/null || skip "there is no python3"
@@ -32,11 +32,11 @@ cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p kolo-mpi -p k
 mkdir -p "$home/lib"
 cp "$target/debug/libmpi.so" "$home/lib/libmpi.so.12"
 
-# Spawned processes are not there; their files of tests are left out.
+# Kolo cannot spawn processes, so the test files for that are left out.
 chapters=$(cd "$home/mpi4py-$version/test" && printf '%s\n' test_*.py | sed 's/^test_//; s/\.py$//' |
   grep -vE '^(spawn|util_pool|dynproc)$')
 export MPI4PY_LIBMPI="$home/lib/libmpi.so.12" MPI4PY_TEST_SPAWN=0
-# The tests of files write back after every step; in memory that takes no time.
+# The tests of files sync after every step, which takes no time if the files are in memory.
 [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
 cd "$home/mpi4py-$version"
 all=0 good=0 bad=""
@@ -44,10 +44,10 @@ for ranks in "${@:-1 2 3 4 5}"; do
   for ranks in $ranks; do
     for chapter in $chapters; do
       log="$home/$ranks-$chapter.log"
-      # Ranks that share processors take turns: five take three minutes for one-sided chapters where others work too.
+      # Ranks that share processors take turns: on a busy machine, five ranks take three minutes for the one-sided chapters.
       timeout -k 5 $((60 + 60 * ranks)) "$target/debug/kolo" run -n "$ranks" -- "$python" test/main.py --no-builddir -q -i "test_$chapter.py" \
         >"$log" 2>&1 && code=0 || code=$?
-      # The worst of the ranks counts.
+      # The rank with the worst result counts.
       ran=$(sed -n 's/.*Ran \([0-9]*\) test.*/\1/p' "$log" | sort -n | tail -n 1)
       failed=$(sed -n 's/.*FAILED (\(.*\)).*/\1/p' "$log" | sed 's/skipped=[0-9]*//' | grep -oE '[0-9]+' | sort -n | tail -n 1 || true)
       [ "$code" = 0 ] && failed=0

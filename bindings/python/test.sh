@@ -3,8 +3,8 @@
 #
 #   bindings/python/test.sh [arguments for pytest]
 #
-# The environment is kept in target/python-venv. KOLO_PYTHON names the interpreter (default python3). Where there is no
-# Python, or no torch can be had, it says so and runs what is left.
+# The environment is kept in target/python-venv. KOLO_PYTHON names the interpreter (default python3). If Python is missing or
+# torch cannot be installed, it says so and runs the tests that it can.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
@@ -26,7 +26,7 @@ if ! "$in_venv" -c 'import maturin, numpy, pytest' 2>/dev/null; then
   pip 'maturin>=1.8,<2' numpy pytest || { echo "skipped: pip cannot install maturin, numpy and pytest here"; exit 0; }
 fi
 
-# The CPU wheel where the index has one; else the only wheel there is, without the gigabytes of CUDA that it asks for.
+# Installs the CPU wheel where the index has one; else the CUDA wheel, without the gigabytes that it depends on.
 install_torch() {
   local offered
   offered="$("$in_venv" -m pip install --disable-pip-version-check --dry-run torch 2>/dev/null)" || return 1
@@ -40,7 +40,7 @@ install_torch() {
 if ! has_torch && ! { install_torch && has_torch; }; then
   echo "skipped: the tests of the torch backend, since torch cannot be installed here"
 fi
-# Without its dependencies, among which is torch with all of CUDA.
+# torchft is installed without its dependencies, because one of them is torch with all of CUDA.
 if has_torch && ! "$in_venv" -c 'import torchft' 2>/dev/null &&
   ! { pip opentelemetry-sdk opentelemetry-exporter-otlp-proto-http && pip --no-deps torchft; }; then
   echo "skipped: the tests of torchft's process group, since torchft cannot be installed here"
@@ -54,6 +54,6 @@ echo "$(basename "${wheel[0]}"): $bytes bytes"
 [ "$bytes" -lt 10000000 ] || { echo "the wheel must be below 10 MB"; exit 1; }
 pip --force-reinstall --no-deps "${wheel[0]}"
 
-# Not from the source folder, where the package has no compiled half.
+# Not in the source folder, because Python would import the package there, which lacks the compiled module.
 cd "$here/tests"
 exec "$in_venv" -m pytest -q -rs --rootdir "$here/tests" "${@:-.}"

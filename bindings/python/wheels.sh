@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Wheels for Linux on x86-64 and on 64-bit ARM, which run with the glibc of 2012 (manylinux_2_17) and every later one.
+# Builds wheels for Linux on x86-64 and on 64-bit ARM, which run with the glibc of 2012 (manylinux_2_17) and every later one.
 #
 #   bindings/python/wheels.sh [--profile NAME] [--output FOLDER] [TARGET...]
 #
-# The profile is "release" unless said otherwise, the folder target/wheels-all, the targets x86_64-unknown-linux-gnu and
-# aarch64-unknown-linux-gnu. Zig links for all of them; it comes from the package index, with maturin, into an environment below
-# target/. A target whose standard library rustup has not installed is added. maturin fails if a wheel needs a newer glibc.
+# By default the profile is "release", the folder target/wheels-all, and the targets are x86_64-unknown-linux-gnu and
+# aarch64-unknown-linux-gnu. Zig links for all targets; it is installed from the package index, with maturin, into an environment
+# below target/. If the standard library of a target is missing, rustup adds it. maturin fails if a wheel needs a newer glibc.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
@@ -28,7 +28,7 @@ tools="$target/wheel-tools"
   "$tools/bin/python" -m pip install --quiet --disable-pip-version-check 'maturin>=1.8,<2' ziglang
 PATH="$tools/bin:$PATH"
 export PATH
-# No path of the machine that builds ends up in messages.
+# Keep paths of the build machine out of messages.
 RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 export RUSTFLAGS
 for triple in "$@"; do

@@ -1,7 +1,7 @@
-"""Ranks as tasks of a Dask cluster, one per worker: the first makes an id, which Dask carries to the others.
+"""Ranks as tasks of a Dask cluster, one per worker: the first worker makes an id, which Dask passes to the others.
 
     python kolo_on_dask.py --ranks 4
-    python kolo_on_dask.py --scheduler tcp://head:8786     all workers of a cluster that is there
+    python kolo_on_dask.py --scheduler tcp://head:8786     all workers of a running cluster
 """
 
 import argparse
@@ -27,9 +27,9 @@ def work(unique_id: bytes, rank: int, ranks: int) -> float:
 def run(client: Client) -> None:
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     ranks = len(workers)
-    # The id reserves a port of rank 0's process, so the same worker makes it and uses it.
+    # Making the id reserves a port in the process that makes it, so the worker of rank 0 both makes and uses it.
     unique_id = client.submit(make_id, workers=[workers[0]], pure=False).result()
-    # Every rank waits for the others: each has a worker to itself, and none is run anew by Dask.
+    # Every rank waits for the others: so each has a worker to itself, and Dask must not run any of them again.
     tasks = [
         client.submit(work, unique_id, rank, ranks, workers=[worker], allow_other_workers=False, retries=0, pure=False)
         for rank, worker in enumerate(workers)
@@ -48,7 +48,7 @@ if __name__ == "__main__":
         with Client(arguments.scheduler) as client:
             run(client)
     else:
-        # A process per worker, with one thread: a rank that waits must not wait for its own worker's other task.
+        # Each worker is a process with one thread, so that no two ranks share a process.
         with LocalCluster(n_workers=arguments.ranks, threads_per_worker=1, dashboard_address=None) as cluster:
             with Client(cluster) as client:
                 run(client)

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: the first makes an id, which Ray carries to the others.
+"""Ranks as Ray actors: the first actor makes an id, which Ray passes to the others.
 
     python kolo_on_ray.py --ranks 4
 """
@@ -13,7 +13,7 @@ class Rank:
     """One process of the job."""
 
     def make_id(self) -> bytes:
-        """For rank 0, on whose host ranks meet."""
+        """Called on rank 0 only: the ranks meet on the host that makes the id."""
         import kolo
 
         return kolo.get_unique_id()

@@ -1,4 +1,4 @@
-//! The elements of tensors as Kolo takes them.
+//! Conversion of tensors to vectors of one type, as Kolo takes them, and back.
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Element as BurnElement, Tensor, TensorData};
@@ -7,22 +7,22 @@ use kolo::{Communicator, Element, ReduceOp};
 
 use crate::{Error, Result};
 
-/// The elements of a tensor, in host memory.
+/// Returns the elements of a tensor, in host memory.
 pub(crate) fn read<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Result<TensorData> {
     tensor.try_into_data().map_err(|error| Error::Burn(format!("{error:?}")))
 }
 
-/// A reduction under way.
+/// A reduction in progress.
 pub(crate) struct Started<'c>(Box<dyn FnOnce() -> Result<Vec<TensorData>> + 'c>);
 
 impl Started<'_> {
-    /// Waits for it; the results have the shapes of the inputs.
+    /// Waits for the reduction; the results have the shapes of the inputs.
     pub(crate) fn finish(self) -> Result<Vec<TensorData>> {
         (self.0)()
     }
 }
 
-/// Starts the reduction of tensors of one type as one vector.
+/// Starts to reduce tensors of one type, joined into one vector.
 pub(crate) fn start<'c>(
     comm: &'c Communicator,
     tensors: Vec<TensorData>,

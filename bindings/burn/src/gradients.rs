@@ -1,4 +1,4 @@
-//! The gradients of a module.
+//! Reduction of a module's gradients.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -8,13 +8,14 @@ use kolo::{Communicator, ReduceOp};
 use crate::elements::{self, Started};
 use crate::{Error, Result};
 
-/// Gradients are reduced together up to so many bytes: one call for many small ones, while the next ones are gathered.
+/// The largest number of bytes of gradients that are reduced in one call. A call serves many small gradients, and runs while the next ones
+/// are gathered.
 pub const BUCKET_BYTES: usize = 8 << 20;
 
-/// The gradients of a module's parameters, reduced over all ranks, with [`ReduceOp::Avg`] as a rule. All ranks have modules of the same
-/// shape. A parameter without a gradient on this rank contributes zeros, and has one after.
+/// Returns the gradients of a module's parameters, reduced over all ranks; `op` is usually [`ReduceOp::Avg`]. All ranks have modules of
+/// the same shape. A parameter without a gradient on this rank contributes zeros, and has a gradient afterwards.
 ///
-/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; a bucket is under way while the next one is gathered.
+/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; while one bucket is reduced, the next one is gathered.
 ///
 /// # Errors
 /// As [`all_reduce`](crate::all_reduce).
@@ -47,7 +48,7 @@ pub fn all_reduce_gradients<M: Module>(
     Ok(placing.gradients)
 }
 
-/// Starts the reductions, in the order of the parameters.
+/// A visitor that starts the reductions, in the order of the parameters.
 struct Gathering<'c, 'g> {
     comm: &'c Communicator,
     op: ReduceOp,
@@ -92,7 +93,7 @@ impl ModuleVisitor for Gathering<'_, '_> {
     }
 }
 
-/// Puts the sums in the places of the gradients.
+/// A visitor that replaces the gradients by the results.
 struct Placing {
     sums: std::vec::IntoIter<TensorData>,
     gradients: GradientsParams,

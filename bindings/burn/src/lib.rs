@@ -14,14 +14,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A step of data-parallel training adds one line, [`all_reduce_gradients`], between `backward` and the optimizer's step;
-//! [`broadcast_module`] gives all ranks the same start.
+//! Data-parallel training needs one more line per step, [`all_reduce_gradients`], between `backward` and the optimizer's step.
+//! [`broadcast_module`] gives all ranks the same initial values.
 //!
-//! Tensors of any device are taken, by way of host memory, and results are on the device of the input. All types can be sent; those that
-//! Kolo has too can be reduced (floats but `Flex32`, and integers).
+//! Tensors may be on any device, and go through host memory; results are on the device of the input. Elements of all types can be sent.
+//! Elements of types that Kolo has too can be reduced: floats except `Flex32`, and integers.
 //!
 //! All ranks call the same functions in the same order, with tensors of the same shape and type. Every call blocks until its result is
-//! there. Kolo's errors come through as they are, with rank, operation and remedy ([`Error::Kolo`]).
+//! there. Kolo's errors are passed on unchanged, with rank, operation and remedy ([`Error::Kolo`]).
 
 mod elements;
 mod gradients;
@@ -35,15 +35,15 @@ use kolo::{Communicator, ReduceOp};
 pub use gradients::{BUCKET_BYTES, all_reduce_gradients};
 pub use modules::broadcast_module;
 
-/// Why a call on tensors has failed.
+/// The error of a call on tensors.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Kolo's reason.
+    /// An error of Kolo.
     Kolo(kolo::Error),
-    /// Burn's reason, on this rank alone: the others wait for it until their time-out.
+    /// An error of burn on this rank alone. The other ranks wait for this rank until their time-out.
     Burn(String),
-    /// Kolo reduces no elements of this type. Nothing was sent.
+    /// Kolo does not reduce elements of this type. Nothing was sent.
     DType(DType),
 }
 
@@ -81,7 +81,8 @@ impl From<burn::tensor::DataError> for Error {
 /// Result of calls on tensors.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The reduction of all ranks' tensors, on every rank, with the shape of the input. Detached: gradients do not flow through it.
+/// Returns the reduction of all ranks' tensors, on every rank, with the shape of the input. The result is detached: gradients do not flow
+/// through it.
 ///
 /// # Errors
 /// Those of [`Communicator::all_reduce`]; [`Error::DType`].
@@ -96,7 +97,7 @@ pub fn all_reduce<const D: usize>(comm: &Communicator, tensor: Tensor<D>, op: Re
     Ok(Tensor::from_data(sum, (&device, dtype)))
 }
 
-/// The tensors of all ranks, in rank order, one after another along the first dimension: `[n, ...]` on each rank gives
+/// Returns the tensors of all ranks, in rank order, concatenated along the first dimension: `[n, ...]` on each rank gives
 /// `[n * world size, ...]`.
 ///
 /// # Errors
@@ -108,7 +109,7 @@ pub fn all_gather<const D: usize>(comm: &Communicator, tensor: Tensor<D>) -> Res
     Ok(Tensor::from_data(elements::all_gather(comm, own)?, (&device, dtype)))
 }
 
-/// The root's tensor, on every rank. On other ranks, `tensor` gives shape, type and device.
+/// Returns the root's tensor, on every rank. On other ranks, `tensor` gives shape, type and device.
 ///
 /// # Errors
 /// Those of [`Communicator::broadcast`].

@@ -1,4 +1,4 @@
-//! The parameters of a module.
+//! Broadcast of a module's parameters.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::kind::Basic;
@@ -7,8 +7,8 @@ use kolo::Communicator;
 
 use crate::{Error, Result, elements};
 
-/// The module with the root's parameters and states, on every rank: the common start of a training. Parameters keep their identities,
-/// devices, and whether they have gradients.
+/// Returns the module with the root's parameters and states, on every rank, so that all ranks begin a training with the same values.
+/// Parameters keep their identities, their devices, and whether they have gradients.
 ///
 /// # Errors
 /// As [`broadcast`](crate::broadcast).

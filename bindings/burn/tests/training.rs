@@ -1,4 +1,4 @@
-//! Tensors, and a model that is trained by several ranks as by one.
+//! Tests tensors, and that several ranks train a model with the same result as one rank.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -58,7 +58,7 @@ fn calls_that_do_not_match_are_errors() {
 struct Model {
     first: Linear,
     second: Linear,
-    /// Which no sample reaches: it has no gradient.
+    /// A layer that no sample uses, so that it has no gradient.
     idle: Linear,
 }
 
@@ -85,7 +85,7 @@ impl Model {
     }
 }
 
-/// Sets parameters to what does not depend on chance.
+/// Sets parameters to fixed values instead of random ones.
 struct Fixed(f32);
 
 impl ModuleMapper for Fixed {
@@ -103,7 +103,7 @@ impl ModuleMapper for Fixed {
     }
 }
 
-/// Weights after some steps on the samples that this rank has.
+/// Returns the weights after some steps on this rank's samples.
 fn train(
     (from, many): (usize, usize),
     start: impl Fn(Model) -> kolo_burn::Result<Model>,

@@ -1,5 +1,5 @@
 /*
- * Goes on when ranks die, and takes newcomers in: steps of a sum, each by all ranks that live or by none.
+ * Goes on when ranks die, and takes newcomers in. Each step is a sum, done by all live ranks or by none.
  *
  *     kolo run -n 4 --elastic 2:4 ./elastic 100000        and kill -9 one of them: it is started again, and gets the state
  */
@@ -16,7 +16,7 @@ static void check(koloResult_t result, const char *what) {
     }
 }
 
-/* Another communicator in the place of this one. */
+/* Replaces the communicator by another. */
 static void become(koloComm_t *comm, koloComm_t next, const char *how) {
     int rank, size;
     check(koloCommDestroy(comm), "leaving");
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
     koloState_t state;
     int64_t step;
 
-    /* A newcomer, which the launcher starts with KOLO_JOIN, comes in where the members take it in: below. */
+    /* A newcomer, which the launcher starts with KOLO_JOIN, returns from this call when the members call koloCommGrow below. */
     check(koloCommInitEnv(&comm, NULL), "joining");
     check(koloStateCreate(comm, &state), "state");
     check(koloStateGetVersion(state, &step), "version");
@@ -43,17 +43,17 @@ int main(int argc, char **argv) {
         koloComm_t next;
         int size, waiting;
         uint64_t flags;
-        /* The state comes to newcomers, and does nothing otherwise. The sum is out of place: a step that fails changes nothing. */
+        /* Sends the state to newcomers, and does nothing otherwise. The sum is out of place, so a step that fails changes nothing. */
         koloResult_t done = koloStateShare(state, comm, parts, 1, NULL);
         if (done == KOLO_SUCCESS) {
             check(koloStateGetVersion(state, &step), "version");
             for (int i = 0; i < COUNT; i++) gradients[i] = 1.0f;
             done = koloAllReduce(comm, gradients, sum, COUNT, KOLO_FLOAT32, KOLO_SUM);
         }
-        /* Others may wait for ranks that have come here. */
+        /* Ranks that are still in the step may wait for this one. */
         if (done != KOLO_SUCCESS) check(koloCommRevoke(comm), "revoking");
         check(koloCommWaiting(comm, &waiting), "waiting");
-        /* Bits that all set: the step is done, and nobody waits at a door. */
+        /* The bits mean: this rank's step is done; no newcomer waits at its door. The agreement keeps the bits that all ranks set. */
         flags = (uint64_t)(done == KOLO_SUCCESS ? 1 : 0) | (uint64_t)(waiting == 0 ? 2 : 0);
         check(koloCommAgree(comm, &flags, NULL), "agreeing");
         if ((flags & 1) == 0) {
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < COUNT; i++) weights[i] += sum[i] / (float)size;
         check(koloStateAdvance(state), "the next step");
         step++;
-        /* All ranks get the same answer; without success they go on as they are. */
+        /* All ranks get the same answer. If growing fails, they go on with the present members. */
         if ((flags & 2) == 0 && koloCommGrow(comm, most, &next) == KOLO_SUCCESS) become(&comm, next, "newcomers");
     }
     if (weights[COUNT - 1] != (float)steps) {

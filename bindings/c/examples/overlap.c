@@ -1,4 +1,4 @@
-/* Computes while a reduction is on its way: a gradient in buckets, each started as soon as it is ready. */
+/* Computes while reductions are in progress: each bucket of a gradient is reduced as soon as it is ready. */
 #include <kolo.h>
 #include <stdio.h>
 #include <stdlib.h>

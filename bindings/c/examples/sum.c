@@ -1,5 +1,5 @@
 /*
- * Adds up a vector over all ranks and says how fast that was.
+ * Adds up a vector over all ranks and prints how fast that was.
  *
  *     kolo run -n 4 ./sum            on this host
  *     torchrun, mpirun or srun       work too: see koloCommInitEnv

@@ -1,5 +1,5 @@
 /*
- * Kolo for C++17 and later: the calls of kolo.h with objects that clean up, views of containers, and exceptions.
+ * kolo.hpp - Kolo for C++17 and later: the calls of kolo.h with RAII objects, views of containers, and exceptions.
  *
  *     #include <kolo.hpp>
  *
@@ -13,14 +13,15 @@
  *         request.wait();
  *     }
  *
- * This is a header and nothing else: it needs kolo.h beside it and the library that programs in C link.
+ * It is header-only: it needs kolo.h beside it and the same library as programs in C.
  *
- * Buffers    Every buffer may be a container with data() and size() (std::vector, std::array, std::span), an array, a kolo::Span,
+ * Buffers    A buffer may be a container with data() and size() (std::vector, std::array, std::span), an array, a kolo::Span,
  *            or one number. Elements are integers of 8 to 64 bits, bool, float and double; see TypeOf for others.
- * Lengths    Buffers that do not fit together (an output that is too short, say) are an Error with KOLO_USAGE, before anything is sent.
+ * Lengths    Buffers whose lengths do not fit together (such as an output that is too short) are an Error with KOLO_USAGE, before
+ *            anything is sent.
  * Blocking   Calls block until this rank's part is done, except for those that end in _start: see Request.
- * Errors     Every failure is an exception of type kolo::Error. kolo.h says after which of them a communicator is beyond use.
- * Threads    As kolo.h says: a communicator may be shared between threads that keep all ranks' calls in one order.
+ * Errors     Every failure is an exception of type kolo::Error. kolo.h says after which errors a communicator cannot be used.
+ * Threads    As in kolo.h: threads may share a communicator if all ranks make its calls in the same order.
  */
 
 #ifndef KOLO_HPP
@@ -50,11 +51,11 @@ public:
     Error(koloResult_t result, const std::string &text, std::string code, int peer)
         : std::runtime_error(text), result_(result), code_(std::move(code)), peer_(peer) {}
 
-    /** What the call returned: KOLO_PEER_LOST, say. */
+    /** The result of the call, such as KOLO_PEER_LOST. */
     koloResult_t result() const noexcept { return result_; }
     /** The stable code at the end of the text, such as "K0401". */
     const std::string &code() const noexcept { return code_; }
-    /** The rank that it is about; -1 if none. */
+    /** The rank that the error is about; -1 if none. */
     int peer() const noexcept { return peer_; }
 
 private:
@@ -103,14 +104,14 @@ template <class T> constexpr koloDataType_t type_of_number() {
 } // namespace detail
 
 /**
- * The type of an element. Specialise it for 16-bit floats of your own:
+ * The Kolo type of an element. Specialise it for your own 16-bit floats:
  *     template <> struct kolo::TypeOf<my::half> { static constexpr koloDataType_t value = KOLO_FLOAT16; };
  */
 template <class T> struct TypeOf {
     static constexpr koloDataType_t value = detail::type_of_number<T>();
 };
 
-/** How values are combined: see koloRedOp_t. */
+/** The operator of a reduction: see koloRedOp_t. */
 enum class Op {
     sum = KOLO_SUM,
     prod = KOLO_PROD,
@@ -125,14 +126,14 @@ enum class Op {
     logical_xor = KOLO_LOGICAL_XOR
 };
 
-/** Elements that lie one behind the other, and belong to somebody else. */
+/** A view of contiguous elements that it does not own. */
 template <class T> class Span {
 public:
     using element_type = T;
 
     constexpr Span() noexcept = default;
     constexpr Span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
-    /** A view to read from is one that could be written to. */
+    /** Converts a writable view into a read-only one. */
     template <class U, class = std::enable_if_t<std::is_same_v<const U, T>>>
     constexpr Span(Span<U> other) noexcept : data_(other.data()), size_(other.size()) {}
 
@@ -147,7 +148,7 @@ private:
     std::size_t size_ = 0;
 };
 
-/** A view of a container, an array or one number. */
+/** Returns a view of a container, an array or one number. */
 template <class B> constexpr auto span(B &buffer) {
     if constexpr (std::is_arithmetic_v<std::remove_const_t<B>>) {
         return Span<B>(&buffer, 1);
@@ -168,7 +169,7 @@ template <class A, class B> constexpr void expect_one_type(const A &, const B &)
                   "both buffers have elements of one type");
 }
 
-/** Keeps a view writable, at compile time. */
+/** Returns a view that can be written to; checked at compile time. */
 template <class B> auto writable(B &buffer) {
     auto view = span(buffer);
     static_assert(!std::is_const_v<typename decltype(view)::element_type>, "the buffer cannot be written to");
@@ -178,8 +179,8 @@ template <class B> auto writable(B &buffer) {
 } // namespace detail
 
 /**
- * An operation in progress. Its buffers must stay, untouched, until wait has returned, so the destructor waits too, and drops the
- * result; it blocks at most as long as the communicator's time-out. Progress is made whether or not anybody waits.
+ * An operation in progress. Its buffers must stay, untouched, until wait has returned. The destructor therefore waits too, for at
+ * most the communicator's time-out, and drops the result. The operation makes progress even if no thread waits.
  */
 class [[nodiscard]] Request {
 public:
@@ -196,7 +197,7 @@ public:
     Request &operator=(const Request &) = delete;
     ~Request() { end(); }
 
-    /** Whether wait would return at once. Makes a little progress. */
+    /** Returns whether wait would return at once. Makes a little progress. */
     bool is_done() const {
         int done = 1;
         if (handle_ != nullptr) {
@@ -205,20 +206,20 @@ public:
         return done != 0;
     }
 
-    /** Waits, at most as long as the communicator's time-out. Returns at once if there is nothing to wait for. */
+    /** Waits, for at most the communicator's time-out. Returns at once if there is nothing to wait for. */
     void wait() { detail::check(koloWait(&handle_, KOLO_UNSET)); }
 
-    /** Waits at most so long; when that is over, the communicator is aborted. */
+    /** Waits for at most `limit`; after that, the communicator is aborted. */
     void wait_for(std::chrono::milliseconds limit) { detail::check(koloWait(&handle_, limit.count())); }
 
-    /** Waits for a message, and tells the rank that sent it. */
+    /** Waits for a message, and returns the rank that sent it. */
     int wait_source() {
         int source = KOLO_ANY_SOURCE;
         detail::check(koloWaitSource(&handle_, KOLO_UNSET, &source));
         return source;
     }
 
-    /** The handle for kolo.h, to be written to by the call that starts an operation. */
+    /** Returns the handle into which a call of kolo.h writes the operation that it starts. Waits for the present one first. */
     koloRequest_t *put() noexcept {
         end();
         return &handle_;
@@ -234,7 +235,7 @@ private:
     koloRequest_t handle_ = nullptr;
 };
 
-/** A group of ranks that communicate. Destroyed with the object, which waits at most 5 s for what was sent to leave. */
+/** A group of ranks that communicate. The destructor destroys it, and waits at most 5 s until all sent data has left. */
 class Communicator {
 public:
     Communicator(Communicator &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -252,14 +253,14 @@ public:
     /** Takes over a communicator that was made by kolo.h. */
     explicit Communicator(koloComm_t handle) noexcept : handle_(handle) {}
 
-    /** Joins as the launcher says. Blocks until all ranks are there. */
+    /** Joins as the launcher's environment says. Blocks until all ranks have joined. */
     static Communicator from_env(const koloConfig_t *config = nullptr) {
         koloComm_t handle = nullptr;
         detail::check(koloCommInitEnv(&handle, config));
         return Communicator(handle);
     }
 
-    /** Joins by URL; without size and rank, these come from the URL or from the launcher. Blocks until all ranks are there. */
+    /** Joins by URL; if size and rank are not given, they come from the URL or the launcher. Blocks until all ranks have joined. */
     static Communicator from_url(const std::string &url, int size = -1, int rank = -1,
                                  const koloConfig_t *config = nullptr) {
         koloComm_t handle = nullptr;
@@ -267,14 +268,14 @@ public:
         return Communicator(handle);
     }
 
-    /** Joins by an id of koloGetUniqueId. Blocks until all ranks are there. */
+    /** Joins by an id of koloGetUniqueId. Blocks until all ranks have joined. */
     static Communicator from_id(const koloUniqueId &id, int size, int rank, const koloConfig_t *config = nullptr) {
         koloComm_t handle = nullptr;
         detail::check(koloCommInitRank(&handle, size, &id, rank, config));
         return Communicator(handle);
     }
 
-    /** Joins a group that is at work, by an invitation. Blocks until its members take this newcomer in, or they are gone. */
+    /** Joins a running group by an invitation. Blocks until its members take this newcomer in, or until they are gone. */
     static Communicator from_invitation(const std::string &invitation, int slot = KOLO_UNSET,
                                         std::int64_t wait_ms = KOLO_UNSET, const koloConfig_t *config = nullptr) {
         koloComm_t handle = nullptr;
@@ -282,17 +283,17 @@ public:
         return Communicator(handle);
     }
 
-    /** The handle for kolo.h, which stays this object's. */
+    /** Returns the handle for kolo.h, which this object keeps. */
     koloComm_t get() const noexcept { return handle_; }
 
-    /** The handle for kolo.h, which is the caller's from now on. */
+    /** Returns the handle for kolo.h and gives it up to the caller. */
     koloComm_t release() noexcept { return std::exchange(handle_, nullptr); }
 
     int rank() const { return number(koloCommRank); }
     int size() const { return number(koloCommSize); }
     int local_rank() const { return number(koloCommLocalRank); }
 
-    /** How the other ranks are reached, and why so. */
+    /** Returns one line that says how the other ranks are reached, and why. */
     std::string summary() const {
         std::size_t needed = 0;
         detail::check(koloCommSummary(handle_, nullptr, 0, &needed));
@@ -302,7 +303,7 @@ public:
         return text;
     }
 
-    /** Ranks of one color, from 0, form a communicator, ordered by key. None for KOLO_NO_COLOR. All ranks call it; blocks. */
+    /** Makes a communicator of the ranks of each color (0 or more), by key; none for KOLO_NO_COLOR. All ranks call it; blocks. */
     std::optional<Communicator> split(int color, int key = 0) const {
         koloComm_t made = nullptr;
         detail::check(koloCommSplit(handle_, color, key, &made));
@@ -312,25 +313,25 @@ public:
         return Communicator(made);
     }
 
-    /** A communicator of these ranks, which alone call it; blocks. */
+    /** Makes a communicator of these ranks. Only they call it; blocks. */
     Communicator group(const std::vector<int> &ranks) const {
         koloComm_t made = nullptr;
         detail::check(koloCommGroup(handle_, ranks.data(), ranks.size(), &made));
         return Communicator(made);
     }
 
-    /** A communicator of the ranks that live. All of them call it; blocks. */
+    /** Makes a communicator of the live ranks. All of them call it; blocks. */
     Communicator shrink() const {
         koloComm_t made = nullptr;
         detail::check(koloCommShrink(handle_, &made));
         return Communicator(made);
     }
 
-    /** An invitation for newcomers, which is as secret as the job. */
+    /** Returns an invitation for newcomers. Any process that has it can join the job, so keep it secret. */
     std::string accept() const {
         std::string text;
         std::size_t needed = 4096;
-        // Each call makes another text.
+        // Each call makes a new text, which may be longer.
         while (needed > text.size()) {
             text.resize(needed);
             detail::check(koloCommAccept(handle_, text.data(), text.size(), &needed));
@@ -339,34 +340,34 @@ public:
         return text;
     }
 
-    /** How many newcomers wait at this rank's door. */
+    /** Returns how many newcomers wait at this rank's door. */
     int waiting() const {
         int count = 0;
         detail::check(koloCommWaiting(handle_, &count));
         return count;
     }
 
-    /** A communicator of the ranks that live and of newcomers, at most so many in all. All of them call it; blocks. */
+    /** Makes a communicator of the live ranks and of waiting newcomers, at most `most` in all. All live ranks call it; blocks. */
     Communicator grow(int most) const {
         koloComm_t made = nullptr;
         detail::check(koloCommGrow(handle_, most, &made));
         return Communicator(made);
     }
 
-    /** The same, with newcomers in the slots of ranks that have been lost. */
+    /** As grow, but newcomers take the slots of ranks that have been lost. */
     Communicator replace() const {
         koloComm_t made = nullptr;
         detail::check(koloCommReplace(handle_, &made));
         return Communicator(made);
     }
 
-    /** Ends it on all ranks, for those that live to meet in shrink. */
+    /** Makes all calls on the communicator fail on all ranks, so that the live ones can call shrink. */
     void revoke() const { detail::check(koloCommRevoke(handle_)); }
 
-    /** Gives up on all ranks, with a reason. */
+    /** Aborts the communicator on all ranks, with a reason. */
     void abort(const std::string &reason) const { detail::check(koloCommAbort(handle_, reason.c_str())); }
 
-    /** What the next call would fail with; KOLO_SUCCESS while all is well. */
+    /** Returns the error with which the next call would fail; KOLO_SUCCESS while all is well. */
     koloResult_t error() const {
         koloResult_t result = KOLO_SUCCESS;
         detail::check(koloCommGetAsyncError(handle_, &result));
@@ -384,14 +385,14 @@ public:
         all_reduce(view, view, op);
     }
 
-    /** The same from one buffer into another of the same length. */
+    /** All-reduces from one buffer into another of the same length. */
     template <class I, class O> auto all_reduce(I &&input, O &&output, Op op) const
         -> std::enable_if_t<!std::is_same_v<std::decay_t<O>, Op>> {
         auto [in, out] = alike(input, output);
         detail::check(koloAllReduce(handle_, in.data(), out.data(), in.size(), detail::type_of(in), c(op)));
     }
 
-    /** The root gets the reduction, in place; buffers of other ranks are only read. */
+    /** The root gets the reduction, in place; the buffers of other ranks are only read. */
     template <class B> void reduce(B &&buffer, int root, Op op = Op::sum) const {
         auto view = detail::writable(buffer);
         detail::check(
@@ -404,14 +405,14 @@ public:
         detail::check(koloBroadcast(handle_, view.data(), view.data(), view.size(), detail::type_of(view), root));
     }
 
-    /** Every rank gets the blocks of all, one behind the other. */
+    /** Every rank gets the blocks of all ranks, one after another. */
     template <class I, class O> void all_gather(I &&input, O &&output) const {
         auto in = span(input);
         auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
         detail::check(koloAllGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in)));
     }
 
-    /** The root gets the blocks of all, one behind the other; output is used there only. */
+    /** The root gets the blocks of all ranks, one after another; output is used on the root only. */
     template <class I, class O> void gather(I &&input, O &&output, int root) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -420,7 +421,7 @@ public:
         detail::check(koloGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in), root));
     }
 
-    /** Rank r gets the root's block r; input is used there only. */
+    /** Rank r gets the root's block r; input is used on the root only. */
     template <class I, class O> void scatter(I &&input, O &&output, int root) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -429,7 +430,7 @@ public:
         detail::check(koloScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), root));
     }
 
-    /** Rank r gets the reduction of everybody's block r. */
+    /** Rank r gets the reduction of all ranks' blocks r. */
     template <class I, class O> void reduce_scatter(I &&input, O &&output, Op op = Op::sum) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -451,7 +452,7 @@ public:
         detail::check(koloScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));
     }
 
-    /** Rank r gets the reduction over ranks 0 to r - 1, in place; rank 0's buffer stays as it was. */
+    /** Rank r gets the reduction over ranks 0 to r - 1, in place; rank 0's buffer is unchanged. */
     template <class B> void exscan(B &&buffer, Op op = Op::sum) const {
         auto view = detail::writable(buffer);
         detail::check(koloExScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));
@@ -459,7 +460,7 @@ public:
 
     /* ------------------------------------------------------------------------------------- Started calls -- */
 
-    /** Starts an all-reduce in place; it matches what other ranks start. The buffer must outlive the request. */
+    /** Starts an all-reduce in place; it matches started calls of the other ranks. The buffer must outlive the request. */
     template <class B> Request all_reduce_start(B &buffer, Op op = Op::sum) const {
         auto view = detail::writable(buffer);
         Request request;
@@ -502,7 +503,7 @@ public:
         detail::check(koloSendTagged(handle_, view.data(), view.size(), detail::type_of(view), to, tag));
     }
 
-    /** Receives exactly as many elements as the buffer has, from a rank or KOLO_ANY_SOURCE; tells the rank that sent them. */
+    /** Receives exactly as many elements as the buffer has, from a rank or KOLO_ANY_SOURCE; returns the rank that sent them. */
     template <class B> int recv(B &&buffer, int from, std::uint32_t tag = 0) const {
         auto view = detail::writable(buffer);
         int source = from;
@@ -511,7 +512,10 @@ public:
         return source;
     }
 
-    /** Waits for a message with a tag from `first_tag` to `last_tag`, from a rank or KOLO_ANY_SOURCE, and tells what it is. It stays. */
+    /**
+     * Waits for a message with a tag from `first_tag` to `last_tag`, from a rank or KOLO_ANY_SOURCE, and describes it. The message
+     * stays for a receive.
+     */
     koloMessage_t probe(int from = KOLO_ANY_SOURCE, std::uint32_t first_tag = 0,
                         std::uint32_t last_tag = UINT32_MAX) const {
         koloMessage_t message = {};
@@ -519,7 +523,7 @@ public:
         return message;
     }
 
-    /** The same without waiting: none if there is none. */
+    /** As probe, without waiting; none if there is no such message. */
     std::optional<koloMessage_t> probe_now(int from = KOLO_ANY_SOURCE, std::uint32_t first_tag = 0,
                                            std::uint32_t last_tag = UINT32_MAX) const {
         koloMessage_t message = {};
@@ -528,7 +532,7 @@ public:
         return found != 0 ? std::optional<koloMessage_t>(message) : std::nullopt;
     }
 
-    /** Sends and receives at the same time, which cannot deadlock. */
+    /** Sends and receives at the same time, so that a ring of such calls cannot deadlock. */
     template <class I, class O> void send_recv(const I &input, int to, O &&output, int from) const {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -566,7 +570,7 @@ private:
 
     std::size_t ranks() const { return static_cast<std::size_t>(size()); }
 
-    /** Views of two buffers of one type and length, the second to be written. */
+    /** Returns views of two buffers, which must have the same type and length; the second is writable. */
     template <class I, class O> static auto alike(I &input, O &output) {
         auto in = span(input);
         auto out = detail::writable(output);
@@ -575,7 +579,7 @@ private:
         return std::pair(in, out);
     }
 
-    /** A view of a buffer of `count` elements for each rank. */
+    /** Returns a writable view of a buffer of `count` elements for each rank. */
     template <class S, class O> auto blocks(const S &in, O &output, std::size_t count, const char *problem) const {
         auto out = detail::writable(output);
         detail::expect_one_type(in, out);
@@ -588,27 +592,27 @@ private:
 
 /** How the members of a group have changed. */
 struct Change {
-    /** How many times they have, this time too. */
+    /** How many times the members have changed, this change included. */
     std::uint64_t epoch;
-    /** Who has left: ranks in the communicator before. Empty on a newcomer, which does not know. */
+    /** The ranks that have left, as numbered in the previous communicator. Empty on a newcomer, which does not know them. */
     std::vector<int> left;
-    /** Who has come: ranks now. */
+    /** The ranks that have come, as numbered now. */
     std::vector<int> came;
-    /** This rank now, and how many there are. */
+    /** This rank's number now, and the number of ranks. */
     int rank, size;
 };
 
 /**
- * A group of ranks that goes on when some of them die. Its steps succeed on all ranks that live, or on none; after a loss those that live
- * repeat them. All ranks make one, and make the same calls on it in the same order. See koloSurvivors_t.
+ * A group of ranks that goes on when some of them die. Its steps succeed on all live ranks or on none, and the live ranks repeat a
+ * step after a loss. All ranks create one, and make the same calls on it in the same order. See koloSurvivors_t.
  */
 class Survivors {
 public:
-    /** Takes the communicator over; after a failure it is destroyed. */
+    /** Takes the communicator over; if that fails, the communicator is destroyed. */
     explicit Survivors(Communicator comm) {
         koloComm_t taken = comm.release();
         const koloResult_t result = koloSurvivorsCreate(&taken, &handle_);
-        const Communicator rest(taken); // None, unless it has failed.
+        const Communicator rest(taken); // Empty, unless the call has failed; then it destroys the communicator.
         detail::check(result);
     }
     Survivors(Survivors &&other) noexcept
@@ -625,19 +629,19 @@ public:
     Survivors &operator=(const Survivors &) = delete;
     ~Survivors() { koloSurvivorsDestroy(&handle_); }
 
-    /** Gives up, with KOLO_MINORITY, when fewer than so many ranks are left. The same on all ranks. */
+    /** Sets the smallest number of ranks: with fewer, calls fail with KOLO_MINORITY. The same on all ranks. */
     Survivors &at_least(int ranks) {
         detail::check(koloSurvivorsAtLeast(handle_, ranks));
         return *this;
     }
 
-    /** How many ranks there may be: admit takes newcomers in until then. The same on all ranks, newcomers too. */
+    /** Sets the number of ranks up to which admit takes newcomers in. The same on all ranks, newcomers included. */
     Survivors &up_to(int ranks) {
         detail::check(koloSurvivorsUpTo(handle_, ranks));
         return *this;
     }
 
-    /** Calls it when the members have changed, before the step begins (again). It throws nothing. */
+    /** Calls `watcher` when the members have changed, before the step begins (again). The watcher must not throw. */
     Survivors &on_change(std::function<void(const Change &)> watcher) {
         auto next = std::make_unique<Watcher>(std::move(watcher));
         detail::check(koloSurvivorsOnChange(handle_, tell, next.get()));
@@ -646,12 +650,13 @@ public:
     }
 
     /**
-     * Calls `step` with the members of the moment until it has succeeded on all; the others have died. What it returns, this returns. It must
-     * not change what it starts from, since it may run again: its calls are out of place, or on copies. Its requests are over when it returns.
-     * With a limit the step is over on all ranks after so long.
+     * Calls `step` with the current members until it has succeeded on all that are alive, and returns its value. The step may run again, so it
+     * must not change its own inputs: its calls are out of place, or on copies. Its requests must be complete when it returns. With a
+     * limit, the step ends on all ranks after that time.
      *
-     * Blocks as its calls do, and until all have come to its end. All ranks that live throw, or none does: koloSurvivorsRun says what. What the
-     * step has thrown that is no kolo::Error is not repeated; it leaves this call, and the other ranks get KOLO_REVOKED.
+     * Blocks as the step's calls do, and until all members have finished it. Either all live ranks throw, or none does; koloSurvivorsRun lists
+     * the errors. If the step throws anything other than kolo::Error, it is not repeated: the exception leaves this call, and the other
+     * ranks get KOLO_REVOKED.
      */
     template <class Step>
     auto run(Step &&step, std::optional<std::chrono::milliseconds> limit = std::nullopt)
@@ -666,17 +671,17 @@ public:
         }
     }
 
-    /** Reduces over the members that are left, as such a step. */
+    /** Runs an all-reduce over the members that are left as a step. */
     template <class I, class O>
     void all_reduce(const I &input, O &&output, Op op = Op::sum,
                     std::optional<std::chrono::milliseconds> limit = std::nullopt) {
         run([&](const Communicator &comm) { comm.all_reduce(input, output, op); }, limit);
     }
 
-    /** The point between two steps where newcomers come in, if some wait and there is room for them. All members call it. */
+    /** Takes in waiting newcomers between two steps, as far as there is room for them. All members call it. */
     void admit() { detail::check(koloSurvivorsAdmit(handle_)); }
 
-    /** Calls `call` with the members of the last step. Its calls are on their own: they may fail on some ranks and succeed on others. */
+    /** Calls `call` with the members of the last step, outside of any step: its calls may fail on some ranks and succeed on others. */
     template <class Call> auto with_members(Call &&call) const {
         koloComm_t members = nullptr;
         detail::check(koloSurvivorsComm(handle_, &members));
@@ -684,13 +689,13 @@ public:
         return call(comm.get());
     }
 
-    /** The handle for kolo.h, which stays this object's. */
+    /** Returns the handle for kolo.h, which this object keeps. */
     koloSurvivors_t get() const noexcept { return handle_; }
 
 private:
     using Watcher = std::function<void(const Change &)>;
 
-    /** The group's communicator, which is not destroyed with this. */
+    /** A view of the group's communicator, which it does not destroy. */
     class Lent {
     public:
         explicit Lent(koloComm_t comm) noexcept : comm_(comm) {}
@@ -703,13 +708,13 @@ private:
         Communicator comm_;
     };
 
-    /** A step, and what it has thrown. */
+    /** A step, with the exception that it has thrown and its result. */
     struct Running {
         std::function<void(const Communicator &)> step;
         std::exception_ptr thrown;
         koloResult_t result = KOLO_SUCCESS;
 
-        /** Nothing is thrown through C. */
+        /** Runs the step once. It keeps an exception, since none may pass through C. */
         static koloResult_t once(koloComm_t members, void *context) noexcept {
             auto &running = *static_cast<Running *>(context);
             const Lent comm(members);
@@ -749,10 +754,10 @@ private:
     std::unique_ptr<Watcher> watcher_;
 };
 
-/** Memory that is part of a program's state: a container with data() and size(), or an array, which lives as long as this. */
+/** Memory that is part of a program's state: a container with data() and size(), or an array, which must outlive this object. */
 class Part {
 public:
-    /** The name, which must live as long, and the length are the same on all ranks. */
+    /** The name and the length are the same on all ranks. The name must outlive this object. */
     template <class C>
     Part(const char *name, C &data) noexcept : part_{name, std::data(data), std::size(data) * sizeof(*std::data(data))} {
         static_assert(std::is_trivially_copyable_v<std::remove_reference_t<decltype(*std::data(data))>>,
@@ -764,13 +769,13 @@ private:
     koloPart_t part_;
 };
 
-/** Which step a rank's state is of, and with whom it has shared it. See koloState_t. */
+/** A record of the step that this rank's state belongs to, and of the communicator on which it was last shared. See koloState_t. */
 class State {
 public:
-    /** Of a program that begins: of step 0, or, on a newcomer, of none. */
+    /** Creates the state of a program that begins: its version is step 0; a newcomer's state has no version yet. */
     explicit State(const Communicator &comm) { detail::check(koloStateCreate(comm.get(), &handle_)); }
 
-    /** Of a newcomer that has nothing yet: fetch comes next. */
+    /** Creates an empty state, into which a newcomer fetches before it joins. */
     State() = default;
     State(State &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
     State &operator=(State &&other) noexcept {
@@ -784,7 +789,7 @@ public:
     State &operator=(const State &) = delete;
     ~State() { koloStateDestroy(&handle_); }
 
-    /** The step that this rank's memory is of, if it has one. */
+    /** Returns the version: the step that the contents of this rank's memory belong to, if any. */
     std::optional<std::int64_t> version() const {
         std::int64_t version = KOLO_UNSET;
         if (handle_ != nullptr) {
@@ -793,13 +798,16 @@ public:
         return version == KOLO_UNSET ? std::nullopt : std::optional(version);
     }
 
-    /** The memory is of this step from now on. */
+    /** Declares that the memory now belongs to this step. */
     void set_version(std::int64_t version) { detail::check(koloStateSetVersion(handle_, version)); }
 
-    /** The memory is of the next step from now on. */
+    /** Declares that the memory now belongs to the next step. */
     void advance() { detail::check(koloStateAdvance(handle_)); }
 
-    /** Ranks that have the latest version send it to those that do not. Blocks as collectives do; all ranks call it. Bytes received. */
+    /**
+     * Brings all ranks to the latest version: the ranks that have it send it to the others. All ranks call it; blocks as collectives do.
+     * Returns the bytes received.
+     */
     std::uint64_t share(const Communicator &comm, const std::vector<Part> &parts) {
         std::uint64_t received = 0;
         const auto known = plain(parts);
@@ -807,7 +815,10 @@ public:
         return received;
     }
 
-    /** Takes a copy if newcomers ask for one, and serves it meanwhile: whether it has. All members call it right after Survivors::admit. */
+    /**
+     * Copies the state if newcomers ask for it, and serves the copy while the program goes on. Returns whether it has made a copy. All
+     * members call it right after Survivors::admit.
+     */
     bool offer(const Survivors &group, const std::vector<Part> &parts) {
         int offered = 0;
         const auto known = plain(parts);
@@ -816,8 +827,8 @@ public:
     }
 
     /**
-     * For a newcomer, before it joins: fetches a copy of the members' state while they go on. Blocks for so long at most. Bytes received. After
-     * an Error, called again, it goes on where it has ended.
+     * Fetches a copy of the members' state while they go on. A newcomer calls it before it joins. Blocks for at most `limit`. Returns the
+     * bytes received. After an Error, a second call continues where the first ended.
      */
     std::uint64_t fetch(const std::string &invitation, const std::vector<Part> &parts, std::chrono::milliseconds limit) {
         std::uint64_t received = 0;
@@ -827,7 +838,7 @@ public:
         return received;
     }
 
-    /** The handle for kolo.h, which stays this object's. */
+    /** Returns the handle for kolo.h, which this object keeps. */
     koloState_t get() const noexcept { return handle_; }
 
 private:

@@ -1,9 +1,9 @@
-//! The structs and numbers of `kolo.h`. `tests/layout.rs` includes this file and compares it with what the C compiler
-//! makes of the header.
+//! The structs and numbers of `kolo.h`. `tests/header.rs` includes this file and compares it with the layout that the C compiler gives
+//! the header.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Starts every struct that may grow.
+/// The beginning of every struct that may grow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Versioned {

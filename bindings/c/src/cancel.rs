@@ -1,29 +1,30 @@
-//! A thread is not cancelled inside Kolo: unwinding it from there would leave locks held and buffers in use.
+//! Keeps threads from being cancelled inside Kolo, which would leave locks held and buffers in use.
 
 use std::ffi::c_int;
 
 use kolo_rs::internal::cancel::HoldOff;
 
 unsafe extern "C" {
-    // POSIX; the crate libc has it for other systems only.
+    // A function of POSIX, which the crate libc declares for other systems only.
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
 /// `PTHREAD_CANCEL_DISABLE` of glibc and musl.
 const DISABLE: c_int = 1;
 
-/// While it lives, a `pthread_cancel` of this thread is kept for later. They may be nested.
+/// A guard: while it exists, a `pthread_cancel` of this thread is deferred. Guards may be nested.
 #[derive(Debug)]
 pub(crate) struct Uncancelled {
     before: c_int,
 }
 
-/// For calls that the runtime may end within its first polls: it does the same where they may come to a cancellation point.
+/// The same for the runtime. A call may end within the runtime's first polls, so the runtime defers cancellation only where the call may
+/// reach a cancellation point.
 pub(crate) const BY_RUNTIME: HoldOff = HoldOff { begin: disable, end: restore };
 
 fn disable() -> c_int {
     let mut before = DISABLE;
-    // SAFETY: writes to a local variable; never fails for this state, and concerns this thread alone.
+    // SAFETY: writes to a local variable; never fails for this state, and affects this thread alone.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
     before
 }

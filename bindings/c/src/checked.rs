@@ -1,4 +1,4 @@
-//! From the numbers and pointers of C to values.
+//! Checked conversion of C's numbers and pointers to values.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -7,19 +7,19 @@ use kolo_rs::{Collective, DataType, ReduceOp};
 use crate::abi::Versioned;
 use crate::guard::{Outcome, usage};
 
-/// `koloDataType_t`
+/// Parses a `koloDataType_t`.
 pub(crate) fn data_type(number: c_int) -> Outcome<DataType> {
     known(&DataType::ALL, number)
         .ok_or_else(|| usage(format!("{number} is no koloDataType_t; use KOLO_FLOAT32 or another")))
 }
 
-/// `koloCollective_t`
+/// Parses a `koloCollective_t`.
 pub(crate) fn collective(number: c_int) -> Outcome<Collective> {
     known(&Collective::ALL, number)
         .ok_or_else(|| usage(format!("{number} is no koloCollective_t; use KOLO_ALL_REDUCE or another")))
 }
 
-/// `koloRedOp_t`; the factor is there where the caller could give one.
+/// Parses a `koloRedOp_t`. `factor` is `None` in calls that take no factor.
 pub(crate) fn op(number: c_int, factor: Option<f64>) -> Outcome<ReduceOp> {
     match (known(&ReduceOp::ALL, number), factor) {
         (Some(ReduceOp::PremulSum(_)), Some(factor)) => Ok(ReduceOp::PremulSum(factor)),
@@ -31,17 +31,17 @@ pub(crate) fn op(number: c_int, factor: Option<f64>) -> Outcome<ReduceOp> {
     }
 }
 
-/// The one with this number.
+/// Returns the value with this number.
 fn known<T: Copy>(all: &[T], number: c_int) -> Option<T> {
     usize::try_from(number).ok().and_then(|at| all.get(at).copied())
 }
 
-/// A rank, root, key or number of ranks.
+/// Checks a rank, root, key or number of ranks.
 pub(crate) fn number(what: &str, number: c_int) -> Outcome<u32> {
     u32::try_from(number).map_err(|_| usage(format!("{what} is {number}, but must be 0 or more")))
 }
 
-/// A string that may be left out.
+/// Returns a string; `None` for null.
 ///
 /// # Safety
 /// `text` is null or a C string that lives as long as the call.
@@ -70,7 +70,7 @@ pub(crate) fn head(name: &str, found: Versioned, known: Versioned) -> Outcome {
             found.version, found.size, known.version, known.size
         )));
     }
-    // There has been one version so far: later ones accept the sizes of earlier ones and fill in what they lack.
+    // There is one version so far. Later versions will accept the sizes of earlier ones, and fill in the missing fields.
     if found.version != known.version || found.size != known.size {
         return Err(usage(format!(
             "the {name} was changed after its initialization; start from {initializer}"

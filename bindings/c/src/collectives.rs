@@ -36,7 +36,7 @@ impl Arguments {
     }
 }
 
-/// Defines the blocking and the started form of a collective; what its signature leaves out has the value given last.
+/// Defines the blocking and the started form of a collective. The arguments that its signature lacks have the values given last.
 macro_rules! collective {
     (
         $blocking:ident, $started:ident,
@@ -197,14 +197,14 @@ unsafe extern "C" fn koloExplain(
 /// Reads a `koloCall_t`.
 ///
 /// # Safety
-/// `call` is null or points to a struct that starts as `Versioned` and, where that is right, is a `koloCall_t`.
+/// `call` is null or points to a struct that begins with a `Versioned`, and is a `koloCall_t` if that head is right.
 unsafe fn parse(call: *const abi::Call) -> Outcome<RawCall> {
     if call.is_null() {
         return Err(usage("call is NULL"));
     }
     // SAFETY: the caller's promise; only the head is read before it has been checked.
     checked::head("koloCall_t", unsafe { call.cast::<Versioned>().read() }, abi::Call::HEAD)?;
-    // SAFETY: the head says that the struct is there in full.
+    // SAFETY: the checked head shows that the whole struct is there.
     let call = unsafe { call.read() };
     Ok(RawCall {
         collective: checked::collective(call.collective)?,

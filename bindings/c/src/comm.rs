@@ -1,4 +1,4 @@
-//! Communicators as handles: split, abort, destroy, and questions.
+//! Handles of communicators: splitting, aborting, destroying and querying them.
 
 use std::ffi::{c_char, c_int};
 use std::ops::Deref;
@@ -21,7 +21,7 @@ pub(crate) struct Comm {
     pub(crate) communicator: Whose,
     /// Shared with the requests of this communicator.
     pub(crate) last_error: Arc<LastError>,
-    /// Goes with the communicator.
+    /// Symmetric memory that C has not freed; freed with the communicator.
     pub(crate) lent: Lent,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Comm {
 #[derive(Debug)]
 pub(crate) enum Whose {
     Own(Communicator),
-    /// The present one of a group of survivors, which puts it here whenever C may use the handle.
+    /// The current communicator of a group of survivors. The group stores it here whenever C may use the handle.
     OfGroup(AtomicPtr<Communicator>),
 }
 
@@ -39,15 +39,15 @@ impl Deref for Whose {
     fn deref(&self) -> &Communicator {
         match self {
             Self::Own(communicator) => communicator,
-            // SAFETY: the group has put it here, and it stays there until a later call on the group, which by the header's promise
-            // runs beside no other on this handle. `tests/c/survivors.c` uses it in steps and between them.
+            // SAFETY: the group has stored the address, which is valid until a later call on the group. By the header's promise, such a
+            // call does not run while another call uses this handle. `tests/c/survivors.c` uses it in steps and between them.
             Self::OfGroup(at) => unsafe { &*at.load(Ordering::Acquire) },
         }
     }
 }
 
 impl Comm {
-    /// A new handle.
+    /// Makes a handle.
     pub(crate) fn handle(communicator: Communicator) -> *mut Self {
         kolo_rs::internal::cancel::hold_off_by(cancel::BY_RUNTIME);
         let communicator = Whose::Own(communicator);
@@ -56,17 +56,17 @@ impl Comm {
 }
 
 impl Comm {
-    /// Whether a group of survivors owns it.
+    /// Returns whether a group of survivors owns the communicator.
     pub(crate) const fn is_of_group(&self) -> bool {
         matches!(self.communicator, Whose::OfGroup(_))
     }
 }
 
-/// A time in milliseconds.
+/// Checks a time in milliseconds.
 pub(crate) fn limit(what: &str, milliseconds: i64) -> Outcome<Duration> {
     let number = u64::try_from(milliseconds);
     let number = number.map_err(|_| usage(format!("{what} is {milliseconds}, but must be 0 or more")))?;
-    // Ten years: no wait is longer, and clocks do not overflow.
+    // At most ten years, so that clocks do not overflow; no wait takes longer.
     Ok(Duration::from_millis(number).min(Duration::from_secs(315_360_000)))
 }
 
@@ -81,7 +81,7 @@ unsafe extern "C" fn koloCommSplit(
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommSplit", comm, |comm| {
-            // The others hear of this rank's mistakes, rather than wait for it.
+            // Report this rank's mistakes to the other ranks, which would otherwise wait for it.
             let refuse = |problem: &str| comm.communicator.refuse_split(problem);
             if result.is_null() {
                 return Err(refuse("result is NULL").into());
@@ -132,7 +132,7 @@ unsafe extern "C" fn koloCommGroup(
     }
 }
 
-/// The handle in C's variable, if there is one.
+/// Returns the handle in C's variable, if there is one.
 ///
 /// # Safety
 /// `variable` is null or points to null or to a live handle.
@@ -145,11 +145,11 @@ pub(crate) unsafe fn known<'a>(variable: *const *mut Comm) -> Option<&'a Comm> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommDestroy(comm: *mut *mut Comm) -> c_int {
     guard("koloCommDestroy", None, || {
-        // SAFETY: the header's promise: an initialized variable, with NULL or a handle.
+        // SAFETY: the header's promise: the variable is initialized, with NULL or a handle.
         if unsafe { known(comm) }.is_some_and(Comm::is_of_group) {
             return Err(usage("this communicator is that of a group; koloSurvivorsDestroy ends both"));
         }
-        // SAFETY: the header's promise: from `Comm::handle`, and nobody else uses it any more.
+        // SAFETY: the header's promise: the handle is from `Comm::handle`, and no other call uses it any more.
         drop(unsafe { take("comm", comm) }?);
         Ok(())
     })
@@ -206,7 +206,7 @@ unsafe extern "C" fn koloCommAgreeWithin(
 }
 
 /// # Safety
-/// As the entries that use it.
+/// As for the entries that call it.
 unsafe fn agree(
     function: &str,
     comm: *const Comm,
@@ -325,7 +325,7 @@ unsafe extern "C" fn koloCommLocalRank(comm: *const Comm, local_rank: *mut c_int
 }
 
 /// # Safety
-/// As the entries that use it.
+/// As for the entries that call it.
 unsafe fn ask(
     function: &str,
     comm: *const Comm,
@@ -335,7 +335,7 @@ unsafe fn ask(
     // SAFETY: the caller's promise.
     unsafe {
         with_comm(function, comm, |comm| {
-            // Ranks are far fewer than an int holds.
+            // The number of ranks is far below the largest int.
             let answered = c_int::try_from(question(&comm.communicator)).unwrap_or(c_int::MAX);
             place("the place for the answer", answer)?.write(answered);
             Ok(())

@@ -1,4 +1,4 @@
-//! `koloConfig_t` over the environment over the defaults.
+//! Resolves settings: `koloConfig_t` overrides the environment, which overrides the defaults.
 
 use std::time::Duration;
 
@@ -8,11 +8,10 @@ use crate::abi::{self, UNSET, Versioned};
 use crate::checked::{head, text};
 use crate::guard::{Outcome, usage};
 
-/// The settings in force.
+/// Returns the settings in force.
 ///
 /// # Safety
-/// `given` is null or points to a struct that starts as `Versioned` and, where that is right, is a valid
-/// `koloConfig_t`.
+/// `given` is null or points to a struct that begins with a `Versioned`, and is a valid `koloConfig_t` if that head is right.
 pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
     let mut config = Config::from_env()?;
     if given.is_null() {
@@ -20,7 +19,7 @@ pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
     }
     // SAFETY: the caller's promise; only the head is read before it has been checked.
     head("koloConfig_t", unsafe { given.cast::<Versioned>().read() }, abi::Config::HEAD)?;
-    // SAFETY: the head says that the struct is there in full; its strings are C strings.
+    // SAFETY: the checked head shows that the whole struct is there; its strings are C strings.
     let given = unsafe { given.read() };
     // SAFETY: as above.
     let string = |what, value| unsafe { text(what, value) };
@@ -70,7 +69,7 @@ pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
     Ok(config)
 }
 
-/// A number that may be left out.
+/// Returns a number; `None` for `KOLO_UNSET`.
 fn number(what: &str, value: i64, least: u64) -> Outcome<Option<u64>> {
     if value == UNSET {
         return Ok(None);

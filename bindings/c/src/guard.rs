@@ -1,4 +1,4 @@
-//! The guard of every entry: keep the thread from being cancelled, catch panics, turn errors into codes, and keep their messages.
+//! The guard around every entry: it defers cancellation of the thread, catches panics, turns errors into codes, and keeps their messages.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -20,24 +20,24 @@ pub(crate) struct Failure {
     /// The stable code at the end of the message.
     name: &'static str,
     message: String,
-    /// The rank it is about.
+    /// The rank that the error is about.
     peer: Option<u32>,
 }
 
 impl Failure {
-    /// Says which of several transfers it is about.
+    /// Adds to the message which of several transfers has failed.
     pub(crate) fn in_part(mut self, number: usize) -> Self {
         self.message = format!("transfer {number}: {}", self.message);
         self
     }
 
-    /// The same with another `koloResult_t`.
+    /// Replaces the `koloResult_t`.
     pub(crate) const fn with_code(mut self, code: c_int) -> Self {
         self.code = code;
         self
     }
 
-    /// The `koloResult_t`.
+    /// Returns the `koloResult_t`.
     pub(crate) const fn code(&self) -> c_int {
         self.code
     }
@@ -45,7 +45,7 @@ impl Failure {
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// A call that makes no sense.
+/// Makes the failure of a call that makes no sense.
 pub(crate) fn usage(message: impl Into<String>) -> Failure {
     let message = format!("{} [{}]", message.into(), codes::OF_USAGE);
     Failure { code: result::USAGE, name: codes::OF_USAGE, message, peer: None }
@@ -89,7 +89,7 @@ impl LastError {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
     }
 
-    /// Its message; empty if there was none.
+    /// Returns the message of the last error; empty if there was none.
     pub(crate) fn message(&self) -> String {
         self.copy().map(|failure| failure.message).unwrap_or_default()
     }
@@ -102,20 +102,20 @@ impl LastError {
 thread_local! {
     /// The last error of this thread.
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
-    /// The text that `koloGetLastError` last gave to this thread.
+    /// The text that `koloGetLastError` last returned to this thread.
     static GIVEN: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of an entry. Its error goes to the thread and, where there is one, to the communicator.
+/// Runs the body of an entry. Stores its error for the thread and, if there is one, for the communicator.
 pub(crate) fn guard(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
     let _whole = Uncancelled::new();
     guard_quick(function, kept_by, body)
 }
 
-/// The same for a body that comes to no cancellation point but inside the runtime, which sees to that by itself.
+/// As [`guard`], for a body with cancellation points only inside the runtime, which defers cancellation there by itself.
 #[inline]
 fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
-    // State that a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
+    // State that a panic may leave inconsistent is behind the runtime's own locks, which treat poison as an error.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -128,7 +128,7 @@ fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() 
         kept_by.set(&failure);
     }
     let code = failure.code;
-    // In a thread that is ending there may be no place any more; the code says enough.
+    // A thread that is ending may have lost its thread-local storage; the code must then suffice.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some(failure));
     code
 }
@@ -147,7 +147,7 @@ pub(crate) unsafe fn with_comm(
     guard(function, comm.map(|comm| &*comm.last_error), || body(comm.ok_or_else(no_communicator)?))
 }
 
-/// As [`with_comm`], for one blocking collective: many are over sooner than cancellation is held off.
+/// As [`with_comm`], for one blocking collective. Many such calls take less time than deferring cancellation would.
 ///
 /// # Safety
 /// As [`with_comm`].
@@ -166,24 +166,24 @@ fn no_communicator() -> Failure {
     usage("the communicator is NULL; was it made, and not yet destroyed?")
 }
 
-/// Where C wants a result to be written, if it is not null. C need not have put anything there.
+/// Returns the memory for a result, unless the pointer is null. C need not have initialized it.
 ///
 /// # Safety
-/// `place` is null or valid for writing, and nobody else uses it during the call.
+/// `place` is null or valid for writing, and nothing else uses it during the call.
 pub(crate) unsafe fn place<'a, T>(what: &str, place: *mut T) -> Outcome<&'a mut MaybeUninit<T>> {
-    // SAFETY: the caller's promise; `MaybeUninit` makes no demand on what is there.
+    // SAFETY: the caller's promise; `MaybeUninit` may be uninitialized.
     unsafe { place.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))
 }
 
-/// Takes a handle out of C's variable, which becomes null; `None` if it was null already.
+/// Takes a handle out of C's variable, which becomes null; returns `None` if it was null already.
 ///
 /// # Safety
-/// `variable` is null or points to null or to a handle made by `Box::into_raw`, which nobody else uses.
+/// `variable` is null or points to null or to a handle made by `Box::into_raw`, which nothing else uses.
 pub(crate) unsafe fn take<T>(what: &str, variable: *mut *mut T) -> Outcome<Option<Box<T>>> {
-    // SAFETY: the caller's promise: an initialized variable.
+    // SAFETY: the caller's promise: the variable is initialized.
     let variable = unsafe { variable.as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))?;
     let handle = std::mem::replace(variable, std::ptr::null_mut());
-    // SAFETY: not null, so a box; C's variable does not lead to it any more.
+    // SAFETY: the handle is not null, so it is a box; C's variable no longer points to it.
     Ok((!handle.is_null()).then(|| unsafe { Box::from_raw(handle) }))
 }
 
@@ -229,7 +229,7 @@ unsafe extern "C" fn koloGetLastErrorPeer(comm: *const Comm) -> c_int {
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloGetLastErrorCode(comm: *const Comm) -> *const c_char {
-    /// All codes as C has them.
+    /// All codes as C strings.
     static CODES: LazyLock<Vec<CString>> =
         LazyLock::new(|| codes::ALL.iter().filter_map(|row| CString::new(row.code).ok()).collect());
     let _whole = Uncancelled::new();
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(guard("koloTest", None, || Err(usage("no\0pe"))), result::USAGE);
         assert_eq!(guard("koloTest", None, || Ok(())), result::SUCCESS);
         assert_eq!(message(), "koloTest: no pe [K0101]");
-        // SAFETY: as above; codes live for ever.
+        // SAFETY: as above; codes are never freed.
         let code = unsafe { CStr::from_ptr(koloGetLastErrorCode(std::ptr::null())) };
         assert_eq!(code, c"K0101");
     }

@@ -1,4 +1,4 @@
-//! The ways to a first communicator.
+//! The entries that make a process's first communicator.
 
 use std::ffi::{c_char, c_int};
 
@@ -14,7 +14,7 @@ use crate::{checked, config, unique_id};
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommInitEnv(comm: *mut *mut Comm, config: *const abi::Config) -> c_int {
-    // Without a description the environment says where to join, also as a newcomer.
+    // Without a join specification, the environment says where to join, also as a newcomer.
     // SAFETY: the header's promise.
     unsafe { init("koloCommInitEnv", comm, config, || Ok(None)) }
 }
@@ -46,7 +46,7 @@ unsafe extern "C" fn koloCommInitRank(
     rank: c_int,
     config: *const abi::Config,
 ) -> c_int {
-    // Closing what was reserved is a point at which threads are cancelled.
+    // Closing the reserved port is a cancellation point.
     let _whole = Uncancelled::new();
     let mut reserved = None;
     let spec = || {
@@ -55,7 +55,7 @@ unsafe extern "C" fn koloCommInitRank(
         let (world_size, rank) = (checked::number("nranks", world_size)?, checked::number("rank", rank)?);
         let spec = unique_id::join_spec(id, world_size, rank)?;
         if rank == 0 {
-            // Kept until the runtime itself listens, given back in any case: an id serves once.
+            // Kept until the runtime itself listens, and released in any case, since an id serves only once.
             reserved = unique_id::take_reservation(id);
         }
         Ok(Some(spec))
@@ -67,7 +67,7 @@ unsafe extern "C" fn koloCommInitRank(
 }
 
 /// # Safety
-/// As the entries that use it.
+/// As for the entries that call it.
 unsafe fn init(
     function: &str,
     comm: *mut *mut Comm,
@@ -90,7 +90,7 @@ unsafe fn init(
     })
 }
 
-/// The URL with rank and number of ranks in it, if they were given.
+/// Adds rank and number of ranks to the URL, if they are given.
 fn numbered(url: &str, world_size: c_int, rank: c_int) -> Outcome<String> {
     if (world_size, rank) == (-1, -1) {
         return Ok(url.to_owned());

@@ -9,7 +9,7 @@ use crate::comm::Comm;
 use crate::guard::{Outcome, usage, with_comm};
 use crate::request::{Progress, Request, start};
 
-/// A call as C makes it, whose counts are not looked at yet.
+/// The arguments of a call as C gives them, with unread counts.
 struct Uneven {
     collective: Collective,
     input: *const c_void,
@@ -21,12 +21,12 @@ struct Uneven {
     root: c_int,
 }
 
-/// Elements of the blocks of a buffer.
+/// The lengths of a buffer's blocks, in elements.
 #[derive(Clone, Copy)]
 enum Counts {
     /// One block per rank.
     Each(&'static str, *const usize),
-    /// This rank's block in a list of one per rank.
+    /// This rank's block, from a list with one entry per rank.
     OwnOf(*const usize),
     /// One block.
     One(usize),
@@ -36,7 +36,7 @@ enum Counts {
 
 impl Counts {
     /// # Safety
-    /// The pointer, where it is looked at, is null or leads to an entry per rank.
+    /// The pointer, if it is read, is null or points to one entry per rank.
     unsafe fn list(self, comm: &Comm, root: u32) -> Outcome<Vec<usize>> {
         // SAFETY: the caller's promise, for all of them.
         unsafe {
@@ -56,10 +56,10 @@ impl Counts {
 }
 
 impl Uneven {
-    /// Checks the call, and hands it on.
+    /// Checks the call, and calls `then` with it.
     ///
     /// # Safety
-    /// The counts lead to an entry per rank where they are looked at.
+    /// The counts, if they are read, point to one entry per rank.
     unsafe fn with<R>(&self, comm: &Comm, then: impl FnOnce(&RawCallV<'_>) -> Outcome<R>) -> Outcome<R> {
         let (data_type, root) = (checked::data_type(self.data_type)?, checked::number("root", self.root)?);
         // SAFETY: the caller's promise.
@@ -77,7 +77,7 @@ impl Uneven {
     }
 
     /// # Safety
-    /// As [`Uneven::with`], and the buffers are as long as the counts say and nobody else's until this returns.
+    /// As [`Uneven::with`]; also, the buffers are as long as the counts say, and nothing else uses them until this returns.
     unsafe fn run(&self, comm: &Comm) -> Outcome {
         // SAFETY: the caller's promise.
         unsafe { self.with(comm, |call| Ok(comm.communicator.call_raw_v(call)?)) }
@@ -101,7 +101,7 @@ macro_rules! entries {
         /// See `kolo.h`.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(comm: *const Comm, $($argument: $type),*) -> c_int {
-            // SAFETY: the header's promise: lists have an entry per rank, the buffers are as long as they say.
+            // SAFETY: the header's promise: the lists have one entry per rank, and the buffers are as long as the lists say.
             unsafe { with_comm(stringify!($name), comm, |comm| { let call: Uneven = $call?; call.run(comm) }) }
         }
 
@@ -187,7 +187,7 @@ entries!(koloAllToAllV, koloAllToAllVStart,
     root: 0,
 }));
 
-/// One count per rank.
+/// Returns the counts, one per rank.
 ///
 /// # Safety
 /// `counts` is null or has an entry per rank.

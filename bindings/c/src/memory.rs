@@ -1,4 +1,4 @@
-//! Memory for buffers: aligned, and registered with the transports that pin memory where that is asked for.
+//! Memory for buffers: aligned memory, symmetric memory, and registration with transports that pin memory.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -9,7 +9,7 @@ use kolo_rs::SymmetricBuffer;
 use crate::comm::Comm;
 use crate::guard::{guard, place, take, usage, with_comm};
 
-/// Pages everywhere Kolo runs, or a multiple: what transports pin and map is whole pages.
+/// The page size of the systems on which Kolo runs, or a multiple of it: transports pin and map whole pages.
 const ALIGNMENT: usize = 4096;
 
 /// See `kolo.h`.
@@ -23,7 +23,7 @@ unsafe extern "C" fn koloMemAlloc(memory: *mut *mut c_void, bytes: usize) -> c_i
             return Ok(());
         }
         let mut found = std::ptr::null_mut();
-        // SAFETY: the alignment is a power of two and a multiple of a pointer's size; the result is a local variable.
+        // SAFETY: the alignment is a power of two and a multiple of a pointer's size; the result goes to a local variable.
         let code = unsafe { libc::posix_memalign(&raw mut found, ALIGNMENT, bytes) };
         if code != 0 {
             let error = std::io::Error::from_raw_os_error(code);
@@ -38,7 +38,7 @@ unsafe extern "C" fn koloMemAlloc(memory: *mut *mut c_void, bytes: usize) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloMemFree(memory: *mut c_void) -> c_int {
     guard("koloMemFree", None, || {
-        // SAFETY: null, or from `koloMemAlloc` by the header's promise, and so from posix_memalign.
+        // SAFETY: the header's promise: the memory is null or from `koloMemAlloc`, and so from posix_memalign.
         unsafe { libc::free(memory) };
         Ok(())
     })
@@ -91,7 +91,7 @@ unsafe extern "C" fn koloCommRegister(
     bytes: usize,
     registration: *mut *mut Registration,
 ) -> c_int {
-    // SAFETY: the header's promise, for all pointers, and that the memory stays until it is deregistered.
+    // SAFETY: the header's promise, for all pointers; also, the memory stays until it is deregistered.
     unsafe {
         with_comm("koloCommRegister", comm, |comm| {
             let registration = place("registration", registration)?;
@@ -109,7 +109,7 @@ unsafe extern "C" fn koloCommDeregister(comm: *const Comm, registration: *mut *m
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommDeregister", comm, |_| {
-            // From `koloCommRegister`. Dropping it ends it.
+            // The handle is from `koloCommRegister`. Dropping it ends the registration.
             drop(take("registration", registration)?);
             Ok(())
         })

@@ -1,4 +1,4 @@
-//! Groups that change: invitations, joining by one, taking in, state for those that have come, and survivors (`survivors.rs`).
+//! Groups whose members change: invitations, joining by them, taking newcomers in, their state, and survivors (`survivors.rs`).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -104,7 +104,7 @@ unsafe fn take_in(result: *mut *mut Comm, make: impl FnOnce() -> kolo_rs::Result
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommSlots(comm: *const Comm, slots: *mut c_int) -> c_int {
-    // SAFETY: the header's promise: room for as many as there are ranks.
+    // SAFETY: the header's promise: `slots` has room for one int per rank.
     unsafe {
         with_comm("koloCommSlots", comm, |comm| {
             place("slots", slots)?;
@@ -136,7 +136,7 @@ unsafe extern "C" fn koloStateCreate(comm: *const Comm, state: *mut *mut Handle)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloStateDestroy(state: *mut *mut Handle) -> c_int {
     guard("koloStateDestroy", None, || {
-        // SAFETY: the header's promise: from `koloStateCreate`, and nobody else uses it any more.
+        // SAFETY: the header's promise: the handle is from `koloStateCreate`, and no other call uses it any more.
         drop(unsafe { take("state", state) }?);
         Ok(())
     })
@@ -242,13 +242,13 @@ unsafe extern "C" fn koloStateFetch(
     received: *mut u64,
 ) -> c_int {
     guard("koloStateFetch", None, || {
-        // SAFETY: the header's promise, for all pointers; a state that is there is from this call or `koloStateCreate`.
+        // SAFETY: the header's promise, for all pointers; a state that is not null is from this call or `koloStateCreate`.
         unsafe {
             let state = state.as_mut().ok_or_else(|| usage("state is NULL"))?;
             let text = checked::text("invitation", invitation)?.ok_or_else(|| usage("invitation is NULL"))?;
             let (invitation, limit) = (text.parse::<Invitation>()?, limit("limit_ms", limit_ms)?);
             let fetched = with_parts(parts, count, |parts| {
-                // Also after a failure, so that the next attempt goes on where this one has ended.
+                // The state is made even if the call fails, so that the next attempt continues where this one ends.
                 if state.is_null() {
                     *state = Box::into_raw(Box::new(Mutex::new(State::new())));
                 }
@@ -265,13 +265,13 @@ unsafe extern "C" fn koloStateFetch(
 }
 
 /// # Safety
-/// `parts` is null or valid for `count`; the memory of each is valid, and nobody else uses it meanwhile.
+/// `parts` is null or valid for `count`; the memory of each part is valid, and nothing else uses it meanwhile.
 unsafe fn with_parts<R>(
     parts: *const abi::Part,
     count: usize,
     body: impl FnOnce(&mut [Part<'_>]) -> Outcome<R>,
 ) -> Outcome<R> {
-    // SAFETY: the caller's promise; `apart` has refused parts that are the same memory.
+    // SAFETY: the caller's promise; `apart` refuses parts that overlap.
     unsafe {
         let parts = match (parts.is_null(), count) {
             (_, 0) => &[],
@@ -286,7 +286,7 @@ unsafe fn with_parts<R>(
     }
 }
 
-/// A part that makes sense.
+/// A checked part.
 struct Known<'a> {
     name: &'a str,
     at: *mut u8,
@@ -295,9 +295,9 @@ struct Known<'a> {
 
 impl<'a> Known<'a> {
     /// # Safety
-    /// The memory is valid, and nobody else uses it, also as another part, as long as the result lives.
+    /// The memory is valid, and nothing else uses it, not even as another part, as long as the result lives.
     unsafe fn memory(&self) -> &'a mut [u8] {
-        // SAFETY: not null, of a length that a slice may have (`known`), and the caller's promise.
+        // SAFETY: `known` has checked that the address is not null and the length fits a slice; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
     }
 }
@@ -319,7 +319,7 @@ unsafe fn known(part: &abi::Part) -> Outcome<Known<'_>> {
     Ok(Known { name, at, bytes })
 }
 
-/// Refuses parts that overlap: each is filled on its own.
+/// Refuses parts that overlap, since each is filled independently.
 fn apart(parts: &[Known<'_>]) -> Outcome {
     let mut sorted: Vec<_> = parts.iter().filter(|part| part.bytes > 0).collect();
     sorted.sort_by_key(|part| part.at.addr());
@@ -360,7 +360,7 @@ type Watcher = unsafe extern "C" fn(change: *const abi::Change, context: *mut c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloSurvivorsCreate(comm: *mut *mut Comm, group: *mut *mut Members) -> c_int {
     guard("koloSurvivorsCreate", None, || {
-        // SAFETY: the header's promise, for both pointers and for the handle, which nobody else uses any more.
+        // SAFETY: the header's promise, for both pointers and for the handle, which no other call uses any more.
         unsafe {
             let group = place("group", group)?;
             group.write(null_mut());
@@ -383,7 +383,7 @@ unsafe extern "C" fn koloSurvivorsCreate(comm: *mut *mut Comm, group: *mut *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloSurvivorsDestroy(group: *mut *mut Members) -> c_int {
     guard("koloSurvivorsDestroy", None, || {
-        // SAFETY: the header's promise: from `koloSurvivorsCreate`, and nobody else uses it any more.
+        // SAFETY: the header's promise: the handle is from `koloSurvivorsCreate`, and no other call uses it any more.
         drop(unsafe { take("group", group) }?);
         Ok(())
     })
@@ -420,7 +420,7 @@ unsafe extern "C" fn koloSurvivorsOnChange(
     watcher: Option<Watcher>,
     context: *mut c_void,
 ) -> c_int {
-    // As a number, so that it may go to the thread that runs the step.
+    // Kept as a number, so that the closure may go to the thread that runs the step.
     let context = context.expose_provenance();
     let tell = move |change: &Change| {
         let Some(watcher) = watcher else { return };
@@ -435,7 +435,7 @@ unsafe extern "C" fn koloSurvivorsOnChange(
             rank: change.rank as c_int,
             size: change.world_size as c_int,
         };
-        // SAFETY: the header's promise, for the function and its context; all else lives until it has returned. Tested by
+        // SAFETY: the header's promise, for the function and its context; all other arguments live until it has returned. Tested by
         // `tests/c/survivors.c`.
         unsafe { watcher(&raw const told, std::ptr::with_exposed_provenance_mut(context)) }
     };
@@ -507,7 +507,7 @@ unsafe extern "C" fn koloSurvivorsAllReduce(
     // SAFETY: the header's promise, for the group and for the buffers until the call is over.
     unsafe {
         with_group("koloSurvivorsAllReduce", group, |group| {
-            // The others hear of wrong arguments as of any step that fails.
+            // Wrong arguments fail inside the step, so that the other ranks learn of them as of any step that fails.
             group.run(step_limit(limit_ms)?, |comm| {
                 with_comm("koloAllReduce", comm, |comm| Ok(comm.communicator.call_raw(&call()?)?))
             })

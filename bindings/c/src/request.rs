@@ -1,4 +1,4 @@
-//! Handles of what is in progress.
+//! Requests: handles of operations in progress.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Request {
 pub(crate) enum Progress {
     /// A collective, a send or a group of messages.
     Plain(Work<()>),
-    /// A receive, which tells its source.
+    /// A receive, whose result is its source.
     Recv(Work<u32>),
 }
 
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// Waits, and gives the source of a receive.
+    /// Waits; returns the source of a receive.
     fn wait(self, limit: Option<Duration>) -> Outcome<Option<u32>> {
         Ok(match (self, limit) {
             (Self::Plain(work), None) => work.wait().map(|()| None),
@@ -45,7 +45,7 @@ impl Progress {
     }
 }
 
-/// Starts something and gives out its handle.
+/// Starts an operation and writes its handle.
 ///
 /// # Safety
 /// `request` is null or valid.
@@ -62,10 +62,10 @@ pub(crate) unsafe fn start(
     Ok(())
 }
 
-/// Starts a call and gives out its handle.
+/// Starts a collective and writes its handle.
 ///
 /// # Safety
-/// The buffers of the call stay as `Communicator::start_raw` asks, which the header asks of C; `request` is null or valid.
+/// The buffers of the call stay as `Communicator::start_raw` demands, as the header asks of C; `request` is null or valid.
 pub(crate) unsafe fn start_call(comm: &Comm, call: &RawCall, request: *mut *mut Request) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { start(comm, request, || Ok(Progress::Plain(comm.communicator.start_raw(call)?))) }
@@ -110,7 +110,7 @@ unsafe extern "C" fn koloWaitSource(
 }
 
 /// # Safety
-/// `request` is null or points to null or a request that nobody else uses.
+/// `request` is null or points to null or to a request that nothing else uses.
 unsafe fn wait(
     function: &str,
     request: *mut *mut Request,
@@ -129,7 +129,7 @@ unsafe fn wait(
             return tell(request.work.wait(None)?);
         }
         let limit = u64::try_from(timeout_ms).map(Duration::from_millis);
-        // A wrong time-out must not leave C without the handle and with buffers in use.
+        // The handle is gone, so a call with a wrong time-out still waits: otherwise C could not know when its buffers are free.
         let Ok(limit) = limit else {
             request.work.wait(None)?;
             return Err(usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET or 0 and more")));

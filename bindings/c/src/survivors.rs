@@ -1,4 +1,4 @@
-//! A group of survivors behind a handle: what its entries in `newcomers.rs` do.
+//! The group of survivors behind a `koloSurvivors_t`, on which the entries in `newcomers.rs` work.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -15,14 +15,14 @@ use crate::guard::{Failure, LastError, Outcome, usage};
 
 /// Target of a `koloSurvivors_t`, behind a lock.
 pub(crate) struct Group {
-    /// Taken out for a moment while it is set up.
+    /// `None` only for a moment, while its settings change.
     survivors: Option<Survivors>,
     /// C's communicator of the current members.
     comm: Arc<Comm>,
 }
 
 impl Group {
-    /// Takes a communicator over, with the requests and memory of its handle.
+    /// Takes over a communicator, with the requests and memory of its handle.
     pub(crate) fn new(comm: Comm) -> Outcome<Self> {
         let Comm { communicator: Whose::Own(communicator), last_error, lent } = comm else {
             return Err(usage("the communicator is that of a group already"));
@@ -33,7 +33,7 @@ impl Group {
         Ok(group)
     }
 
-    /// The handle for its members, which is good until the next call on the group.
+    /// Returns the communicator handle of the members, which is valid until the next call on the group.
     pub(crate) fn comm(&self) -> Outcome<*const Comm> {
         show(&self.comm, self.survivors.as_ref().ok_or_else(broken)?.comm());
         Ok(Arc::as_ptr(&self.comm))
@@ -52,7 +52,7 @@ impl Group {
         Ok(self.survivors.as_mut().ok_or_else(broken)?.admit()?)
     }
 
-    /// Whether it has taken a copy of the state for newcomers.
+    /// Offers the state to newcomers; returns whether a copy was made.
     pub(crate) fn offer(&self, state: &mut State, parts: &[Part<'_>]) -> Outcome<bool> {
         Ok(state.offer(self.survivors.as_ref().ok_or_else(broken)?, parts))
     }
@@ -82,7 +82,7 @@ impl Group {
             Some(limit) => survivors.run_within(limit, step),
         };
         done.map_err(|error| match last.get() {
-            // The caller knows its own step's result best.
+            // If this rank's own step failed, the caller gets that step's result.
             code if code != SUCCESS && error.to_string() == meant => {
                 let own = handle.last_error.copy().filter(|failure| failure.code() == code);
                 own.unwrap_or_else(|| Failure::from(error).with_code(code))
@@ -98,7 +98,7 @@ fn show(handle: &Comm, members: &Communicator) {
     }
 }
 
-/// The error of a step that failed while its communicator is well: it is not repeated.
+/// Makes the error of a step that failed while its communicator is healthy; such a step is not repeated.
 fn failed(comm: &Communicator, code: c_int, message: &str) -> Error {
     let mut context = ErrorContext::default();
     (context.rank, context.operation) = (comm.rank(), "step".to_owned());

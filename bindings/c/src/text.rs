@@ -1,4 +1,4 @@
-//! Small facts and texts.
+//! Texts and the version.
 
 use std::ffi::{c_char, c_int};
 
@@ -20,7 +20,7 @@ pub(crate) unsafe fn give_text(text: &str, to: *mut c_char, bytes: usize, needed
     if let Some(room) = bytes.checked_sub(1) {
         let room = room.min(text.len());
         let whole = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        // SAFETY: `whole` + 1 bytes are at most `bytes`, which the caller promises; the texts cannot overlap, since
+        // SAFETY: `whole` + 1 is at most `bytes`, for which `to` is valid by the caller's promise; the two cannot overlap, since
         // `text` is Rust's.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), whole);
@@ -46,7 +46,7 @@ extern "C" fn koloTypeBytes(data_type: c_int) -> usize {
     checked::data_type(data_type).map_or(0, kolo_rs::DataType::size)
 }
 
-/// The package's version as `KOLO_VERSION` counts it.
+/// The package's version in the form of `KOLO_VERSION`.
 const VERSION: c_int = 10_000 * digits(env!("CARGO_PKG_VERSION_MAJOR"))
     + 100 * digits(env!("CARGO_PKG_VERSION_MINOR"))
     + digits(env!("CARGO_PKG_VERSION_PATCH"));

@@ -163,7 +163,7 @@ unsafe extern "C" fn koloProbeNow(
     }
 }
 
-/// The rank whose messages are meant; none for any.
+/// Returns the source of a receive or probe; `None` for any rank.
 fn source(from: c_int) -> Outcome<Option<u32>> {
     if from == ANY_SOURCE {
         return Ok(None);
@@ -264,7 +264,7 @@ unsafe extern "C" fn koloBatchStart(
 }
 
 /// # Safety
-/// `transfers` is null or leads to so many.
+/// `transfers` is null or points to `count` transfers.
 unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Transfer]> {
     if transfers.is_null() {
         return Err(usage(format!("{count} transfers are announced, but transfers is NULL")));
@@ -272,7 +272,7 @@ unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Tra
     if count > isize::MAX as usize / size_of::<Transfer>() {
         return Err(usage(format!("{count} transfers are more than can be addressed")));
     }
-    // SAFETY: the caller's promise, for a list that exists in memory.
+    // SAFETY: the caller's promise; the length has been checked to fit into memory.
     Ok(unsafe { std::slice::from_raw_parts(transfers, count) })
 }
 
@@ -291,16 +291,16 @@ fn message(buffer: *mut c_void, count: usize, data_type: c_int, tag: u32) -> Out
 /// Checks all transfers, then runs them.
 ///
 /// # Safety
-/// The buffers are as long as the transfers say, and nobody else uses them until this returns.
+/// The buffers are as long as the transfers say, and nothing else uses them until this returns.
 unsafe fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome {
     // SAFETY: the caller's promise.
     Ok(unsafe { batch(comm, transfers) }?.run()?)
 }
 
-/// Checks all transfers.
+/// Checks all transfers, and makes a batch of them.
 ///
 /// # Safety
-/// The buffers are as long as the transfers say, and nobody else uses them until what is made of the batch is over.
+/// The buffers are as long as the transfers say, and nothing else uses them until the batch, run or started, is complete.
 unsafe fn batch<'a>(comm: &'a Comm, transfers: &[Transfer]) -> Outcome<Batch<'a>> {
     let mut batch = comm.communicator.batch();
     for (number, transfer) in transfers.iter().enumerate() {

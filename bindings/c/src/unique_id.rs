@@ -1,4 +1,4 @@
-//! Ids that a program passes on by its own means.
+//! Unique ids, which a program passes on by its own means.
 
 use std::ffi::{c_char, c_int};
 
@@ -21,17 +21,17 @@ unsafe extern "C" fn koloGetUniqueId(id: *mut UniqueId, host: *const c_char) -> 
     })
 }
 
-/// How a rank joins by an id.
+/// Returns the join specification of a rank that joins by an id.
 pub(crate) fn join_spec(id: &UniqueId, world_size: u32, rank: u32) -> Outcome<JoinSpec> {
     join::UniqueId { bytes: id.bytes }.join_spec(world_size, rank).map_err(argument)
 }
 
-/// Keeps the port of an id free, if this process made it. It can be taken once.
+/// Takes the reservation that keeps the port of an id free, if this process made the id. It can be taken once.
 pub(crate) fn take_reservation(id: &UniqueId) -> Option<Reservation> {
     join::UniqueId { bytes: id.bytes }.take_reservation()
 }
 
-/// An id is an argument here, not a setting.
+/// Turns a configuration error about an id into a usage error, since an id is an argument here and not a setting.
 fn argument(error: Error) -> Failure {
     match &error {
         Error::Configuration { setting, .. } if setting == "unique id" => usage(error.to_string()),

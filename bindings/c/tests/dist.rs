@@ -1,4 +1,4 @@
-//! The archive that users get: unpacked elsewhere, the examples build against it by make and by CMake, and run.
+//! Tests the archive that users get: unpacks it elsewhere, builds the examples against it by make and by CMake, and runs them.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{cc, compiler, package, profile, run_ranks, succeed};
 
-/// Packs the library and unpacks it into `folder`; the root of what was unpacked.
+/// Packs the library and unpacks the archive into `folder`; returns the unpacked root.
 fn unpacked(folder: &Path) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut dist = Command::new(package().join("dist.sh"));
@@ -69,7 +69,7 @@ fn the_archive_serves() {
     }
 }
 
-/// A static library with Rust's own symbols in it would clash with another one.
+/// Checks that the static library shows only Kolo's symbols: with Rust's own symbols, it would clash with another Rust library.
 fn only_ours_is_visible(archive: &Path) {
     let symbols = succeed(Command::new("nm").args(["--extern-only", "--defined-only"]).arg(archive));
     let foreign: Vec<&str> = symbols

@@ -1,4 +1,4 @@
-//! `kolo.h` compiles everywhere, declares exactly what the library exports, and agrees with it on every struct.
+//! Tests that `kolo.h` compiles as C and C++, declares exactly the functions that the library exports, and agrees with it on every struct.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn header() -> String {
     std::fs::read_to_string(package().join("include/kolo.h")).unwrap()
 }
 
-/// Every use of an initializer, and every function's address.
+/// Returns a program that uses every initializer, and every function's address.
 fn user() -> String {
     let uses: Vec<String> = declared().iter().map(|name| format!("    (void)&{name};\n")).collect();
     format!(
@@ -28,7 +28,7 @@ fn user() -> String {
     )
 }
 
-/// The functions that the header declares.
+/// Returns the functions that the header declares.
 fn declared() -> BTreeSet<String> {
     header()
         .lines()
@@ -79,8 +79,8 @@ fn the_shared_library_exports_what_is_declared_and_nothing_else() {
     assert_eq!(exported, declared());
 }
 
-/// A program that was linked with a library of this soname runs with every later one of it. So what is in the list stays there, with the
-/// same signature, until the soname changes; what is new is added to it.
+/// A program linked with a library runs with every later library of the same soname. So a function in the list stays there, with the same
+/// signature, until the soname changes; new functions are added to the list.
 #[test]
 fn the_interface_is_the_one_on_record() {
     let Some(nm) = compiler("NM", "nm") else { return };
@@ -170,7 +170,7 @@ fn structs_and_numbers_agree() {
     assert_eq!(succeed(&mut Command::new(program)), expected);
 }
 
-/// The name of a type in C, without `KOLO_`.
+/// Returns the name of a type in C, without `KOLO_`.
 fn in_c(data_type: DataType) -> String {
     let name = data_type.name();
     let (kind, bits) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));
@@ -184,7 +184,7 @@ fn in_c(data_type: DataType) -> String {
     format!("{kind}{bits}")
 }
 
-/// Constants whose numbers are their places.
+/// Returns constants whose numbers are their positions in the list.
 fn places(names: &[impl AsRef<str>]) -> Vec<(String, usize)> {
     let name = |name: &str| format!("KOLO_{}", name.to_uppercase());
     names.iter().enumerate().map(|(at, known)| (name(known.as_ref()), at)).collect()

@@ -1,4 +1,4 @@
-//! C programs that use the library as a user would, linked in both ways.
+//! Runs C programs that use the library as a user would, linked to the shared and to the static library.
 
 mod common;
 
@@ -92,8 +92,8 @@ fn cancelled_threads() {
     in_both_ways("cancel", 3, &[&["shm"], &["tcp"]]);
 }
 
-/// No leak, no overrun, no use of what has been freed: as far as the sanitizer sees, which is all that C does and all
-/// that the library allocates.
+/// Checks for leaks, overruns and use after free, as far as the sanitizer sees them: in the C code, and in all memory that the library
+/// allocates.
 #[test]
 fn under_the_sanitizer() {
     let Some(cc) = cc() else { return };
@@ -112,7 +112,7 @@ fn under_the_sanitizer() {
     run_ranks(&program, 3, &["lost"]);
 }
 
-/// Whether a program can be compiled with the sanitizer and runs here; it does not under some tracers.
+/// Returns whether a program can be compiled with the sanitizer and runs here; under some tracers it does not.
 fn sanitizes(cc: &str, folder: &Path) -> bool {
     let (source, program) = (folder.join("empty.c"), folder.join("empty"));
     std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();

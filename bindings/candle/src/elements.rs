@@ -1,4 +1,4 @@
-//! The elements of tensors as Kolo takes them: a vector of one type.
+//! Conversion of tensors to vectors of one type, as Kolo takes them, and back.
 
 use candle_core::{DType, Tensor, WithDType};
 use half::{bf16, f16};
@@ -24,17 +24,17 @@ macro_rules! by_type {
     };
 }
 
-/// A reduction under way.
+/// A reduction in progress.
 pub(crate) struct Started<'c>(Box<dyn FnOnce() -> Result<Vec<Tensor>> + 'c>);
 
 impl Started<'_> {
-    /// Waits for it; the results have the shapes and devices of the inputs.
+    /// Waits for the reduction; the results have the shapes and devices of the inputs.
     pub(crate) fn finish(self) -> Result<Vec<Tensor>> {
         (self.0)()
     }
 }
 
-/// Starts the reduction of tensors of one type as one vector.
+/// Starts to reduce tensors of one type, joined into one vector.
 pub(crate) fn all_reduce<'c>(
     comm: &'c Communicator,
     tensors: &[Tensor],

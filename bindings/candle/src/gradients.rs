@@ -1,4 +1,4 @@
-//! The gradients of a model.
+//! Reduction of a model's gradients.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
@@ -7,11 +7,12 @@ use kolo::{Communicator, ReduceOp};
 
 use crate::{Result, elements};
 
-/// Gradients are reduced together up to so many bytes: one call for many small ones, while the next ones are gathered.
+/// The largest number of bytes of gradients that are reduced in one call. A call serves many small gradients, and runs while the next ones
+/// are gathered.
 pub const BUCKET_BYTES: usize = 8 << 20;
 
-/// The variables of a map by name, which is the same order on all ranks. [`VarMap::all_vars`] has an order of its own in every process, so
-/// calls for its variables would not match.
+/// Returns the variables of a map sorted by name, which is the same order on all ranks. The order of [`VarMap::all_vars`] differs between
+/// processes, so calls in that order would not match.
 ///
 /// # Panics
 /// If a thread panicked while it held the map.
@@ -23,14 +24,14 @@ pub fn ordered_vars(map: &VarMap) -> Vec<Var> {
     named.into_iter().map(|(_, var)| var.clone()).collect()
 }
 
-/// Replaces each variable's gradient by its reduction over all ranks, with [`ReduceOp::Avg`] as a rule. `vars` has the same variables in
-/// the same order on all ranks: see [`ordered_vars`]. A variable without a gradient on this rank contributes zeros, and has one
-/// after.
+/// Replaces each variable's gradient by its reduction over all ranks; `op` is usually [`ReduceOp::Avg`]. `vars` has the same variables in
+/// the same order on all ranks: see [`ordered_vars`]. A variable without a gradient on this rank contributes zeros, and has a gradient
+/// afterwards.
 ///
-/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; a bucket is under way while the next one is gathered.
+/// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; while one bucket is reduced, the next one is gathered.
 ///
 /// # Errors
-/// As [`all_reduce`](crate::all_reduce). Then some gradients may be replaced and others not.
+/// As [`all_reduce`](crate::all_reduce). After an error, some gradients may be replaced and others not.
 pub fn all_reduce_gradients(
     comm: &Communicator,
     gradients: &mut GradStore,
@@ -58,7 +59,7 @@ pub fn all_reduce_gradients(
 }
 
 trait ChunkByBytes {
-    /// Neighbours of one type, together up to [`BUCKET_BYTES`].
+    /// Divides the tensors into runs of one type, of up to [`BUCKET_BYTES`] each.
     fn chunk_by_bytes(&self) -> Vec<&[Tensor]>;
 }
 

@@ -14,14 +14,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A step of data-parallel training adds one line, [`all_reduce_gradients`], between `backward` and the optimizer's step;
-//! [`broadcast_vars`] gives all ranks the same start.
+//! Data-parallel training needs one more line per step, [`all_reduce_gradients`], between `backward` and the optimizer's step.
+//! [`broadcast_vars`] gives all ranks the same initial values.
 //!
-//! Tensors of any device are taken, by way of host memory. They may have any layout; results are contiguous, on the device of the input.
-//! Element types are those that both libraries know: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64`.
+//! Tensors may be on any device, and go through host memory. They may have any layout; results are contiguous, on the device of the
+//! input. Element types are those that both libraries have: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64`.
 //!
 //! All ranks call the same functions in the same order, with tensors of the same shape and type. Every call blocks until its result is
-//! there. Kolo's errors come through as they are, with rank, operation and remedy ([`Error::Kolo`]).
+//! there. Kolo's errors are passed on unchanged, with rank, operation and remedy ([`Error::Kolo`]).
 
 mod elements;
 mod gradients;
@@ -33,15 +33,15 @@ use kolo::{Communicator, ReduceOp};
 
 pub use gradients::{BUCKET_BYTES, all_reduce_gradients, ordered_vars};
 
-/// Why a call on tensors has failed.
+/// The error of a call on tensors.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Kolo's reason.
+    /// An error of Kolo.
     Kolo(kolo::Error),
-    /// Candle's reason, on this rank alone: the others wait for it until their time-out.
+    /// An error of candle on this rank alone. The other ranks wait for this rank until their time-out.
     Candle(candle_core::Error),
-    /// Kolo reduces and moves no elements of this type. Nothing was sent.
+    /// Kolo neither reduces nor moves elements of this type. Nothing was sent.
     DType(DType),
 }
 
@@ -85,7 +85,8 @@ impl From<candle_core::Error> for Error {
 /// Result of calls on tensors.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The reduction of all ranks' tensors, on every rank, with the shape of the input. Detached: gradients do not flow through it.
+/// Returns the reduction of all ranks' tensors, on every rank, with the shape of the input. The result is detached: gradients do not flow
+/// through it.
 ///
 /// # Errors
 /// Those of [`Communicator::all_reduce`]; [`Error::DType`].
@@ -96,16 +97,16 @@ pub fn all_reduce(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<
         .ok_or_else(|| unreachable!("one tensor, one result"))
 }
 
-/// The tensors of all ranks, in rank order, one after another along the first dimension: `[n, ...]` on each rank gives
+/// Returns the tensors of all ranks, in rank order, concatenated along the first dimension: `[n, ...]` on each rank gives
 /// `[n * world size, ...]`.
 ///
 /// # Errors
-/// Those of [`Communicator::all_gather`]; [`Error::DType`]; candle's for a tensor without dimensions.
+/// Those of [`Communicator::all_gather`]; [`Error::DType`]; candle's error for a tensor without dimensions.
 pub fn all_gather(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     elements::all_gather(comm, tensor)
 }
 
-/// The root's tensor, on every rank. On other ranks, `tensor` gives shape, type and device.
+/// Returns the root's tensor, on every rank. On other ranks, `tensor` gives shape, type and device.
 ///
 /// # Errors
 /// Those of [`Communicator::broadcast`]; [`Error::DType`].
@@ -113,7 +114,7 @@ pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: u32) -> Result<Tens
     elements::broadcast(comm, tensor, root)
 }
 
-/// Sets variables to those of the root, one after another: the common start of a training.
+/// Sets variables to those of the root, one after another, so that all ranks begin a training with the same values.
 ///
 /// # Errors
 /// As [`broadcast`]. Variables before the one that failed are set.

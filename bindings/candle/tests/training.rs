@@ -1,4 +1,4 @@
-//! Tensors of all types, and a model that is trained by several ranks as by one.
+//! Tests tensors of all types, and that several ranks train a model with the same result as one rank.
 
 use candle_core::{D, DType, Device, IndexOp, Result as Outcome, Tensor, Var};
 use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss, seq};
@@ -35,7 +35,7 @@ fn tensors_of_all_types_and_layouts() {
     for dtype in TYPES {
         on_ranks(|comm| {
             let rank = f64::from(comm.rank());
-            // Transposed, so that its elements do not lie in order.
+            // Transposed, so that its elements are not contiguous.
             let own = Tensor::arange(0_f64, 6.0, &Device::Cpu)?
                 .affine(1.0, rank)?
                 .to_dtype(dtype)?
@@ -83,7 +83,7 @@ fn samples() -> Outcome<(Tensor, Tensor)> {
     Ok((inputs, labels))
 }
 
-/// Weights after some steps on the samples that this rank has; `reduce` comes between `backward` and the optimizer's step.
+/// Returns the weights after some steps on this rank's samples. `reduce` is called between `backward` and the optimizer's step.
 fn train(
     (from, many): (usize, usize),
     start: impl Fn(&[Var]) -> kolo_candle::Result<()>,
@@ -98,7 +98,7 @@ fn train(
         4,
         builder.pp("second"),
     )?);
-    // Which no sample reaches: it has no gradient.
+    // No sample uses this variable, so it has no gradient.
     let idle = builder.get_with_hints((5, 3), "idle", candle_nn::init::ZERO)?;
     let vars = ordered_vars(&map);
     for (seed, var) in vars.iter().enumerate() {

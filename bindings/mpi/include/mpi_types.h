@@ -1,4 +1,4 @@
-/* Functions that programs hand over, and those that have another form than the rest. Included by both mpi.h. */
+/* Types of functions that programs pass, and functions that are not in the table. Both mpi.h include this file. */
 typedef void MPI_User_function(void *, void *, int *, MPI_Datatype *);
 typedef void MPI_User_function_c(void *, void *, MPI_Count *, MPI_Datatype *);
 typedef int MPI_Comm_copy_attr_function(MPI_Comm, int, void *, void *, void *, int *);

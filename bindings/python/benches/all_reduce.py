@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""All-reduce of torch tensors through Kolo and Gloo, in turn in one run, and what the Python path adds to the Rust call.
+"""All-reduce of torch tensors through Kolo and Gloo, taking turns in one run, and what the Python path adds to the Rust call.
 
     python all_reduce.py [--ranks 2,4,8] [--max-bytes 256M] [--rounds 5] [--transport tcp] [--device cuda] [--markdown]
 
-Starts the ranks itself. Every point is the median over the rounds of the slowest rank's time per call; the backends
-take turns within a round, so that what else the machine does meets both. Times are microseconds, and each point is
-checked once against the sum that it should be. On a GPU, which all ranks share, a call ends when the stream has got past it.
+Starts the ranks itself. Every point is the median over the rounds of the slowest rank's time per call. The backends
+take turns within a round, so that other load on the machine affects both. Times are in microseconds. The result of each
+point is checked once against the expected sum. All ranks share one GPU, where a call ends when the stream has passed it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def be_rank(options) -> None:
 
 
 def calls_for(dist, tensor, group) -> int:
-    """Calls that fill the time of a point; the same on all ranks."""
+    """How many calls fill the time of a point; the same number on all ranks."""
     once = measure(dist, tensor, group, 3)
     return max(3, min(20_000, int(POINT_SECONDS / (once * 1e-6))))
 
@@ -98,7 +98,7 @@ def measure(dist, tensor, group, calls: int) -> float:
 
 
 def overhead(dist, group) -> tuple[float, float]:
-    """Microseconds of 8 bytes through torch, and of the Rust call alone: one rank, so nobody is waited for."""
+    """Microseconds of an 8-byte call through torch, and of the Rust call alone. With one rank, so that no call waits."""
     import torch
 
     alone = dist.new_subgroups_by_enumeration([[r] for r in range(dist.get_world_size())], backend="kolo")[0]

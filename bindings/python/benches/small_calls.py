@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What a small call on a NumPy array takes through Kolo and through mpi4py, in turn in one run.
+"""How long a small call on a NumPy array takes through Kolo and through mpi4py, taking turns in one run.
 
     python small_calls.py [--ranks 1,2,4] [--rounds 5] [--mpi NAME=PYTHON=MPIRUN ...] [--kolo NAME=PYTHON ...] [--markdown]
 
-``--mpi`` names an MPI, an interpreter that has mpi4py and NumPy, and its mpirun; ``--kolo`` another build of Kolo by an
-interpreter that has it. Kolo's ranks are started here. Programs take turns: a round starts each once. A run repeats each call
-as often on all ranks and takes the time of each batch; its result is the batch that a tenth of all are faster than, on the
-rank where that is slowest: what the call takes while nothing else has the processors. On a machine that others use, let
-``chrt -f 1`` start this. A point is the median over the rounds, in microseconds. Every call is checked before it is timed.
+``--mpi`` names an MPI, an interpreter that has mpi4py and NumPy, and its mpirun; ``--kolo`` names another build of Kolo and an
+interpreter that has it. This script starts Kolo's ranks itself. The programs take turns: each round starts each of them once.
+A run repeats each call equally often on all ranks, in batches, and times each batch. Its result is the 10th percentile of the
+batches, on the rank where that is slowest: about what the call takes while nothing else uses the processors. On a machine that
+others use, start this with ``chrt -f 1``. A point is the median over the rounds, in microseconds. Every call's result is checked
+before the call is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 
-#: Calls between two looks at the clock, and such batches.
+#: Calls in a batch, which is timed as a whole, and the number of batches.
 CALLS = 50
 BATCHES = 100
 
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def run(kind: str, python: str, mpirun: str | None, ranks: int) -> dict[str, float]:
-    """Runs a program once; its calls and what the slowest rank took for each."""
+    """Runs a program once; returns its calls and the time that the slowest rank took for each."""
     command = [python, os.path.abspath(__file__), "--be", kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""What a job costs until its process group is ready: torchrun with Gloo against mpirun with Kolo, in turn.
+"""How long a job takes until its process group is ready: torchrun with Gloo against mpirun with Kolo, taking turns.
 
     python start.py [--ranks 4] [--rounds 5] [--mpirun mpirun]
 
 Every rank imports torch (and kolo.torch), calls ``init_process_group`` and passes one barrier. Two times are taken: from the
-launcher's start until the last rank is through, and from the first line of a rank's program until it is through, of which the
-slowest rank's counts. Medians over the rounds are printed, and how they compare with torchrun and Gloo.
+launcher's start until the last rank has passed the barrier, and from the first line of a rank's program until that rank has
+passed it, where the slowest rank counts. Medians over the rounds are printed, and how they compare with torchrun and Gloo.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-#: What each rank runs; the backend is its argument. One write, so that lines of several ranks stay whole.
+#: The program of each rank; its argument is the backend. It prints with a single write, so that ranks' lines do not mix.
 RANK = """
 import time; began = time.time()
 import os, sys
@@ -34,14 +34,14 @@ dist.destroy_process_group()
 
 
 def mpirun(program: str, ranks: int) -> list[str]:
-    """The command that starts ranks, all but what they run."""
+    """The command that starts the ranks, without the program that they run."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if "Open" in said else []
     return [program, *options, "-n", str(ranks)]
 
 
 def measure(command: list[str], ranks: int) -> tuple[float, float, float]:
-    """Seconds until all are ready since the launch, since the first line, and of the imports alone: the slowest rank's."""
+    """The slowest rank's seconds: from the launch until ready, from its first line until ready, and for the imports alone."""
     began = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ready ")]
@@ -70,7 +70,7 @@ def main() -> None:
     with open(program, "w") as file:
         file.write(RANK)
     try:
-        for command in ways.values():  # What is read from disk now is in memory later.
+        for command in ways.values():  # Warm up: what is read from disk now is in memory later.
             measure(command, asked.ranks)
         rounds = [{name: measure(command, asked.ranks) for name, command in ways.items()} for _ in range(asked.rounds)]
     finally:

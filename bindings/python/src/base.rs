@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::comm::Comm;
 use crate::numbers::limit;
 
-/// The compiled communicator and the time-out of `kolo.Communicator`, where compiled methods reach them at once.
+/// Holds the compiled communicator and the time-out of `kolo.Communicator`, so that compiled methods reach them directly.
 #[pyclass(frozen, subclass, module = "kolo._kolo")]
 #[derive(Debug)]
 pub(crate) struct Base {

@@ -4,7 +4,7 @@ use kolo_rs::internal::join::Board;
 use pyo3::prelude::*;
 
 /// An object with the methods `publish(bytes)`, `read() -> bytes or None`, `name() -> str` and `served_by() -> str or
-/// None`. Its exceptions become reasons.
+/// None`. The texts of its exceptions become reasons of errors.
 #[derive(Debug)]
 pub(crate) struct PythonBoard {
     pub(crate) object: Py<PyAny>,

@@ -1,7 +1,7 @@
-//! Memory that Python objects lend: by the buffer protocol, or as tensors.
+//! Memory that Python objects lend, by the buffer protocol or as tensors.
 //!
-//! The limited API that one wheel for all Pythons is built on has this protocol from 3.11 on only. But every CPython since 3.0
-//! exports these functions, with this structure: 3.11 declared both stable as they were. So they are declared here.
+//! One wheel serves all Pythons, so it is built on the limited API, which has the buffer protocol only from 3.11 on. But every CPython
+//! since 3.0 exports these functions with this structure, and 3.11 declared both stable unchanged. So this module declares them itself.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 
 use crate::tensor::Tensor;
 
-/// `Py_buffer`. Some exporters let `shape` and `strides` point into the structure itself; it is moved here, so neither is
-/// looked at: what is asked for is contiguous.
+/// `Py_buffer`. Some exporters let `shape` and `strides` point into the structure itself. It is moved here, so neither is read; they are
+/// not needed, since only contiguous memory is requested.
 #[repr(C)]
 #[derive(Debug)]
 struct View {
@@ -59,18 +59,18 @@ impl View {
             internal: ptr::null_mut(),
         };
         let flags = C_CONTIGUOUS | FORMAT | if writable { WRITABLE } else { 0 };
-        // SAFETY: a live object and a structure to fill; `object` shows that the interpreter's lock is held.
+        // SAFETY: the object is live, and the structure may be filled; `object` shows that the interpreter's lock is held.
         let code = unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut view, flags) };
         if code == 0 { Ok(view) } else { Err(PyErr::fetch(object.py())) }
     }
 
-    /// The type of its elements, if it is one of Kolo's, in the machine's byte order.
+    /// Returns the type of the elements, if it is one of Kolo's, in the machine's byte order.
     #[inline]
     fn data_type(&self) -> Option<DataType> {
         let letter = match self.format {
-            // By the protocol bytes.
+            // By the protocol, these are unsigned bytes.
             format if format.is_null() => b'B',
-            // SAFETY: not null, so a C string, which lives as long as the view.
+            // SAFETY: the format is not null, so it is a C string, which lives as long as the view.
             format => match unsafe { CStr::from_ptr(format) }.to_bytes() {
                 [letter] | [b'@' | b'=', letter] => *letter,
                 [b'<', letter] if cfg!(target_endian = "little") => *letter,
@@ -95,7 +95,7 @@ impl View {
     }
 }
 
-/// The loan.
+/// Lent memory, which must be released.
 #[derive(Debug)]
 enum Loan {
     Buffer(View),
@@ -110,8 +110,10 @@ impl Loan {
         }
     }
 
+    /// Gives the memory back.
+    ///
     /// # Safety
-    /// Once, with the interpreter's lock held.
+    /// Called once, with the interpreter's lock held.
     unsafe fn release(&mut self) {
         // SAFETY: the caller's promise; the view was filled by `PyObject_GetBuffer`.
         unsafe {
@@ -127,15 +129,15 @@ impl Loan {
 #[derive(Debug)]
 pub(crate) struct Lent<'py> {
     loan: Loan,
-    /// It is given back with the interpreter's lock held.
+    /// Shows that the interpreter's lock is held when the memory is given back.
     _py: PhantomData<Python<'py>>,
 }
 
 impl<'py> Lent<'py> {
-    /// The memory that an object lends; `None` if it has none of this kind. Raises nothing.
+    /// Borrows the memory of an object; returns `None` if it has none of this kind. Raises nothing.
     #[inline]
     pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> Option<Self> {
-        // SAFETY: a live object.
+        // SAFETY: the object is live.
         let loan = match unsafe { PyObject_CheckBuffer(object.as_ptr()) } {
             0 => Loan::Tensor(Tensor::of(object, writable)?),
             _ => Loan::Buffer(View::of(object, writable).ok()?),
@@ -154,7 +156,7 @@ impl<'py> Lent<'py> {
         }
     }
 
-    /// The type of its elements, if it is one of Kolo's, in the machine's byte order.
+    /// Returns the type of the elements, if it is one of Kolo's, in the machine's byte order.
     #[inline]
     pub(crate) fn data_type(&self) -> Option<DataType> {
         match &self.loan {
@@ -163,16 +165,16 @@ impl<'py> Lent<'py> {
         }
     }
 
-    /// The same, for a started operation to keep.
+    /// Converts to a loan that a started operation keeps.
     fn kept(self) -> Loan {
-        // SAFETY: read once, and never dropped here.
+        // SAFETY: the loan is read once, and `self` is not dropped.
         unsafe { ptr::read(&raw const std::mem::ManuallyDrop::new(self).loan) }
     }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        // SAFETY: given back once; the lifetime shows that the lock is held.
+        // SAFETY: the memory is given back once; the lifetime shows that the lock is held.
         unsafe { self.loan.release() };
     }
 }
@@ -184,8 +186,8 @@ pub(crate) struct Held {
     loans: [Option<Loan>; 2],
 }
 
-// SAFETY: only numbers are read of a loan after it was made; and it is given back where Python frees this object, with the
-// interpreter's lock held.
+// SAFETY: after a loan is made, only its numbers are read. It is given back when Python frees this object, with the interpreter's lock
+// held.
 unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
@@ -198,13 +200,13 @@ impl Held {
 
 #[pymethods]
 impl Held {
-    /// Borrows what `object` lends, or raises what it raises.
+    /// Borrows the memory of `object`; raises the object's exception if that fails.
     #[new]
     fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         Ok(Self { loans: [Some(Loan::Buffer(View::of(object, writable)?)), None] })
     }
 
-    /// Where the (first) buffer begins.
+    /// The address of the (first) buffer.
     #[getter]
     fn address(&self) -> usize {
         self.loans[0].as_ref().map_or(0, Loan::address)
@@ -214,7 +216,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for loan in self.loans.iter_mut().flatten() {
-            // SAFETY: given back once. Python frees objects with its lock held.
+            // SAFETY: the memory is given back once. Python frees objects with its lock held.
             unsafe { loan.release() };
         }
     }

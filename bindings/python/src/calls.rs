@@ -1,4 +1,4 @@
-//! Calls on addresses, on their way to where the interpreter's lock is not held.
+//! The arguments of calls on addresses, in a form that may be used without the interpreter's lock.
 
 use kolo_rs::{Collective, DataType, RawCall, RawCallV, RawMessage, ReduceOp};
 use pyo3::prelude::*;
@@ -14,8 +14,8 @@ pub(crate) type Plain = (u8, usize, usize, usize, u8, u8, f64, u32);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses(RawCall);
 
-// SAFETY: the closure that carries it runs on the calling thread; pyo3 asks for `Send` so that nothing bound to the
-// interpreter's lock gets in, which addresses are not.
+// SAFETY: the closure that captures this value runs on the calling thread. pyo3 demands `Send` to keep out values bound to the
+// interpreter's lock, and addresses are not.
 unsafe impl Send for Addresses {}
 
 impl Addresses {
@@ -33,7 +33,7 @@ impl Addresses {
         }))
     }
 
-    /// Of a call that is made here.
+    /// Wraps a call that this crate has made.
     pub(crate) fn of(call: RawCall) -> Self {
         Self(call)
     }
@@ -115,7 +115,7 @@ impl Message {
         Ok(Self::of(send, peer, (address, bytes), numbers::data_type(data_type)?, tag))
     }
 
-    /// A message of so many bytes at this address; a send has a peer.
+    /// Makes a message of `bytes` bytes at `address`. A send must have a peer.
     pub(crate) fn of(
         send: bool,
         peer: Option<u32>,

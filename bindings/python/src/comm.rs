@@ -1,4 +1,4 @@
-//! Communicators: every operation on addresses, and questions.
+//! Communicators: all operations, on addresses, and queries.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::numbers::limit;
 use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
 
-/// A message that waits: its source, tag, bytes and type.
+/// A waiting message: its source, tag, bytes and type.
 type Seen = (u32, u32, usize, Option<u8>);
 
 /// A communicator. See `kolo.communicator`, which wraps it.
 #[pyclass(frozen, module = "kolo._kolo")]
 #[derive(Debug)]
 pub(crate) struct Comm {
-    /// Gone once closed. A call in progress keeps its own reference, so closing never pulls anything from under it.
+    /// `None` once closed. A call in progress keeps its own reference, so closing does not disturb it.
     open: OfProcess<Mutex<Option<Arc<Communicator>>>>,
     #[pyo3(get)]
     rank: u32,
@@ -36,7 +36,7 @@ impl Comm {
         self.run_call(py, Addresses::new(call)?, limit(seconds))
     }
 
-    /// As `start` and an immediate wait: matches what other ranks start.
+    /// Starts a collective and waits for it at once. Unlike `run`, it matches started calls of other ranks.
     #[pyo3(signature = (call, seconds, /))]
     fn start_and_wait(&self, py: Python<'_>, call: Plain, seconds: f64) -> PyResult<()> {
         let call = Addresses::new(call)?;
@@ -44,7 +44,7 @@ impl Comm {
         self.with(py, move |comm| unsafe { comm.start_raw_and_wait(&call.get(), limit(seconds)) })
     }
 
-    /// Starts a collective; `owner` is kept until it is over.
+    /// Starts a collective; keeps `owner` until it is complete.
     #[pyo3(signature = (call, owner, /))]
     fn start(&self, py: Python<'_>, call: Plain, owner: Owner) -> PyResult<Work> {
         self.start_call(py, Addresses::new(call)?, owner)
@@ -58,7 +58,7 @@ impl Comm {
         self.with(py, move |comm| unsafe { comm.call_raw_v_within(&call.get(), limit(seconds)) })
     }
 
-    /// Starts a collective with blocks of unequal length; `owner` is kept until it is over.
+    /// Starts a collective with blocks of unequal length; keeps `owner` until it is complete.
     #[pyo3(signature = (call, owner, /))]
     fn start_v(&self, py: Python<'_>, call: Uneven, owner: Owner) -> PyResult<Work> {
         let call = Irregular::new(call)?;
@@ -67,21 +67,21 @@ impl Comm {
         Ok(Work::new(Progress::Plain(work)))
     }
 
-    /// Runs sends and receives together and blocks until all are done; the sources of the receives, in order.
+    /// Runs sends and receives together and blocks until all are done. Returns the sources of the receives, in order.
     #[pyo3(signature = (transfers, seconds, /))]
     fn transfer(&self, py: Python<'_>, transfers: Vec<Transfer>, seconds: f64) -> PyResult<Vec<Option<u32>>> {
         let messages = transfers.into_iter().map(Message::new).collect::<PyResult<Vec<_>>>()?;
         self.run_messages(py, messages, limit(seconds))
     }
 
-    /// Starts a send or receive; `owner` is kept until it is over.
+    /// Starts a send or receive; keeps `owner` until it is complete.
     #[pyo3(signature = (transfer, owner, /))]
     fn start_transfer(&self, py: Python<'_>, transfer: Transfer, owner: Owner) -> PyResult<Work> {
         self.start_message(py, Message::new(transfer)?, owner)
     }
 
-    /// The waiting message with a tag between these: its source, tag, bytes and type. Without `seconds` it does not wait, and there may
-    /// be none.
+    /// Returns the source, tag, bytes and type of a waiting message with a tag from `first` to `last`. Without `seconds` it does not wait,
+    /// and returns `None` if there is no such message.
     #[pyo3(signature = (source, first, last, seconds, /))]
     fn probe(
         &self,
@@ -98,34 +98,34 @@ impl Comm {
         Ok(found.map(|it| (it.source, it.tag, it.bytes, it.data_type.map(|of| of as u8))))
     }
 
-    /// The ranks that give the same color, ordered by key and then by rank; `None` for those that give none.
+    /// Makes a communicator of the ranks that give the same color, ordered by key and then by rank; `None` for ranks without a color.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         Ok(self.with(py, move |comm| comm.split(color, key))?.map(Self::new))
     }
 
-    /// Takes part in a split in place of a wrong call; raises on every rank.
+    /// Takes part in a split in place of a wrong call, so that it raises on every rank.
     fn refuse_split(&self, py: Python<'_>, problem: &str) -> PyResult<()> {
         self.with(py, move |comm| Err(comm.refuse_split(problem)))
     }
 
-    /// Waits for a stream of the GPU whose memory the address is of, if it is one's.
+    /// If the address is in GPU memory, waits for a stream of that GPU.
     #[pyo3(signature = (address, stream, /))]
     fn synchronize(&self, py: Python<'_>, address: usize, stream: usize) -> PyResult<()> {
-        // SAFETY: Python's promise: whoever names a stream keeps it for the call.
+        // SAFETY: Python's promise: the caller keeps the stream alive during the call.
         self.with(py, move |comm| unsafe { comm.synchronize_stream(address as *const u8, stream) })
     }
 
-    /// The same ranks, with calls of their own.
+    /// Makes a communicator of the same ranks, with calls independent of this one's.
     fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, |comm| comm.duplicate(comm.config().clone())).map(Self::new)
     }
 
-    /// Memory that the other ranks of the host reach directly.
+    /// Allocates memory that the other ranks of the host reach directly.
     fn alloc(&self, py: Python<'_>, bytes: usize) -> PyResult<Symmetric> {
         self.with(py, move |comm| comm.alloc_raw(bytes)).map(Symmetric::new)
     }
 
-    /// The listed ranks, in this order; only these call it.
+    /// Makes a communicator of the listed ranks, in this order; only these ranks call it.
     fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
         self.with(py, move |comm| comm.group(&ranks)).map(Self::new)
     }
@@ -137,29 +137,29 @@ impl Comm {
         Ok(())
     }
 
-    /// Runs an all-reduce over shards, of which this rank has a run, and blocks until it is done.
+    /// Runs an all-reduce over shards and blocks until it is done. The input has this rank's own shards.
     #[pyo3(signature = (call, shards, seconds, /))]
     fn run_shards(&self, py: Python<'_>, call: Plain, shards: u32, seconds: f64) -> PyResult<()> {
         let call = Addresses::new(call)?;
         let limit = limit(seconds);
-        // SAFETY: Python's promise: it keeps the buffers, as long as the call says, until this returns.
+        // SAFETY: Python's promise: the buffers are as long as the call says, and stay until this returns.
         self.with(py, move |comm| unsafe { comm.call_raw_shards(&call.get(), shards, Some(limit)) })
     }
 
-    /// The first of this rank's shards, and the one behind the last.
+    /// Returns the first of this rank's shards, and the one behind the last.
     fn own_shards(&self, shards: u32) -> PyResult<(u32, u32)> {
         let own = self.communicator()?.own_shards(shards);
         Ok((own.start, own.end))
     }
 
-    /// Ends every call on every rank, for those that live to meet anew.
+    /// Makes all calls fail on all ranks, so that the live ranks can shrink the communicator.
     fn revoke(&self, py: Python<'_>) -> PyResult<()> {
         let communicator = self.communicator()?;
         py.detach(|| communicator.revoke());
         Ok(())
     }
 
-    /// The AND of everybody's flags, and the ranks that took part. A late rank counts as having set none after so many seconds.
+    /// Returns the AND of all ranks' flags, and the ranks that took part. After `seconds`, a late rank counts as having set no flag.
     #[pyo3(signature = (flags, seconds=None))]
     fn agree(&self, py: Python<'_>, flags: u64, seconds: Option<f64>) -> PyResult<(u64, Vec<u32>)> {
         let agreed = self.with(py, move |comm| match seconds {
@@ -169,7 +169,7 @@ impl Comm {
         Ok((agreed.flags, agreed.ranks))
     }
 
-    /// The ranks that live. Fails on all if one of them does not call it within so many seconds.
+    /// Makes a communicator of the live ranks. Fails on all of them if one has not called it after `seconds`.
     #[pyo3(signature = (seconds=None))]
     fn shrink(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Self> {
         let shrunk = self.with(py, move |comm| match seconds {
@@ -179,56 +179,56 @@ impl Comm {
         shrunk.map(Self::new)
     }
 
-    /// Calls are over after so many seconds, whatever time-outs they have; `None`: they have these alone again.
+    /// Limits all following calls to `seconds` from now on, in addition to their own time-outs; `None` removes the limit.
     fn limit_calls(&self, seconds: Option<f64>) -> PyResult<()> {
         self.communicator()?.limit_calls(seconds.map(|seconds| Instant::now() + limit(seconds)));
         Ok(())
     }
 
-    /// How many times the group has changed.
+    /// Returns how many times the group has changed.
     fn epoch(&self) -> PyResult<u64> {
         Ok(self.communicator()?.epoch())
     }
 
-    /// The rank of each rank in the communicator before; `None` for newcomers.
+    /// Returns each rank's rank in the previous communicator; `None` for newcomers.
     fn ranks_before(&self) -> PyResult<Vec<Option<u32>>> {
         let before = self.communicator()?.ranks_before().into_iter();
         Ok(before.map(|rank| Some(rank).filter(|rank| *rank != NEWCOMER)).collect())
     }
 
-    /// An invitation for newcomers, as text.
+    /// Returns an invitation for newcomers, as text.
     fn accept(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |comm| comm.accept().map(|invitation| invitation.to_string()))
     }
 
-    /// How many newcomers wait at this rank's door, whether one of them can be given a slot, and whether one asks for the state.
+    /// Returns how many newcomers wait at this rank's door, whether a slot can be given to one of them, and whether one asks for the state.
     fn waiting(&self) -> PyResult<(u32, bool, bool)> {
         let communicator = self.communicator()?;
         Ok((communicator.waiting(), communicator.has_candidates(), communicator.is_asked_for_state()))
     }
 
-    /// The ranks that live and newcomers: behind all others, or in free slots first.
+    /// Makes a communicator of the live ranks and newcomers. Newcomers come last, or first take free slots.
     fn grow(&self, py: Python<'_>, most: u32, free_first: bool) -> PyResult<Self> {
         let grow = if free_first { Communicator::admit_up_to } else { Communicator::grow };
         self.with(py, move |comm| grow(comm, most)).map(Self::new)
     }
 
-    /// The ranks that live and newcomers in the slots of the lost.
+    /// Makes a communicator of the live ranks, and of newcomers in the slots of lost ranks.
     fn replace(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, Communicator::replace).map(Self::new)
     }
 
-    /// The least and the most ranks, where the launcher has said so.
+    /// Returns the smallest and the largest number of ranks, if the launcher has set them.
     fn bounds(&self) -> PyResult<Option<(u32, u32)>> {
         Ok(self.communicator()?.elastic_bounds())
     }
 
-    /// The slot of each rank.
+    /// Returns the slot of each rank.
     fn slots(&self) -> PyResult<Vec<u32>> {
         Ok(self.communicator()?.slots())
     }
 
-    /// Leaves: waits up to five seconds until what was started has left. Further calls raise; closing again does nothing.
+    /// Leaves: waits up to five seconds until the data of started calls has left. Further calls raise; closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open.get()?;
         py.detach(|| {
@@ -266,7 +266,7 @@ impl Comm {
         Ok(self.communicator()?.config().settings())
     }
 
-    /// Per other rank: its number, the transport, how, and what was declined and why.
+    /// Returns for each other rank its number, the transport, how it is reached, and the alternatives declined, with reasons.
     #[allow(clippy::type_complexity, reason = "a plain tuple becomes a plain tuple")]
     fn routes(&self) -> PyResult<Vec<(u32, &'static str, String, Vec<(String, String)>)>> {
         let communicator = self.communicator()?;
@@ -274,15 +274,15 @@ impl Comm {
         Ok(routes.map(|r| (r.peer, r.transport, r.how.clone(), r.declined.clone())).collect())
     }
 
-    /// The last collectives, oldest first, as text.
+    /// Returns the last collectives, oldest first, as text.
     fn recent(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let communicator = self.communicator()?;
         let records = py.detach(|| communicator.recent());
         Ok(records.iter().map(ToString::to_string).collect())
     }
 
-    /// The last collectives, oldest first: sequence, name, elements (`None` with unequal blocks), type, seconds from the
-    /// making of the communicator to the start, and seconds that it took (`None` while it runs).
+    /// Returns the last collectives, oldest first: sequence number, name, elements (`None` with unequal blocks), type, seconds from the
+    /// creation of the communicator to the start, and duration in seconds (`None` while it runs).
     #[allow(clippy::type_complexity, reason = "a plain tuple becomes a plain tuple")]
     fn records(
         &self,
@@ -301,12 +301,12 @@ impl Comm {
             .collect())
     }
 
-    /// Whether calls take this address for memory of a GPU.
+    /// Returns whether calls treat this address as GPU memory.
     fn is_gpu_memory(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
         self.with(py, move |comm| comm.is_gpu_memory(address as *const u8))
     }
 
-    /// The algorithm that a call would take, and why.
+    /// Returns the algorithm that a call would use, and why.
     #[pyo3(signature = (collective, count, data_type, op, root, /))]
     fn explain(
         &self,
@@ -317,7 +317,7 @@ impl Comm {
         op: u8,
         root: u32,
     ) -> PyResult<String> {
-        // Nothing is touched, but a null pointer would be refused.
+        // The buffers are not touched, but null pointers would be refused.
         let somewhere = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
         let call = Addresses::new((collective, somewhere, somewhere, count, data_type, op, 1.0, root))?;
         self.with(py, move |comm| comm.explain(&call.get()))
@@ -409,8 +409,8 @@ impl Comm {
         open.clone().ok_or_else(|| usage("the communicator is closed"))
     }
 
-    /// Runs on the communicator, without the interpreter's lock; the closure's captures and the reference to the
-    /// communicator are dropped without it too.
+    /// Runs a closure on the communicator without the interpreter's lock. Its captures and the reference to the communicator are dropped
+    /// without the lock too.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,

@@ -1,6 +1,6 @@
-//! Reading the capsules of DLPack, by which array libraries lend each other memory.
+//! Reads DLPack capsules, by which array libraries lend each other memory.
 //!
-//! The capsule is not consumed: whoever holds it keeps the memory, and its destructor gives the memory back.
+//! A capsule is not consumed: the memory stays as long as the capsule, whose destructor gives the memory back.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ pub(crate) struct DlVersioned {
     tensor: DlTensor,
 }
 
-/// Minor versions add only what need not be understood.
+/// The supported major version. Minor versions add only fields that need not be understood.
 pub(crate) const MAJOR: u32 = 1;
 
 const PROCESSOR: c_int = 1;
@@ -34,8 +34,8 @@ const READ_ONLY: u64 = 1;
 const COPIED: u64 = 2;
 
 impl DlVersioned {
-    /// Type and number of the elements, if it is contiguous memory of the host with elements of Kolo's, and may be written if
-    /// that is wanted.
+    /// Returns the type and number of the elements, if the tensor is in contiguous host memory, has elements of one of Kolo's types, and
+    /// is writable if that is wanted.
     pub(crate) fn plain(&self, writable: bool) -> Option<(DataType, usize)> {
         let tensor = &self.tensor;
         if tensor.device_type != PROCESSOR || (writable && self.flags & (READ_ONLY | COPIED) != 0) {
@@ -59,7 +59,7 @@ impl DlVersioned {
         };
         let mut elements = 1_i64;
         for axis in (0..usize::try_from(tensor.dimensions).ok()?).rev() {
-            // SAFETY: by the protocol there is an entry per dimension; strides may be missing where it is contiguous.
+            // SAFETY: by the protocol, there is an entry per dimension; strides may be missing if the tensor is contiguous.
             let (extent, stride) = unsafe {
                 let stride = (!tensor.strides.is_null()).then(|| *tensor.strides.add(axis));
                 (*tensor.shape.add(axis), stride)
@@ -76,10 +76,10 @@ impl DlVersioned {
         self.tensor.data as usize + self.tensor.byte_offset as usize
     }
 
-    /// Gives it back to its library.
+    /// Gives the tensor back to its library.
     ///
     /// # Safety
-    /// It came from its library as the caller's own, and nobody uses it any more. The interpreter's lock is held.
+    /// The caller owns the tensor, and nothing uses it any more. The interpreter's lock is held.
     pub(crate) unsafe fn release(this: NonNull<Self>) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -106,30 +106,30 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-/// More than any array has.
+/// A limit above the number of dimensions of any array.
 const DIMENSIONS_MOST: usize = 64;
 
-/// Address, shape, strides in elements, type code, bits, lanes, and the flags, if it says any.
+/// Address, shape, strides in elements, type code, bits, lanes, and the flags, if the capsule has any.
 type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16, Option<u64>);
 
-/// Description of a capsule's tensor.
+/// Describes a capsule's tensor.
 #[pyfunction]
 pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
     let (tensor, flags) = if capsule.is_valid_checked(Some(VERSIONED_NAME)) {
         let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?.cast::<DlVersioned>();
-        // SAFETY: a capsule of this name holds a `DLManagedTensorVersioned`, by the DLPack protocol, which begins with its
-        // version whatever that is; `capsule` keeps it alive.
+        // SAFETY: by the DLPack protocol, a capsule of this name holds a `DLManagedTensorVersioned`, which in all versions begins with the
+        // version; `capsule` keeps it alive.
         let major = unsafe { (*pointer.as_ptr()).major };
         if major != MAJOR {
             return Err(usage(format!(
                 "the DLPack capsule is of version {major}; Kolo reads version {MAJOR}"
             )));
         }
-        // SAFETY: as above, of a version whose layout is this.
+        // SAFETY: as above, and the version has this layout.
         let versioned = unsafe { pointer.as_ref() };
         (&versioned.tensor, Some(versioned.flags))
     } else {
-        // SAFETY: a capsule of this name holds a `DLManagedTensor`, by the DLPack protocol; `capsule` keeps it alive.
+        // SAFETY: by the DLPack protocol, a capsule of this name holds a `DLManagedTensor`; `capsule` keeps it alive.
         (unsafe { capsule.pointer_checked(Some(NAME))?.cast::<DlTensor>().as_ref() }, None)
     };
     let dimensions = usize::try_from(tensor.dimensions).ok().filter(|n| *n <= DIMENSIONS_MOST);
@@ -138,11 +138,11 @@ pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
         if from.is_null() {
             return (dimensions == 0).then(Vec::new);
         }
-        // SAFETY: by the protocol there is an entry per dimension.
+        // SAFETY: by the protocol, there is an entry per dimension.
         Some(unsafe { std::slice::from_raw_parts(from, dimensions) }.to_vec())
     };
     let shape = list(tensor.shape).ok_or_else(|| usage("the DLPack capsule has no shape"))?;
-    // No strides means that the array is contiguous.
+    // An array without strides is contiguous.
     let strides = list(tensor.strides).unwrap_or_else(|| {
         let mut strides = vec![1; dimensions];
         for axis in (1..dimensions).rev() {

@@ -1,4 +1,4 @@
-//! From Kolo's error to the exception classes of `kolo.errors`.
+//! Converts Kolo's errors to the exception classes of `kolo.errors`.
 
 use kolo_rs::{AbortReason, Error, ErrorContext};
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyModule};
 
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
-/// The exception for an error. Its class tells the kind; the fields are attributes.
+/// Makes the exception for an error. The class says the kind of the error; the error's fields become attributes.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let (class, context, peer) = match error {
         Error::Usage { context, .. } => ("Usage", Some(context), None),
@@ -40,7 +40,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     made.unwrap_or_else(|problem| problem)
 }
 
-/// A call that makes no sense, found before it reaches the runtime.
+/// Makes the exception of a call that makes no sense, for calls that do not reach the runtime.
 pub(crate) fn usage(problem: impl AsRef<str>) -> PyErr {
     Python::attach(|py| {
         make(py, "Usage", problem.as_ref(), None, None, None, None).unwrap_or_else(|problem| problem)

@@ -1,7 +1,7 @@
-//! Objects that a child made by `fork` must not touch.
+//! Protects objects that a child made by `fork` must not touch.
 //!
 //! The threads of a communicator do not exist in the child, and its connections are the parent's. So every handle
-//! remembers in which process it was made: used elsewhere it raises, freed elsewhere it leaks.
+//! remembers the process that made it. In another process, using it raises, and freeing it leaks the object.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// Forks between the process that loaded the package and this one.
+/// The number of forks between the process that loaded the package and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called in every child by the handler that the package registers.
+/// Counts a fork. The package registers a handler that calls it in every child.
 #[pyfunction]
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl<T> OfProcess<T> {
         self.forks == FORKS.load(Ordering::Relaxed)
     }
 
-    /// The value, unless this is a child of the process that made it.
+    /// Returns the value; raises in a child of the process that made it.
     pub(crate) fn get(&self) -> PyResult<&T> {
         match &self.value {
             Some(value) if self.is_ours() => Ok(value),

@@ -1,4 +1,4 @@
-//! The handles that users of arrays get.
+//! The handles of started operations on arrays, as users get them.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -6,13 +6,13 @@ use pyo3::prelude::*;
 
 use crate::work::Work;
 
-/// A started operation. It makes progress whether or not anybody waits, and may be dropped at any time.
+/// A started operation. It makes progress even if no thread waits for it, and may be dropped at any time.
 #[pyclass(frozen, subclass, module = "kolo", name = "Work")]
 #[derive(Debug)]
 pub(crate) struct Handle {
     work: Work,
     out: Py<PyAny>,
-    /// How long it is waited for, where the wait does not say.
+    /// The default time-out of a wait.
     seconds: f64,
     /// The source of a receive, once known; else [`NOBODY`].
     source: AtomicI64,
@@ -33,9 +33,9 @@ impl Handle {
         Ok(Self::new(work.get().taken()?, out, seconds))
     }
 
-    /// Blocks until it is over, at most ``timeout`` seconds (default: the communicator's), and returns its output.
+    /// Blocks until the operation is complete, at most ``timeout`` seconds (default: the communicator's), and returns its output.
     ///
-    /// Raises as the blocking form of the call. Past the time-out the communicator is aborted. May be called again.
+    /// Raises the same errors as the blocking form of the call. After the time-out, the communicator is aborted. May be called again.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let source = self.work.wait(py, timeout.unwrap_or(self.seconds))?;
@@ -43,12 +43,12 @@ impl Handle {
         Ok(self.out.clone_ref(py))
     }
 
-    /// Whether it is over, well or not; never blocks for long.
+    /// Returns whether the operation is complete, successfully or not; never blocks for long.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.work.done(py)
     }
 
-    /// The sender, once a receive has been waited for; ``None`` for everything else.
+    /// The sender of a received message, after :meth:`wait`; ``None`` for all other operations.
     #[getter]
     fn source(&self) -> Option<u32> {
         u32::try_from(self.source.load(Ordering::Relaxed)).ok()

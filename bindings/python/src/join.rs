@@ -1,4 +1,4 @@
-//! The ways to a first communicator.
+//! The functions that make a process's first communicator.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::board::PythonBoard;
 use crate::comm::Comm;
 use crate::errors::{exception, usage};
 
-/// `KOLO_*` settings that the program gives; they come before the environment's.
+/// `KOLO_*` settings that the program gives; they override the environment.
 type Settings = HashMap<String, String>;
 
 /// Joins as the environment says.
@@ -26,20 +26,20 @@ pub(crate) fn connect_env(py: Python<'_>, settings: Settings) -> PyResult<Comm> 
 /// Launcher, rank, world size, local rank and ranks on this host; the last two may be unknown.
 type Place = (&'static str, u32, u32, Option<u32>, Option<u32>);
 
-/// As which rank an MPI launcher or Slurm started this process; `None` if none did.
+/// Returns the place that an MPI launcher or Slurm gave this process; `None` if none started it.
 #[pyfunction]
 pub(crate) fn launched_as(py: Python<'_>) -> PyResult<Option<Place>> {
     let found = launched(&process_environment).map_err(|error| exception(py, &error))?;
     Ok(found.map(|at| (at.launcher, at.rank, at.world_size, at.local_rank, at.local_world_size)))
 }
 
-/// Addresses of this host, likely ones for others first.
+/// Returns the addresses of this host; those that others most likely reach come first.
 #[pyfunction]
 pub(crate) fn reachable_at() -> Vec<String> {
     own_addresses().iter().map(ToString::to_string).collect()
 }
 
-/// Joins by a URL that says who this is, or leaves that to the environment.
+/// Joins by a URL. The rank comes from the URL or from the environment.
 #[pyfunction]
 pub(crate) fn connect_url(py: Python<'_>, url: &str, settings: Settings) -> PyResult<Comm> {
     connect(py, &settings, || JoinSpec::parse_url_with(url, &lookup(&settings)))
@@ -62,7 +62,7 @@ pub(crate) fn connect_id(
     let joined = connect(py, &settings, || {
         let spec = id.join_spec(world_size, rank)?;
         if rank == 0 {
-            // Kept until the runtime itself listens, given back in any case: an id serves once.
+            // Kept until the runtime itself listens, and released in any case, since an id serves only once.
             reserved = id.take_reservation();
         }
         Ok(spec)
@@ -71,7 +71,7 @@ pub(crate) fn connect_id(
     joined
 }
 
-/// Joins through an object that hands rank 0's address to the others.
+/// Joins through an object that passes rank 0's address to the others.
 #[pyfunction]
 pub(crate) fn connect_board(
     py: Python<'_>,
@@ -82,7 +82,7 @@ pub(crate) fn connect_board(
 ) -> PyResult<Comm> {
     connect(py, &settings, || {
         let board = Arc::new(PythonBoard { object: board });
-        // Any URL brings the environment's settings for joining with it; where it leads does not matter here.
+        // Parsing any URL also reads the environment's settings for joining; its address is replaced below.
         let url = format!("tcp://localhost:1?rank={rank}&world_size={world_size}");
         let mut spec = JoinSpec::parse_url_with(&url, &lookup(&settings))?;
         spec.locator = Locator::Board(board);
@@ -91,7 +91,7 @@ pub(crate) fn connect_board(
     })
 }
 
-/// An id of 128 bytes for [`connect_id`]; rank 0 must be on this host.
+/// Makes an id of 128 bytes for [`connect_id`]; rank 0 must be on this host.
 #[pyfunction]
 #[pyo3(signature = (host=None))]
 pub(crate) fn unique_id<'py>(py: Python<'py>, host: Option<&str>) -> PyResult<Bound<'py, PyBytes>> {

@@ -1,15 +1,15 @@
-//! The compiled half of the Python package `kolo`: communicators and works on raw addresses.
+//! The compiled module of the Python package `kolo`: communicators and works on raw addresses.
 //!
-//! Python (`python/kolo/`) finds addresses, lengths and types of what users pass, and keeps it alive; here one call runs
-//! one operation, with the interpreter's lock released. The usual calls on arrays do not come by there: `quick.rs` takes them
+//! The Python code (`python/kolo/`) finds addresses, lengths and types of the users' objects, and keeps the objects alive. Each call here
+//! runs one operation, with the interpreter's lock released. The usual calls on arrays bypass the Python code: `quick.rs` takes them
 //! straight from the interpreter, and `buffer.rs` and `tensor.rs` borrow their memory.
 //!
 //! # Rules
 //! 1. An address that Python passes belongs to memory that lives until the call returns or, for started operations, as
 //!    long as the `owner` passed with it. The `SAFETY` comments call it "Python's promise"; only `kolo.communicator` and
-//!    `kolo.torch` call these functions, and `test_array_values.py` and `test_array_quick.py` drop what they must keep.
+//!    `kolo.torch` call these functions, and `test_array_values.py` and `test_array_quick.py` drop the memory that they must keep.
 //! 2. Nothing waits with the interpreter's lock held.
-//! 3. No lock of ours is held while the interpreter's is waited for.
+//! 3. No thread holds a lock of this crate while it waits for the interpreter's lock.
 //! 4. Objects made before a fork are neither used nor freed in the child (`fork.rs`).
 
 mod base;

@@ -1,5 +1,4 @@
-//! The numbers that stand for types, operators and collectives between Python and here: their places in `ALL`.
-//! `kolo/numbers.py` has them by name.
+//! The numbers of types, operators and collectives that Python passes: their positions in `ALL`. `kolo/numbers.py` names them.
 
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ fn known<T: Copy>(all: &[T], number: u8, what: &str) -> PyResult<T> {
     all.get(usize::from(number)).copied().ok_or_else(|| usage(format!("{number} stands for no {what}")))
 }
 
-/// The names of collectives, operators and types, in the order of their numbers, for the test that compares them.
+/// Returns the names of collectives, operators and types, in the order of their numbers, for the test that compares them.
 pub(crate) fn names() -> [(&'static str, Vec<&'static str>); 3] {
     [
         ("COLLECTIVES", Collective::ALL.map(Collective::name).to_vec()),
@@ -36,10 +35,10 @@ pub(crate) fn names() -> [(&'static str, Vec<&'static str>); 3] {
     ]
 }
 
-/// Ten years: no wait is longer, and clocks do not overflow.
+/// The longest time-out, ten years: clocks do not overflow, and no wait takes longer.
 const PATIENCE_MOST: Duration = Duration::from_secs(315_360_000);
 
-/// A time-out in seconds. Zero or less fails at the first look at the clock; more than ten years are ten years.
+/// Converts a time-out in seconds. Zero or less fails at the first look at the clock; longer ones are cut to ten years.
 pub(crate) fn limit(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(PATIENCE_MOST).min(PATIENCE_MOST)
 }

@@ -1,12 +1,12 @@
-//! The usual calls, without a Python frame.
+//! The fast path of the usual calls, without a Python frame.
 //!
-//! `kolo.communicator` says in Python what every operation does, for all kinds of memory. [`quicken`] puts a compiled method
-//! before each of those in [`OPERATIONS`]. It serves calls on contiguous buffers of Kolo's types, with plain numbers and
-//! operators by name; before anything was sent it leaves all others, also wrong ones, to the method in Python. So there is one
-//! place for the rules and the texts, and results do not depend on who served a call: `test_array_quick.py` compares.
+//! `kolo.communicator` implements every operation in Python, for all kinds of memory. [`quicken`] puts a compiled method in front of each
+//! method in [`OPERATIONS`]. The compiled method serves calls on contiguous buffers of Kolo's types, with plain numbers and operators by
+//! name. It leaves all other calls, wrong ones too, to the Python method before anything is sent. So the rules and the texts have one
+//! place, and results do not depend on the path of a call: `test_array_quick.py` compares them.
 //!
 //! # Rules
-//! 1. Methods are called with the interpreter's lock held, with as many arguments as they are told of.
+//! 1. Python calls methods with the interpreter's lock held, and with as many arguments as it announces.
 //! 2. Nothing unwinds into Python.
 //! 3. Buffers stay lent until the call returns, or until the operation is over.
 
@@ -38,7 +38,7 @@ struct Operation {
 enum Kind {
     /// Input and output of the same length, the same memory if no output is given.
     Vector(Collective),
-    /// One side has a block per rank, or both have.
+    /// Input or output, or both, have a block per rank.
     Blocks(Collective),
     Barrier,
     Send,
@@ -73,7 +73,7 @@ const OPERATIONS: [Operation; 27] = operations! {
     recv recv_start = Kind::Receive;
 };
 
-/// Where the argument of each name goes.
+/// The place of the argument of each name.
 const PLACES: [(&str, usize); 11] = [
     ("buffer", INPUT),
     ("input", INPUT),
@@ -96,9 +96,9 @@ const SOURCE: usize = 5;
 const TAG: usize = 6;
 const FACTOR: usize = 7;
 
-/// Facts about an operation once the package is loaded.
+/// An operation's method, as found when the package is loaded.
 struct Method {
-    /// The method in Python.
+    /// The Python method.
     general: Py<PyAny>,
     /// Its parameters after `self`, in order, and their places.
     parameters: Vec<(Py<PyString>, usize)>,
@@ -108,13 +108,13 @@ struct Method {
 
 struct Known {
     methods: Vec<Method>,
-    /// Names of operators, in the order of their numbers. Names in a program's text are these very objects.
+    /// Names of operators, in the order of their numbers. They are interned, so names in a program's text are the same objects.
     operators: Vec<Py<PyString>>,
 }
 
 static KNOWN: PyOnceLock<Known> = PyOnceLock::new();
 
-/// Puts compiled methods before those of the class `kolo.Communicator`, which are kept for what is not usual.
+/// Puts compiled methods in front of those of the class `kolo.Communicator`, which are kept for all unusual calls.
 #[pyfunction]
 pub(crate) fn quicken(class: &Bound<'_, PyType>) -> PyResult<()> {
     let py = class.py();
@@ -126,12 +126,12 @@ pub(crate) fn quicken(class: &Bound<'_, PyType>) -> PyResult<()> {
         let text = CString::new(text)?.into_raw();
         let definition = Box::leak(Box::new(ffi::PyMethodDef {
             ml_name: CString::new(operation.name)?.into_raw(),
-            // SAFETY: Python calls it as the flags say; the limited API of 3.9 has them without a name for the type.
+            // SAFETY: Python calls the function as the flags say. The limited API of 3.9 supports the flags, but has no name for the type.
             ml_meth: unsafe { std::mem::transmute::<Entry, ffi::PyMethodDefPointer>(entry) },
             ml_flags: METH_FASTCALL | ffi::METH_KEYWORDS,
             ml_doc: text,
         }));
-        // SAFETY: a class, and a definition that lives for ever.
+        // SAFETY: the first argument is a class, and the definition is never freed.
         let descriptor = unsafe {
             let made = ffi::PyDescr_NewMethod(class.as_type_ptr(), ptr::from_mut(definition));
             Bound::from_owned_ptr_or_err(py, made)?
@@ -144,7 +144,7 @@ pub(crate) fn quicken(class: &Bound<'_, PyType>) -> PyResult<()> {
     Ok(())
 }
 
-/// Of `methodobject.h`: arguments come as an array. Stable since 3.10, and the same before.
+/// A flag of `methodobject.h`: arguments come as an array. It is stable since 3.10, and was the same before.
 const METH_FASTCALL: c_int = 0x80;
 
 impl Method {
@@ -163,7 +163,7 @@ impl Method {
         Ok(Self { general: general.clone().unbind(), parameters, positional: positional - 1 })
     }
 
-    /// Where the arguments go; `None` if they are not as usual.
+    /// Puts the arguments into their slots; returns `None` if they are unusual.
     #[inline]
     fn place(&self, given: &Given<'_>) -> Option<Slots> {
         let mut slots = Slots([ptr::null_mut(); PLACES.len()]);
@@ -174,7 +174,7 @@ impl Method {
             slots.0[*place] = *argument;
         }
         for (at, argument) in given.by_name.iter().enumerate() {
-            // SAFETY: a tuple with a name for each of them.
+            // SAFETY: `names` is a tuple with a name for each argument.
             let name = unsafe { ffi::PyTuple_GetItem(given.names, at as Py_ssize_t) };
             let (_, place) = self.parameters.iter().find(|(known, _)| known.as_ptr() == name)?;
             let slot = &mut slots.0[*place];
@@ -195,7 +195,7 @@ impl Method {
         let arguments = PyTuple::new(py, arguments.collect::<Vec<_>>())?;
         let by_name = PyDict::new(py);
         for (at, argument) in given.by_name.iter().enumerate() {
-            // SAFETY: a tuple with a name for each of them.
+            // SAFETY: `names` is a tuple with a name for each argument.
             let name =
                 unsafe { Bound::from_borrowed_ptr(py, ffi::PyTuple_GetItem(given.names, at as Py_ssize_t)) };
             by_name.set_item(name, object(argument))?;
@@ -204,7 +204,7 @@ impl Method {
     }
 }
 
-/// As `help` and `inspect.signature` want it.
+/// Returns a method's signature in the form that `help` and `inspect.signature` read.
 fn signature(general: &Bound<'_, PyAny>) -> PyResult<String> {
     let code = general.getattr("__code__")?;
     let positional: usize = code.getattr("co_argcount")?.extract()?;
@@ -235,11 +235,11 @@ fn doc(general: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(general.getattr("__doc__")?.extract::<Option<String>>()?.unwrap_or_default())
 }
 
-/// Arguments as Python hands them over.
+/// Arguments as Python passes them.
 struct Given<'a> {
     positional: &'a [*mut PyObject],
     by_name: &'a [*mut PyObject],
-    /// A tuple with the names of the latter, or null.
+    /// A tuple with the names of `by_name`, or null.
     names: *mut PyObject,
 }
 
@@ -262,13 +262,13 @@ unsafe extern "C" fn entry<const AT: usize>(
     names: *mut PyObject,
 ) -> *mut PyObject {
     let run = || {
-        // SAFETY: rule 1; `this` is of the class that has the method, which derives from `Base`; there are as many values
-        // behind the positional ones as names.
+        // SAFETY: rule 1; `this` is an object of the method's class, which derives from `Base`; behind the positional arguments there are
+        // as many values as names.
         unsafe {
             let py = Python::assume_attached();
             let this = Borrowed::from_ptr(py, this).cast_unchecked::<Base>();
             let by_name = if names.is_null() { 0 } else { ffi::PyTuple_Size(names) as usize };
-            // Without arguments there need be no array.
+            // Without arguments, the pointer may be invalid.
             let all = match positional as usize + by_name {
                 0 => &[][..],
                 count => slice::from_raw_parts(arguments, count),
@@ -314,33 +314,33 @@ fn serve<'py>(this: &Bound<'py, Base>, at: usize, given: &Given<'_>) -> PyResult
     }
 }
 
-/// Arguments at their places; null where none was given.
+/// Arguments at their places; null for those that were not given.
 struct Slots([*mut PyObject; PLACES.len()]);
 
 impl Slots {
-    /// An argument; `None` stands for one that is not given.
+    /// Returns an argument; `None` if it is not given, or is Python's `None`.
     #[inline]
     fn object<'py>(&self, py: Python<'py>, place: usize) -> Option<Bound<'py, PyAny>> {
         let object = self.0[place];
-        // SAFETY: null or an argument, which lives as long as the call; asking for the one `None` has no condition.
+        // SAFETY: the object is null or an argument, which lives as long as the call; `Py_None` may be called at any time.
         unsafe { if object == ffi::Py_None() { None } else { Bound::from_borrowed_ptr_or_opt(py, object) } }
     }
 
-    /// A number from 0 to 2^32 - 1, or what stands for one that is not given.
+    /// Returns a number from 0 to 2^32 - 1; `default` if it is not given, and `None` if it is anything else.
     #[inline]
     fn number(&self, place: usize, default: u32) -> Option<u32> {
         let object = self.0[place];
         if object.is_null() {
             return Some(default);
         }
-        // SAFETY: an argument; the interpreter's lock is held (rule 1).
+        // SAFETY: the object is an argument; the interpreter's lock is held (rule 1).
         unsafe {
             if ffi::PyLong_CheckExact(object) == 0 {
                 return None;
             }
             let number = ffi::PyLong_AsLongLong(object);
             if number == -1 {
-                // Perhaps an error, and out of range in any case.
+                // The number is out of range in any case, and an exception may be set.
                 ffi::PyErr_Clear();
             }
             u32::try_from(number).ok()
@@ -356,7 +356,7 @@ impl Slots {
         };
         let factor = self.0[FACTOR];
         Some(match op {
-            // SAFETY: an argument; a float's value is read without a condition.
+            // SAFETY: the object is an argument; a float's value may always be read.
             ReduceOp::PremulSum(_) if !factor.is_null() => unsafe {
                 if ffi::PyFloat_CheckExact(factor) == 0 {
                     return None;
@@ -429,7 +429,7 @@ impl Slots {
         {
             return None;
         }
-        // Blocks on each side, and whose length is that of a block.
+        // The number of blocks in the input and in the output; then the bytes and blocks of the buffer that gives a block's length.
         let (sent, received) = match collective {
             Collective::AllGather | Collective::Gather => (1, ranks),
             Collective::ReduceScatter | Collective::Scatter => (ranks, 1),
@@ -504,7 +504,7 @@ fn raw(
     RawCall { collective, input, output, count, data_type, op, root }
 }
 
-/// A new NumPy array for the output of a call whose input is one; `None` if it is something else.
+/// Makes a NumPy array for the output of a call; returns `None` if the input is not a NumPy array.
 fn room<'py>(input: &Bound<'py, PyAny>, collective: Collective, ranks: usize) -> Option<Bound<'py, PyAny>> {
     static NUMPY: PyOnceLock<(Py<PyType>, Py<PyAny>)> = PyOnceLock::new();
     if !matches!(collective, Collective::AllGather | Collective::Gather | Collective::AllToAll) {
@@ -515,7 +515,7 @@ fn room<'py>(input: &Bound<'py, PyAny>, collective: Collective, ranks: usize) ->
         let numpy = py.import("numpy")?;
         Ok((numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(), numpy.getattr("empty")?.unbind()))
     };
-    // The first time by the method in Python, which imports NumPy or says what is missing.
+    // The first call goes to the Python method, which imports NumPy or says what is missing.
     if NUMPY.get(py).is_none() && input.get_type().name().is_ok_and(|name| name != "ndarray") {
         return None;
     }
@@ -534,11 +534,11 @@ fn room<'py>(input: &Bound<'py, PyAny>, collective: Collective, ranks: usize) ->
     empty.bind(py).call1((shape, input.getattr(pyo3::intern!(py, "dtype")).ok()?)).ok()
 }
 
-/// A call whose memory is lent.
+/// A call that is ready to run, with its lent memory.
 struct Ready<'py> {
     what: What,
     lent: [Option<Lent<'py>>; 2],
-    /// Its return value, or its work's wait.
+    /// The return value of the call, or of its work's `wait`.
     result: Bound<'py, PyAny>,
 }
 

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::comm::Comm;
 use crate::errors::exception;
 
-/// Which step a rank's state is of.
+/// The version of a rank's state.
 #[pyclass(frozen, module = "kolo._kolo")]
 #[derive(Debug)]
 pub(crate) struct State {
@@ -35,7 +35,7 @@ impl State {
         self.lock().set_version(version);
     }
 
-    /// Bytes received and sent, and the ranks whose chunks failed their hash.
+    /// Shares the state. Returns the bytes received and sent, and the ranks whose chunks failed their hash.
     #[pyo3(signature = (comm, parts, /))]
     fn share(&self, py: Python<'_>, comm: &Comm, mut parts: Vec<Address>) -> PyResult<(u64, u64, Vec<u32>)> {
         comm.with(py, move |comm| {
@@ -45,7 +45,7 @@ impl State {
         })
     }
 
-    /// Whether a copy was taken.
+    /// Offers the state to newcomers. Returns whether a copy was made.
     #[pyo3(signature = (comm, is_asked, parts, /))]
     fn offer(&self, py: Python<'_>, comm: &Comm, is_asked: bool, mut parts: Vec<Address>) -> PyResult<bool> {
         comm.with(py, move |comm| {
@@ -54,12 +54,12 @@ impl State {
         })
     }
 
-    /// Whether a copy is kept.
+    /// Returns whether a copy is kept for newcomers.
     fn is_offering(&self) -> bool {
         self.lock().is_offering()
     }
 
-    /// Bytes received.
+    /// Fetches the members' state. Returns the bytes received.
     #[pyo3(signature = (invitation, parts, seconds, /))]
     fn fetch(
         &self,
@@ -84,12 +84,12 @@ impl State {
     }
 }
 
-/// The memory of parts, with their names.
+/// Returns the names and the memory of parts.
 fn memory<'a>(parts: &'a mut [Address]) -> Vec<(&'a str, &'a mut [u8])> {
     let part = |(name, address, bytes): &'a mut Address| {
         let at = if *bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { *address as *mut u8 };
-        // SAFETY: Python's promise: writable memory of so many bytes, no two parts overlap, and nobody else uses it until
-        // the call returns, which drops the slices. `kolo.state` checks the overlap.
+        // SAFETY: Python's promise: the address has `bytes` writable bytes, no two parts overlap, and nothing else uses the memory until
+        // the call returns, which drops the slices. `kolo.state` checks that parts do not overlap.
         (name.as_str(), unsafe { std::slice::from_raw_parts_mut(at, *bytes) })
     };
     parts.iter_mut().map(part).collect()

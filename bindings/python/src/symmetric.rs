@@ -1,9 +1,9 @@
-//! Symmetric buffers, for as long as an array lies in one.
+//! Symmetric buffers as Python objects. A buffer lives as long as an array lies in it.
 
 use kolo_rs::SymmetricBuffer;
 use pyo3::prelude::*;
 
-/// The memory of a symmetric buffer, which ends with it. `kolo.communicator` makes arrays over it, which keep it.
+/// A symmetric buffer, which is freed with this object. `kolo.communicator` makes arrays on it, which keep the object alive.
 #[pyclass(frozen, module = "kolo._kolo")]
 #[derive(Debug)]
 pub(crate) struct Symmetric {
@@ -11,7 +11,7 @@ pub(crate) struct Symmetric {
     address: usize,
     #[pyo3(get)]
     bytes: usize,
-    /// Kept for its end.
+    /// Frees the memory when it is dropped.
     _memory: SymmetricBuffer<u8>,
 }
 

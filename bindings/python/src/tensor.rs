@@ -1,4 +1,4 @@
-//! Tensors of libraries that lend them to C without a call of Python: `DLPackExchangeAPI` of dlpack.h, from 1.3 on.
+//! Tensors of libraries that lend memory to C without a Python call: `DLPackExchangeAPI` of dlpack.h, from 1.3 on.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -24,13 +24,13 @@ struct Exchange {
     lend: Option<Lend>,
 }
 
-/// `DLPackManagedTensorFromPyObjectNoSync`: 0, or an exception is set.
+/// `DLPackManagedTensorFromPyObjectNoSync`: returns 0, or sets an exception.
 type Lend = unsafe extern "C" fn(*mut PyObject, *mut *mut DlVersioned) -> c_int;
 
-/// The first kind of tensor that was met, and its library's function: most programs use one kind.
+/// The first type of tensor that was seen, and its library's function; most programs use one type.
 static FIRST: PyOnceLock<(Py<PyType>, Lend)> = PyOnceLock::new();
 
-/// A contiguous tensor in the host's memory that is lent until [`Tensor::release`].
+/// A contiguous tensor in host memory, lent until [`Tensor::release`].
 #[derive(Debug)]
 pub(crate) struct Tensor {
     managed: NonNull<DlVersioned>,
@@ -39,7 +39,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// The memory that an object lends; `None` if it is no such tensor. Raises nothing.
+    /// Borrows the memory of an object; returns `None` if it is not such a tensor. Raises nothing.
     #[inline]
     pub(crate) fn of(object: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
         let py = object.py();
@@ -53,23 +53,24 @@ impl Tensor {
                 lend
             }
         };
-        // The function does not ask, as `__dlpack__` does. A library without gradients has none.
+        // Refuse tensors that require gradients, as `__dlpack__` does but this function does not. In libraries without gradients, tensors
+        // lack this attribute.
         if object.getattr(intern!(py, "requires_grad")).is_ok_and(|asks| asks.is_truthy().unwrap_or(true)) {
             return None;
         }
         let mut managed = ptr::null_mut();
-        // SAFETY: an object of the type that the function was found at; the interpreter's lock is held.
+        // SAFETY: the object's type has this function; the interpreter's lock is held.
         let code = unsafe { lend(object.as_ptr(), &raw mut managed) };
         if code != 0 {
             drop(PyErr::take(py));
             return None;
         }
-        // SAFETY: the function gave a tensor of version 1, as its own is, which is ours until it is given back.
+        // SAFETY: the function has returned a tensor of version 1, the version of its table; the tensor is ours until it is given back.
         let versioned = unsafe { NonNull::new(managed)?.as_ref() };
         match versioned.plain(writable) {
             Some((data_type, elements)) => Some(Self { managed: versioned.into(), data_type, elements }),
             None => {
-                // SAFETY: as above; given back once.
+                // SAFETY: as above; the tensor is given back once.
                 unsafe { DlVersioned::release(versioned.into()) };
                 None
             }
@@ -77,7 +78,7 @@ impl Tensor {
     }
 
     pub(crate) fn address(&self) -> usize {
-        // SAFETY: lent until it is given back.
+        // SAFETY: the tensor is lent until it is given back.
         unsafe { self.managed.as_ref() }.address()
     }
 
@@ -89,12 +90,12 @@ impl Tensor {
         self.elements * self.data_type.size()
     }
 
-    /// Gives it back.
+    /// Gives the tensor back.
     ///
     /// # Safety
-    /// Once, with the interpreter's lock held.
+    /// Called once, with the interpreter's lock held.
     pub(crate) unsafe fn release(&mut self) {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         unsafe { DlVersioned::release(self.managed) };
     }
 }
@@ -104,7 +105,7 @@ fn lender(object: &Bound<'_, PyAny>) -> Option<Lend> {
     let found = object.get_type().getattr(intern!(object.py(), "__dlpack_c_exchange_api__")).ok()?;
     let capsule = found.cast_into::<PyCapsule>().ok()?;
     let exchange = capsule.pointer_checked(Some(NAME)).ok()?.cast::<Exchange>();
-    // SAFETY: a capsule of this name points to such a structure, which lives as long as the process. Its version comes first
-    // in all of them; the rest is of the version that is known.
+    // SAFETY: a capsule of this name points to such a structure, which lives as long as the process. All versions begin with the version;
+    // the rest is read only if the version is the known one.
     unsafe { if exchange.as_ref().major == MAJOR { exchange.as_ref().lend } else { None } }
 }

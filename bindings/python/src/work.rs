@@ -1,7 +1,7 @@
 //! Handles of started operations.
 //!
-//! Several threads may wait for one work (a user's, and the one that completes futures): the first drives the operation,
-//! the others sleep until it tells them the outcome.
+//! Several threads may wait for one work, such as a user's thread and the one that completes futures. The first thread drives the
+//! operation; the others sleep until the first tells them the outcome.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::numbers::limit;
 /// Keeps the buffers of an operation alive.
 pub(crate) type Owner = Py<PyAny>;
 
-/// A started operation. It makes progress whether or not anybody waits.
+/// A started operation. It makes progress even if no thread waits for it.
 #[pyclass(frozen, module = "kolo._kolo", name = "Started")]
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -28,21 +28,21 @@ pub(crate) struct Work {
 struct Inner {
     state: Mutex<State>,
     over: Condvar,
-    /// Threads asleep on it; changed with the state locked. To wake nobody is a system call too.
+    /// The number of threads that sleep on `over`; changed with the state locked. It saves the system call of waking no thread.
     sleepers: AtomicU32,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nobody waits.
+    /// No thread waits.
     Running(Progress),
-    /// A thread waits and will tell.
+    /// A thread waits, and will tell the others the outcome.
     Attended,
-    /// The source of a receive, or what went wrong.
+    /// The operation is complete: the source of a receive, or the error.
     Over(Result<Option<u32>, Error>),
 }
 
-/// The operation under way.
+/// The operation in progress.
 #[derive(Debug)]
 pub(crate) enum Progress {
     Plain(kolo_rs::Work<Owner>),
@@ -70,7 +70,7 @@ impl Work {
         Self { inner: OfProcess::new(Inner::new(State::Running(progress))) }
     }
 
-    /// The same operation in a work of its own; this one is over.
+    /// Moves the operation to a new work; this one is then complete.
     pub(crate) fn taken(&self) -> PyResult<Self> {
         let taken = std::mem::replace(&mut *self.inner.get()?.state(), State::Over(Ok(None)));
         Ok(Self { inner: OfProcess::new(Inner::new(taken)) })
@@ -79,7 +79,7 @@ impl Work {
 
 #[pymethods]
 impl Work {
-    /// Waits for the end, at most `seconds`; raises as the blocking form of the call. Past its time-out the communicator
+    /// Waits for the end, at most `seconds`; raises the same errors as the blocking form of the call. After the time-out, the communicator
     /// is aborted.
     /// Returns the source of a receive, else `None`.
     pub(crate) fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
@@ -89,7 +89,7 @@ impl Work {
         outcome.map_err(|error| exception(py, &error))
     }
 
-    /// Whether it is over, well or not. Makes a little progress.
+    /// Returns whether the operation is complete, successfully or not. Makes a little progress.
     pub(crate) fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.inner.get()?;
         let (done, owner) = py.detach(|| inner.poll());
@@ -97,7 +97,7 @@ impl Work {
         Ok(done)
     }
 
-    /// The exception it ended with, if it did.
+    /// Returns the exception with which the operation has failed, if it has.
     fn exception(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let inner = self.inner.get()?;
         let state = inner.state();
@@ -110,7 +110,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // The runtime's lock must not be waited for with the interpreter's held. A work of before a fork is left alone.
+        // No thread may wait for the runtime's lock with the interpreter's lock held. A work made before a fork is left alone.
         if self.inner.get().is_ok_and(|inner| !matches!(*inner.state(), State::Over(_))) {
             Python::attach(|py| py.detach(|| self.inner.get().map(Inner::forget).ok()));
         }
@@ -126,7 +126,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The outcome, and what may now be given back to Python.
+    /// Waits; returns the outcome, and the owner, which may now be given back to Python.
     fn wait(&self, seconds: f64) -> (Result<Option<u32>, Error>, Option<Owner>) {
         let mut state = self.state();
         loop {
@@ -153,7 +153,7 @@ impl Inner {
         match std::mem::replace(&mut *state, State::Attended) {
             State::Running(work) if work.is_done() => {
                 drop(state);
-                // It is over, so there is nothing to wait for but its outcome.
+                // The operation is complete, so the wait only fetches the outcome.
                 let (_, owner) = self.end(work.wait_within(Duration::ZERO));
                 (true, owner)
             }
@@ -179,7 +179,7 @@ impl Inner {
         (outcome, owner)
     }
 
-    /// Lets go of an operation that nobody waited for; it goes on and frees what it owns at its end.
+    /// Drops an operation without waiting for it. The operation goes on, and frees its owner at its end.
     fn forget(&self) {
         let state = std::mem::replace(&mut *self.state(), State::Attended);
         drop(state);

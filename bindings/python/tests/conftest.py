@@ -4,6 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-# Ranks share the processors; and a parent that has started OpenMP's threads cannot be forked.
+# Because ranks share the processors, and because a parent that has started OpenMP's threads cannot be forked.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,7 +1,7 @@
 """Ranks for tests: forks of the test process, or programs started from scratch.
 
-A fork has everything imported already, so a test with four ranks takes milliseconds. Tests of starting and ending use
-:func:`programs`. Nothing listens at a fixed port: ranks meet in a file of a folder that the test owns.
+A fork has everything imported already, so a test with four ranks takes milliseconds. Tests of how processes start and end
+use :func:`programs`. Nothing listens at a fixed port: ranks meet in a file, in a folder that the test owns.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-#: Seconds after which a test is stuck: far beyond what any takes, on a busy machine too. A program that imports torch uses 4 s of
-#: its processor, and may have a tenth of it.
+#: Seconds after which a test counts as stuck: far more than any test takes, even on a busy machine. A program that imports torch
+#: uses 4 s of processor time, and may get only a tenth of a processor.
 LIMIT = 180.0
 
 
@@ -35,7 +35,7 @@ class Ended:
 
 
 def forked(ranks: int, body: Callable, *arguments, limit: float = LIMIT, check: bool = True) -> list[Ended]:
-    """Runs ``body(rank, ranks, folder, *arguments)`` in a fork per rank. Fails if one fails, unless told not to check."""
+    """Runs ``body(rank, ranks, folder, *arguments)`` in a fork per rank. Fails if a rank fails, unless ``check`` is false."""
     with tempfile.TemporaryDirectory() as folder:
         children = {}
         began = time.monotonic()
@@ -67,7 +67,7 @@ def _be_rank(write: int, body, rank: int, ranks: int, folder: str, arguments) ->
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not through pytest's own way out.
+        # Exit at once, so that the fork does not run pytest's own exit code.
         os._exit(code)
 
 
@@ -102,7 +102,7 @@ def _collect(children: dict, began: float, limit: float) -> list[Ended]:
 def programs(
     commands: list[list[str]], environments: list[dict], limit: float = LIMIT, check: bool = True
 ) -> list[Ended]:
-    """Starts programs and waits for all; kills them past the limit."""
+    """Starts programs and waits for all of them; kills them when the time limit has passed."""
     began = time.monotonic()
     started = []
     for command, environment in zip(commands, environments):
@@ -119,7 +119,7 @@ def programs(
         ended = _collect(children, began, limit)
     finally:
         for process in started:
-            process.returncode = 0  # it has been waited for
+            process.returncode = 0  # _collect has waited for it
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -18,28 +18,28 @@ def torchrun(*arguments: str) -> list[str]:
 
 
 def mpi_launchers() -> dict[str, list[str]]:
-    """Commands that start ranks, but for their number: ``mpirun`` and ``mpiexec`` on the path, and the programs that
-    ``KOLO_TEST_LAUNCHERS`` lists, with colons between. One for each release that there is."""
+    """The commands that start ranks, by version and without the number of ranks: of ``mpirun`` and ``mpiexec`` on the path and
+    of the programs that ``KOLO_TEST_LAUNCHERS`` lists, separated by colons. One command for each version found."""
     named = filter(None, os.environ.get("KOLO_TEST_LAUNCHERS", "").split(":"))
     found = {}
     for program in filter(None, map(shutil.which, ["mpirun", "mpiexec", *named])):
         said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
         version = " ".join(line.strip() for line in said.splitlines()[:2])
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if "Open" in version else []
-        # Many names, one program.
+        # Several names may lead to the same program.
         found.setdefault(os.path.realpath(program), (version, [program, *options, "-n"]))
     return dict(found.values())
 
 
 def hydras() -> dict[str, str]:
-    """Those of them that are Hydra, MPICH's or Intel MPI's: the programs by their versions."""
+    """Those of the launchers that are Hydra, of MPICH or Intel MPI: the programs by version."""
     return {
         version: command[0] for version, command in mpi_launchers().items() if version.startswith(("HYDRA", "Intel(R) MPI"))
     }
 
 
 def open_mpis() -> dict[str, str]:
-    """Those of them that are Open MPI's, from release 5 on: the programs by their versions."""
+    """Those of the launchers that are Open MPI's, release 5 or later: the programs by version."""
     return {
         version: command[0]
         for version, command in mpi_launchers().items()
@@ -48,7 +48,7 @@ def open_mpis() -> dict[str, str]:
 
 
 def kolo_run(ranks: int, *options: str) -> list[str] | None:
-    """``kolo run``, if the program has been built: as it was built last."""
+    """The command ``kolo run``, if the program is on the path or has been built; the latest build counts."""
     both = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
     built = max((path for path in both if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
     program = shutil.which("kolo") or built
@@ -56,18 +56,18 @@ def kolo_run(ranks: int, *options: str) -> list[str] | None:
 
 
 def srun(ranks: int) -> list[str] | None:
-    """The command of Slurm, if one answers."""
+    """Slurm's command, if a Slurm answers."""
     if shutil.which("srun") is None or subprocess.run(["sinfo"], capture_output=True).returncode != 0:
         return None
     return ["srun", "-n", str(ranks)]
 
 
 def meeting_places(folder: str, port: int) -> dict[str, str]:
-    """For each scheme of a URL at which ranks are drawn: a place on this host that this job alone knows."""
+    """For each URL scheme that gives out ranks: a URL on this host that only this job uses."""
     return {
         "file": f"file://{folder}/meet",
         "tcp": f"tcp://localhost:{port}",
-        # Each test has a port of its own, so the groups of two tests differ in one of the two.
+        # Each test has its own port, so two tests never have both the same address and the same port.
         "multicast": f"multicast://239.255.70.{port % 250 + 1}:{port}/job?interface=127.0.0.1",
     }
 
@@ -83,7 +83,7 @@ def free_port() -> int:
 
 
 class Hosts:
-    """Network namespaces joined by a bridge: as near to several hosts as one host gets. Deleted at the end."""
+    """Network namespaces joined by a bridge, which stand in for several hosts. Deleted at the end."""
 
     def __init__(self, count: int) -> None:
         self._base = f"kolo-{os.getpid():x}-{uuid.uuid4().hex[:6]}"
@@ -99,7 +99,7 @@ class Hosts:
             name = self.name(host)
             self._ip(f"-n {name} link add eth0 type veth peer name port{host} netns {hub}")
             self._ip(f"-n {hub} link set port{host} master hub up")
-            # A range set aside for documentation (RFC 5737).
+            # An address range reserved for documentation (RFC 5737).
             self._ip(f"-n {name} address add {self.address(host)}/24 dev eth0")
             self._ip(f"-n {name} link set lo up")
             self._ip(f"-n {name} link set eth0 up")
@@ -113,7 +113,7 @@ class Hosts:
         return f"192.0.2.{host + 1}"
 
     def on(self, host: int, command: list[str]) -> list[str]:
-        """The command, on that host."""
+        """The command that runs ``command`` on this host."""
         named = f'hostname {self.address(host)}; exec "$@"'
         return ["ip", "netns", "exec", self.name(host), "unshare", "--uts", "sh", "-c", named, "sh", *command]
 
@@ -131,8 +131,8 @@ class Hosts:
         return str(program)
 
     def by_open_mpi(self, program: str, each: int, folder: Path, first: int = 0) -> list[str]:
-        """The command by which Open MPI's mpirun on host 0 starts so many ranks on each host from `first` on, all but what
-        they run. Hosts go by their addresses, mpirun's own too, since names of namespaces mean nothing."""
+        """The command, without the ranks' program, by which Open MPI's mpirun on host 0 starts ``each`` ranks on each host
+        from ``first`` on. Hosts, even mpirun's own, are named by address, since a namespace's name is not a host name."""
         hosts = ",".join(f"{self.address(host)}:{each}" for host in range(first, self._count))
         options = ["--allow-run-as-root", "--bind-to", "none", "--prtemca", "plm_ssh_agent", self.agent(folder)]
         number = each * (self._count - first)
@@ -140,14 +140,14 @@ class Hosts:
         return self.on(0, command)
 
     def by_hydra(self, program: str, each: int, folder: Path) -> list[str]:
-        """The command by which Hydra starts so many ranks on each host, all but what they run."""
+        """The command, without the ranks' program, by which Hydra starts ``each`` ranks on each host."""
         hosts = ",".join(map(self.address, range(self._count)))
         options = ["-launcher", "ssh", "-launcher-exec", self.agent(folder), "-iface", "eth0", "-hosts", hosts]
         return self.on(0, [program, *options, "-ppn", str(each), "-n", str(each * self._count)])
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be none here."""
+        """Why no namespaces can be made here, or None."""
         if shutil.which("ip") is None:
             return "network namespaces need the ip tool"
         name = f"kolo-probe-{uuid.uuid4().hex[:6]}"

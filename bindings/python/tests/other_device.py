@@ -1,7 +1,6 @@
-"""A device of torch that no maker sells: a PrivateUse1 one whose memory is a tensor of the host that nobody else sees.
+"""A made-up device for torch: a PrivateUse1 device whose memory is a hidden tensor on the host.
 
-It has what tensors need to be made, copied to and from the host, and viewed, and nothing to compute with. Its tensors are
-contiguous.
+Its tensors can be made, copied to and from the host, and viewed, but nothing can be computed with them. They are contiguous.
 """
 
 import torch
@@ -13,7 +12,7 @@ NAME = "elsewhere"
 class Elsewhere(torch.Tensor):
     """A tensor on the device."""
 
-    # What is computed from it need not be one.
+    # Results of operations on it need not be of this class.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -27,14 +26,14 @@ class Elsewhere(torch.Tensor):
 
 
 def _copy_from(source, target, non_blocking=False):
-    """In either direction, or within the device."""
+    """Copies to the device, from it, or within it."""
     values = source.held if isinstance(source, Elsewhere) else source
     (target.held if isinstance(target, Elsewhere) else target).copy_(values)
     return target
 
 
 def install() -> None:
-    """Makes the device known to this process. Once."""
+    """Makes the device known to this process. To be called once."""
     _setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("aten", "IMPL")
     for name, body in {
@@ -45,4 +44,4 @@ def install() -> None:
         "detach": lambda tensor: Elsewhere(tensor.held),
     }.items():
         library.impl(name, body, "PrivateUse1")
-    install.library = library  # whose end would take the bodies away
+    install.library = library  # kept alive: with it, the functions would go

@@ -3,9 +3,9 @@
 
     python cuda_stand_ins.py SITE_PACKAGES
 
-Where an index offers the CUDA wheel alone, its dependencies weigh gigabytes that a test on the CPU never calls. This
-builds empty libraries in their place, beside torch's own: one that holds every symbol that is missing (functions report
-that there is no device), and one per missing library that leads to it. Needs gcc and readelf.
+Where an index offers only the CUDA wheel, its dependencies are gigabytes that a test on the CPU never uses. This builds
+stand-ins for them, beside torch's own libraries: one library that holds every missing symbol (its functions report that
+there is no device), and for each missing library one that refers to it. Needs gcc and readelf.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ABSENT = re.compile(r"lib(cu\w+|nccl|nvrtc|nvshmem\w*|nvJitLink|nvToolsExt|nvtx\
 HOLDER = "libkolo_cuda_stand_in.so"
 #: cudaErrorNoDevice.
 NO_DEVICE = 100
-#: What the system and the interpreter supply.
+#: Libraries, and prefixes of symbols, that the system and the interpreter supply.
 SYSTEM = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1",
           "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libutil.so.1")
 PRESENT = ("Py", "_Py", "GOMP_", "omp_")
@@ -37,7 +37,7 @@ def wanted_libraries(library: Path) -> set[str]:
 
 
 def symbols(library: Path) -> tuple[dict[str, str], set[str]]:
-    """Kinds of the undefined symbols, and the defined ones."""
+    """The undefined symbols with their kinds, and the defined symbols."""
     undefined: dict[str, str] = {}
     defined: set[str] = set()
     for line in output("readelf", "-W", "--dyn-syms", str(library)).splitlines():
@@ -53,7 +53,7 @@ def symbols(library: Path) -> tuple[dict[str, str], set[str]]:
 
 
 def source(missing: dict[str, str]) -> str:
-    """Assembly, in which a name needs no type."""
+    """The stand-in as assembly, where a name needs no type."""
     answer = {"x86_64": f"mov ${NO_DEVICE}, %eax", "aarch64": f"mov w0, #{NO_DEVICE}"}[os.uname().machine]
     lines = ['.section .note.GNU-stack,"",%progbits']
     for name, kind in sorted(missing.items()):

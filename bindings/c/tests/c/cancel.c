@@ -1,4 +1,4 @@
-/* A thread that is cancelled in a call ends after it, and the call is a whole one. Three ranks; argument: transport. */
+/* A thread that is cancelled in a call ends only after the call, which completes. Three ranks; argument: transport. */
 #include "test.h"
 
 #include <pthread.h>
@@ -6,7 +6,7 @@
 static koloComm_t comm;
 static int rank;
 
-/* What a thread has done before it ended. */
+/* The calls that a thread has completed before it ended. */
 typedef struct {
     const char *call;
     koloResult_t result;
@@ -37,7 +37,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* With a cancellation pending, calls go on: those that are over at once, and those that wait. */
+/* With a cancellation pending, calls still complete: those that return at once, and those that wait. */
 static void *pending(void *argument) {
     static float data[1 << 18];
     int *calls = argument, value;
@@ -49,7 +49,7 @@ static void *pending(void *argument) {
             if (koloBarrier(comm) != KOLO_SUCCESS) return NULL;
             if (koloBroadcast(comm, data, data, 1 << 18, KOLO_FLOAT32, 0) != KOLO_SUCCESS) return NULL;
         }
-        /* A wrong call makes its error text on this way too. */
+        /* A wrong call also makes its error text while a cancellation is pending. */
         if (koloBarrier(NULL) != KOLO_USAGE) return NULL;
     }
     pthread_testcancel();
@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
             CHECK(end == PTHREAD_CANCELED);
             CHECK(outcome.state == PTHREAD_CANCEL_ENABLE);
         } else {
-            /* The others come late: the thread sleeps in the call by then. */
+            /* The other ranks come late, when the thread already sleeps in the call. */
             sleep_ms(200);
             work(&outcome);
             outcome.value = 3;

@@ -123,7 +123,7 @@ static void unequal(void) {
     for (int r = 0; r < size; r++)
         for (size_t i = 0; i < counts[r]; i++) CHECK(out[at[r] + i] == value(r, i));
     FAILS(koloAllGatherV(comm, out, out, counts, KOLO_FLOAT32), KOLO_USAGE, "overlap");
-    /* An output longer than PTRDIFF_MAX bytes, of blocks that are not. */
+    /* The output is longer than PTRDIFF_MAX bytes, but none of its blocks is. */
     FAILS(koloAllGather(comm, in, out, (size_t)1 << 60, KOLO_FLOAT32), KOLO_USAGE, "addressed");
 
     for (int root = 0; root < size; root++) {
@@ -223,7 +223,7 @@ static void several_at_once(void) {
         for (size_t i = 0; i < COUNT; i++) CHECK(buffers[k][i] == total((size_t)k + i, size));
 }
 
-/* Memory that all ranks reach directly; each uses it at an offset of its own. */
+/* Symmetric memory: all ranks reach it directly, and each uses it at a different offset. */
 static void symmetric(void) {
     enum { LENGTH = 50001 };
     void *memory = NULL, *left_alone = NULL;
@@ -253,7 +253,7 @@ static void symmetric(void) {
     OK(koloCommMemFree(comm, NULL));
 }
 
-/* Nine shards: all of a rank's own behind one another. */
+/* Nine shards; each rank's own vectors lie one behind the other. */
 static void shards(void) {
     enum { SHARDS = 9 };
     int first = -1, own = -1;

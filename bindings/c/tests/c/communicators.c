@@ -1,4 +1,4 @@
-/* Settings, split, group, questions, messages between two ranks, memory. */
+/* Settings, split, group, queries, messages between two ranks, memory. */
 #include "test.h"
 
 #include <pthread.h>
@@ -19,13 +19,13 @@ static void parts(koloComm_t comm) {
     CHECK(number == (rank == 0 ? 1 : 0));
     OK(koloCommDestroy(&part));
 
-    /* Keys of either sign order the ranks: here the other way round. */
+    /* Keys of either sign order the ranks, here in reverse. */
     OK(koloCommSplit(comm, 0, 1 - rank, &part));
     OK(koloCommRank(part, &number));
     CHECK(number == size - 1 - rank);
     OK(koloCommDestroy(&part));
 
-    /* What one rank gets wrong is an error on all, at once, and the next split is in step. */
+    /* One rank's wrong argument is an error on all ranks, at once, and the next split matches again. */
     FAILS(koloCommSplit(comm, rank == 1 ? -2 : 0, 0, &part), KOLO_USAGE, "rank 1 cannot take part: color is -2");
     FAILS(koloCommSplit(comm, 0, 0, rank == 1 ? NULL : &part), KOLO_USAGE, "result is NULL");
     CHECK(part == NULL);
@@ -80,7 +80,7 @@ static void messages(koloComm_t comm) {
     from_left = (int *)memory;
     to_right = (int *)more;
     for (int i = 0; i < LENGTH; i++) to_right[i] = rank * LENGTH + i;
-    /* Everybody receives and sends both ways round, in an order that would deadlock one by one. */
+    /* Every rank receives and sends in both directions, in an order that would deadlock if the transfers ran one by one. */
     transfers[0].kind = KOLO_RECV, transfers[0].peer = left, transfers[0].buffer = from_left;
     transfers[1].kind = KOLO_SEND, transfers[1].peer = right, transfers[1].buffer = to_right;
     transfers[2].kind = KOLO_RECV, transfers[2].peer = right, transfers[2].buffer = &got;
@@ -101,7 +101,7 @@ static void messages(koloComm_t comm) {
     FAILS(koloMemAlloc(&memory, (size_t)-1 / 2), KOLO_SYSTEM, "allocating");
 }
 
-/* Each thread has a communicator of its own; the calls of different threads interleave as they like. */
+/* Each thread has its own communicator; the calls of different threads interleave in any order. */
 static void *work(void *part) {
     koloComm_t comm = (koloComm_t)part;
     for (int round = 0; round < 100; round++) {

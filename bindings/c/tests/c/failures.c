@@ -1,4 +1,4 @@
-/* What breaks a communicator: calls that differ, a time-out, an abort, a lost process. Three ranks; arguments: case, transport. */
+/* Failures that end a communicator: calls that differ, a time-out, an abort, a lost process. Three ranks; arguments: case, transport. */
 #include "test.h"
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
     OK(koloCommInitEnv(&comm, &config));
     OK(koloCommRank(comm, &rank));
     if (strcmp(what, "mismatch") == 0) {
-        /* The one that differs learns it from whomever it met; of the others, who did not meet it hears of it. */
+        /* Rank 1 and the ranks that exchanged data with it see the mismatch themselves; a rank that did not is told of it. */
         koloResult_t result = koloAllReduce(comm, x, x, rank == 1 ? 3 : 4, KOLO_FLOAT32, KOLO_SUM);
         CHECK(result == KOLO_MISMATCH || (rank != 1 && result == KOLO_ABORTED));
         CHECK(strstr(koloGetLastError(comm), "all_reduce(3 x f32, sum)") != NULL);
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
         CHECK(koloGetLastErrorPeer(comm) == 2);
         if (rank == 2) CHECK(pthread_join(thread, NULL) == 0);
     } else if (strcmp(what, "destroyed") == 0) {
-        /* Requests that outlive their communicator: nobody else starts these. */
+        /* Requests that outlive their communicator; no other rank starts these calls. */
         if (rank == 0) {
             koloRequest_t first, second;
             OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &first));
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
         x[0] = (float)rank;
         OK(koloAllReduce(left, x, x, 1, KOLO_FLOAT32, KOLO_SUM));
         CHECK(x[0] == 3);
-        /* A revocation may overtake the sum on the other rank: both have it first. */
+        /* A revocation could overtake the sum on the other rank, so both ranks get the sum first. */
         OK(koloCommAgree(left, &flags, takes_part));
         OK(koloCommRevoke(left));
         FAILS(koloBarrier(left), KOLO_REVOKED, "revoked");

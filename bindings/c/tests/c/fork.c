@@ -1,5 +1,5 @@
-/* A child made by fork can use nothing of its parent's communicator, and its end takes nothing away. Three ranks; arguments:
- * what the child does, transport. */
+/* A child made by fork cannot use its parent's communicator, and its end does not disturb the parent. Three ranks; arguments: the
+ * child's action, transport. */
 #include "test.h"
 
 #include <sys/types.h>
@@ -9,7 +9,7 @@
 static koloComm_t comm;
 static int rank;
 
-/* What the child inherits as C++ objects would be: dropped when it exits. */
+/* Destroys the inherited communicator when the child exits, as the destructor of a C++ object would. */
 static void destroy(void) { OK(koloCommDestroy(&comm)); }
 
 static void sums(int expected) {
@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
                 OK(koloCommDestroy(&comm));
             }
             CHECK(time(NULL) - begin < 3);
-            return 0; /* Destroys what is left. */
+            return 0; /* Destroys the inherited communicator by atexit. */
         }
         CHECK(waitpid(child, &status, 0) == child);
         CHECK(status == 0);

@@ -50,7 +50,7 @@ static void started(koloComm_t comm) {
     }
     for (unsigned tag = EACH; tag-- > 0;)
         OK(koloRecvStart(comm, in[tag], LENGTH, KOLO_FLOAT64, left, tag, &receives[tag]));
-    /* They finish without anybody waiting. */
+    /* They complete without a wait. */
     while (!done) OK(koloTest(receives[0], &done));
     for (unsigned tag = 0; tag < EACH; tag++) {
         OK(koloWait(&receives[tag], 20000));
@@ -73,7 +73,7 @@ static void started(koloComm_t comm) {
     FAILS(koloSendTagged(comm, out, 1, KOLO_INT8, size, 0), KOLO_USAGE, "rank 3");
 }
 
-/* A message is described as often as one asks, and received at last. */
+/* A message can be probed any number of times, and is received in the end. */
 static void probes(koloComm_t comm) {
     enum { SHORT = 70, LONG = 71, COUNT = 30000 };
     static double numbers[COUNT];
@@ -93,7 +93,7 @@ static void probes(koloComm_t comm) {
         for (found = 0; !found;) OK(koloProbeNow(comm, 1, LONG, LONG, &found, &message));
         CHECK(message.source == 1 && message.tag == LONG && message.type == KOLO_FLOAT64);
         CHECK(message.bytes == sizeof numbers);
-        /* Only its own tags, and only its own source. */
+        /* A probe sees only its own tags, and only its own source. */
         OK(koloProbeNow(comm, 1, 0, LONG - 1, &found, &message));
         CHECK(found == 0);
         while (left > 0) {
@@ -119,7 +119,7 @@ static void probes(koloComm_t comm) {
     OK(koloBarrier(comm));
 }
 
-/* Rank r has r + 1 elements for everybody in the gather, and so on. */
+/* Rank r contributes r + 1 elements to the gather, and likewise in the other calls. */
 static void uneven(koloComm_t comm) {
     size_t counts[3] = {1, 2, 3}, equal[3] = {1, 1, 1};
     int own[3] = {rank, rank, rank}, all[6], six[6] = {1, 2, 2, 3, 3, 3}, part[3] = {-1, -1, -1}, three[3];

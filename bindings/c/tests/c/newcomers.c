@@ -9,7 +9,7 @@
 static float weights[COUNT], out[1];
 static int counter[2];
 
-/* The invitation, all at once: the newcomer may be looking. */
+/* Writes the invitation atomically, since the newcomer may read the file at any time. */
 static void invite(koloComm_t comm, const char *path) {
     char text[4096], beside[4096];
     size_t needed = 0;
@@ -43,7 +43,7 @@ static koloComm_t join(const char *way, const char *path) {
     return comm;
 }
 
-/* What the members do until the newcomer waits at one of their doors, and then. */
+/* Lets the members wait until the newcomer is at one of their doors, and takes it in. */
 static koloComm_t take_in(koloComm_t comm) {
     koloComm_t next = NULL;
     int waiting = 0, epoch_is = 0;
@@ -65,7 +65,7 @@ static koloComm_t take_in(koloComm_t comm) {
     return next;
 }
 
-/* Members have step 7, the newcomer none. */
+/* The members' state is of step 7; the newcomer has none. */
 static void share(koloComm_t comm, koloState_t state, int is_newcomer) {
     koloPart_t parts[2] = {{"weights", weights, sizeof weights}, {"counter", counter, sizeof counter}};
     koloPart_t wrong[2] = {{"weights", weights, sizeof weights}, {"again", weights + 9, 4}};
@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
     koloComm_t comm = NULL, left = NULL;
     koloState_t state = NULL;
     if (started_as == 2) {
-        /* The launcher's numbers are not the newcomer's. */
+        /* RANK and WORLD_SIZE, which the launcher has set, do not apply to a newcomer. */
         comm = join(way, path);
         OK(koloStateCreate(comm, &state));
     } else {

@@ -1,4 +1,4 @@
-/* Steps that outlive losses. Three processes; arguments: "lost" (and "tcp"), "limit", or "admit" and the file for an invitation. */
+/* Steps that survive losses. Three processes; arguments: "lost" (and "tcp"), "limit", or "admit" and the file for an invitation. */
 #include "test.h"
 
 #include <unistd.h>
@@ -7,7 +7,7 @@
 
 static float input[COUNT], output[COUNT], table[300 * COUNT];
 
-/* What a step is told. */
+/* The context of a step. */
 struct plan {
     koloSurvivors_t group;
     int first;
@@ -27,7 +27,7 @@ static void watch(const koloChange_t *change, void *context) {
     CHECK(change->rank >= 0 && change->rank < change->size);
 }
 
-/* One rank dies in the middle, or fails by itself. */
+/* A step in the middle of which one rank dies, or fails by itself. */
 static koloResult_t sum(koloComm_t comm, void *context) {
     struct plan *plan = context;
     int rank = -1;
@@ -83,12 +83,12 @@ static void lost(koloSurvivors_t group, int rank, koloComm_t *comm) {
         FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_REVOKED, "");
     }
     CHECK(plan.runs == 4);
-    /* The first to see it may have ended the step for the other. */
+    /* The rank that finds the error first may have ended the step for the other. */
     same = koloSurvivorsAllReduce(group, KOLO_UNSET, input, input, COUNT, KOLO_FLOAT32, KOLO_SUM);
     CHECK(same == KOLO_REVOKED || (same == KOLO_USAGE && strstr(koloGetLastError(NULL), "input and output are the same")));
     OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
     CHECK(output[0] == 6);
-    /* Both are told that they are too few. */
+    /* Both ranks get the error that they are too few. */
     OK(koloSurvivorsAtLeast(group, 2));
     plan.fails = -1;
     plan.dies = 1;
@@ -104,7 +104,7 @@ static koloResult_t half(koloComm_t comm, void *context) {
 static void limited(koloSurvivors_t group, int rank) {
     struct plan plan = {group, rank, 0, -1, -1};
     koloResult_t done = koloSurvivorsRun(group, 300, half, &plan);
-    /* The first to see it may have told the other. */
+    /* The rank whose time is over first may have ended the step for the other. */
     CHECK(done == KOLO_TIMEOUT || done == KOLO_ABORTED || done == KOLO_REVOKED);
     CHECK(rank != 0 || done == KOLO_TIMEOUT);
     OK(koloSurvivorsAllReduce(group, 60000, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));

@@ -1,4 +1,4 @@
-/* What the test programs share. */
+/* Macros that the test programs share. */
 #ifndef KOLO_TEST_H
 #define KOLO_TEST_H
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-/* The call must succeed. */
+/* Checks that the call succeeds. */
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
         koloResult_t ok_result = (call);                                                                               \
@@ -32,7 +32,7 @@
         }                                                                                                              \
     } while (0)
 
-/* The call must fail like this, with a message that contains the text. */
+/* Checks that the call fails with this result, and with a message that contains the text. */
 #define FAILS(call, expected, text)                                                                                    \
     do {                                                                                                               \
         koloResult_t fails_result = (call);                                                                            \

@@ -46,7 +46,7 @@ int main(int argc, char **argv) {
         stream = fopen(draft, "wb");
         CHECK(stream != NULL && fwrite(&id, sizeof id, 1, stream) == 1 && fclose(stream) == 0);
         CHECK(rename(draft, file) == 0);
-        sleep_ms(200); /* the others try before rank 0 listens */
+        sleep_ms(200); /* so that the others try before rank 0 listens */
     } else {
         while ((stream = fopen(file, "rb")) == NULL) sleep_ms(10);
         CHECK(fread(&id, sizeof id, 1, stream) == 1 && fclose(stream) == 0);

@@ -1,4 +1,4 @@
-/* Wrong arguments: each is refused with a message, and the communicator works on. One rank. */
+/* Wrong arguments: each is refused with a message, and the communicator remains usable. One rank. */
 #include "test.h"
 
 #include <pthread.h>

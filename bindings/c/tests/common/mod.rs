@@ -6,21 +6,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long one run of a program may take on a busy machine.
+/// The longest time that one run of a program may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Flags under which a user's build may be run.
+/// Strict flags that users may compile with.
 pub(crate) const STRICT: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-Wstrict-prototypes"];
 
-/// System libraries that a static library of Rust needs, as in `kolo.pc`.
+/// System libraries that Rust's static libraries need, as in `kolo.pc`.
 pub(crate) const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
-/// Folder of this package.
+/// Returns the folder of this package.
 pub(crate) fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A compiler of the system, if there is one.
+/// Returns a compiler of the system, if there is one.
 pub(crate) fn compiler(variable: &str, default: &str) -> Option<String> {
     let name = std::env::var(variable).ok().filter(|name| !name.is_empty()).unwrap_or(default.to_owned());
     let found = Command::new(&name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -31,28 +31,28 @@ pub(crate) fn compiler(variable: &str, default: &str) -> Option<String> {
     None
 }
 
-/// The C compiler, if there is one.
+/// Returns the C compiler, if there is one.
 pub(crate) fn cc() -> Option<String> {
     compiler("CC", "cc")
 }
 
-/// The name that the dynamic linker asks for: the first line of `abi.txt`.
+/// Returns the name that the dynamic linker asks for: the first line of `abi.txt`.
 pub(crate) fn soname() -> String {
     let abi = std::fs::read_to_string(package().join("abi.txt")).unwrap();
     abi.lines().next().unwrap().to_owned()
 }
 
-/// Folder with `libkolo.so`, its soname and `libkolo.a`.
+/// Builds the library; returns the folder with `libkolo.so`, its soname and `libkolo.a`.
 ///
-/// Cargo does not build a cdylib before the integration tests of its package, since they cannot link to it; so the
-/// tests ask for it themselves. Cargo holds no lock while tests run.
+/// Cargo does not build a cdylib before the integration tests of its package, since they cannot link to it. So the tests build it
+/// themselves; Cargo holds no lock while tests run.
 pub(crate) fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kolo-c-{}", profile()));
         std::fs::create_dir_all(&folder).unwrap();
         let put = |name: &str, make: &dyn Fn(&Path)| {
-            // Renamed into place, so that another test run that has it open keeps what it has.
+            // Renamed into place, so that a concurrent test run that has the old file open keeps it.
             let draft = folder.join(format!("{name}.{}", std::process::id()));
             make(&draft);
             std::fs::rename(draft, folder.join(name)).unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn library() -> &'static Path {
     })
 }
 
-/// The profile that this test was built with.
+/// Returns the profile with which this test was built.
 pub(crate) fn profile() -> String {
     let test = std::env::current_exe().unwrap();
     match test.ancestors().nth(2).and_then(Path::file_name).and_then(|name| name.to_str()) {
@@ -77,7 +77,7 @@ pub(crate) fn profile() -> String {
     }
 }
 
-/// The library's files where cargo puts them.
+/// Builds the library; returns the files where cargo puts them.
 fn built() -> Vec<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let output = Command::new(env!("CARGO"))
@@ -103,7 +103,7 @@ fn built() -> Vec<PathBuf> {
     files
 }
 
-/// How a program is linked.
+/// The way in which a program is linked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Link {
     /// To `libkolo.so`.
@@ -153,7 +153,7 @@ fn linked(mut command: Command, link: Link) {
     succeed(&mut command);
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to its end and returns its output.
 pub(crate) fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -174,7 +174,7 @@ pub(crate) fn run_ranks(program: &Path, ranks: usize, arguments: &[&str]) {
             }
             command
                 .args(arguments)
-                // Only for sanitized programs, one of which asks for more memory than there is.
+                // Needed by sanitized programs, one of which asks for more memory than there is.
                 .env("ASAN_OPTIONS", "allocator_may_return_null=1")
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", ranks.to_string())

@@ -1,4 +1,4 @@
-// Steps that outlive losses, in C++. Three processes.
+// Steps that survive losses, in C++. Three processes.
 
 #include "test.hpp"
 
@@ -18,14 +18,14 @@ int main() {
     auto made = kolo::Survivors(std::move(comm));
     EXPECT(comm.get() == nullptr);
     made.at_least(1).on_change([&](const kolo::Change &change) { changes.push_back(change); });
-    // The watcher goes where the group goes.
+    // The watcher moves with the group.
     auto group = std::move(made);
     EXPECT(made.get() == nullptr);
 
     group.all_reduce(input, output);
     EXPECT(output[999] == 7 && changes.empty());
 
-    // What a step throws of its own is an error on all, and is not repeated.
+    // An exception of the step's own is an error on all ranks, and is not repeated.
     int runs = 0;
     const auto throws = [&](const kolo::Communicator &) {
         runs++;
@@ -43,7 +43,7 @@ int main() {
     }
     EXPECT(runs == 1);
 
-    // After the limit it is over for all, and the group goes on.
+    // After the limit, the step is over on all ranks, and the group goes on.
     const auto late = failure([&] {
         group.run([&](const kolo::Communicator &members) { if (first == 0) { members.barrier(); } },
                   std::chrono::milliseconds(300));
@@ -52,7 +52,7 @@ int main() {
     group.all_reduce(input, output, kolo::Op::sum, std::chrono::minutes(1));
     EXPECT(output[0] == 7);
 
-    // All have the same state, and nobody asks for a copy. Fetching one is tested with survivors.c.
+    // All ranks have the same state, and no newcomer asks for a copy. survivors.c tests fetching.
     std::vector<double> table(500, 0.5);
     int steps[2] = {3, 4};
     const std::vector<kolo::Part> parts = {{"table", table}, {"steps", steps}};

@@ -1,4 +1,4 @@
-// What the programs in this folder check with.
+// Checks for the programs in this folder.
 
 #ifndef KOLO_TESTS_TEST_HPP
 #define KOLO_TESTS_TEST_HPP
@@ -16,7 +16,7 @@
         }                                                                                                              \
     } while (0)
 
-/** What a call throws, as its number; KOLO_SUCCESS if nothing. */
+/** Returns the result of the kolo::Error that a call throws; KOLO_SUCCESS if it throws none. */
 template <class Call> koloResult_t failure(Call &&call) {
     try {
         call();

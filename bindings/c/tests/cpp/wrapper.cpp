@@ -1,4 +1,4 @@
-// kolo.hpp as a program uses it, on three ranks.
+// Uses kolo.hpp as a program would, on three ranks.
 
 #include "test.hpp"
 
@@ -78,7 +78,7 @@ static void started(const kolo::Communicator &comm) {
     EXPECT(first[9999] == 3.0);
     {
         kolo::Request moved = std::move(two);
-        // Waits by itself.
+        // The destructor waits.
     }
     EXPECT(second[0] == 2.0);
     one.wait();
@@ -128,7 +128,7 @@ static void groups(kolo::Communicator &comm) {
     auto all = comm.group({2, 1, 0});
     EXPECT(all.rank() == 2 - comm.rank());
     EXPECT(comm.summary().find("rank ") == 0);
-    // The old one ends, the new one takes its place.
+    // Assignment destroys the old communicator.
     comm = std::move(all);
     comm.barrier();
     auto living = comm.shrink();

@@ -1,18 +1,18 @@
-//! Handles: the standard's small numbers for what is predefined, the engine's number as an address for the rest.
+//! Conversion of handles: predefined objects have the standard's small numbers; for all others, the engine's number serves as address.
 
 use std::ffi::{c_int, c_void};
 
 use engine::constants::*;
 
-/// No address lies below: the standard keeps the first page for what is predefined.
+/// The lowest address of a handle: the standard reserves the first page for predefined handles.
 const FIRST_ADDRESS: usize = 0x1000;
 
-/// A handle that is none of the engine's, for what is none of the program's.
+/// A handle that is invalid in the engine. It stands for every invalid handle of the program.
 const INVALID: c_int = 0x0bad;
 
 macro_rules! kinds {
     ($($kind_in:ident, $kind_out:ident, $null:expr, [$($number:literal = $engine:expr),+];)+) => {$(
-        /// The engine's handle.
+        /// Returns the engine's handle.
         #[inline]
         pub(crate) fn $kind_in(handle: usize) -> c_int {
             match handle {
@@ -22,12 +22,12 @@ macro_rules! kinds {
             }
         }
 
-        /// The program's handle.
+        /// Returns the program's handle.
         pub(crate) fn $kind_out(handle: c_int) -> usize {
             $(if handle == $engine {
                 return $number;
             })+
-            // A call that fails leaves the null handle in a place that it has not written.
+            // A call that fails may not have written the handle, which then becomes the null handle.
             if handle == 0 { $null } else { handle as u32 as usize }
         }
     )+};
@@ -47,7 +47,7 @@ kinds! {
     msg_in, msg_out, 0x128, [0x128 = REQUEST_NULL, 0x129 = MESSAGE_NO_PROC];
 }
 
-/// The standard's operators, by number from 0x20, as the last digit of the engine's handles; 0 is the null one.
+/// The standard's number of each operator, and the last digit of the engine's handle; 0 is the null operator.
 const OPS: [(usize, c_int); 15] = [
     (0x20, 0),
     (0x21, 3),
@@ -83,7 +83,7 @@ pub(crate) fn op_out(handle: c_int) -> usize {
     found.map_or(if handle == 0 { 0x20 } else { handle as u32 as usize }, |(number, _)| *number)
 }
 
-/// The standard's types with the lower half of the engine's handles.
+/// The standard's number of each type, and the lower half of the engine's handle.
 const TYPES: [(usize, c_int); 72] = [
     (0x201, 0x0843),
     (0x202, 0x0845),
@@ -198,10 +198,10 @@ pub(crate) fn type_out(handle: c_int) -> usize {
     BY_NUMBER.iter().position(|other| *other == handle).map_or(handle as u32 as usize, |at| at + 0x200)
 }
 
-/// Copies an array of handles. Nothing for none: the engine says so.
+/// Copies an array of handles and translates them. Returns no handles for null, which the engine then reports.
 ///
 /// # Safety
-/// There are so many.
+/// `given` points to `len` handles, or is null.
 pub(crate) unsafe fn handles(
     given: *const usize,
     len: impl TryInto<usize>,
@@ -212,7 +212,7 @@ pub(crate) unsafe fn handles(
     (0..len).map(|at| translate(unsafe { *given.add(at) })).collect()
 }
 
-/// Requests of the program's, which are written back at the end.
+/// Requests of the program, and copies for the engine, which are written back when this value is dropped.
 pub(crate) struct Requests {
     program: *mut usize,
     engine: Vec<c_int>,
@@ -220,13 +220,13 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// # Safety
-    /// There are so many.
+    /// `program` points to `len` requests, or is null.
     pub(crate) unsafe fn new(program: *mut usize, len: c_int) -> Self {
         // SAFETY: the caller's promise.
         Self { program, engine: unsafe { handles(program, len, req_in) } }
     }
 
-    /// For the engine. Null if the program gave none.
+    /// Returns the requests for the engine; null if the program gave null.
     pub(crate) fn engine(&mut self) -> *mut c_int {
         if self.program.is_null() { std::ptr::null_mut() } else { self.engine.as_mut_ptr() }
     }
@@ -235,7 +235,7 @@ impl Requests {
 impl Drop for Requests {
     fn drop(&mut self) {
         for (at, handle) in self.engine.iter().enumerate() {
-            // SAFETY: the promise to `new`. Those that are as they were may lie in memory that is only read.
+            // SAFETY: the promise to `new`. Unchanged requests may lie in read-only memory, so they are not written.
             unsafe {
                 let now = req_out(*handle);
                 if *self.program.add(at) != now {
@@ -246,10 +246,10 @@ impl Drop for Requests {
     }
 }
 
-/// Writes handles back.
+/// Writes handles back to the program.
 ///
 /// # Safety
-/// There is room for so many.
+/// `into` has room for the handles of `list`, or is null.
 pub(crate) unsafe fn handles_back(into: *mut usize, list: &[c_int], translate: fn(c_int) -> usize) {
     for (at, handle) in list.iter().enumerate().filter(|_| !into.is_null()) {
         // SAFETY: the caller's promise.
@@ -260,7 +260,7 @@ pub(crate) unsafe fn handles_back(into: *mut usize, list: &[c_int], translate: f
 /// `MPI_BUFFER_AUTOMATIC` of this ABI.
 pub(crate) const AUTOMATIC: usize = 2;
 
-/// `MPI_IN_PLACE` and `MPI_BUFFER_AUTOMATIC`.
+/// Translates `MPI_IN_PLACE` and `MPI_BUFFER_AUTOMATIC`; all other addresses stay as they are.
 #[inline]
 pub(crate) fn const_buffer(given: *const c_void) -> *const c_void {
     match given.addr() {

@@ -1,4 +1,4 @@
-//! `libmpi_abi.so.1`: the ABI of the MPI-5 standard. Handles are addresses there, and most numbers others than the engine's.
+//! `libmpi_abi.so.1`: the ABI of the MPI-5 standard. Its handles are addresses, and most of its numbers differ from the engine's.
 
 #![allow(
     non_snake_case,
@@ -37,13 +37,13 @@ mod functions {
     include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 }
 
-/// Runs a call; a panic becomes an error.
+/// Runs a call; turns a panic into an error.
 fn guard(name: &str, call: impl FnOnce() -> Outcome) -> Outcome {
     own::prepare();
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| fail(Class::Intern, format!("{name} panicked")))
 }
 
-/// A code of the engine's as programs see it.
+/// Converts an error code of the engine to the standard's.
 fn code_out(code: c_int) -> c_int {
     err_out(code)
 }

@@ -1,13 +1,13 @@
-//! Ranks, tags, codes and all other numbers.
+//! Conversion of ranks, tags, error codes and all other numbers between the standard's ABI and the engine.
 
 use std::ffi::c_int;
 
 use engine::constants::*;
 
-/// Numbers that differ: the standard's, then the engine's. The rest is alike.
+/// Makes the conversions of numbers that differ, given as `standard = engine`. All other numbers are the same.
 macro_rules! numbers {
     ($($number_in:ident, $number_out:ident, [$($standard:literal = $engine:expr),+];)+) => {$(
-        /// The engine's number.
+        /// Returns the engine's number.
         #[allow(dead_code, reason = "some only go one way")]
         #[inline]
         pub(crate) fn $number_in(number: c_int) -> c_int {
@@ -17,7 +17,7 @@ macro_rules! numbers {
             }
         }
 
-        /// The standard's number.
+        /// Returns the standard's number.
         #[allow(dead_code, reason = "some only go one way")]
         pub(crate) fn $number_out(number: c_int) -> c_int {
             $(if number == $engine {
@@ -28,7 +28,7 @@ macro_rules! numbers {
     )+};
 }
 
-/// A value that no argument may have: for the numbers of others that the engine would take for its own.
+/// An invalid value of every argument. It replaces numbers that are invalid in the standard's ABI but valid in the engine.
 const WRONG: c_int = -9999;
 
 numbers! {
@@ -76,7 +76,7 @@ pub(crate) fn tag_in(tag: c_int) -> c_int {
     if tag == -1 { WRONG } else { known_tag_in(tag) }
 }
 
-/// Of the assertions, only `MPI_MODE_NOSUCCEED` means something to the engine, and it is alike.
+/// Keeps the assertions `MPI_MODE_NOCHECK` and `MPI_MODE_NOSUCCEED`, whose bits are the same in both ABIs; the engine ignores all others.
 pub(crate) const fn asserts_in(assertion: c_int) -> c_int {
     assertion & (1024 | 16384)
 }
@@ -94,7 +94,7 @@ const MODES: [(c_int, c_int); 9] = [
     (256, MODE_WRONLY),
 ];
 
-/// Bits without a meaning stay, above those that have one.
+/// Converts an access mode. Unknown bits, which lie above the known ones, stay.
 pub(crate) fn amode_in(mode: c_int) -> c_int {
     let known = MODES.iter().filter(|(standard, _)| mode & standard != 0);
     known.fold(mode & !MODE_ALL, |all, (_, engine)| all | engine)
@@ -107,7 +107,7 @@ pub(crate) fn amode_out(mode: c_int) -> c_int {
 pub(crate) const fn disp_in(displacement: i64) -> i64 {
     match displacement {
         -1 => DISPLACEMENT_CURRENT,
-        // No argument may be that.
+        // The engine's number is invalid in this ABI, so it becomes an invalid displacement.
         DISPLACEMENT_CURRENT => -1,
         _ => displacement,
     }
@@ -124,15 +124,15 @@ const CLASSES: [c_int; 63] = [
     44, 45, 58, 76, 77, 75, 80, 81,
 ];
 
-/// Above its class, a code is the engine's.
+/// The bits of an error code that hold its class. The bits above are the engine's and stay as they are.
 const CLASS_BITS: c_int = 0xff;
-/// Where classes that programs add begin: there, and here.
+/// The first class that a program adds, as programs see it and in the engine.
 const ADDED_OUT: c_int = 16384;
 const ADDED_IN: c_int = ERR_LASTCODE + 1;
-/// A code with a text: far above the classes.
+/// Marks a code that has a text of its own, far above the classes.
 const TEXTS: c_int = 0x4000_0000;
 
-/// Codes of the tools interface: the standard's, then the engine's.
+/// Codes of the tools interface: the standard's number, then the engine's.
 const TOOLS: [(c_int, c_int); 18] = [
     (1001, 61),
     (1002, 79),
@@ -180,20 +180,20 @@ pub(crate) fn err_in(code: c_int) -> c_int {
     }
 }
 
-/// Copies an array of numbers.
+/// Copies an array of numbers and translates them.
 ///
 /// # Safety
-/// There are so many.
+/// `given` points to `len` numbers, or is null.
 pub(crate) unsafe fn numbers(given: *const c_int, len: c_int, translate: fn(c_int) -> c_int) -> Vec<c_int> {
     let len = if given.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
     // SAFETY: the caller's promise.
     (0..len).map(|at| translate(unsafe { *given.add(at) })).collect()
 }
 
-/// Translates numbers in their place.
+/// Translates an array of numbers in place.
 ///
 /// # Safety
-/// There are so many.
+/// `at` points to `len` numbers.
 pub(crate) unsafe fn numbers_back(at: *mut c_int, len: c_int, translate: fn(c_int) -> c_int) {
     for nth in 0..usize::try_from(len).unwrap_or(0) {
         // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! This ABI's additions: its version, handles as numbers, and the clocks.
+//! Functions of this ABI that the engine does not have: the ABI's version, conversion of handles to numbers, and the clocks.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,7 +36,7 @@ fn status_out(status: &Status, place: &mut [c_int; 8]) {
 }
 
 fn status_in(place: &[c_int; 8], status: &mut Status) {
-    // SAFETY: as above; every number is valid.
+    // SAFETY: as above; every bit pattern is a valid number.
     *status = from_abi(&unsafe { std::mem::transmute::<[c_int; 8], AbiStatus>(*place) });
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn prepare() {
     });
 }
 
-/// Numbers of ranks or neighbours whose types an array holds.
+/// Makes functions that return the lengths of arrays of types: the number of ranks, or of neighbours.
 macro_rules! lengths {
     ($($name:ident, $of:expr;)+) => {$(
         pub(crate) fn $name(comm: usize) -> usize {
@@ -111,7 +111,7 @@ unsafe fn abi_info(into: *mut usize) -> c_int {
     }
 }
 
-/// No bindings for Fortran have said what their numbers are.
+/// Answers that no Fortran bindings have set their info.
 unsafe fn no_fortran(info: *mut usize) -> c_int {
     if info.is_null() {
         return err_out(engine::error::Class::Arg as c_int);
@@ -153,7 +153,7 @@ both_names! {
     MPI_Abi_get_version, PMPI_Abi_get_version(major: *mut c_int, minor: *mut c_int) -> c_int = unsafe { put_version(major, minor) };
 }
 
-/// Handles as numbers: what is predefined keeps the standard's number, the rest the engine's.
+/// Makes the conversions of handles to numbers: predefined handles have the standard's number, all others the engine's.
 macro_rules! handle_numbers {
     ($($toint:ident, $profiled_toint:ident, $fromint:ident, $profiled_fromint:ident;)+) => {
         both_names! {$(
@@ -177,12 +177,12 @@ handle_numbers! {
     MPI_Win_toint, PMPI_Win_toint, MPI_Win_fromint, PMPI_Win_fromint;
 }
 
-/// A function that copies attributes; the number 1 stands for one of the library's.
+/// Returns the function that copies attributes; the number 1 stands for the library's own function.
 pub(crate) fn copy_function(given: *const c_void) -> *const c_void {
     if given.addr() == 1 { copy_value as *const c_void } else { given }
 }
 
-/// Copies the value of an attribute: for `MPI_COMM_DUP_FN` and its likes, which are the number 1.
+/// Copies the value of an attribute, as `MPI_COMM_DUP_FN` and its counterparts do, which are the number 1 in this ABI.
 unsafe extern "C" fn copy_value(
     _: usize,
     _: c_int,
@@ -191,7 +191,7 @@ unsafe extern "C" fn copy_value(
     copy: *mut *mut c_void,
     flag: *mut c_int,
 ) -> c_int {
-    // SAFETY: as the standard says: places for an address and a number.
+    // SAFETY: by the standard, the arguments point to an address and a number.
     unsafe {
         *copy = value;
         *flag = 1;

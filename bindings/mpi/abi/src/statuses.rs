@@ -1,4 +1,4 @@
-//! Statuses: eight numbers, of which the first three are the program's.
+//! Statuses of the standard's ABI: eight numbers, of which the first three are public fields.
 
 use std::ffi::c_int;
 
@@ -41,7 +41,7 @@ pub(crate) fn from_abi(status: &AbiStatus) -> Status {
     }
 }
 
-/// The program's statuses, with the engine's beside them, which are written back at the end.
+/// The program's statuses and copies in the engine's layout, which are written back when this value is dropped.
 pub(crate) struct Place {
     program: *mut AbiStatus,
     engine: Vec<Status>,
@@ -51,7 +51,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// # Safety
-    /// There are so many statuses, unless it is null, which is `MPI_STATUS_IGNORE`.
+    /// `program` points to `len` statuses, or is null, which is `MPI_STATUS_IGNORE`.
     pub(crate) unsafe fn new(program: *mut AbiStatus, len: usize) -> Self {
         let mut place = Self { program, engine: Vec::new(), one: Status::EMPTY, len };
         // SAFETY: the caller's promise.
@@ -66,7 +66,7 @@ impl Place {
         place
     }
 
-    /// For the engine.
+    /// Returns the statuses for the engine.
     pub(crate) fn engine(&mut self) -> *mut Status {
         match (self.program.is_null(), self.len) {
             (true, _) => STATUS_IGNORE,

@@ -1,4 +1,4 @@
-//! Arguments from the front ends: arrays of two widths, checked pointers and strings.
+//! Arguments from the front ends: arrays of 32-bit or 64-bit counts, checked pointers, and strings.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -7,14 +7,14 @@ use crate::error::{Class, Outcome, fail};
 /// An array of counts or displacements: `int`, or `MPI_Count` and `MPI_Aint`.
 #[derive(Clone, Copy, Debug)]
 pub enum Counts {
-    /// Of the plain form.
+    /// The array of a call with `int` counts.
     Ints(*const c_int),
-    /// Of the form with large counts.
+    /// The array of a call with large counts.
     Longs(*const i64),
 }
 
 impl Counts {
-    /// Whether there is no array.
+    /// Returns whether there is no array.
     #[must_use]
     pub fn is_null(&self) -> bool {
         match self {
@@ -23,19 +23,19 @@ impl Counts {
         }
     }
 
-    /// Whether it is of the form with large counts.
+    /// Returns whether the call has large counts.
     #[must_use]
     pub const fn is_large(&self) -> bool {
         matches!(self, Self::Longs(_))
     }
 
-    /// A copy of the first `len`.
+    /// Copies the first `len` elements.
     ///
     /// # Errors
     /// [`Class::Arg`] if there is no array.
     ///
     /// # Safety
-    /// There are so many.
+    /// The array has at least `len` elements, or is null.
     pub unsafe fn list(&self, len: usize) -> Outcome<Vec<i64>> {
         if len == 0 {
             return Ok(Vec::new());
@@ -53,13 +53,13 @@ impl Counts {
     }
 }
 
-/// The elements of a C array.
+/// Returns the elements of a C array.
 ///
 /// # Errors
-/// [`Class::Arg`] for a negative length, or no array of some.
+/// [`Class::Arg`] for a negative length, or for null with a length above 0.
 ///
 /// # Safety
-/// There are so many, and nobody changes them meanwhile.
+/// The array has `len` elements, or is null. Nothing changes them while the slice is in use.
 pub unsafe fn slice<'a, T>(ptr: *const T, len: c_int) -> Outcome<&'a [T]> {
     match usize::try_from(len) {
         Ok(0) => Ok(&[]),
@@ -70,13 +70,13 @@ pub unsafe fn slice<'a, T>(ptr: *const T, len: c_int) -> Outcome<&'a [T]> {
     }
 }
 
-/// A C string.
+/// Copies a C string.
 ///
 /// # Errors
 /// [`Class::Arg`] for NULL.
 ///
 /// # Safety
-/// It ends with a zero.
+/// The string ends with a zero.
 pub unsafe fn text(ptr: *const c_char) -> Outcome<String> {
     if ptr.is_null() {
         return fail(Class::Arg, "a string is NULL");
@@ -85,13 +85,13 @@ pub unsafe fn text(ptr: *const c_char) -> Outcome<String> {
     Ok(unsafe { CStr::from_ptr(ptr) }.to_string_lossy().into_owned())
 }
 
-/// Writes a string of at most `room` bytes with its zero, and its length where that is wanted.
+/// Writes a string of at most `room` bytes with its zero, and its length unless `length` is null.
 ///
 /// # Errors
 /// [`Class::Arg`] for NULL.
 ///
 /// # Safety
-/// There is so much room.
+/// `into` has room for `room` bytes.
 pub unsafe fn put_text(text: &str, into: *mut c_char, room: usize, length: *mut c_int) -> Outcome {
     if into.is_null() {
         return fail(Class::Arg, "a string is NULL");
@@ -117,7 +117,7 @@ pub unsafe fn put_text(text: &str, into: *mut c_char, room: usize, length: *mut 
 /// [`Class::Arg`] for NULL.
 ///
 /// # Safety
-/// It may be written there, unless it is NULL.
+/// `into` is valid for writing, or NULL.
 pub unsafe fn put<T>(into: *mut T, value: T) -> Outcome {
     if into.is_null() {
         return fail(Class::Arg, "the place for a result is NULL");
@@ -127,10 +127,10 @@ pub unsafe fn put<T>(into: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// A count, which is not negative.
+/// Returns a count, which must not be negative.
 ///
 /// # Errors
-/// [`Class::Count`].
+/// [`Class::Count`] if it is.
 pub fn count(value: i64) -> Outcome<usize> {
     usize::try_from(value).or_else(|_| fail(Class::Count, format!("a count of {value}")))
 }

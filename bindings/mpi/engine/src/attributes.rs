@@ -1,4 +1,4 @@
-//! Values that programs cache on communicators, types and windows.
+//! Attributes: values that programs cache on communicators, types and windows.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,12 +10,13 @@ use crate::flavor::{self, Kind};
 use crate::handle::Table;
 use crate::{comm, datatype, window};
 
-/// `int copy(handle, keyval, extra, value, place for the copy, flag)`; a handle narrower than an address reads its lower half.
+/// `int copy(handle, keyval, extra, value, place for the copy, flag)`. If handles are narrower than an address, the function reads the
+/// lower half.
 type Copy = unsafe extern "C" fn(usize, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_int) -> c_int;
 /// `int delete(handle, keyval, value, extra)`.
 type Delete = unsafe extern "C" fn(usize, c_int, *mut c_void, *mut c_void) -> c_int;
 
-/// How another language calls its function for copying: `int (function, handle, keyval, extra, kind, value, place, flag)`.
+/// A function that calls another language's copy function: `int (function, handle, keyval, extra, kind, value, place, flag)`.
 type CopyProxy = unsafe extern "C" fn(
     Copy,
     c_int,
@@ -26,10 +27,10 @@ type CopyProxy = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_int,
 ) -> c_int;
-/// The same for deleting: `int (function, handle, keyval, kind, value, extra)`.
+/// A function that calls another language's delete function: `int (function, handle, keyval, kind, value, extra)`.
 type DeleteProxy = unsafe extern "C" fn(Delete, c_int, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 
-/// Width of a value, for a proxy: an integer as wide as an address.
+/// The kind that a proxy is told: a value is an integer as wide as an address.
 const ADDRESS_WIDE: c_int = 1;
 
 #[derive(Debug)]
@@ -38,17 +39,17 @@ struct Keyval {
     copy: Option<Copy>,
     delete: Option<Delete>,
     extra: usize,
-    /// For functions of another language.
+    /// Set if the functions are written in another language.
     proxies: OnceLock<(CopyProxy, DeleteProxy)>,
 }
 
 impl Keyval {
-    /// Has the program copy a value. The copy, if it wants one.
+    /// Calls the program's copy function. Returns the copy, if the program wants one.
     fn copy(&self, owner: c_int, number: c_int, value: usize) -> Outcome<Option<usize>> {
         let Some(copy) = self.copy else { return Ok(None) };
         let (mut copied, mut flag) = (std::ptr::null_mut::<c_void>(), 0);
         let (extra, value, flag_at) = (self.extra as *mut c_void, value as *mut c_void, &raw mut flag);
-        // SAFETY: the program's function, with the arguments that the standard says; or what calls it, with those that it asks for.
+        // SAFETY: calls the program's function with the standard's arguments, or its proxy with the arguments of its type.
         callback(unsafe {
             match self.proxies.get() {
                 Some((proxy, _)) => {
@@ -63,11 +64,11 @@ impl Keyval {
         Ok((flag != 0).then_some(copied as usize))
     }
 
-    /// Tells the program that a value goes.
+    /// Calls the program's delete function for a value.
     fn delete(&self, owner: c_int, number: c_int, value: usize) -> Outcome {
         let Some(delete) = self.delete else { return Ok(()) };
         let (extra, value) = (self.extra as *mut c_void, value as *mut c_void);
-        // SAFETY: as for copying.
+        // SAFETY: as in `copy`.
         callback(unsafe {
             match self.proxies.get() {
                 Some((_, proxy)) => proxy(delete, owner, number, ADDRESS_WIDE, value, extra),
@@ -77,7 +78,7 @@ impl Keyval {
     }
 }
 
-/// Has a keyval's functions called by others, which know the language that they are written in.
+/// Sets the proxies that call a keyval's functions, which are written in another language.
 ///
 /// # Safety
 /// The proxies are functions of the types above.
@@ -149,10 +150,10 @@ impl Attributes {
         Ok(())
     }
 
-    /// Deletes all, the last one first.
+    /// Deletes all attributes, the last one first.
     ///
     /// # Errors
-    /// The error of the program's function for deleting; the others stay then.
+    /// The error of the program's delete function; the remaining attributes then stay.
     pub fn delete_all(&self, owner: c_int) -> Outcome {
         loop {
             let last = self.list().last().map(|attribute| attribute.number);
@@ -161,10 +162,10 @@ impl Attributes {
         }
     }
 
-    /// Copies those that want to be, for a duplicate of an object.
+    /// Copies the attributes to a duplicate of an object, as far as their copy functions say so.
     ///
     /// # Errors
-    /// The error of the program's function for copying.
+    /// The error of the program's copy function.
     pub fn copy_to(&self, owner: c_int, new: &Self) -> Outcome {
         let all: Vec<(c_int, Arc<Keyval>, usize)> = self
             .list()
@@ -187,7 +188,7 @@ unsafe fn create(
     number: *mut c_int,
     extra: *mut c_void,
 ) -> Outcome {
-    // SAFETY: the program says that these are functions of these types; null is none.
+    // SAFETY: by the standard, the program passes functions of these types; null is `None`.
     let (copy, delete) = unsafe {
         (
             std::mem::transmute::<*const c_void, Option<Copy>>(copy),

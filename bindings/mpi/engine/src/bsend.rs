@@ -1,4 +1,4 @@
-//! Buffers for buffered sends. The library copies messages to memory of its own; an attached buffer says how much it may use.
+//! Buffers for buffered sends. The library copies messages to its own memory; an attached buffer limits how much it may use.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ impl Buffers {
         self.state().attached.is_some()
     }
 
-    /// Takes room for a message, which is under way until `done`.
+    /// Takes room for a message. The room is in use until `done` completes.
     fn take(&self, bytes: usize, done: &Arc<Completion>) -> Outcome {
         let mut state = self.state();
         state.pending.retain(|(done, _)| !done.is_done());
@@ -74,7 +74,7 @@ impl Buffers {
         net::wait_until(|| self.state().pending.iter().all(|(done, _)| done.is_done()))
     }
 
-    /// A flush of the messages that are in the buffer now.
+    /// Starts a flush of the messages that are in the buffer now.
     unsafe fn iflush(&self, comm: impl Into<Held<Comm>>, into: *mut c_int) -> Outcome {
         let pending = self
             .state()
@@ -103,8 +103,8 @@ impl Buffers {
     }
 }
 
-/// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's, or else that of a session.
-/// Which session a communicator comes from is not kept.
+/// Takes room for a message in the communicator's buffer, or else the process's, or else the first session's that has one, since a
+/// communicator does not record its session.
 pub(crate) fn take(comm: &Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
     if comm.buffers.is_attached() {
         return comm.buffers.take(bytes, done);

@@ -1,4 +1,4 @@
-//! The numbers that the engine computes with: those of the MPICH ABI. The front end of another ABI translates.
+//! The engine's numbers, which are those of the MPICH ABI. The front end of another ABI translates them.
 
 use std::ffi::{c_int, c_void};
 
@@ -121,12 +121,12 @@ numbers! {
     COMBINER_VALUE_INDEX = 20;
 }
 
-/// Largest tag: 30 bits of a message's header.
+/// Largest tag; a message's header has 30 bits for it.
 pub const TAG_MAX: c_int = (1 << 30) - 1;
 
-/// Of a view: where the shared pointer is.
+/// `MPI_DISPLACEMENT_CURRENT`: a view begins at the shared file pointer.
 pub const DISPLACEMENT_CURRENT: i64 = -54_278_278;
-/// Room for the name of a data representation, with its zero.
+/// Room for the name of a data representation, including its zero.
 pub const MAX_DATAREP_STRING: usize = 128;
 
 /// `MPI_IN_PLACE`.
@@ -135,9 +135,9 @@ pub const IN_PLACE: *const c_void = usize::MAX as *const c_void;
 pub const BUFFER_AUTOMATIC: *const c_void = (usize::MAX - 1) as *const c_void;
 /// `MPI_STATUS_IGNORE` and `MPI_STATUSES_IGNORE`.
 pub const STATUS_IGNORE: *mut Status = std::ptr::without_provenance_mut(1);
-/// `MPI_UNWEIGHTED`, for which front ends hand over this.
+/// `MPI_UNWEIGHTED`, as front ends pass it.
 pub const UNWEIGHTED: *const c_int = 10 as *const c_int;
-/// `MPI_WEIGHTS_EMPTY`, likewise.
+/// `MPI_WEIGHTS_EMPTY`, as front ends pass it.
 pub const WEIGHTS_EMPTY: *const c_int = 11 as *const c_int;
 
 /// `MPI_Status`.
@@ -146,7 +146,7 @@ pub const WEIGHTS_EMPTY: *const c_int = 11 as *const c_int;
 pub struct Status {
     /// Lower half of the number of bytes.
     pub count_low: c_int,
-    /// Upper half, times two, and in the lowest bit whether the operation was cancelled.
+    /// Upper half of the number of bytes, times two; the lowest bit says whether the operation was cancelled.
     pub count_high: c_int,
     /// Rank in the communicator.
     pub source: c_int,
@@ -157,11 +157,11 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status of nothing.
+    /// The empty status.
     pub const EMPTY: Self =
         Self { count_low: 0, count_high: 0, source: ANY_SOURCE, tag: ANY_TAG, error: SUCCESS };
 
-    /// Bytes received.
+    /// Returns the bytes received.
     #[must_use]
     pub const fn bytes(&self) -> i64 {
         (((self.count_high as u32 >> 1) as u64) << 32 | self.count_low as u32 as u64) as i64
@@ -173,13 +173,13 @@ impl Status {
         self.count_high = ((bytes >> 32) as c_int) << 1 | (self.count_high & 1);
     }
 
-    /// Whether the operation was cancelled.
+    /// Returns whether the operation was cancelled.
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
         self.count_high & 1 == 1
     }
 
-    /// Says whether it was.
+    /// Sets whether the operation was cancelled.
     pub const fn set_cancelled(&mut self, cancelled: bool) {
         self.count_high = (self.count_high & !1) | cancelled as c_int;
     }

@@ -1,4 +1,4 @@
-//! Errors: a class of the standard's with a text, and codes by which the text is found again.
+//! Errors: one of the standard's classes with a text, and error codes by which the text can be found.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -94,14 +94,14 @@ classes! {
     Revoked = 103, "the communicator has been revoked";
 }
 
-/// Why a call fails.
+/// The reason why a call fails.
 #[derive(Clone, Debug)]
 pub struct Fail {
     /// Class, or a code that the program has added.
     pub class: c_int,
-    /// More than the class says, for people.
+    /// Explanation for people, beyond the class.
     pub text: Box<str>,
-    /// The communicator whose error handler is to hear of it, where the arguments of the call do not tell.
+    /// The communicator whose error handler is called, if the arguments of the call do not tell.
     pub comm: Option<c_int>,
 }
 
@@ -109,19 +109,19 @@ pub struct Fail {
 pub type Outcome<T = ()> = Result<T, Fail>;
 
 impl Fail {
-    /// A failure of a class, with an explanation.
+    /// Makes a failure of a class, with an explanation.
     pub fn new(class: Class, text: impl fmt::Display) -> Self {
         Self { class: class as c_int, text: text.to_string().into_boxed_str(), comm: None }
     }
 
-    /// A code of the program's own.
+    /// Makes a failure with a code of the program's own.
     #[must_use]
     pub fn code(code: c_int) -> Self {
         Self { class: code, text: "".into(), comm: None }
     }
 }
 
-/// `Err` with a failure.
+/// Returns `Err` with a failure.
 pub fn fail<T>(class: Class, text: impl fmt::Display) -> Outcome<T> {
     Err(Fail::new(class, text))
 }
@@ -141,11 +141,11 @@ impl From<kolo::Error> for Fail {
     }
 }
 
-/// Bits of a code that hold the class; those above name a text.
+/// Bits of a code that hold the class; the bits above select a text.
 const CLASS_BITS: u32 = 8;
-/// Texts that are kept: a program that looks at an error looks at it soon.
+/// The number of texts that are kept. That is enough, since a program that looks at an error does so soon.
 const TEXTS: usize = 1024;
-/// The program's additions lie above the last code of the library.
+/// The first code that a program may add; it lies above the last code of the library.
 const ADDED: c_int = ERR_LASTCODE + 1;
 
 #[derive(Default)]
@@ -169,7 +169,7 @@ fn table<T>(with: impl FnOnce(&mut Table) -> T) -> T {
     with(guard.get_or_insert_with(|| Table { last: ERR_LASTCODE, ..Table::default() }))
 }
 
-/// Gives a failure a code.
+/// Returns a code for a failure, and keeps its text.
 pub fn encode(failure: &Fail) -> c_int {
     if failure.class >= ADDED || failure.text.is_empty() {
         return failure.class;
@@ -185,7 +185,7 @@ pub fn encode(failure: &Fail) -> c_int {
     })
 }
 
-/// Class of a code, or nothing for what is none.
+/// Returns the class of a code; `None` for an invalid code.
 pub fn class_of(code: c_int) -> Option<c_int> {
     if code >= ADDED {
         return table(|table| table.added.get(&code).map(|added| added.class));
@@ -194,7 +194,7 @@ pub fn class_of(code: c_int) -> Option<c_int> {
     (code >= 0 && class_text(class).is_some()).then_some(class)
 }
 
-/// Text of a code.
+/// Returns the text of a code.
 pub fn text_of(code: c_int) -> Option<String> {
     if code >= ADDED {
         return table(|table| table.added.get(&code).map(|added| added.text.to_string()));
@@ -209,7 +209,7 @@ pub fn text_of(code: c_int) -> Option<String> {
     Some(text.map_or_else(|| name.to_owned(), |text| fitted(format!("{name}: {text}"))))
 }
 
-/// A text of Kolo's ends with its code in brackets, which must not be lost where the standard's strings have no room for all of it.
+/// Shortens a text to the room of the standard's strings. It keeps the code in brackets at the end of Kolo's own texts.
 fn fitted(text: String) -> String {
     let room = MAX_ERROR_STRING as usize - 1;
     let code =
@@ -248,7 +248,7 @@ pub fn name(code: c_int, text: &str) -> Outcome {
     })
 }
 
-/// Takes an added class or code back.
+/// Removes an added class or code.
 pub fn remove(code: c_int, is_class: bool) -> Outcome {
     table(|table| {
         if table.added.get(&code).is_none_or(|added| added.is_class != is_class) {
@@ -265,7 +265,7 @@ pub fn remove(code: c_int, is_class: bool) -> Outcome {
     })
 }
 
-/// The highest code so far.
+/// Returns the highest code so far.
 pub fn last_used() -> c_int {
     table(|table| table.last)
 }

@@ -1,4 +1,4 @@
-//! The engine's questions to the front end's ABI: handles and codes as callbacks see them.
+//! The front end's ABI, as far as the engine needs it: the handles, codes and statuses that callbacks of the program see.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -16,23 +16,23 @@ pub enum Kind {
     File,
 }
 
-/// Makes a status of the program's ABI.
+/// Converts a status to the program's ABI.
 pub type StatusOut = fn(&Status, &mut [c_int; 8]);
-/// Takes one back.
+/// Converts a status from the program's ABI.
 pub type StatusIn = fn(&[c_int; 8], &mut Status);
 
 /// An ABI.
 #[derive(Clone, Copy, Debug)]
 pub struct Flavor {
-    /// A handle of the engine's as the program sees it. Of an ABI with narrower handles, the lower half counts.
+    /// Converts a handle of the engine to the program's. In an ABI with narrower handles, only the lower half counts.
     pub to_user: fn(Kind, c_int) -> usize,
-    /// A handle of the program's.
+    /// Converts a handle of the program to the engine's.
     pub from_user: fn(Kind, usize) -> c_int,
-    /// An error code of the engine's as the program sees it.
+    /// Converts an error code of the engine to the program's.
     pub code_out: fn(c_int) -> c_int,
-    /// An error code of the program's.
+    /// Converts an error code of the program to the engine's.
     pub code_in: fn(c_int) -> c_int,
-    /// Status of the engine to one of the program's, and back, where they differ.
+    /// Converts statuses to the program's and back, if they differ.
     pub status: Option<(StatusOut, StatusIn)>,
     /// `MPI_BUFFER_AUTOMATIC` as the program sees it.
     pub automatic: usize,
@@ -40,36 +40,36 @@ pub struct Flavor {
 
 static FLAVOR: OnceLock<Flavor> = OnceLock::new();
 
-/// Says which ABI the program was linked with. Once, before anything else.
+/// Sets the ABI with which the program was linked. The first call, before any other call of the engine, decides.
 pub fn set(flavor: Flavor) {
     let _ = FLAVOR.set(flavor);
 }
 
-/// A handle as the program sees it.
+/// Returns a handle as the program sees it.
 #[must_use]
 pub fn to_user(kind: Kind, handle: c_int) -> usize {
     FLAVOR.get().map_or(handle as u32 as usize, |flavor| (flavor.to_user)(kind, handle))
 }
 
-/// A code of the program's.
+/// Returns the engine's code of a code of the program.
 #[must_use]
 pub fn code_in(code: c_int) -> c_int {
     FLAVOR.get().map_or(code, |flavor| (flavor.code_in)(code))
 }
 
-/// A code as the program sees it.
+/// Returns a code as the program sees it.
 #[must_use]
 pub fn code_out(code: c_int) -> c_int {
     FLAVOR.get().map_or(code, |flavor| (flavor.code_out)(code))
 }
 
-/// `MPI_BUFFER_AUTOMATIC` as the program sees it.
+/// Returns `MPI_BUFFER_AUTOMATIC` as the program sees it.
 #[must_use]
 pub fn automatic() -> usize {
     FLAVOR.get().map_or(BUFFER_AUTOMATIC as usize, |flavor| flavor.automatic)
 }
 
-/// Calls with a place for a status of the program's ABI, and takes what was put there.
+/// Calls `call` with a status of the program's ABI, and converts the status back afterwards.
 pub fn with_status<T>(status: &mut Status, call: impl FnOnce(*mut std::ffi::c_void) -> T) -> T {
     match FLAVOR.get().and_then(|flavor| flavor.status) {
         None => call((&raw mut *status).cast()),

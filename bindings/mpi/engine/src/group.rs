@@ -33,7 +33,7 @@ unsafe fn give(group: Vec<u32>, into: *mut c_int) -> Outcome {
 }
 
 fn place(group: &[u32], rank: u32) -> Option<usize> {
-    // In most groups a rank has its own place.
+    // In most groups, a member's place equals its world rank.
     if group.get(rank as usize) == Some(&rank) {
         return Some(rank as usize);
     }
@@ -176,12 +176,12 @@ pub unsafe fn group_excl(group: c_int, n: c_int, ranks: *const c_int, new: *mut 
 }
 
 pub unsafe fn group_range_incl(group: c_int, n: c_int, triples: *const c_int, new: *mut c_int) -> Outcome {
-    // SAFETY: the caller's promise: three numbers each.
+    // SAFETY: the caller's promise: `n` triples of numbers.
     unsafe { include(group, &ranges(slice(triples, n.saturating_mul(3))?)?, new) }
 }
 
 pub unsafe fn group_range_excl(group: c_int, n: c_int, triples: *const c_int, new: *mut c_int) -> Outcome {
-    // SAFETY: the caller's promise: three numbers each.
+    // SAFETY: the caller's promise: `n` triples of numbers.
     unsafe { exclude(group, &ranges(slice(triples, n.saturating_mul(3))?)?, new) }
 }
 

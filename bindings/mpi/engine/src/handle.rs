@@ -1,12 +1,12 @@
-//! Handles of objects that the program makes: the kind of the object in the upper bits, a place in a table in the lower ones.
+//! Handles of objects that the program makes: the upper bits hold the kind of the object, the lower bits a place in a table.
 
 use std::ffi::c_int;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Bits of a handle that name the place.
+/// Bits of a handle that select the place.
 const PLACE_BITS: u32 = 18;
-/// Bits above them that count how often the place has been given away, so that a handle of a freed object is noticed.
+/// The bits above count how often the place has been used, so that the handle of a freed object is detected.
 const AGE_BITS: u32 = 8;
 const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
 const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
@@ -14,9 +14,9 @@ const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
 /// An object that a call holds. A predefined one lives as long as the process, so it is not counted.
 #[derive(Debug)]
 pub enum Held<T: 'static> {
-    /// Predefined.
+    /// A predefined object.
     Predefined(&'static Arc<T>),
-    /// The program's.
+    /// An object that the program has made.
     Counted(Arc<T>),
 }
 
@@ -69,18 +69,18 @@ struct Places<T> {
 }
 
 impl<T: Clone> Table<T> {
-    /// A table of a kind: bits 26 to 29 of its handles.
+    /// Makes the table of a kind; the kind is in bits 26 to 29 of its handles.
     #[must_use]
     pub const fn new(kind: u32) -> Self {
         let places = Places { all: Vec::new(), free: Vec::new() };
         Self { kind: 0x8000_0000 | kind << 26, places: RwLock::new(places) }
     }
 
-    /// Puts an object in.
+    /// Inserts an object, and returns its handle.
     pub fn insert(&self, object: T) -> c_int {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let at = places.free.pop().unwrap_or_else(|| {
-            // The first places of a kind are left out: predefined objects of the MPICH ABI are numbered so.
+            // Ages begin at 1, so that no handle equals that of a predefined object of the MPICH ABI.
             places.all.push(Place { age: 1, object: None });
             places.all.len() as u32 - 1
         });
@@ -95,7 +95,7 @@ impl<T: Clone> Table<T> {
         (kind == self.kind).then_some(((handle & PLACE_MASK) as usize, handle >> PLACE_BITS & AGE_MASK))
     }
 
-    /// The object of a handle.
+    /// Returns the object of a handle.
     pub fn get(&self, handle: c_int) -> Option<T> {
         let (at, age) = self.split(handle)?;
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
@@ -103,7 +103,7 @@ impl<T: Clone> Table<T> {
         place.object.clone()
     }
 
-    /// The objects of several handles.
+    /// Calls `each` for several handles with their objects.
     pub fn get_all<R>(&self, handles: &[c_int], each: impl Fn(c_int, Option<T>) -> R) -> Vec<R> {
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
         let object = |handle: c_int| {
@@ -113,11 +113,11 @@ impl<T: Clone> Table<T> {
         handles.iter().map(|handle| each(*handle, object(*handle))).collect()
     }
 
-    /// Takes several objects out.
+    /// Removes several objects.
     pub fn remove_all(&self, handles: &[c_int]) {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let removed: Vec<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
-        // Dropped values may come back here.
+        // Dropping the values may call this table again, so the lock is released first.
         drop(places);
         drop(removed);
     }
@@ -131,12 +131,12 @@ impl<T: Clone> Table<T> {
         Some(object)
     }
 
-    /// Takes an object out.
+    /// Removes an object.
     pub fn remove(&self, handle: c_int) -> Option<T> {
         self.take(&mut self.places.write().unwrap_or_else(PoisonError::into_inner), handle)
     }
 
-    /// All objects.
+    /// Returns all objects.
     pub fn all(&self) -> Vec<T> {
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
         places.all.iter().filter_map(|place| place.object.clone()).collect()

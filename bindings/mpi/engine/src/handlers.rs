@@ -1,4 +1,4 @@
-//! Error handlers, and what becomes of an error.
+//! Error handlers.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,13 +13,13 @@ use crate::{comm, file, session, window, world};
 /// `void handler(handle *, int *code, ...)`.
 type Function = unsafe extern "C" fn(*mut usize, *mut c_int, ...);
 
-/// Handling of errors.
+/// The reaction to an error.
 #[derive(Clone, Debug, Default)]
 pub enum Handler {
     /// End the job.
     #[default]
     Fatal,
-    /// End the processes of the communicator, which is the same here.
+    /// End the processes of the communicator; here, this ends the job too.
     Abort,
     /// Return the code.
     Return,
@@ -27,7 +27,7 @@ pub enum Handler {
     User(Arc<User>),
 }
 
-/// A handler of the program's.
+/// An error handler that the program has made.
 #[derive(Debug)]
 pub struct User {
     function: Option<Function>,
@@ -35,10 +35,10 @@ pub struct User {
 }
 
 static HANDLERS: Table<Arc<User>> = Table::new(0x5);
-/// The handler that files have at first, and of what goes wrong before there is a file.
+/// The initial handler of files, and the handler of errors that occur before there is a file.
 static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
 
-/// The handler that files have at first.
+/// Returns the initial handler of files.
 pub(crate) fn of_files() -> Handler {
     OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -55,7 +55,7 @@ pub(crate) fn given(handle: c_int) -> Outcome<Handler> {
     }
 }
 
-/// A handle for a handler: that of the program's own, of which there is one more reference now.
+/// Returns the handle of a handler; for one that the program has made, adds a reference.
 fn handle_of(handler: &Handler) -> c_int {
     match handler {
         Handler::Fatal => ERRORS_ARE_FATAL,
@@ -73,14 +73,14 @@ fn handle_of(handler: &Handler) -> c_int {
 }
 
 unsafe fn create(function: *const c_void, handler: *mut c_int) -> Outcome {
-    // SAFETY: the program says that it is such a function.
+    // SAFETY: by the standard, the program passes such a function.
     let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
     let user = User { function, handle: Mutex::new((0, 0)) };
     // SAFETY: the caller's promise.
     unsafe { put(handler, handle_of(&Handler::User(Arc::new(user)))) }
 }
 
-/// Object that an error concerns.
+/// The object that an error concerns.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope {
     /// A communicator.
@@ -89,11 +89,11 @@ pub enum Scope {
     Win(c_int),
     /// A session.
     Session(c_int),
-    /// A file, or the null handle: what goes wrong before there is one.
+    /// A file, or the null handle for errors that occur before there is a file.
     File(c_int),
-    /// The tools interface, of whose errors no handler hears.
+    /// The tools interface, whose errors go to no handler.
     Tools,
-    /// Nothing in particular: the communicator of this process alone.
+    /// No object: the error goes to the communicator of this process alone.
     Process,
 }
 
@@ -115,7 +115,7 @@ fn handler_of(scope: Scope) -> Handler {
     .unwrap_or(Handler::Return)
 }
 
-/// Hands a code to the handler. Returns, unless that ends the job.
+/// Calls the handler with a code. Returns unless the handler ends the job.
 fn invoke(scope: Scope, code: c_int, call: &str) {
     match handler_of(scope) {
         Handler::Return => {}
@@ -133,14 +133,14 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
             };
             let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
             if let Some(function) = user.function {
-                // SAFETY: the program's function, with the arguments that the standard says.
+                // SAFETY: calls the program's function with the standard's arguments.
                 unsafe { function(&raw mut handle, &raw mut code) };
             }
         }
     }
 }
 
-/// Ends a call: the code that it returns, after the error handler has heard of it.
+/// Ends a call: calls the error handler if it has failed, and returns the code for the program.
 #[inline]
 pub fn finish(outcome: Outcome, scope: Scope, call: &str) -> c_int {
     match outcome {
@@ -161,7 +161,7 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
     code
 }
 
-/// The error of a function that is not there.
+/// Fails a call of a function that Kolo does not have.
 ///
 /// # Errors
 /// Always.

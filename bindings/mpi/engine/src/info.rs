@@ -24,12 +24,12 @@ fn lock(pairs: &Mutex<Pairs>) -> MutexGuard<'_, Pairs> {
     pairs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The entries of an info object; nothing for the null one.
+/// Returns the entries of an info object; none for the null object.
 pub(crate) fn pairs(handle: c_int) -> Outcome<Pairs> {
     if handle == INFO_NULL { Ok(Pairs::new()) } else { Ok(lock(&*lookup(handle)?).clone()) }
 }
 
-/// A handle for pairs.
+/// Makes an info object of pairs, and returns its handle.
 pub(crate) fn make(pairs: Pairs) -> c_int {
     INFOS.insert(Arc::new(Mutex::new(pairs)))
 }
@@ -51,13 +51,13 @@ pub unsafe fn info_create(info: *mut c_int) -> Outcome {
     unsafe { put(info, make(Pairs::new())) }
 }
 
-/// Knowledge of the machine's parts: nothing, which the standard allows.
+/// Returns an empty info object, since Kolo does not describe the hardware; the standard allows that.
 pub unsafe fn get_hw_resource_info(info: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { info_create(info) }
 }
 
-/// Widths of an ABI's numbers, in bytes.
+/// Returns the widths of the ABI's numbers, in bytes.
 pub unsafe fn abi_get_info(info: *mut c_int) -> Outcome {
     let widths =
         ["mpi_aint_size", "mpi_count_size", "mpi_offset_size"].map(|key| (key.to_owned(), "8".to_owned()));
@@ -115,7 +115,7 @@ pub unsafe fn info_get(
     value: *mut c_char,
     flag: *mut c_int,
 ) -> Outcome {
-    // SAFETY: the caller's promise: room for so many characters and a zero.
+    // SAFETY: the caller's promise: room for `room` characters and a zero.
     unsafe {
         let found = get(info, key)?;
         if room < 0 {

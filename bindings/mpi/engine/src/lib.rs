@@ -1,7 +1,7 @@
-//! The engine of Kolo's MPI libraries: everything but the numbers and layouts of an ABI, which front ends add.
+//! The engine of Kolo's MPI libraries: everything except the numbers and layouts of an ABI, which front ends add.
 //!
-//! The functions of [`calls`] have the standard's names and arguments. They compute with the numbers of the MPICH ABI
-//! ([`constants`]), take every count as 64 bits wide, and give a [`Fail`](error::Fail) where the standard has an error code.
+//! The functions of [`calls`] have the standard's names and arguments. They use the numbers of the MPICH ABI ([`constants`]), take
+//! all counts as 64-bit numbers, and return a [`Fail`](error::Fail) where the standard has an error code.
 
 #![allow(
     missing_docs,

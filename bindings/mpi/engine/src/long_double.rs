@@ -1,10 +1,10 @@
-//! C's `long double` on x86-64: the x87's 80 bits, which Rust has no type for.
+//! Arithmetic on C's `long double` on x86-64: the x87's 80-bit format, for which Rust has no type.
 
 use std::cmp::Ordering;
 
 use crate::op::Builtin;
 
-/// Bytes that one takes in memory.
+/// The bytes of a value in memory.
 const WIDTH: usize = 16;
 
 #[cfg(target_arch = "x86_64")]
@@ -15,10 +15,10 @@ mod x87 {
 
     macro_rules! binary {
         ($name:ident, $instruction:literal) => {
-            /// One operation; the padding of the result is zero.
+            /// Computes one operation; the padding of the result is zero.
             pub(super) fn $name(a: &[u8; WIDTH], b: &[u8; WIDTH]) -> [u8; WIDTH] {
                 let mut result = [0_u8; WIDTH];
-                // SAFETY: loads ten bytes of each and stores ten, all within the arrays; the x87's stack is as it was after.
+                // SAFETY: loads ten bytes of each operand and stores ten, all within the arrays; leaves the x87's stack as it was.
                 unsafe {
                     asm!(
                         "fld tbyte ptr [{a}]",
@@ -46,7 +46,7 @@ mod x87 {
 mod x87 {
     use super::WIDTH;
 
-    /// Not there: `numbers` refuses these types elsewhere.
+    /// A placeholder that is never called: on other processors, `numbers` refuses these types.
     pub(super) fn add(a: &[u8; WIDTH], _: &[u8; WIDTH]) -> [u8; WIDTH] {
         *a
     }
@@ -55,7 +55,7 @@ mod x87 {
 
 use x87::{add, multiply, subtract};
 
-/// Compares two by their bits: sign, then exponent and mantissa as one number.
+/// Compares two values by their bits: sign, then exponent and mantissa as one number. Returns `None` if one is NaN.
 #[must_use]
 pub fn compare(a: &[u8; WIDTH], b: &[u8; WIDTH]) -> Option<Ordering> {
     let key = |bytes: &[u8; WIDTH]| {
@@ -77,10 +77,10 @@ fn combine(op: Builtin, a: &[u8; WIDTH], b: &[u8; WIDTH]) -> [u8; WIDTH] {
     }
 }
 
-/// `inout = in op inout`.
+/// Computes `inout = input op inout` for `count` values.
 ///
 /// # Safety
-/// There are so many at both.
+/// `input` and `inout` point to `count` values each.
 pub unsafe fn apply(op: Builtin, input: *const u8, inout: *mut u8, count: usize) {
     let (input, inout) = (input.cast::<[u8; WIDTH]>(), inout.cast::<[u8; WIDTH]>());
     for at in 0..count {
@@ -89,10 +89,10 @@ pub unsafe fn apply(op: Builtin, input: *const u8, inout: *mut u8, count: usize)
     }
 }
 
-/// The same for complex numbers of two.
+/// Computes `inout = input op inout` for `count` complex values.
 ///
 /// # Safety
-/// There are so many at both.
+/// `input` and `inout` point to `count` complex values each.
 pub unsafe fn apply_complex(op: Builtin, input: *const u8, inout: *mut u8, count: usize) {
     type Complex = [[u8; WIDTH]; 2];
     let (input, inout) = (input.cast::<Complex>(), inout.cast::<Complex>());
@@ -113,7 +113,7 @@ pub unsafe fn apply_complex(op: Builtin, input: *const u8, inout: *mut u8, count
 mod tests {
     use super::*;
 
-    /// A small integer.
+    /// Returns a small integer.
     fn long(value: u32) -> [u8; WIDTH] {
         let mut sum = [0; WIDTH];
         // 1.0: exponent 16383, mantissa 2^63.

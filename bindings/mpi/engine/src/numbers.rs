@@ -1,4 +1,4 @@
-//! The standard's operators on its types, element by element.
+//! Element-wise application of the standard's operators to its types.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::long_double;
 use crate::op::Builtin;
 
-/// Permitted operations on a type.
+/// The kind of a type, which says which operators are permitted.
 #[derive(Clone, Copy, PartialEq)]
 enum Domain {
     Integer,
@@ -40,22 +40,22 @@ const fn domain(basic: Basic) -> Domain {
     }
 }
 
-/// The value's and the index's type of a pair.
+/// Returns the types of the value and the index of a pair.
 fn pair(of: &Type) -> Option<(Basic, Basic)> {
     of.builtin_handle()?;
     let parts = of.parts().ok()?;
     match &*parts {
         [value, index] if value.count == 1 => Some((value.basic, index.basic)),
-        // Two of the same type are one part.
+        // A value and an index of the same type are flattened to one part.
         [both] if both.count == 2 => Some((both.basic, both.basic)),
         _ => None,
     }
 }
 
-/// Whether an operator is defined for a type.
+/// Checks that an operator is defined for a type.
 ///
 /// # Errors
-/// [`Class::Op`] if not.
+/// [`Class::Op`] if it is not.
 pub fn check(op: Builtin, of: &Type) -> Outcome {
     if matches!(op, Builtin::Minloc | Builtin::Maxloc) {
         return match pair(of) {
@@ -161,7 +161,7 @@ impl Number for [f64; 2] {
 unsafe fn each<T: Number>(op: Builtin, input: *const u8, inout: *mut u8, count: usize) {
     let (input, inout) = (input.cast::<T>(), inout.cast::<T>());
     for at in 0..count {
-        // SAFETY: the caller's promise: so many elements at both.
+        // SAFETY: the caller's promise: `count` elements at both addresses.
         unsafe {
             let place = inout.add(at);
             place.write_unaligned(T::combine(op, input.add(at).read_unaligned(), place.read_unaligned()));
@@ -197,7 +197,7 @@ macro_rules! ordered {
 }
 ordered!(i16, i32, i64, f32, f64);
 
-/// `long double`, by its bits.
+/// A `long double`, as its bits.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Long([u8; 16]);
@@ -208,7 +208,7 @@ impl Ordered for Long {
     }
 }
 
-/// The pairs: the index of the lesser value, or of the greater; of equal values, the lower index.
+/// Combines pairs: keeps the lesser or the greater value with its index; of equal values, the lower index.
 unsafe fn locate<V: Ordered, I: PartialOrd + Copy>(
     op: Builtin,
     input: *const u8,
@@ -233,13 +233,13 @@ unsafe fn locate<V: Ordered, I: PartialOrd + Copy>(
     }
 }
 
-/// `inout = in op inout`.
+/// Computes `inout = input op inout` for `count` elements.
 ///
 /// # Errors
 /// If the operator is not defined for the type.
 ///
 /// # Safety
-/// There are so many elements at both.
+/// `input` and `inout` point to `count` elements of the type each.
 pub unsafe fn apply(op: Builtin, input: *mut u8, inout: *mut u8, count: usize, of: &Type) -> Outcome {
     match op {
         Builtin::NoOp => return Ok(()),
@@ -254,7 +254,7 @@ pub unsafe fn apply(op: Builtin, input: *mut u8, inout: *mut u8, count: usize, o
         }
         _ => check(op, of)?,
     }
-    // SAFETY: the caller's promise, with elements of the type that is named.
+    // SAFETY: the caller's promise: the elements are of this type.
     unsafe {
         if let (Builtin::Minloc | Builtin::Maxloc, Some(pair)) = (op, pair(of)) {
             match pair {

@@ -50,19 +50,19 @@ const ALL: [Builtin; 14] = [
     Builtin::NoOp,
 ];
 
-/// `void function(in, inout, length, type)`, with an `int` or an `MPI_Count` for the length, and the type behind a pointer.
+/// `void function(in, inout, length, type)`. The length and the type are passed by pointer; the length is an `int` or an `MPI_Count`.
 type Function = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut usize);
 
 /// An operator.
 #[derive(Debug)]
 pub enum Op {
-    /// Of the standard's.
+    /// One of the standard's operators.
     Builtin(Builtin),
-    /// Of the program's.
+    /// An operator that the program has made.
     User {
-        /// Its function.
+        /// The program's function.
         function: Function,
-        /// Whether the order of arguments matters not.
+        /// Whether the operator is commutative.
         commutes: bool,
         /// Whether the length is an `MPI_Count`.
         large: bool,
@@ -76,7 +76,7 @@ fn builtins() -> &'static [Arc<Op>] {
     BUILTINS.get_or_init(|| ALL.iter().map(|op| Arc::new(Op::Builtin(*op))).collect())
 }
 
-/// The standard's operator of a handle.
+/// Returns the standard's operator of a handle.
 #[inline]
 pub(crate) fn builtin(handle: c_int) -> Option<Builtin> {
     let number = (handle as u32).wrapping_sub(0x5800_0001) as usize;
@@ -94,7 +94,7 @@ pub(crate) fn lookup(handle: c_int) -> Outcome<Arc<Op>> {
     }
 }
 
-/// The operator of a handle, for a reduction of elements of a type.
+/// Returns the operator of a handle for a reduction of elements of a type; fails if it is not defined for the type.
 pub(crate) fn reducing(handle: c_int, of: &Type) -> Outcome<Arc<Op>> {
     let op = lookup(handle)?;
     match &*op {
@@ -107,7 +107,7 @@ pub(crate) fn reducing(handle: c_int, of: &Type) -> Outcome<Arc<Op>> {
 }
 
 impl Op {
-    /// `inout = in op inout`, for so many elements.
+    /// Computes `inout = input op inout` for `count` elements.
     ///
     /// # Errors
     /// If the operator is not defined for the type.
@@ -116,7 +116,7 @@ impl Op {
             return Ok(());
         }
         match self {
-            // SAFETY: callers own both, with so many elements.
+            // SAFETY: callers own both memories, of `count` elements each.
             Self::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
             Self::User { function, large, .. } => {
                 let temporary = of.builtin_handle().is_none().then(|| datatype::register(Arc::clone(of)));
@@ -124,7 +124,7 @@ impl Op {
                 let mut user = flavor::to_user(Kind::Type, handle);
                 let (mut length, mut short) = (count as i64, count as c_int);
                 let length = if *large { (&raw mut length).cast() } else { (&raw mut short).cast() };
-                // SAFETY: the program's function, with the arguments that the standard says.
+                // SAFETY: calls the program's function with the standard's arguments.
                 unsafe { function(input.cast(), inout.cast(), length, &raw mut user) };
                 if let Some(handle) = temporary {
                     datatype::unregister(handle);
@@ -135,7 +135,7 @@ impl Op {
     }
 }
 
-/// Kolo's operator, where it has it for the type.
+/// Returns Kolo's operator and type, if Kolo has them.
 #[inline]
 pub(crate) fn for_kolo(op: Builtin, basic: Basic) -> Option<(ReduceOp, DataType)> {
     let data = match basic {
@@ -168,7 +168,7 @@ pub(crate) fn for_kolo(op: Builtin, basic: Basic) -> Option<(ReduceOp, DataType)
 }
 
 unsafe fn create(function: *const c_void, commutes: c_int, large: bool, op: *mut c_int) -> Outcome {
-    // SAFETY: the program says that it is such a function.
+    // SAFETY: by the standard, the program passes such a function.
     let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
     let Some(function) = function else { return fail(Class::Arg, "the function is NULL") };
     let user = Op::User { function, commutes: commutes != 0, large };

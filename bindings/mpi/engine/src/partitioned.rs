@@ -1,4 +1,4 @@
-//! Partitioned messages: parts of a buffer that become ready one by one.
+//! Partitioned messages: the parts of a buffer become ready one by one.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::net::{self, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
 
-/// A partitioned send or receive. The message goes when all partitions are ready; a partition has arrived when it has.
+/// A partitioned send or receive. The message is sent when all partitions are ready, so all partitions arrive together.
 #[derive(Debug)]
 pub struct Partitioned {
     state: Mutex<State>,
@@ -38,13 +38,13 @@ struct Setup {
 }
 
 impl Partitioned {
-    /// Whether it is over.
+    /// Returns whether the operation is complete.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.setup.peer.is_none() || self.done.is_done()
     }
 
-    /// How it ended.
+    /// Returns the status and the error if the operation is complete.
     #[must_use]
     pub fn ended(&self, comm: &Comm) -> Option<(Status, Option<Fail>)> {
         if self.setup.peer.is_none() {
@@ -74,7 +74,7 @@ impl Partitioned {
     fn send(&self) -> Outcome {
         let Some(peer) = self.setup.peer else { return Ok(()) };
         let mut bytes = Vec::new();
-        // SAFETY: the program's elements, all of which it has said to be ready.
+        // SAFETY: reads the program's elements, all of which the program has marked as ready.
         unsafe { self.setup.of.pack(self.setup.at as *const u8, self.setup.elements, &mut bytes) };
         let context = self.setup.comm.context(PARTITIONED);
         net::net()?.send(peer, context, self.setup.tag, Source::Kept(bytes), false, &self.done);
@@ -176,7 +176,7 @@ pub unsafe fn pready_list(n: c_int, partitions: *const c_int, handle: c_int) -> 
 
 pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Outcome {
     let Ok(partitioned) = request::partitioned(handle) else {
-        // An inactive request has arrived.
+        // The partitions of an inactive request count as arrived.
         // SAFETY: the caller's promise.
         return unsafe { put(flag, 1) };
     };

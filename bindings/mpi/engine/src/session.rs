@@ -1,4 +1,4 @@
-//! Sessions: MPI without `MPI_Init`. The sets of processes that they know are those of the standard: all, and this one.
+//! Sessions: MPI without `MPI_Init`. They have the standard's two process sets: all processes, and this one.
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ static SESSIONS: Table<Arc<Session>> = Table::new(0xe);
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 
 impl Session {
-    /// Its handling of errors.
+    /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -35,20 +35,20 @@ impl Session {
     }
 }
 
-/// The session of a handle.
+/// Returns the session of a handle.
 ///
 /// # Errors
-/// [`Class::Session`].
+/// [`Class::Session`] for an invalid handle.
 pub fn lookup(handle: c_int) -> Outcome<Arc<Session>> {
     SESSIONS.get(handle).map_or_else(|| fail(Class::Session, format!("{handle:#x} is no session")), Ok)
 }
 
-/// All sessions that are open.
+/// Returns all open sessions.
 pub(crate) fn all() -> Vec<Arc<Session>> {
     SESSIONS.all()
 }
 
-/// The members of a set.
+/// Returns the members of a process set.
 fn members(name: &str) -> Outcome<Group> {
     match SETS.iter().position(|set| set.eq_ignore_ascii_case(name)) {
         Some(0) => Ok(world::world_members(world::size())),
@@ -91,7 +91,7 @@ pub unsafe fn session_get_num_psets(session: c_int, hints: c_int, number: *mut c
     unsafe { put(number, SETS.len() as c_int) }
 }
 
-/// Writes as much of the name as there is room for, and how much there would have to be with the zero behind it.
+/// Writes as much of the name as there is room for, and the room that the whole name needs, including its zero.
 pub unsafe fn session_get_nth_pset(
     session: c_int,
     hints: c_int,
@@ -104,7 +104,7 @@ pub unsafe fn session_get_nth_pset(
     let Some(set) = usize::try_from(n).ok().and_then(|n| SETS.get(n)) else {
         return fail(Class::Arg, format!("there is no process set number {n}; there are {}", SETS.len()));
     };
-    // SAFETY: the caller's promise: room for so many characters.
+    // SAFETY: the caller's promise: room for `*length` characters.
     unsafe {
         if *length > 0 {
             put_text(set, name, *length as usize, std::ptr::null_mut())?;
@@ -135,16 +135,16 @@ pub unsafe fn group_from_session_pset(session: c_int, name: *const c_char, new: 
     unsafe { put(new, group::register(members(&text(name)?)?)) }
 }
 
-/// A tag of so many bits for a string, by FNV-1a. The messages of this rank's own communicator are with nobody else, so its number
-/// serves.
+/// Hashes a string to a tag of `bits` bits, by FNV-1a. The tag is used in the context of `MPI_COMM_SELF`, which has no other messages
+/// between processes.
 fn hash(tag: &str, bits: u32) -> c_int {
     let hash =
         tag.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     (hash >> (u32::BITS - bits)) as c_int
 }
 
-/// `MPI_Comm_create_from_group`. Its calls are told apart by their strings, of which ranks that make two such communicators at once take
-/// two.
+/// Carries out `MPI_Comm_create_from_group`. Its string tags distinguish concurrent calls, so ranks that make two such communicators at
+/// once use two strings.
 pub unsafe fn comm_create_from_group(
     of: c_int,
     tag: *const c_char,

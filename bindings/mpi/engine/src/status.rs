@@ -19,7 +19,7 @@ unsafe fn write(status: *mut Status) -> Outcome<&'static mut Status> {
     if status.is_null() || status.addr() == 1 {
         return fail(Class::Arg, "there is no status");
     }
-    // SAFETY: the caller's promise; used within the call only.
+    // SAFETY: the caller's promise; the reference is used within the call only.
     Ok(unsafe { &mut *status })
 }
 
@@ -37,7 +37,7 @@ pub unsafe fn get_count(status: *const Status, of: c_int, count: *mut i64) -> Ou
     unsafe { put(count, whole) }
 }
 
-/// Basic elements in so many bytes of a type; none if they end within one.
+/// Returns the number of basic elements in `bytes` bytes of a type; `None` if the bytes end within an element.
 fn elements(of: &Type, bytes: i64) -> Outcome<Option<i64>> {
     let size = of.size() as i64;
     if size == 0 {

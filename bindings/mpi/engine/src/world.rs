@@ -1,4 +1,4 @@
-//! From Init to Finalize.
+//! Initialization and finalization of MPI: the life of the world and of sessions.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
@@ -19,23 +19,23 @@ use crate::net;
 const BEFORE: u8 = 0;
 /// Between Init and Finalize.
 const RUNNING: u8 = 1;
-/// For sessions only: the ranks have met, but there are no predefined communicators, or no longer.
+/// Sessions only: the ranks have met, but the predefined communicators are not available, or no longer.
 const SESSIONS: u8 = 2;
 const FINALIZED: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(BEFORE);
-/// Of Init and Finalize alone: before, running or finalized.
+/// The state of Init and Finalize alone, without sessions: before, running or finalized.
 static MODEL: AtomicU8 = AtomicU8::new(BEFORE);
-/// Sessions that are not finalized; the lock is held while anything above changes.
+/// The number of open sessions. Its lock is held while any of the states above changes.
 static OPEN_SESSIONS: std::sync::Mutex<usize> = std::sync::Mutex::new(0);
 static LEVEL: AtomicI32 = AtomicI32::new(THREAD_SINGLE);
-/// Contexts that this rank has given away; the first two are those of the predefined communicators.
+/// The number of contexts that this rank has assigned; the first two are those of the predefined communicators.
 static CONTEXTS: AtomicU32 = AtomicU32::new(2);
 static WORLD: OnceLock<World> = OnceLock::new();
 
 struct World {
     kolo: std::sync::Mutex<Option<Arc<Communicator>>>,
-    /// Ranks of the world that are in it: all, or those that a shrink has left.
+    /// World ranks of the members of `kolo`: all, or those that a shrink has kept.
     alive: std::sync::Mutex<Arc<[u32]>>,
     rank: u32,
     size: u32,
@@ -45,7 +45,7 @@ struct World {
     main: ThreadId,
 }
 
-/// Variables that launchers set. A process without any of them is alone.
+/// Variables that launchers set. A process without any of them runs alone.
 const LAUNCHED: [&str; 9] = [
     "KOLO_RENDEZVOUS",
     "KOLO_RANK",
@@ -58,7 +58,7 @@ const LAUNCHED: [&str; 9] = [
     "SLURM_PROCID",
 ];
 
-/// MPI knows no time-out: a rank may compute for as long as it likes while others wait in a collective.
+/// The time-out of Kolo's calls, in effect none: in MPI, a rank may compute for any time while others wait in a collective.
 const NO_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 fn join() -> Outcome<Option<Communicator>> {
@@ -77,7 +77,7 @@ fn sessions() -> std::sync::MutexGuard<'static, usize> {
     OPEN_SESSIONS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Init.
+/// Carries out `MPI_Init`.
 fn start() -> Outcome {
     let _open = sessions();
     match MODEL.load(Ordering::Acquire) {
@@ -93,10 +93,10 @@ fn start() -> Outcome {
     Ok(())
 }
 
-/// A session begins.
+/// Opens a session.
 ///
 /// # Errors
-/// If the ranks have met and parted before.
+/// If the ranks have met before and left each other.
 pub(crate) fn open_session() -> Outcome {
     let mut open = sessions();
     match STATE.load(Ordering::Acquire) {
@@ -105,8 +105,9 @@ pub(crate) fn open_session() -> Outcome {
             extern "C" fn leave() {
                 part();
             }
-            // Nobody says when the last session ends, and the others should not take this process's end for a crash.
-            // SAFETY: a function without arguments, which the library keeps for as long as it is loaded.
+            // No call marks the end of the last session, so the process leaves at exit. Otherwise the others would take its end for a
+            // crash.
+            // SAFETY: the function takes no arguments, and exists for as long as the library is loaded.
             unsafe { libc::atexit(leave) };
             STATE.store(SESSIONS, Ordering::Release);
         }
@@ -122,7 +123,7 @@ pub(crate) fn open_session() -> Outcome {
     Ok(())
 }
 
-/// A session ends.
+/// Closes a session.
 ///
 /// # Errors
 /// If the job has failed.
@@ -153,7 +154,7 @@ fn part() {
 
 /// Meets the other ranks.
 fn meet(call: &str) -> Outcome {
-    // No program has a handler for errors yet, and the default one ends the process.
+    // The program cannot have set an error handler yet, and the default one ends the process.
     let kolo = match join() {
         Ok(kolo) => kolo.map(Arc::new),
         Err(failure) => abort(&format!("{call}: {}", failure.text), 1),
@@ -182,19 +183,19 @@ fn meet(call: &str) -> Outcome {
     Ok(())
 }
 
-/// Whether MPI may be used, by sessions at least.
+/// Returns whether MPI may be used, at least by sessions.
 #[must_use]
 pub fn is_running() -> bool {
     matches!(STATE.load(Ordering::Acquire), RUNNING | SESSIONS)
 }
 
-/// Whether the predefined communicators may be used.
+/// Returns whether the predefined communicators may be used.
 #[must_use]
 pub(crate) fn has_world() -> bool {
     STATE.load(Ordering::Acquire) == RUNNING
 }
 
-/// Fails as for the predefined communicators where there are none.
+/// Returns the failure of a call on a predefined communicator that is not available.
 #[cold]
 pub(crate) fn no_world<T>() -> Outcome<T> {
     match MODEL.load(Ordering::Acquire) {
@@ -206,7 +207,7 @@ pub(crate) fn no_world<T>() -> Outcome<T> {
 /// Fails unless MPI may be used.
 ///
 /// # Errors
-/// [`Class::Other`], with what is wrong.
+/// [`Class::Other`], with the reason.
 #[inline]
 pub fn check_running() -> Outcome {
     if is_running() { Ok(()) } else { not_running() }
@@ -220,25 +221,25 @@ fn not_running() -> Outcome {
     }
 }
 
-/// World rank of this process.
+/// Returns the world rank of this process.
 #[must_use]
 pub fn rank() -> u32 {
     WORLD.get().map_or(0, |world| world.rank)
 }
 
-/// Number of ranks of the world.
+/// Returns the number of ranks of the world.
 #[must_use]
 pub fn size() -> u32 {
     WORLD.get().map_or(1, |world| world.size)
 }
 
-/// Host of a rank, by number.
+/// Returns the number of a rank's host.
 #[must_use]
 pub fn host(rank: u32) -> u32 {
     WORLD.get().and_then(|world| world.hosts.get(rank as usize).copied()).unwrap_or(0)
 }
 
-/// How threads wait.
+/// Returns the policy by which threads wait.
 #[must_use]
 pub fn policy() -> Policy {
     WORLD.get().map_or(Policy::OVERSUBSCRIBED, |world| world.policy)
@@ -248,12 +249,12 @@ fn kolo() -> Option<Arc<Communicator>> {
     WORLD.get()?.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
-/// The communicator that joined the ranks.
+/// Returns the Kolo communicator of all live ranks.
 pub(crate) fn joined() -> Option<Arc<Communicator>> {
     kolo()
 }
 
-/// Ranks of the world that are in [`joined`], in its order.
+/// Returns the world ranks of the members of [`joined`], in its order.
 pub(crate) fn alive() -> Arc<[u32]> {
     let world = WORLD.get();
     world.map_or_else(
@@ -262,14 +263,14 @@ pub(crate) fn alive() -> Arc<[u32]> {
     )
 }
 
-/// From now on, the ranks that a shrink has left are the job.
+/// Makes the ranks that a shrink has kept the job from now on.
 pub(crate) fn go_on_with(kolo: Arc<Communicator>, ranks: Arc<[u32]>) {
     let Some(world) = WORLD.get() else { return };
     *world.alive.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = ranks;
     *world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(kolo);
 }
 
-/// Kolo's settings, one a line.
+/// Returns Kolo's settings, one per line.
 pub(crate) fn settings() -> String {
     match kolo() {
         Some(kolo) => kolo.config().settings(),
@@ -277,18 +278,18 @@ pub(crate) fn settings() -> String {
     }
 }
 
-/// Fails if the job has.
+/// Fails if the job has failed.
 ///
 /// # Errors
-/// Kolo's, which says why.
+/// Kolo's error, which has the reason.
 pub fn check_job() -> Outcome {
     kolo().and_then(|kolo| kolo.error()).map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// A number for a communicator, of which this rank is the first: no other has it. It holds the rank and a count.
+/// Returns a unique number for a communicator whose first rank is this one. The number holds the rank and a count.
 ///
 /// # Errors
-/// If there are no more.
+/// If there are no more numbers.
 pub fn new_context() -> Outcome<u32> {
     let size = WORLD.get().map_or(1, |world| world.size);
     let rank_bits = u32::BITS - (size - 1).leading_zeros();
@@ -308,10 +309,10 @@ pub fn abort(reason: &str, code: c_int) -> ! {
     eprintln!("kolo: rank {} of the world ends the job: {reason}", rank());
     if let Some(kolo) = kolo() {
         kolo.abort(&format!("MPI_Abort with code {code} on rank {}: {reason}", rank()));
-        // The other ranks should hear why, and not only that this process has ended.
+        // Wait, so that the other ranks learn the reason and not only that this process has ended.
         std::thread::sleep(Duration::from_millis(50));
     }
-    // SAFETY: ends the process without running anything else of it, which may be in any state.
+    // SAFETY: ends the process without running any of its exit handlers, since it may be in any state.
     unsafe { libc::_exit(code) }
 }
 
@@ -337,13 +338,13 @@ pub unsafe fn finalize() -> Outcome {
     if !has_world() {
         return fail(Class::Other, "MPI_Finalize without MPI_Init");
     }
-    // Libraries hook their own ends here, and MPI is still there for them.
+    // Libraries clean up in the delete functions of these attributes, while MPI is still usable.
     comm::lookup(COMM_SELF)?.attributes.delete_all(COMM_SELF)?;
     comm::lookup(COMM_WORLD)?.attributes.delete_all(COMM_WORLD)?;
     let all = comm::lookup(COMM_WORLD)?;
     flush()?;
     if alive().len() < all.size() as usize {
-        // Those that a shrink has left wait for each other only.
+        // The ranks that a shrink has kept wait only for each other.
         let _absent = net::Absence::begin();
         joined().map_or(Ok(()), |kolo| kolo.barrier())?;
     } else {
@@ -385,7 +386,7 @@ pub unsafe fn is_thread_main(flag: *mut c_int) -> Outcome {
     unsafe { put(flag, main.into()) }
 }
 
-/// `MPI_Abort`.
+/// Carries out `MPI_Abort`.
 pub unsafe fn abort_call(_comm: c_int, code: c_int) -> Outcome {
     abort("MPI_Abort", code)
 }
@@ -400,24 +401,24 @@ pub unsafe fn get_version(version: *mut c_int, subversion: *mut c_int) -> Outcom
 
 pub unsafe fn get_library_version(text: *mut c_char, length: *mut c_int) -> Outcome {
     let shown = concat!("Kolo ", env!("CARGO_PKG_VERSION"), ", an MPI library in Rust");
-    // SAFETY: the standard's room for it.
+    // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(shown, text, 8192, length) }
 }
 
 pub unsafe fn get_processor_name(name: *mut c_char, length: *mut c_int) -> Outcome {
     check_running()?;
     let mut host = [0_u8; MAX_PROCESSOR_NAME as usize];
-    // SAFETY: room for the name; a longer one is cut, and the last byte stays zero.
+    // SAFETY: the array has room for the name; a longer name is cut, and the last byte stays zero.
     unsafe { libc::gethostname(host.as_mut_ptr().cast(), host.len() - 1) };
     let len = host.iter().position(|byte| *byte == 0).unwrap_or(0);
-    // SAFETY: the standard's room for it.
+    // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(&String::from_utf8_lossy(&host[..len]), name, host.len(), length) }
 }
 
 pub unsafe fn alloc_mem(size: i64, info: c_int, pointer: *mut c_void) -> Outcome {
     crate::info::pairs(info)?;
     let Ok(size) = usize::try_from(size) else { return fail(Class::Arg, format!("{size} bytes")) };
-    // SAFETY: no promise is needed; a page-aligned block, since some will be sent from and to it.
+    // SAFETY: needs no promise. Large blocks are aligned to pages, since messages may be sent from and to them.
     let memory = unsafe { libc::memalign(if size < 4096 { 64 } else { 4096 }, size.max(1)) };
     if memory.is_null() {
         return Err(Fail::new(Class::NoMem, format!("{size} bytes")));
@@ -427,7 +428,7 @@ pub unsafe fn alloc_mem(size: i64, info: c_int, pointer: *mut c_void) -> Outcome
 }
 
 pub unsafe fn free_mem(pointer: *mut c_void) -> Outcome {
-    // SAFETY: the program says that it is from `alloc_mem`; null is nothing.
+    // SAFETY: by the standard, the program passes memory of `alloc_mem`; null is permitted.
     unsafe { libc::free(pointer) };
     Ok(())
 }
@@ -436,19 +437,19 @@ pub unsafe fn pcontrol(_level: c_int) -> Outcome {
     Ok(())
 }
 
-/// Seconds since some moment before the first call.
+/// Returns the seconds since some moment before the first call.
 pub fn wtime() -> f64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_secs_f64()
 }
 
-/// Resolution of [`wtime`].
+/// Returns the resolution of [`wtime`] in seconds.
 #[must_use]
 pub const fn wtick() -> f64 {
     1e-9
 }
 
-/// All ranks, for communicators.
+/// Returns the group of all ranks.
 pub(crate) fn world_members(size: u32) -> Arc<[u32]> {
     (0..size).collect()
 }

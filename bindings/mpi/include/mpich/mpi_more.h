@@ -1,4 +1,4 @@
-/* Functions of this ABI beside the table's: handles as Fortran has them, addresses, and what MPI-3 removed. */
+/* Functions of this ABI that are not in the table: conversion of Fortran handles, addresses, and functions that MPI-3 removed. */
 int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 #define MPI_COMM_DUP_FN ((MPI_Comm_copy_attr_function *)MPIR_Dup_fn)
 #define MPI_TYPE_DUP_FN ((MPI_Type_copy_attr_function *)MPIR_Dup_fn)
@@ -8,11 +8,11 @@ int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 #define MPI_WIN_NULL_COPY_FN ((MPI_Win_copy_attr_function *)0)
 #define MPI_WIN_NULL_DELETE_FN ((MPI_Win_delete_attr_function *)0)
 
-/* Set by the bindings for Fortran, where these are part of a program. */
+/* The Fortran bindings set these, in programs that use Fortran. */
 extern MPI_Fint *MPI_F_STATUS_IGNORE;
 extern MPI_Fint *MPI_F_STATUSES_IGNORE;
 
-/* Going on without the dead. */
+/* Fault tolerance: going on after the loss of processes. */
 #define MPIX_ERR_PROC_FAILED 101
 #define MPIX_ERR_REVOKED 103
 int MPIX_Comm_revoke(MPI_Comm comm);

@@ -1,4 +1,4 @@
-//! Going on without the dead: the names that MPICH has for it. The MPI-5 standard has none, so its library has not either.
+//! Fault tolerance, by MPICH's names `MPIX_*`. The MPI-5 standard has no such functions, so the library with its ABI has none either.
 
 use std::ffi::c_int;
 
@@ -6,18 +6,18 @@ use engine::Scope;
 
 macro_rules! calls {
     ($($name:ident, $profiled:ident = $engine:ident($($argument:ident)?);)+) => {$(
-        /// See the page on MPI.
+        /// See `docs/mpi.md`.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name(comm: c_int $(, $argument: *mut c_int)?) -> c_int {
             $(if $argument.is_null() {
                 return super::null(stringify!($argument));
             })?
-            // SAFETY: the caller's promise: a place for the result.
+            // SAFETY: the caller's promise: the result is valid for writing.
             let outcome = super::guard(stringify!($name), || unsafe { engine::calls::$engine(comm $(, $argument)?) });
             engine::finish(outcome, Scope::Comm(comm), stringify!($name))
         }
 
-        /// The same, for profilers.
+        /// The same function under its profiling name.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $profiled(comm: c_int $(, $argument: *mut c_int)?) -> c_int {
             // SAFETY: as above.

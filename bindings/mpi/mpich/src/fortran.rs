@@ -1,5 +1,5 @@
-//! Needs of MPICH's bindings for Fortran (`libmpifort.so.12`): addresses that they compare with, and attributes whose values are
-//! integers. All else they call by the standard's names.
+//! Support for MPICH's Fortran bindings (`libmpifort.so.12`): addresses that they compare with, and attributes whose values are integers.
+//! The bindings call all other functions by the standard's names.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -12,14 +12,14 @@ use super::functions as c;
 
 macro_rules! statuses {
     ($($name:ident, $profiled:ident;)+) => {$(
-        /// Statuses are the same numbers in all languages.
+        /// Copies a status, which has the same layout in all languages.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name(from: *const Status, to: *mut Status) -> c_int {
-            // SAFETY: the caller's promise: a status, and a place for one.
+            // SAFETY: the caller's promise: `from` is a status, and `to` is valid for writing.
             unsafe { copy(from, to) }
         }
 
-        /// The same, for profilers.
+        /// The same function under its profiling name.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $profiled(from: *const Status, to: *mut Status) -> c_int {
             // SAFETY: as above.
@@ -28,7 +28,7 @@ macro_rules! statuses {
     )+};
 }
 
-/// Copies a status; what is ignored has none.
+/// Copies a status. Fails for null and for `MPI_STATUS_IGNORE`.
 unsafe fn copy(from: *const Status, to: *mut Status) -> c_int {
     if from.is_null() || from.addr() == 1 || to.is_null() || to.addr() == 1 {
         return super::null("a status");
@@ -49,7 +49,7 @@ statuses! {
 
 macro_rules! marks {
     ($($name:ident: $of:ty;)+) => {$(
-        /// Set by the bindings when the program starts: where their constant of this name lies.
+        /// The address of the bindings' constant of this name. The bindings set it when the program starts.
         #[unsafe(no_mangle)]
         pub(crate) static $name: AtomicPtr<$of> = AtomicPtr::new(ptr::null_mut());
     )+};
@@ -62,11 +62,12 @@ marks! {
     MPI_F08_STATUSES_IGNORE: Status;
 }
 
-/// Of a value: the address of it, or the value as an integer as wide as an address, or as an int.
+/// The form in which the caller wants a value: its address, or the value as an integer as wide as an address. Any other number stands for
+/// an int.
 const POINTER: c_int = 0;
 const ADDRESS_WIDE: c_int = 1;
 
-/// The first numbers of the keyvals that the standard names, without those of each. In C these are odd; Fortran adds one.
+/// The common upper bits of the standard's predefined keyvals. In C these keyvals are odd; in Fortran they are one higher.
 const OF_COMMUNICATORS: c_int = 0x6440_0000;
 const OF_WINDOWS: c_int = 0x6600_0000;
 const WINDOW_BASE: c_int = 0x6600_0001;
@@ -74,10 +75,10 @@ const WINDOW_SIZE: c_int = 0x6600_0003;
 
 type Get = unsafe extern "C" fn(c_int, c_int, *mut c_void, *mut c_int) -> c_int;
 
-/// Looks an attribute up, and gives it as the caller's language wants it.
+/// Looks up an attribute, and writes it in the form that the caller's language wants.
 ///
 /// # Safety
-/// `value` and `flag` are places for what they say.
+/// `value` is valid for writing a value of `kind`, and `flag` for writing a number.
 unsafe fn get(
     get: Get,
     of: c_int,
@@ -89,7 +90,7 @@ unsafe fn get(
     let is_named = matches!(keyval & !0xff, OF_COMMUNICATORS | OF_WINDOWS);
     let keyval = if is_named && keyval % 2 == 0 { keyval - 1 } else { keyval };
     let mut found = ptr::null_mut::<c_void>();
-    // SAFETY: the caller's promise; the attributes that the standard names are addresses of numbers, but for a window's base.
+    // SAFETY: the caller's promise. The predefined attributes are addresses of numbers, except for a window's base.
     unsafe {
         let code = get(of, keyval, (&raw mut found).cast(), flag);
         if code != 0 || *flag == 0 {
@@ -111,7 +112,7 @@ unsafe fn get(
 
 macro_rules! attributes {
     ($($get:ident($of_get:path), $set:ident($of_set:path);)+) => {$(
-        /// Gives an attribute as a value of `kind`.
+        /// Returns an attribute as a value of `kind`.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $get(
             of: c_int,
@@ -124,7 +125,7 @@ macro_rules! attributes {
             unsafe { get($of_get, of, keyval, value, flag, kind) }
         }
 
-        /// Sets an attribute; a number comes in the address's place.
+        /// Sets an attribute; a number is passed in the place of the address.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $set(of: c_int, keyval: c_int, value: *mut c_void, _: c_int) -> c_int {
             // SAFETY: the bindings' promise.
@@ -139,7 +140,7 @@ attributes! {
     MPII_Win_get_attr(c::MPI_Win_get_attr), MPII_Win_set_attr(c::MPI_Win_set_attr);
 }
 
-/// Says who calls the functions of a keyval, which are Fortran's.
+/// Sets the proxies that call the Fortran functions of a keyval.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn MPII_Keyval_set_proxy(
     keyval: c_int,
@@ -150,7 +151,7 @@ pub(crate) unsafe extern "C" fn MPII_Keyval_set_proxy(
     unsafe { engine::calls::keyval_set_proxy(keyval, copy, delete) }
 }
 
-/// Says that the functions of a generalized request are Fortran's, which Kolo does not call.
+/// Reports that a generalized request has Fortran functions, which Kolo does not support.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn MPII_Grequest_set_lang_f77(_: c_int) {
     super::missing("MPI_Grequest_start of Fortran", Scope::Process);

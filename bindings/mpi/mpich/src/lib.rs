@@ -31,12 +31,12 @@ mod fault;
 mod fortran;
 mod removed;
 
-/// Runs a call; a panic becomes an error.
+/// Runs a call; turns a panic into an error.
 fn guard(name: &str, call: impl FnOnce() -> Outcome) -> Outcome {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| fail(Class::Intern, format!("{name} panicked")))
 }
 
-/// The engine's codes are this ABI's.
+/// Converts an error code; the engine's codes are this ABI's.
 const fn code_out(code: c_int) -> c_int {
     code
 }
@@ -51,12 +51,12 @@ fn missing(name: &str, scope: Scope) -> c_int {
     engine::finish(engine::calls::missing(name, scope), scope, name)
 }
 
-/// An object whose address programs compare with.
+/// A constant address with which programs compare.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Mark(*const c_int);
 
-// SAFETY: never written, and only compared.
+// SAFETY: the address is never written to, and only compared.
 unsafe impl Sync for Mark {}
 
 static NO_WEIGHTS: c_int = 0;
@@ -73,12 +73,12 @@ pub static MPI_WEIGHTS_EMPTY: Mark = Mark(&raw const EMPTY_WEIGHTS);
 #[unsafe(no_mangle)]
 pub static MPI_T_PVAR_ALL_HANDLES: Mark = Mark(std::ptr::without_provenance(1));
 
-/// The engine's handle of a file, which programs see as an address.
+/// Returns the engine's handle of a file, which is an address for programs.
 const fn file_in(handle: usize) -> c_int {
     handle as u32 as c_int
 }
 
-/// The program's handle of a file.
+/// Returns the program's handle of a file.
 const fn file_out(handle: c_int) -> usize {
     handle as u32 as usize
 }
@@ -93,7 +93,7 @@ fn edges(given: *const c_int) -> *const c_int {
     }
 }
 
-/// `MPI_COMM_DUP_FN` and its likes: copies the value of an attribute.
+/// Copies the value of an attribute: `MPI_COMM_DUP_FN` and its counterparts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MPIR_Dup_fn(
     _: usize,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn MPIR_Dup_fn(
     copy: *mut *mut c_void,
     flag: *mut c_int,
 ) -> c_int {
-    // SAFETY: as the standard says: places for an address and a number.
+    // SAFETY: by the standard, the arguments point to an address and a number.
     unsafe {
         *copy = value;
         *flag = 1;
@@ -147,13 +147,13 @@ addresses! {
 
 macro_rules! numbers_of_handles {
     ($($out:ident, $back:ident;)+) => {$(
-        /// The handle as Fortran sees it, which is the same.
+        /// Returns the Fortran handle, which is the same number.
         #[unsafe(no_mangle)]
         pub extern "C" fn $out(handle: c_int) -> c_int {
             handle
         }
 
-        /// The handle of Fortran's number.
+        /// Returns the handle of a Fortran handle.
         #[unsafe(no_mangle)]
         pub extern "C" fn $back(handle: c_int) -> c_int {
             handle
@@ -161,13 +161,13 @@ macro_rules! numbers_of_handles {
     )+};
 }
 
-/// The handle as Fortran sees it.
+/// Returns the Fortran handle of a file.
 #[unsafe(no_mangle)]
 pub extern "C" fn MPI_File_c2f(handle: usize) -> c_int {
     file_in(handle)
 }
 
-/// The handle of Fortran's number.
+/// Returns the file of a Fortran handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn MPI_File_f2c(handle: c_int) -> usize {
     file_out(handle)

@@ -1,4 +1,4 @@
-//! Functions that MPI-3 removed, under which old programs still call what replaced them.
+//! Functions that MPI-3 removed, for old programs that still call them. Each calls the function that has replaced it.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,11 +21,11 @@ macro_rules! removed {
         /// See the standard, "Removed Interfaces".
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($argument: $of),+) -> c_int {
-            // SAFETY: the caller's promise is that of the function that has replaced this one.
+            // SAFETY: the caller's promise, which is the same as for the replacement.
             unsafe { $call }
         }
 
-        /// The same, for profilers.
+        /// The same function under its profiling name.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $profiled($($argument: $of),+) -> c_int {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The prototypes for C say what the library exports.
+//! Tests that the header's C prototypes match the table from which the libraries' functions are made.
 
 #[path = "../../generate.rs"]
 #[allow(dead_code, reason = "the test wants the prototypes only")]

@@ -1,14 +1,14 @@
-//! C programs that use the libraries as a user would: each compiled for both ABIs, if both have what it calls.
+//! Compiles and runs C programs that use the libraries as a user would: each for both ABIs, if both have the functions that it calls.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long one run of a program may take on a busy machine.
+/// The longest time that one run of a program may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Folder of all that belongs to MPI.
+/// Returns the folder `bindings/mpi`.
 fn home() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -34,7 +34,7 @@ fn compiler() -> Option<String> {
 /// One of the two libraries.
 struct Abi {
     package: &'static str,
-    /// Name for the linker, and the file with its soname.
+    /// Name for the linker, and name of the file, which is the soname.
     link: &'static str,
     file: &'static str,
     include: &'static str,
@@ -52,7 +52,8 @@ static ABIS: [Abi; 2] = [
     },
 ];
 
-/// Folder with the library under its soname. Cargo does not build a cdylib before tests, since they cannot link to it.
+/// Builds the library; returns the folder that has it under its soname. Cargo does not build a cdylib before tests by itself, since tests
+/// cannot link to it.
 fn library(abi: &'static Abi) -> &'static Path {
     abi.folder.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
@@ -68,7 +69,7 @@ fn library(abi: &'static Abi) -> &'static Path {
         std::fs::create_dir_all(&own).unwrap();
         let plain = format!("lib{}.so", abi.link);
         for name in [abi.file, &plain] {
-            // Renamed into place, so that another test run that has it open keeps what it has.
+            // Renamed into place, so that a concurrent test run that has the old file open keeps it.
             let draft = own.join(format!("{name}.{}", std::process::id()));
             std::fs::copy(folder.join(&plain), &draft).unwrap();
             std::fs::rename(draft, own.join(name)).unwrap();
@@ -169,7 +170,7 @@ fn windows() {
 fn files() {
     let folder = tempfile::tempdir().unwrap();
     with(&ABIS, "files", &[folder.path().to_str().unwrap()], &[1, 2, 4]);
-    // Nothing is left behind, the hidden file of a shared pointer neither.
+    // No file is left behind, not even the hidden file of a shared pointer.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -189,13 +190,13 @@ fn tools() {
     with_ranks("tools", &[1, 2, 3]);
 }
 
-/// Of the MPICH ABI only, as below.
+/// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.
 #[test]
 fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
 }
 
-/// Of the MPICH ABI only: the MPI-5 standard has none of it.
+/// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.
 #[test]
 fn older_programs_and_fortran() {
     with(&ABIS[..1], "older", &[], &[1, 2]);

@@ -85,7 +85,7 @@ static void movements(MPI_Comm comm) {
   free(all), free(out), free(counts), free(places);
 }
 
-/* Started in one order and awaited in another, with messages between; persistent ones again and again. */
+/* Nonblocking collectives, started in one order and completed in another; then a persistent one, started several times. */
 static void started(MPI_Comm comm) {
   int own, n, flag = 0;
   MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);

@@ -1,4 +1,4 @@
-/* Files: views with holes, all kinds of pointers, modes, what is wrong. Any number of ranks; the argument is a folder. */
+/* Files: views with holes, all kinds of file pointers, access modes, wrong arguments. Any number of ranks; the argument is a folder. */
 #include "test.h"
 
 static char name[4096];
@@ -9,7 +9,7 @@ static MPI_File opened(const char *of, int mode) {
   return file;
 }
 
-/* Every rank sees each size-th block of two numbers. */
+/* Each rank's view holds one block of two numbers out of every `size` blocks. */
 static void views(void) {
   MPI_File file = opened(name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_EXCL);
   MPI_Datatype blocks, rows;
@@ -28,12 +28,12 @@ static void views(void) {
   CHECK(!MPI_File_seek(file, 0, MPI_SEEK_END) && !MPI_File_get_position(file, &at) && at == 10);
   CHECK(!MPI_File_seek(file, -9, MPI_SEEK_CUR) && !MPI_File_read(file, got, 12, MPI_INT, &status));
   CHECK(!MPI_Get_count(&status, MPI_INT, &count) && count == 9 && got[0] == put[1] && got[8] == put[9] && got[9] == -1);
-  /* Memory with holes. */
+  /* A buffer with holes. */
   CHECK(!MPI_Type_vector(3, 1, 3, MPI_INT, &rows) && !MPI_Type_commit(&rows));
   for (int i = 0; i < 10; i++) got[i] = -1;
   CHECK(!MPI_File_read_at(file, 2, got, 1, rows, &status) && got[0] == put[2] && got[3] == put[3] && got[6] == put[4] && got[1] == -1);
   FAILS(MPI_ERR_IO, MPI_File_read_at(file, 0, got, 3, MPI_CHAR, &status));
-  /* The view of the whole file, as bytes are. */
+  /* The view can be read back; another one then shows all numbers as they are stored. */
   MPI_Datatype etype, filetype;
   char representation[MPI_MAX_DATAREP_STRING];
   CHECK(!MPI_File_get_view(file, &at, &etype, &filetype, representation) && at == 8 && etype == MPI_INT && !strcmp(representation, "native"));
@@ -44,7 +44,7 @@ static void views(void) {
   CHECK(!MPI_Type_free(&blocks) && !MPI_Type_free(&rows) && !MPI_File_close(&file) && file == MPI_FILE_NULL);
 }
 
-/* Requests, split calls, and the pointer that all share. */
+/* Nonblocking calls, split collective calls, and the shared file pointer. */
 static void pointers(void) {
   MPI_File file = opened(name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
   MPI_Request request;
@@ -58,7 +58,7 @@ static void pointers(void) {
   FAILS(MPI_ERR_IO, MPI_File_read_all_begin(file, all, 1, MPI_INT));
   FAILS(MPI_ERR_IO, MPI_File_write_all_end(file, all, &status));
   CHECK(!MPI_File_read_at_all_end(file, all, &status) && all[size - 1] == size - 1);
-  /* Each rank gets a place of its own, nobody knows which. */
+  /* Each write with the shared pointer gets a place of its own; in which order is not determined. */
   CHECK(!MPI_File_seek_shared(file, 0, MPI_SEEK_SET));
   for (int i = 0; i < 5; i++) CHECK(!MPI_File_write_shared(file, put, 2, MPI_INT, &status));
   CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_File_get_position_shared(file, &at) && at == 10 * size);
@@ -68,14 +68,14 @@ static void pointers(void) {
     seen[put[0]]++;
   }
   for (int r = 0; r < size; r++) CHECK(seen[r] == 5);
-  /* Rank r writes r + 1 numbers, in order. */
+  /* Rank r writes r + 1 numbers, in the order of the ranks. */
   int more[8] = {rank, rank, rank, rank, rank, rank, rank, rank};
   CHECK(!MPI_File_seek_shared(file, 3, MPI_SEEK_SET) && !MPI_File_write_ordered(file, more, rank + 1, MPI_INT, &status));
   CHECK(!MPI_File_get_position_shared(file, &at) && at == 3 + size * (size + 1) / 2 && !MPI_File_sync(file));
   CHECK(!MPI_File_read_at(file, 3 + rank * (rank + 1) / 2, &value, 1, MPI_INT, &status) && value == rank);
   CHECK(!MPI_File_seek_shared(file, -size, MPI_SEEK_END) && !MPI_File_read_ordered_begin(file, &value, 1, MPI_INT));
   CHECK(!MPI_File_read_ordered_end(file, &value, &status) && !MPI_Get_count(&status, MPI_INT, &count) && count == 1);
-  /* Nobody reads half of what another writes. */
+  /* In atomic mode, no rank reads data that another rank has written only in part. */
   enum { LONG = 100000 };
   int *many = malloc(LONG * sizeof(int)), flag = 0;
   CHECK(!MPI_File_set_atomicity(file, 1) && !MPI_File_get_atomicity(file, &flag) && flag == 1);

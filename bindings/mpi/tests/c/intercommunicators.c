@@ -1,11 +1,11 @@
-/* Intercommunicators: how they are made, what they are, messages and collectives between their groups. Two to five ranks. */
+/* Intercommunicators: how they are made, their properties, and messages and collectives between their groups. Two to five ranks. */
 #include "test.h"
 
-/* The world in two groups: even and odd ranks. `remote` and `local` are sizes, `own` the rank in the local group. */
+/* The world in two groups, the even and the odd ranks. `local` and `remote` are the groups' sizes, `own` is the rank in the local group. */
 static MPI_Comm half, inter;
 static int side, own, local, remote;
 
-/* Rank of the world of a rank of the remote group. */
+/* The rank in the world of rank `at` of the remote group. */
 static int over_there(int at) { return 2 * at + !side; }
 
 static void make(void) {
@@ -31,7 +31,7 @@ static void messages(MPI_Comm comm) {
   MPI_Status status;
   MPI_Request request;
   MPI_Message message;
-  /* Rank r of one group with rank r of the other, as far as there are such. */
+  /* Rank r of one group exchanges messages with rank r of the other, where both exist. */
   if (own < remote && own < local) {
     int mine = 100 * rank;
     CHECK(!MPI_Isend(&mine, 1, MPI_INT, own, 7, comm, &request));
@@ -43,7 +43,7 @@ static void messages(MPI_Comm comm) {
     CHECK(status.MPI_SOURCE == own);
   }
   CHECK(!MPI_Barrier(comm));
-  /* All of one group to the first of the other, and each gets an answer. */
+  /* All ranks of one group send to the first rank of the other, and each gets an answer. */
   if (side == 1) {
     static int many[30000];
     for (int i = 0; i < 30000; i++) many[i] = rank + i;
@@ -56,16 +56,16 @@ static void messages(MPI_Comm comm) {
       CHECK(!MPI_Send(&status.MPI_SOURCE, 1, MPI_INT, status.MPI_SOURCE, 3, comm));
     }
   }
-  /* What is sent between the groups is none of the world's. */
+  /* Messages between the groups do not arrive on the world's communicator. */
   CHECK(!MPI_Barrier(comm) && !MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &flag, &status) && !flag);
 }
 
-/* What `root` is for this rank, if the root is rank `at` of group `of`. */
+/* The `root` argument that this rank must pass if the root is rank `at` of group `of`. */
 static int as_root(int of, int at) { return of != side ? at : at == own ? MPI_ROOT : MPI_PROC_NULL; }
 
 static void rooted(MPI_Comm comm, int of, int at) {
   int root = as_root(of, at), value[16], all[16], counts[8], places[8];
-  /* Every second element of a vector, so that data are packed. */
+  /* Every second element of a vector, so that the data must be packed. */
   MPI_Datatype sparse;
   CHECK(!MPI_Type_vector(3, 1, 2, MPI_INT, &sparse) && !MPI_Type_commit(&sparse));
   for (int i = 0; i < 16; i++) value[i] = root == MPI_ROOT ? 10 * at + i : -1;
@@ -111,7 +111,7 @@ static void to_all(MPI_Comm comm) {
   CHECK(!MPI_Allgatherv(mine, own + 1, MPI_INT, all, counts, places, MPI_INT, comm));
   for (int i = 0; i < remote; i++)
     for (int j = 0; j <= i; j++) CHECK(all[places[i] + j] == over_there(i));
-  /* One group sends nothing. */
+  /* One of the groups sends nothing. */
   all[0] = -1;
   CHECK(!MPI_Allgather(mine, side, MPI_INT, all, !side, MPI_INT, comm) && all[0] == (side ? -1 : over_there(0)));
   for (int i = 0; i < remote; i++) mine[i] = 10 * rank + i;
@@ -138,7 +138,7 @@ static void to_all(MPI_Comm comm) {
   }
   CHECK(!MPI_Allreduce(m, p, 1, matrix, product, comm) && !memcmp(p, r, sizeof r));
   CHECK(!MPI_Op_free(&product) && !MPI_Type_free(&matrix));
-  /* Vectors are as long in both groups: the product of their sizes. */
+  /* Vectors must have the same length in both groups: the product of the groups' sizes. */
   int length = local * remote, block[16], vector[64], blocks[8];
   for (int i = 0; i < length; i++) vector[i] = i + rank;
   for (int i = 0; i < local; i++) blocks[i] = remote;
@@ -149,7 +149,7 @@ static void to_all(MPI_Comm comm) {
   for (int i = 0; i < remote; i++) CHECK(block[i] == remote * (own * remote + i) + expected);
 }
 
-/* Started, and again and again. */
+/* Nonblocking collectives, and persistent ones that are started several times. */
 static void started(MPI_Comm comm) {
   int value = side ? -1 : 77, sum = -1, expected = 0, all[8];
   MPI_Request requests[3], again;
@@ -191,7 +191,7 @@ static void children(void) {
   CHECK(!MPI_Comm_idup(twin, &other, &request) && !MPI_Wait(&request, MPI_STATUS_IGNORE) && !MPI_Comm_free(&twin));
   messages(other), to_all(other);
   CHECK(!MPI_Comm_free(&other));
-  /* Merged in either order, and in any. */
+  /* Merge with either group first, and, when both pass 0, in any order. */
   for (int high = 0; high < 3; high++) {
     CHECK(!MPI_Intercomm_merge(inter, high == 2 ? 0 : side == high, &merged) && !MPI_Comm_size(merged, &result) && result == size);
     CHECK(!MPI_Comm_test_inter(merged, &flag) && !flag && !MPI_Comm_rank(merged, &result));
@@ -199,7 +199,7 @@ static void children(void) {
     int sum = 0, expected = size * (size - 1) / 2;
     CHECK(!MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, merged) && sum == expected && !MPI_Comm_free(&merged));
   }
-  /* Split: pairs, in the reverse order, none on one side. */
+  /* Split into pairs; into one with ranks in reverse order; and with no ranks of one side. */
   CHECK(!MPI_Comm_split(inter, own, 0, &other));
   CHECK((other != MPI_COMM_NULL) == (own < remote));
   if (other != MPI_COMM_NULL) {
@@ -211,14 +211,14 @@ static void children(void) {
   CHECK(!MPI_Comm_free(&other));
   CHECK(!MPI_Comm_split(inter, side ? MPI_UNDEFINED : 1, 0, &other) && other == MPI_COMM_NULL);
   CHECK(!MPI_Comm_split_type(inter, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &other) && other != MPI_COMM_NULL && !MPI_Comm_free(&other));
-  /* Created of the first ranks of both groups; an empty group gives none. */
+  /* A communicator of the first ranks of both groups; if one group passes an empty one, there is no communicator. */
   MPI_Group all, first;
   int zero = 0;
   CHECK(!MPI_Comm_group(inter, &all) && !MPI_Group_incl(all, 1, &zero, &first) && !MPI_Comm_create(inter, first, &other));
   CHECK((other != MPI_COMM_NULL) == (own == 0));
   if (own == 0) CHECK(!MPI_Comm_remote_size(other, &result) && result == 1 && !MPI_Barrier(other) && !MPI_Comm_free(&other));
   CHECK(!MPI_Comm_create(inter, side ? MPI_GROUP_EMPTY : first, &other) && other == MPI_COMM_NULL);
-  /* One rank's wrong group is everybody's error. */
+  /* If one rank passes a wrong group, the call fails on all ranks. */
   MPI_Group wrong;
   CHECK(!MPI_Comm_remote_group(inter, &wrong));
   FAILS(MPI_ERR_GROUP, MPI_Comm_create(inter, rank == size - 1 ? wrong : first, &other));
@@ -257,13 +257,13 @@ static void misuse(void) {
   FAILS(MPI_ERR_COMM, MPI_Comm_remote_size(half, &value));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_merge(half, 0, &other));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(inter, 0, MPI_COMM_WORLD, 0, 0, &other));
-  /* Arguments of the leader alone, and the local group hears of them. */
+  /* Wrong arguments that only the leader looks at; the rest of the local group gets the error too. */
   FAILS(MPI_ERR_RANK, MPI_Intercomm_create(half, local, MPI_COMM_WORLD, 0, 0, &other));
   FAILS(MPI_ERR_RANK, MPI_Intercomm_create(half, 0, own ? MPI_COMM_NULL : MPI_COMM_WORLD, size, 0, &other));
   FAILS(MPI_ERR_TAG, MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, over_there(0), -1, &other));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(half, 0, MPI_COMM_NULL, over_there(0), 0, &other));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, side, 0, &other));
-  /* Groups that overlap: all of the world, with two leaders. */
+  /* Groups that overlap: both are the whole world. */
   MPI_Comm all;
   CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &all));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(all, 0, MPI_COMM_WORLD, 0, 0, &other));

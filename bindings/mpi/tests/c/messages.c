@@ -17,7 +17,7 @@ static void ring(void) {
   }
 }
 
-/* Everybody sends to rank 0, which takes the messages in any order of ranks but in order of each; long ones too. */
+/* All ranks send to rank 0. It receives those of one rank in the order sent, and of different ranks in any order; some are long. */
 static void wildcards(void) {
   enum { MESSAGES = 20 };
   static int data[40000];
@@ -49,7 +49,7 @@ static void wildcards(void) {
   free(next);
 }
 
-/* Tags out of order, and requests of all kinds at once. */
+/* Messages received in another order of tags than sent, and requests of all kinds at once. */
 static void requests(void) {
   int peer = size == 1 ? 0 : rank ^ 1, in[6], out[6] = {10, 11, 12, 13, 14, 15}, index, flag, outcount, indices[6];
   if (peer >= size) return;
@@ -118,8 +118,8 @@ static void datatypes(void) {
   CHECK(!MPI_Type_free(&structure));
 }
 
-/* A receive that waits meets messages that are not for it: of another tag or communicator, shorter, longer, or for a receive that was
-   posted before it. */
+/* While a receive waits, messages arrive that are not for it: of another tag or communicator, shorter, longer, or for a receive that
+   was posted before it. */
 static void waiting_receives(void) {
   enum { ROUNDS = 60, LONG = 30000 };
   static int in[LONG], out[LONG], early[2];
@@ -133,11 +133,11 @@ static void waiting_receives(void) {
       out[0] = round, out[1] = -round;
       CHECK(!MPI_Send(out, 2, MPI_INT, peer, 1, MPI_COMM_WORLD));
       CHECK(!MPI_Recv(in, 1, MPI_INT, peer, MPI_ANY_TAG, MPI_COMM_WORLD, &status) && in[0] == round && status.MPI_TAG == 1);
-      /* In another order than they are received in. */
+      /* The peer receives these in another order. */
       CHECK(!MPI_Send(out, 1, MPI_INT, peer, 1, other) && !MPI_Send(out, 2, MPI_INT, peer, 3, MPI_COMM_WORLD));
       CHECK(!MPI_Send(out, 1, MPI_INT, peer, 2, MPI_COMM_WORLD) && !MPI_Ssend(out, 2, MPI_INT, peer, 2, MPI_COMM_WORLD));
       CHECK(!MPI_Send(out, LONG, MPI_INT, peer, 4, MPI_COMM_WORLD) && !MPI_Send(out, 0, MPI_INT, peer, 5, MPI_COMM_WORLD));
-      /* Three of one tag, for receives of which two were posted before. */
+      /* Three messages of one tag, for three receives, two of which were posted before. */
       for (int i = 0; i < 3; i++) {
         out[0] = 100 * round + i;
         CHECK(!MPI_Send(out, 1, MPI_INT, peer, 6, MPI_COMM_WORLD));
@@ -169,7 +169,7 @@ static void waiting_receives(void) {
   CHECK(!MPI_Comm_free(&other));
 }
 
-/* Two threads wait for messages of the same rank, each for its own tag. */
+/* Run by two threads, which wait for messages of the same rank, each with its own tag. */
 static void *exchange(void *tag_) {
   int tag = *(int *)tag_, peer = rank ^ 1, got;
   for (int i = 0; i < 300; i++) {
@@ -190,7 +190,7 @@ static void threads(void) {
   CHECK(!pthread_join(other, NULL));
 }
 
-/* A rank in a collective still answers for the long message that it has begun to send. */
+/* A rank inside a collective still continues the long message that it has begun to send. */
 static void progress_inside_collectives(void) {
   static double data[100000];
   if (size < 2) return;
@@ -201,14 +201,14 @@ static void progress_inside_collectives(void) {
   }
   if (rank == 1) {
     CHECK(!MPI_Recv(data, 100000, MPI_DOUBLE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && data[99999] == 7);
-    /* More than a ring holds, and nobody receives before the barrier. */
+    /* More than a ring holds; rank 0 receives nothing of it before the barrier. */
     for (int i = 0; i < 50; i++) CHECK(!MPI_Send(data, 2000, MPI_DOUBLE, 0, 2, MPI_COMM_WORLD));
   }
   CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
   for (int i = 0; i < 50 && rank == 0; i++) CHECK(!MPI_Recv(data, 2000, MPI_DOUBLE, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
 }
 
-/* The receiver posts its receive once the sender has begun to flush: a flush that waited would wait for ever. */
+/* The receiver posts its receive only after the sender has started to flush: if that call waited, it would wait for ever. */
 static void flushes(void) {
   static double data[200000];
   const int bytes = sizeof data + MPI_BSEND_OVERHEAD;
@@ -238,7 +238,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   ring(), wildcards();
-  /* What comes next must not meet the wildcards. */
+  /* The receives with wildcards must not take the messages of the tests that follow. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
   requests(), datatypes(), waiting_receives(), threads(), progress_inside_collectives();
   flushes();

@@ -1,4 +1,4 @@
-/* What is wrong gives the standard's error classes, and never a crash. One or two ranks. */
+/* Wrong calls give the standard's error classes, and never a crash. One or two ranks. */
 #include "test.h"
 
 static int handled;
@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Type_contiguous(3, MPI_INT, &type));
   FAILS(MPI_ERR_TYPE, MPI_Send(&value, 1, type, 0, 0, MPI_COMM_SELF));
   CHECK(!MPI_Type_free(&type));
-  /* A message that is too long: the class, as much as there is room for, and the next one is well. */
+  /* A message that is too long: the receive fails with the right class and has stored what fits; the next message arrives well. */
   int longer[3] = {1, 2, 3}, shorter[3] = {0, 0, 0};
   CHECK(!MPI_Isend(longer, 3, MPI_INT, 0, 1, MPI_COMM_SELF, &request));
   FAILS(MPI_ERR_TRUNCATE, MPI_Recv(shorter, 2, MPI_INT, 0, 1, MPI_COMM_SELF, &status));
@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
       CHECK(!MPI_Recv(shorter, 1, MPI_INT, 0, 3, MPI_COMM_WORLD, &status) && shorter[0] == 1);
     }
   }
-  /* The program's own handler hears of it, and its own classes have texts. */
+  /* The program's own error handler is called, and its own error classes have texts. */
   MPI_Errhandler mine;
   CHECK(!MPI_Comm_create_errhandler(handler, &mine) && !MPI_Comm_set_errhandler(MPI_COMM_WORLD, mine) && !MPI_Errhandler_free(&mine));
   CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) != MPI_SUCCESS && handled == 1);

@@ -1,7 +1,7 @@
-/* What programs of MPI-1 call, and what bindings for Fortran ask of the library; of the MPICH ABI only. Any number of ranks. */
+/* What programs for MPI-1 call, and what bindings for Fortran need of the library. Only with the MPICH ABI. Any number of ranks. */
 #include "test.h"
 
-/* As the bindings for Fortran declare them. */
+/* Declared as in the bindings for Fortran. */
 int MPII_Comm_get_attr(MPI_Comm comm, int keyval, void *value, int *flag, int kind);
 int MPII_Comm_set_attr(MPI_Comm comm, int keyval, void *value, int kind);
 typedef int Copy_proxy(void *, int, int, void *, int, void *, void **, int *);
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Type_lb(type, &lower) && !MPI_Type_ub(type, &upper) && lower == sizeof(int) && upper == 3 * sizeof(int));
   CHECK(!MPI_Type_free(&both) && !MPI_Type_free(&every_other) && !MPI_Type_free(&type));
 
-  /* Attributes and handlers of errors. */
+  /* Attributes and error handlers. */
   int keyval, flag, *tag_max, number;
   MPI_Aint wide;
   void *value;
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Errhandler_set(MPI_COMM_WORLD, MPI_ERRORS_RETURN) && !MPI_Errhandler_get(MPI_COMM_WORLD, &handler));
   CHECK(handler == MPI_ERRORS_RETURN);
 
-  /* The same as Fortran's integers; there, the standard's keyvals are one more. */
+  /* The same values as integers of Fortran, for which the standard's keyvals are passed plus one. */
   CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB + 1, &wide, &flag, ADDRESS_WIDE) && flag && wide == *tag_max);
   CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB + 1, &number, &flag, INT) && flag && number == *tag_max);
   CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &flag, POINTER) && flag && *(int *)value == *tag_max);

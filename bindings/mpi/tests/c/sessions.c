@@ -1,4 +1,4 @@
-/* Sessions without MPI_Init, and beside it. Any number of ranks. */
+/* Sessions, without MPI_Init and beside it. Any number of ranks. */
 #include "test.h"
 
 static MPI_Comm from_set(MPI_Session session, const char *set, const char *tag) {
@@ -36,7 +36,7 @@ static void sets(MPI_Session session) {
   FAILS(MPI_ERR_ARG, MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 2, &length, name));
 }
 
-/* A buffer of the session's serves communicators that have none of their own. */
+/* The session's buffer serves its communicators that have no buffer of their own. */
 static void buffered(MPI_Session session, MPI_Comm own) {
   char *room = malloc(4096 + MPI_BSEND_OVERHEAD), *given = NULL;
   int length = 0, value = 7, got = 0;
@@ -46,7 +46,7 @@ static void buffered(MPI_Session session, MPI_Comm own) {
   CHECK(!MPI_Session_detach_buffer(session, &given, &length) && given == room && length == 4096 + MPI_BSEND_OVERHEAD);
   FAILS(MPI_ERR_BUFFER, MPI_Session_detach_buffer(session, &given, &length));
   free(room);
-  /* A buffer that the library provides comes back as what was attached. */
+  /* If the library provides the buffer, detaching returns MPI_BUFFER_AUTOMATIC, which was attached. */
   MPI_Request flushed;
   CHECK(!MPI_Comm_attach_buffer(own, MPI_BUFFER_AUTOMATIC, 0) && !MPI_Bsend(&value, 1, MPI_INT, 0, 6, own));
   CHECK(!MPI_Recv(&got, 1, MPI_INT, 0, 6, own, MPI_STATUS_IGNORE) && !MPI_Comm_iflush_buffer(own, &flushed));
@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_rank(all, &rank) && !MPI_Comm_size(all, &size));
   sum(all), sum(own);
   buffered(first, own);
-  /* The predefined communicators are not there yet, and a session that has been opened twice is two. */
+  /* The predefined communicators do not exist yet. Opening a session again gives another one. */
   CHECK(!MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &second) && second != first);
   MPI_Errhandler handler;
   CHECK(!MPI_Session_create_errhandler(note, &handler) && !MPI_Session_set_errhandler(second, handler));
@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Session_finalize(&first) && first == MPI_SESSION_NULL);
   sum(all);
   if (argc == 1) {
-    /* The world comes and goes while a session is open. */
+    /* MPI_Init and MPI_Finalize, while a session is open. */
     CHECK(!MPI_Init(&argc, &argv) && !MPI_Initialized(&flag) && flag);
     sum(MPI_COMM_WORLD);
     CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));

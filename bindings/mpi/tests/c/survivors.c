@@ -1,4 +1,4 @@
-/* The last rank dies, without a word. The others go on: two or more. Its end counts as success. */
+/* If there are two or more ranks, the last exits without finalizing, and the others go on. Its status is 0, which counts as success. */
 #include "test.h"
 #include <unistd.h>
 
@@ -26,14 +26,14 @@ int main(int argc, char **argv) {
   if (rank == 0) CHECK(!MPIX_Comm_revoke(MPI_COMM_WORLD));
   CHECK(!MPIX_Comm_shrink(MPI_COMM_WORLD, &alive) && !MPI_Comm_size(alive, &left) && !MPI_Comm_rank(alive, &place));
   CHECK(left == (size > 1 ? size - 1 : 1) && place == rank && !MPI_Comm_set_errhandler(alive, MPI_ERRORS_RETURN));
-  /* Who is lost; an agreement says so until it is acknowledged. */
+  /* Ask which rank is lost. An agreement reports the loss until it is acknowledged. */
   CHECK(!MPIX_Comm_get_failed(MPI_COMM_WORLD, &lost) && !MPI_Group_size(lost, &count) && count == size - left);
   flag = 3;
   code = MPIX_Comm_agree(MPI_COMM_WORLD, &flag);
   CHECK(flag == 3 && (size == 1 ? code == MPI_SUCCESS : is_loss(code)) && !MPIX_Comm_failure_ack(MPI_COMM_WORLD));
   CHECK(!MPIX_Comm_agree(MPI_COMM_WORLD, &flag) && !MPIX_Comm_failure_get_acked(MPI_COMM_WORLD, &lost));
   CHECK(!MPI_Group_size(lost, &count) && count == size - left);
-  /* All kinds of calls among those that are left: Kolo's collectives, schedules, messages, communicators made of this one. */
+  /* All kinds of calls work among the ranks left: Kolo's collectives, nonblocking ones, messages, and communicators made of this one. */
   CHECK(!MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, alive) && sum == left);
   MPI_Request request;
   CHECK(!MPI_Iallreduce(&place, &sum, 1, MPI_INT, MPI_SUM, alive, &request) && !MPI_Wait(&request, MPI_STATUS_IGNORE));

@@ -12,7 +12,7 @@
     }                                                                                     \
   } while (0)
 
-/* The class of an error; its text is printed, for people who look. */
+/* Checks that a call fails with an error of this class; prints the error's text if the class is another. */
 #define FAILS(class, call)                                                                \
   do {                                                                                    \
     int code_ = (call), class_ = -1, length_ = 0;                                         \

@@ -1,4 +1,4 @@
-/* The tools interface: settings, and what messages count. Any number of ranks. */
+/* The tools interface: settings, and counters of messages. Any number of ranks. */
 #include "test.h"
 
 static unsigned long long read_one(MPI_T_pvar_session session, const char *name, int class, MPI_T_pvar_handle *handle) {
@@ -49,14 +49,14 @@ static void counters(void) {
   read_one(session, "messages_received", MPI_T_PVAR_CLASS_COUNTER, &received);
   read_one(session, "unexpected_messages", MPI_T_PVAR_CLASS_COUNTER, &unexpected);
   CHECK(!MPI_T_pvar_reset(session, MPI_T_PVAR_ALL_HANDLES));
-  /* Nobody sends before all count. */
+  /* No rank sends before all have reset their counters. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
   if (peer < size) {
     double data[10] = {0};
     MPI_Request request;
     CHECK(!MPI_Isend(data, 10, MPI_DOUBLE, peer, 1, MPI_COMM_WORLD, &request));
     CHECK(!MPI_Send(data, 3, MPI_DOUBLE, peer == rank ? MPI_PROC_NULL : peer, 2, MPI_COMM_WORLD) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
-    /* The second has come when the first has, which nobody has asked for yet. */
+    /* When the second message has arrived, so has the first, for which no receive has been posted yet. */
     if (peer != rank) CHECK(!MPI_Recv(data, 3, MPI_DOUBLE, peer, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
     CHECK(read_one(session, "unexpected_queue", MPI_T_PVAR_CLASS_LEVEL, &queue) == 1);
     CHECK(!MPI_Recv(data, 10, MPI_DOUBLE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
@@ -85,13 +85,13 @@ int main(int argc, char **argv) {
   CHECK(MPI_T_cvar_get_num(&number) == MPI_T_ERR_NOT_INITIALIZED);
   CHECK(!MPI_T_init_thread(MPI_THREAD_SINGLE, &level) && level == MPI_THREAD_SINGLE);
   const char *transport = getenv("KOLO_TRANSPORT");
-  /* Before MPI_Init and after. */
+  /* Settings can be read before MPI_Init and after. */
   settings(transport ? transport : "auto");
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   settings(transport ? transport : "auto");
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
   counters();
-  /* The messages of who finalizes early would count, too. */
+  /* No rank finalizes before all have read their counters, because that sends messages too. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Finalize());
   CHECK(!MPI_T_cvar_get_num(&number) && !MPI_T_finalize() && MPI_T_finalize() == MPI_T_ERR_NOT_INITIALIZED);
   return 0;

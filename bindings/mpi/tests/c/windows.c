@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     CHECK(!MPI_Accumulate(&one, 1, MPI_INT, 0, 0, 1, MPI_INT, MPI_SUM, window));
   }
   CHECK(!MPI_Win_fence(16384, window) && (rank || memory[0] == 100 * size));
-  /* Tickets, while rank 0 may be anywhere. */
+  /* Every rank draws a ticket from rank 0's memory, whatever rank 0 is doing. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Win_lock_all(0, window));
   int one = 1, ticket = -1, seen[2] = {0, 0};
   CHECK(!MPI_Fetch_and_op(&one, &ticket, MPI_INT, 0, 0, MPI_SUM, window) && !MPI_Win_flush(0, window));

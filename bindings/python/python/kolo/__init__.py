@@ -1,7 +1,7 @@
 """Kolo: collective communication for CPU clusters.
 
-:func:`init` joins the other processes of the job and gives a :class:`Communicator`, whose operations work on NumPy arrays
-and everything else that lends its memory. ``import kolo.torch`` makes Kolo a backend of ``torch.distributed``.
+:func:`init` joins the other processes of the job and returns a :class:`Communicator`, whose operations work on NumPy arrays
+and on any other object that exposes its memory. ``import kolo.torch`` makes Kolo a backend of ``torch.distributed``.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ __all__ = [
     "wait_all",
 ]
 
-# A child made by fork must neither use nor free what its parent made.
+# A child made by fork must neither use nor free its parent's communicators.
 os.register_at_fork(after_in_child=_kolo.forked)

@@ -1,4 +1,4 @@
-"""How calls are made: from what users pass to the arguments of the compiled half."""
+"""Turns the arguments that users pass into those of the compiled module."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .memory import NOTHING, Memory
 from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, SUM
 from .work import Call, Work, operator, started
 
-#: Elements of the block of each rank.
+#: The number of elements in each rank's block.
 Counts = Sequence[int]
 
 
 class Calls:
-    """What :class:`kolo.Communicator` is built on."""
+    """Base class of :class:`kolo.Communicator`: checks arguments and makes the calls."""
 
     __slots__ = ()
 
@@ -104,7 +104,10 @@ class Calls:
         return self._uneven(ALL_TO_ALL, input, send_counts, out, recv_counts)
 
     def _uneven(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
-        """The arguments of a v-form, its output, and what is to be copied back. Counts of ``None`` are one block, as long as the buffer."""
+        """Returns the arguments of a call with unequal blocks, the owners of its memory, its output, and the arrays to copy back.
+
+        Counts of ``None`` mean one block as long as the buffer.
+        """
         from_ = NOTHING if input is None else self._find("the input", input, False)
         to = NOTHING if out is None else self._find("out", out, True)
         number = operator(op)
@@ -141,13 +144,14 @@ class Calls:
         return started(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout, backs)
 
     def _run_transfers(self, transfers: list[tuple[tuple, Memory]]) -> list[int | None]:
-        """Runs messages together; returns the sources of those that are received."""
+        """Runs messages together; returns the sources of the received ones."""
         sources = self._comm.transfer([transfer for transfer, _ in transfers], self.timeout)
         memory.copy_back(found.back for _, found in transfers if found.back)
         return sources
 
     def _split(self, color, key) -> _kolo.Comm | None:
-        """What is wrong on this rank raises on all: else they would wait for it, and later splits be out of step."""
+        """Splits, and raises a wrong argument of this rank on all ranks: otherwise they would wait for this rank, and later splits
+        would not match."""
         try:
             color = None if color is None else index(color)
             key = index(key)
@@ -161,7 +165,7 @@ class Calls:
         return self._comm.split(color, key)
 
     def _room(self, input, out, blocks: int):
-        """``out``, or a new array with room for so many blocks like ``input``."""
+        """Returns ``out``, or a new array with room for ``blocks`` blocks like ``input``."""
         if out is not None:
             return out
         try:
@@ -170,12 +174,12 @@ class Calls:
             raise Usage("without NumPy, out must be given") from None
         if getattr(input, "__cuda_array_interface__", None) is not None:
             raise Usage("the input is on a GPU, where Kolo makes no arrays; out must be given")
-        # NumPy takes bytes for a text.
+        # numpy.asarray would treat bytes as a string.
         input = numpy.frombuffer(input, numpy.uint8) if isinstance(input, bytes) else numpy.asarray(input)
         return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
 
     def _shard_room(self, input, out, own: int):
-        """``out``, or a new array with room for one of ``own`` vectors."""
+        """Returns ``out``, or a new array with room for one of the ``own`` vectors in ``input``."""
         if out is not None:
             return out
         room = self._room(input, None, 1)
@@ -210,7 +214,7 @@ class Calls:
 
 
 class Lent:
-    """Symmetric memory as NumPy takes it; the arrays over it keep it."""
+    """Symmetric memory in the form that NumPy accepts. The arrays made of it keep it alive."""
 
     __slots__ = ("__array_interface__", "_memory")
 

@@ -1,4 +1,4 @@
-"""Doors: a port of each process at which others reach it, whoever else may have died."""
+"""Doors: each process listens at a port of its own, so that others reach it even if any third process has died."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from . import _kolo
 from .errors import Configuration, System
 from .handles import FRAME_BYTES, NONCE_BYTES, Handle, answer_context, framed, unframed
 
-#: Seconds that a stranger has to say who it is, and how many strangers may be about it at once.
+#: Seconds that a new connection has to authenticate itself, and the most connections that may be doing so at once.
 _GREETING_SECONDS, _STRANGERS = 10.0, 256
 _PAUSE = 0.05
-#: What an address says of which there is no way from here.
+#: The system's errors for an address to which there is no route from here.
 _NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
 
 class Ended(Exception):
-    """Nobody is behind this handle any more."""
+    """The process of this handle has ended, or has closed its door."""
 
 
 class Unreached(Exception):
-    """Nobody answered; it may be there."""
+    """The process did not answer; it may be alive."""
 
 
 class Visitor:
-    """A member that has come to a door and waits there."""
+    """A member that has connected to a door and waits there."""
 
     def __init__(self, stream: socket.socket, said: dict, nonces: bytes) -> None:
         self.stream = stream
@@ -41,7 +41,7 @@ class Visitor:
         self._told = 0
 
     def tell(self, key: bytes, **what) -> None:
-        """Never blocks: a visitor that does not read is not there."""
+        """Sends a message. Never blocks: if the visitor does not read, the message is dropped."""
         body = json.dumps(what).encode()
         try:
             self.stream.send(framed(key, answer_context(self._nonces, self._told), body))
@@ -50,7 +50,7 @@ class Visitor:
         self._told += 1
 
     def dismiss(self, key: bytes, **what) -> None:
-        """Tells it the last thing."""
+        """Sends the last message and ends the stream."""
         self.tell(key, **what)
         try:
             self.stream.shutdown(socket.SHUT_WR)
@@ -59,7 +59,7 @@ class Visitor:
 
 
 class Door:
-    """This process's door, with a thread that opens it. ``number`` is the rank that the process began with."""
+    """This process's door, with the thread that serves it. ``number`` is the rank that the process began with."""
 
     def __init__(self, number: int) -> None:
         self._listener = _listen()
@@ -72,13 +72,13 @@ class Door:
             socket.gethostname().replace(":", "_").replace(",", "_"),
             tuple(_kolo.reachable_at()[:16]),
         )
-        #: Of :attr:`visitors` and :attr:`refused`; told when somebody comes or goes.
+        #: Guards :attr:`visitors` and :attr:`refused`; notified when a visitor comes or goes.
         self.changed = threading.Condition()
-        #: Those that wait, by the meeting that they came for.
+        #: The visitors that wait, by the number of the meeting that they came for.
         self.visitors: dict[int, list[Visitor]] = {}
-        #: Meetings that nobody can come to any more, and why.
+        #: Meetings that can no longer be joined, and why.
         self.refused: dict[int, str] = {}
-        #: Who goes on after which meeting's members, by their incarnations, as far as this process has agreed to.
+        #: For each meeting, the incarnations of the members that go on after it, as far as this process has agreed to.
         self.decided: dict[int, list[str]] = {}
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -88,24 +88,24 @@ class Door:
         self._thread.start()
 
     def refuse(self, meeting: int, why: str) -> None:
-        """Sends away those that wait for a meeting, and whoever still comes for it."""
+        """Sends away the visitors that wait for a meeting, and those that come for it later."""
         with self.changed:
             self.refused[meeting] = why
             for visitor in self.visitors.pop(meeting, ()):
                 visitor.dismiss(self.handle.key, error=why)
 
     def close(self) -> None:
-        """Those that wait lose their connection. May be called again."""
+        """Ends the thread; waiting visitors lose their connection. May be called again."""
         try:
             self._wake.close()
         except OSError:
-            pass  # closed already
+            pass  # already closed
         if self._thread is not threading.current_thread():
             self._thread.join(_GREETING_SECONDS)
         _doors.discard(self)
 
     def forget(self) -> None:
-        """In the child of a fork, which would otherwise keep the port of a process that has died."""
+        """Closes all sockets in the child of a fork, which would otherwise keep the port open after its parent has died."""
         for stream in (self._listener, self._wake, self._woken, *self._strangers):
             stream.close()
         for visitors in self.visitors.values():
@@ -136,7 +136,7 @@ class Door:
         try:
             stream, _ = listener.accept()
         except OSError:
-            time.sleep(_PAUSE)  # no descriptors are left, or the caller has gone
+            time.sleep(_PAUSE)  # no descriptors are left, or the client has gone
             return
         stream.setblocking(False)
         if len(self._strangers) >= _STRANGERS:
@@ -158,7 +158,7 @@ class Door:
         except OSError:
             data = b""
         stranger = self._strangers.get(stream)
-        # A member has nothing more to say: it goes, or is none.
+        # A visitor sends nothing after its greeting, so it has closed the stream or is not a member.
         if stranger is None or not data:
             self._drop(stream)
             return
@@ -221,11 +221,11 @@ class Visit:
         self._nonces = nonces
         self._told = 0
         self._heard = b""
-        #: What it said at once.
+        #: The door's first message.
         self.greeting: dict | None = None
 
     def hear(self, deadline: float) -> dict | None:
-        """What it says next; ``None`` once it has gone. Raises :class:`TimeoutError` past the deadline."""
+        """Returns the door's next message; ``None`` once it has gone. Raises :class:`TimeoutError` past the deadline."""
         while (body := self._next()) is None:
             self._stream.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
@@ -252,9 +252,9 @@ class Visit:
 
 
 def knock(handle: Handle, seconds: float, **said) -> Visit:
-    """Goes to a member's door; each address has at most ``seconds``.
+    """Connects to a member's door; tries each address for at most ``seconds``.
 
-    Raises :class:`Ended` if the member's process has, and :class:`Unreached` if that cannot be told.
+    Raises :class:`Ended` if the member's process has ended or closed its door, and :class:`Unreached` if that is unknown.
     """
     near = handle.host == socket.gethostname()
     addresses = sorted(handle.addresses, key=lambda address: near != address.startswith(("127.", "::1")))
@@ -273,7 +273,7 @@ def knock(handle: Handle, seconds: float, **said) -> Visit:
             visit = _introduced(stream, handle.key, seconds, said)
         except TimeoutError:
             stream.close()
-            # The kernel has taken the connection for a process that is stopped, or has much to do.
+            # The kernel has accepted the connection, but the process is stopped or busy.
             raise Unreached(f"{address} does not answer") from None
         except (OSError, ValueError):
             visit = None
@@ -300,7 +300,7 @@ def _introduced(stream: socket.socket, key: bytes, seconds: float, said: dict) -
     ours = secrets.token_bytes(NONCE_BYTES)
     stream.sendall(framed(key, b"knock" + theirs, json.dumps({**said, "nonce": ours.hex()}).encode()))
     visit = Visit(stream, key, theirs + ours)
-    # Whoever has the port now, if not the member, cannot answer.
+    # If another process has the port now, it cannot answer with the key.
     visit.greeting = visit.hear(deadline)
     return None if visit.greeting is None else visit
 

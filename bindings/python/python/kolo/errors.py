@@ -1,4 +1,4 @@
-"""What can go wrong.
+"""Exceptions of Kolo.
 
 After :class:`Usage`, :class:`Configuration` and :class:`Unsupported` a communicator is as it was; after any other error in
 an operation it cannot be used any more, on any rank.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """Every error of Kolo. The text names ranks, operation and remedy; the attributes say the same to programs.
+    """Base class of all errors of Kolo. The text names ranks, operation and remedy; the attributes hold the same for programs.
 
     Attributes:
         rank: The rank that raises, in the communicator concerned; ``None`` where there is no communicator yet.
         operation: The call, such as ``"all_reduce(1024 x f32, sum)"``; ``None`` or empty outside operations.
         sequence: Number of the operation in its communicator, from 1; ``None`` or 0 outside operations.
-        peer: The rank it is about: who called something else, who is lost, who is waited for; ``None`` if nobody.
-        code: The stable code at the end of the text, such as ``"K0401"``: ``kolo explain-error K0401`` says more.
+        peer: The rank that the error is about: it made another call, is lost, or is waited for; ``None`` if there is none.
+        code: The stable code at the end of the text, such as ``"K0401"``; ``kolo explain-error K0401`` explains it.
     """
 
-    #: Of errors that Python finds by itself.
+    #: The code of an error that the Python code itself raises.
     _CODE = "K0902"
 
     rank: int | None
@@ -46,7 +46,7 @@ class Error(RuntimeError):
         self.peer = peer
 
     def __reduce__(self):
-        # So that an error keeps its attributes on its way out of a worker process.
+        # Pickling keeps the attributes, for errors that leave a worker process.
         return _rebuild, (type(self), str(self), self.rank, self.operation, self.sequence, self.peer, self.code)
 
 
@@ -73,7 +73,7 @@ class Join(Error):
 
 
 class Mismatch(Error):
-    """The ranks called different things at the same point."""
+    """The ranks made different calls at the same point."""
 
     _CODE = "K0401"
 
@@ -109,13 +109,13 @@ class Fenced(Aborted):
 
 
 class Minority(Aborted):
-    """Too few ranks answer to go on: the others may be alive behind a network that is cut."""
+    """Too few ranks answer to go on. The others may be alive in another part of a network that has been cut."""
 
     _CODE = "K0709"
 
 
 class Unsupported(Error, NotImplementedError):
-    """A combination that is not supported, for a reason that waiting does not cure."""
+    """A combination that is not supported, for a reason that will not go away with time."""
 
     _CODE = "K0102"
 
@@ -127,10 +127,10 @@ class Transport(Error):
 
 
 class System(Error, OSError):
-    """The operating system refused."""
+    """The operating system refused something."""
 
     _CODE = "K0901"
 
     def __str__(self) -> str:
-        # OSError would build its text from numbers that are not there.
+        # OSError would build its text from an errno, which this error does not have.
         return str(self.args[0]) if self.args else ""

@@ -1,8 +1,8 @@
-"""Handles: how a program tells one process where another one's door is, and how the two know each other there.
+"""Handles: texts by which processes find and authenticate each other's doors.
 
-A :class:`Handle` is text that a program passes on by its own means. It says where a door is, whose it is, and the key that opens
-it; whoever has the handle can come in, and nobody else is answered. Both sides prove that they know the key, so a process that got
-the port of a dead one is told from it.
+A program passes a :class:`Handle` on by its own means. The handle says where a door is, whose it is, and the key that opens it. A
+door answers only processes that have the key. Both sides prove that they know it, so a process that has got the port of a dead
+member is not mistaken for that member.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .errors import Usage
 _MARK = "kolo1"
 _MAC_BYTES = 32
 NONCE_BYTES = 16
-#: Most bytes of a message between two members: a notice of rank 0, or who is missing.
+#: The longest message between two members, in bytes: a notice of rank 0, or the list of missing members.
 FRAME_BYTES = 1 << 16
 
 
 class Handle(NamedTuple):
-    """Where a member is found."""
+    """The address, identity and key of a member's door."""
 
     number: int
     incarnation: str
@@ -33,7 +33,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Handle:
-        """From what :meth:`__str__` gave, on another host perhaps."""
+        """Parses the text that :meth:`__str__` made, possibly on another host."""
         try:
             mark, number, incarnation, key, port, pid, host, addresses = text.split(":", 7)
             if mark != _MARK or len(incarnation) != 16 or len(key) != 32 or not 0 < int(port) < 1 << 16:
@@ -50,7 +50,7 @@ class Handle(NamedTuple):
         return f"{begin}:{self.port}:{self.pid}:{self.host}:{','.join(self.addresses)}"
 
     def who(self) -> str:
-        """For messages: without the key."""
+        """Names the process in error messages, without the key."""
         return f"process {self.pid} on {self.host}"
 
 
@@ -64,7 +64,10 @@ def framed(key: bytes, context: bytes, body: bytes) -> bytes:
 
 
 def unframed(key: bytes, context: bytes, heard: bytes) -> tuple[bytes, bytes] | None:
-    """The body of the first frame and what is behind it; ``None`` while it is not whole. Raises ``ValueError`` if it is not the member's."""
+    """Returns the body of the first frame and the bytes behind the frame; ``None`` while the frame is incomplete.
+
+    Raises ``ValueError`` if the frame does not come from a process with the key.
+    """
     if len(heard) < 4:
         return None
     length = int.from_bytes(heard[:4], "big")

@@ -1,4 +1,4 @@
-"""The ways to a first communicator."""
+"""Functions that make a process's first communicator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .launchers import draw_where_needed
 def get_unique_id(host: str | None = None) -> bytes:
     """Makes an id of 128 bytes by which ranks find each other; pass it to all of them by your own means.
 
-    Rank 0 must be on this host. ``host`` is the name or address by which the others reach it, if the one that packets to
-    far hosts leave from is not right. Does not block. Raises :class:`kolo.Configuration` or :class:`kolo.System`.
+    Rank 0 must be on this host. ``host`` is the name or address by which the others reach it; the default is the address of the
+    default route. Does not block. Raises :class:`kolo.Configuration` or :class:`kolo.System`.
     """
     return _kolo.unique_id(host)
 
@@ -27,19 +27,19 @@ def init(
     join_timeout: float | None = None,
     **settings: object,
 ) -> Communicator:
-    """Joins the other ranks. Blocks until all are there, at most ``join_timeout`` seconds (default 300).
+    """Joins the other ranks. Blocks until all have joined, at most ``join_timeout`` seconds (default 300).
 
     Args:
-        url: ``tcp://host:port``, ``file:///path``, ``multicast://group:port/job`` or ``env://``; by default what the
-            environment says, as torchrun, Open MPI, MPICH, Cray PALS, Slurm or ``kolo run`` set it.
-        rank, world_size: Who this is, where neither the URL nor the environment tells. With a URL that is not ``env://``,
-            ``world_size`` alone will do: the processes then draw their ranks.
-        unique_id: What :func:`get_unique_id` made, instead of a URL; needs ``rank`` and ``world_size``.
+        url: ``tcp://host:port``, ``file:///path``, ``multicast://group:port/job`` or ``env://``; by default the environment
+            decides, as torchrun, Open MPI, MPICH, Cray PALS, Slurm or ``kolo run`` set it.
+        rank, world_size: This process's rank and the number of ranks, where neither the URL nor the environment tells them. With a
+            URL other than ``env://``, ``world_size`` alone is enough: the processes then draw their ranks.
+        unique_id: An id of :func:`get_unique_id`, instead of a URL; needs ``rank`` and ``world_size``.
         timeout: Seconds after which an operation gives up (default 600).
         settings: Any other setting by the name of its variable without ``KOLO_`` and in lower case, such as
-            ``transport="tcp"`` or ``determinism="canonical"``. They come before the environment's. With ``join=invitation``
-            (see :meth:`Communicator.accept`), or ``join="file:///path"`` of a file with one, this process joins a group that is
-            at work, and this blocks until it is taken in; ``slot=n`` asks for one slot.
+            ``transport="tcp"`` or ``determinism="canonical"``. They override the environment. With ``join=invitation``
+            (see :meth:`Communicator.accept`), or ``join="file:///path"`` of a file with one, this process joins a running group,
+            and the call blocks until the group takes it in; ``slot=n`` asks for that slot only.
 
     Raises :class:`kolo.Configuration` if something is missing or wrong, :class:`kolo.Join` if not all ranks arrive.
     """

@@ -1,4 +1,4 @@
-"""Which launcher started this process, in the words of PyTorch."""
+"""Finds out which launcher started this process, and sets the variables that PyTorch expects."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import os
 
 from . import _kolo
 
-#: What launchers set for every rank, beside torchrun. Looked at before anything is loaded.
+#: Variables that launchers other than torchrun set on every rank. Checked first, so that nothing is loaded without need.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID", "PMI_RANK", "KOLO_RENDEZVOUS")
 
 
 def is_told_rank() -> bool:
-    """Whether the environment tells which rank this is."""
+    """Returns whether the environment tells which rank this is."""
     return any(os.environ.get(name) for name in ("KOLO_RANK", "RANK")) or _kolo.launched_as() is not None
 
 
 def draw_where_needed(url: str | None, rank: int | None, world_size: int | None, timeout: float | None) -> int | None:
-    """``rank``, or one that is drawn where neither the caller, nor the URL, nor the environment tells it."""
+    """Returns ``rank``; draws one if neither the caller, nor the URL, nor the environment tells it.
+
+    Returns ``None`` if the URL or the environment tells it.
+    """
     if url is None or rank is not None or world_size is None or "rank=" in url or url.startswith("env:"):
         return rank
     if is_told_rank():
         return None
-    # With all that it needs, loaded only where it is wanted.
+    # The module needs much of the standard library, so it is loaded only where it is used.
     from .ranks import draw
 
     return draw(url, world_size, 300.0 if timeout is None else timeout)
 
 
 def fill_in() -> None:
-    """Sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` as torchrun does, where another launcher told them.
+    """Sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` as torchrun does, if another launcher told them.
 
-    What is set already stays.
+    Variables that are already set stay as they are.
     """
     if os.environ.get("RANK"):
         return
@@ -44,10 +47,10 @@ def fill_in() -> None:
 
 
 def torch_is_loaded() -> None:
-    """What torch calls at the end of ``import torch``, by an entry point.
+    """Entry point that torch calls at the end of ``import torch``.
 
-    Torch looks for ``RANK`` before it loads a backend. Under a launcher that does not set it, a program that never imports
-    Kolo is therefore helped from here: the first ``env://`` loads :mod:`kolo.torch`, which takes it over.
+    Torch looks for ``RANK`` before it loads a backend. Under a launcher that does not set ``RANK``, a program that never imports
+    Kolo would therefore fail. So the first use of ``env://`` loads :mod:`kolo.torch`, which handles ``env://`` from then on.
     """
     if not any(os.environ.get(name) for name in _RANKS):
         return
@@ -61,7 +64,7 @@ def torch_is_loaded() -> None:
 
     def env(url: str, **options):
         if handlers.get("env") is not env:
-            # kolo.torch was imported meanwhile and has taken env:// over: it asks for torch's own.
+            # kolo.torch was imported meanwhile and handles env:// now; it calls this function as torch's own handler.
             return plain(url, **options)
         handlers["env"] = plain
         try:

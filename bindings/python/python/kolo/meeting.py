@@ -1,8 +1,8 @@
-"""Members make a communicator of themselves, again and again, without a store and without a leader.
+"""Meetings: listed members make a new communicator, any number of times, without a store and without a fixed leader.
 
-Those that hold the same list of handles meet at the door of its first member, which must live anyway to be one. So nobody else has
-to live, and a member that is not in the list any more may be dead or stopped. What makes the list the same everywhere is the
-program's business; after a loss, :meth:`kolo.Communicator.agree` says who is left.
+Members that hold the same list of handles meet at the door of the list's first member, which must be alive anyway. So no process
+outside the list is needed: a former member may be dead or stopped. The program must make the list the same everywhere; after a
+loss, :meth:`kolo.Communicator.agree` says which ranks are left.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .doors import Door, Ended, Unreached, Visit, knock
 from .errors import Aborted, Error, Join, Mismatch, PeerLost, Timeout, Transport, Usage
 from .handles import Handle
 
-#: Seconds between two looks whether those that have not come live, and that one of them has to answer.
+#: Seconds between two checks whether the missing members are alive, and for the answer of one of them.
 _LOOK, _ANSWER = 0.25, 1.0
 
-#: Seconds for members that have met to join, the first time; and for how much longer the others wait than the first of them.
+#: Seconds for the first attempt to join after all have met; and how many seconds longer the other members wait than the first.
 _FIRST_TRY, _GRACE = 1.0, 0.5
 
-#: What may be because somebody has died, or is slow.
+#: Errors that may occur because a member has died or is slow.
 _AGAIN = (Aborted, Join, PeerLost, Timeout, Transport)
 
 
 class Meeting:
-    """One attempt of the listed members to make a communicator. Its number is this one's alone, on all of them."""
+    """One attempt of the listed members to make a communicator. All of them use the same number, and for this attempt only."""
 
     def __init__(self, door: Door, number: int, handles: list[str], seconds: float) -> None:
         self._door = door
@@ -47,7 +47,7 @@ class Meeting:
         self.rank = handles.index(own)
 
     def join(self, settings: dict[str, str]) -> _kolo.Comm:
-        """Blocks until all members are there. Raises what became of it on all that have come."""
+        """Blocks until all members have joined. If the meeting fails, raises the reason on all members that have come."""
         with self._door.changed:
             if self._number in self._door.refused:
                 raise Usage(f"{self._name()}: this uuid was already used; each attempt takes a new one")
@@ -56,7 +56,7 @@ class Meeting:
             try:
                 comm = self._lead(settings)
             except BaseException as error:
-                # Who waits, and who comes later, learns what the others were told.
+                # Members that wait, and those that come later, get the same reason.
                 self._door.refuse(self._number, f"{used} for a meeting that failed: {error}")
                 raise
             self._door.refuse(self._number, used)
@@ -77,7 +77,11 @@ class Meeting:
             raise
 
     def _join_with_them(self, settings: dict[str, str]) -> _kolo.Comm:
-        """Again if that takes long, unless somebody has died: nobody would come to know of it while it joins."""
+        """Joins with the members that have come.
+
+        Each attempt has a time limit, and is repeated with a longer one unless a member has died: during an attempt nothing would
+        notice the death.
+        """
         seconds = _FIRST_TRY + len(self._members) / 64
         while True:
             until = min(time.monotonic() + seconds, self._deadline)
@@ -139,7 +143,7 @@ class Meeting:
             over.set()
 
     def _look(self, over: threading.Event, ended: dict[int, str]) -> None:
-        """Finds those among the missing whose processes have ended, so that nobody waits for them."""
+        """Finds the missing members whose processes have ended, so that the others do not wait for them."""
         while not over.wait(_LOOK):
             with self._door.changed:
                 here = {visitor.said.get("at") for visitor in self._door.visitors.get(self._number, ())}
@@ -225,8 +229,11 @@ class Meeting:
         return comm
 
     def _entered(self, comm: _kolo.Comm, until: float) -> None:
-        """All members have the communicator, or none keeps it. Somebody may die at the moment when some have it and others do not: these
-        would go on from the communicator before, which the first ones have left."""
+        """Makes sure that all members have the communicator; otherwise none keeps it.
+
+        A member may die when some have the communicator and others do not. The latter would go on with the previous communicator,
+        which the former have left.
+        """
         if comm.world_size == 1:
             return
         flags, ranks = comm.agree(1, max(until - time.monotonic(), 0.001))
@@ -265,11 +272,11 @@ class Meeting:
 
 
 def decide(door: Door, number: int, handles: list[str], left: list[int]) -> bool:
-    """Whether this process may go on with those that are ``left`` of a meeting's members. It may not if others of them have
-    gone on without it: they have left their communicator, which from here looks as if they had ended."""
+    """Returns whether this process may go on with the members ``left`` of a meeting. It may not if other members have gone on
+    without it: they have left their communicator, which from here looks as if they had ended."""
     members = [Handle.parse(handle) for handle in handles]
     out = [member for at, member in enumerate(members) if at not in left]
-    # More than half of them cannot have been passed over.
+    # The others cannot have gone on without more than half of the members.
     if 2 * len(left) <= len(members):
         with ThreadPoolExecutor(max_workers=16) as asking:
             answers = list(asking.map(lambda member: _decision(member, number), out))
@@ -290,7 +297,7 @@ def _decision(member: Handle, number: int) -> list[str] | None:
 
 
 class _Place:
-    """Where the runtime's rank 0 leaves its address for the others: they are there already, or have it."""
+    """The board on which the runtime's rank 0 publishes its address. The other members wait at its door, or have the address."""
 
     def __init__(self, name: str, publish=lambda _: None, notice: bytes | None = None) -> None:
         self._name = name

@@ -1,7 +1,8 @@
-"""From what users pass to address, length and type, without a copy where the memory is contiguous.
+"""Finds the address, length and type of the memory of a user's object; makes no copy if the memory is contiguous.
 
-For all kinds of memory; ``quick.rs`` finds that of the usual calls by itself. The address comes from ``__array_interface__``
-(NumPy), ``__cuda_array_interface__`` or ``__dlpack__`` (everybody else with arrays), or from the buffer protocol.
+This module handles all kinds of memory; ``quick.rs`` finds the memory of the usual calls by itself. The address comes from
+``__array_interface__`` (NumPy), from ``__cuda_array_interface__`` or ``__dlpack__`` (other array libraries), or from the buffer
+protocol.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzMV"
 _LINEAR = frozenset((SUM, AVG, PREMUL_SUM))
 _NO_OPS: frozenset = frozenset()
 
-#: Kind and bytes of an element to Kolo's type, how many of those an element is, and the operators that mean something
-#: (``None`` for all; the rest is moved as bytes).
+#: Maps the kind and bytes of an element to Kolo's type, the number of Kolo's elements in it, and the operators that are defined
+#: for it (``None`` for all). Elements of other kinds are moved as bytes.
 _TYPES: dict[str, tuple[int, int, frozenset | None]] = {
     "b1": (BOOL, 1, None),
     "i1": (I8, 1, None),
@@ -40,7 +41,7 @@ _TYPES: dict[str, tuple[int, int, frozenset | None]] = {
 #: Bytes of an element of each of Kolo's types.
 SIZES = (1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 2, 2)
 
-#: Names as NumPy and torch have them, of kinds that are not named after their bits.
+#: The names that NumPy and torch give to kinds that are not named after their bits.
 _NAMES = {"b1": "bool", "bf2": "bfloat16", "f16": "longdouble", "c32": "clongdouble"}
 _WORDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 
@@ -48,15 +49,15 @@ _FORMATS = {"?": "b", "e": "f", "f": "f", "d": "f", "g": "f", "c": "u", **dict.f
 
 #: DLPack's type codes.
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "b"}
-#: The processor, a GPU, pinned memory of either, and managed memory.
+#: DLPack's numbers for CPU, CUDA, CUDA's pinned host memory, and CUDA's managed memory.
 _DLPACK_DEVICES = (1, 2, 3, 13)
-#: Those whose memory streams write.
+#: The devices whose memory is written in the order of CUDA streams.
 _DLPACK_GPUS = (2, 13)
 _DLPACK_READ_ONLY, _DLPACK_COPIED = 1, 2
 #: CUDA's number for the default stream that waits for the others.
 _LEGACY_STREAM = 1
 
-#: Libraries whose arrays never change, but which lend them without a word about it.
+#: Libraries whose arrays are immutable, although they do not say so when they expose the memory.
 _IMMUTABLE = frozenset(("jax", "jaxlib", "pyarrow", "tensorflow"))
 
 
@@ -68,17 +69,17 @@ class Memory:
     def __init__(self, address: int, elements: int, kind: str, owner: object) -> None:
         number, units, ops = _TYPES.get(kind, (U8, 0, frozenset()))
         if not units:
-            # As many bytes as the number behind the letters says; dates have a unit behind that.
+            # The number behind the letters is the size in bytes; dates have a unit behind that.
             units = int(kind.lstrip(_LETTERS).partition("[")[0] or 1)
         self.address = address
-        #: Elements as the user counts them, and as Kolo does.
+        #: The user's number of elements; ``count`` is Kolo's.
         self.elements = elements
         self.count = elements * units
         self.type = number
         self.units = units
         self.ops = ops
         self.owner = owner
-        #: What is to be copied when it has been written, from the second to the first.
+        #: Two arrays, or ``None``: after Kolo has written the second, its contents are copied to the first.
         self.back: tuple | None = None
         self.name = _name(kind, units)
 
@@ -100,22 +101,20 @@ def _name(kind: str, units: int) -> str:
     return kind if word is None else f"{word}{size * units * 8}"
 
 
-#: Types that are reduced as they are, by the names that NumPy and torch have for them.
+#: Types that Kolo reduces natively, by the names that NumPy and torch give them.
 TYPE_NAMES = {_name(kind, units): number for kind, (number, units, ops) in _TYPES.items() if ops is None}
 
 NOTHING = Memory(0, 0, "u1", None)
 
 
 def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
-    """Where ``obj`` keeps its elements, or a copy of them if it is an array of NumPy that is not contiguous.
+    """Returns the memory of ``obj``'s elements, or of a copy of them if it is a NumPy array that is not contiguous.
 
-    Raises :class:`Usage` if Kolo cannot use them.
-
-    What a stream of a GPU has still to write there is waited for.
+    Raises :class:`Usage` if Kolo cannot use them. For GPU memory, waits until the stream that the object names has written it.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(obj, numpy.generic):
-        # NumPy describes a copy of its value, not the value.
+        # The interface of a NumPy scalar describes a copy of its value.
         if writable:
             raise Usage(
                 f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
@@ -127,7 +126,7 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
         if interface.get("strides") is not None and numpy is not None and isinstance(obj, numpy.ndarray):
             return _staged(what, obj, writable, numpy)
         return _from_interface(what, obj, interface, writable)
-    # The same with an address on a GPU.
+    # This interface has the same form, with an address in GPU memory.
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         if writable:
@@ -141,7 +140,7 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
 
 
 def _staged(what: str, obj, writable: bool, numpy) -> Memory:
-    """A copy in the order of its indices: ranks may keep one array in different orders."""
+    """Copies the array in the order of its indices, since ranks may store their arrays in different orders."""
     if writable and not obj.flags.writeable:
         raise Usage(f"{what} is read-only")
     whole = numpy.ascontiguousarray(obj)
@@ -151,7 +150,7 @@ def _staged(what: str, obj, writable: bool, numpy) -> Memory:
 
 
 def copy_back(backs) -> None:
-    """Copies what was written on behalf of arrays that are not contiguous."""
+    """Copies the results of a call to output arrays that are not contiguous."""
     for array, whole in backs:
         array[...] = whole
 
@@ -164,13 +163,13 @@ def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> 
     if order not in (_NATIVE, "|", "="):
         raise Usage(f"{what} has elements in the other byte order ('{typestr}'); convert it first")
     if kind[0] == "V":
-        # Types that NumPy does not know itself, such as those of ml_dtypes.
+        # The type is not NumPy's own, but for example one of ml_dtypes.
         name = getattr(getattr(obj, "dtype", None), "name", "")
         kind = "bf2" if name == "bfloat16" else kind
     elif kind[0] in "OSU":
         raise Usage(f"{what} holds '{typestr}', which is neither numbers nor bytes")
     data = interface.get("data")
-    # The interface may own what it describes.
+    # The interface may own the memory that it describes.
     owner: object = (obj, interface)
     if isinstance(data, tuple):
         address, read_only = data
@@ -215,7 +214,7 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
         elif flags & _DLPACK_COPIED:
             raise Usage(f"{what} lends a copy of itself, so that nothing can be written to it; pass an array in plain memory")
     if device in _DLPACK_GPUS:
-        # The producer has made this stream wait for its own.
+        # The producer has made the legacy stream wait for its own stream.
         comm.synchronize(address, _LEGACY_STREAM)
     elements = 1
     for extent, stride in zip(reversed(shape), reversed(strides)):
@@ -232,7 +231,7 @@ def _capsule(what: str, obj, on_gpu: bool):
         try:
             return obj.__dlpack__(max_version=(1, 0), **stream)
         except TypeError:
-            # A producer from before capsules had versions.
+            # The producer is older than versioned capsules.
             return obj.__dlpack__(**stream)
     except (BufferError, RuntimeError, TypeError, ValueError) as problem:
         raise Usage(f"{what} does not lend its memory: {problem}") from problem

@@ -1,4 +1,4 @@
-"""The numbers that stand for collectives, operators and types. ``_kolo`` has their names in this order."""
+"""The numbers of collectives, operators and types. ``_kolo`` lists their names in the same order."""
 
 from __future__ import annotations
 

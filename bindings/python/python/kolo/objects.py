@@ -1,4 +1,4 @@
-"""Operations on objects of Python, which travel pickled."""
+"""Operations on Python objects, which are sent pickled."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from operator import add
 
 from .errors import Usage
 
-#: Bytes of what every object's first message has room for: its length, and all of it if it is short.
+#: Bytes of the first message of every object. It holds the object's length, and a short object as a whole.
 _FIRST_BYTES = 1024
 _LENGTH_BYTES = 8
 
-#: Tags of objects: Kolo's own, so that no array is taken for a part of one. The first part of an object, and the rest.
+#: Tags of an object's first message and of the rest. They are reserved, so that no array is mistaken for a part of an object.
 FIRST_TAG, _REST_TAG = 1 << 31, 3 << 30
 MOST_TAGS = 1 << 30
 
 
 class Objects:
-    """Objects in place of arrays: whatever ``pickle`` takes. Of :class:`kolo.Communicator`.
+    """The methods of :class:`kolo.Communicator` that take any object that ``pickle`` can handle, in place of an array.
 
-    Unpickling runs what the sender says, so all ranks must be trusted. An object costs two messages or calls where an array of
+    Unpickling runs code of the sender's choice, so all ranks must be trusted. An object costs two messages or calls; an array of
     known length costs one.
     """
 
     __slots__ = ()
 
     def broadcast_object(self, obj: object = None, root: int = 0) -> object:
-        """Returns the object of rank ``root`` on every rank; the others' ``obj`` is not looked at."""
+        """Returns the object of rank ``root`` on every rank; the other ranks' ``obj`` is ignored."""
         text = _pickled(obj) if self.rank == root else b""
         first = _first(text)
         self.broadcast(first, root)
@@ -58,7 +58,7 @@ class Objects:
         return _objects(room, lengths) if is_root else None
 
     def scatter_object(self, objects: Sequence | None = None, root: int = 0) -> object:
-        """Returns object r of rank ``root`` on rank r; the others give none."""
+        """Returns object r of rank ``root`` on rank r; only rank ``root`` gives ``objects``."""
         texts, lengths = [], None
         if self.rank == root:
             texts = self._texts("objects", objects)
@@ -70,7 +70,7 @@ class Objects:
         return _object(room)
 
     def all_to_all_object(self, objects: Sequence) -> list:
-        """Sends object s to each rank s, and returns what each rank has sent here."""
+        """Sends object s to each rank s, and returns the objects received from all ranks, in their order."""
         texts = self._texts("objects", objects)
         sent, received = _numbers([len(text) for text in texts]), _numbers(self.world_size)
         self.all_to_all(sent, received)
@@ -92,7 +92,7 @@ class Objects:
             self.send(text, to, _REST_TAG | tag)
 
     def recv_object(self, source: int | None = None, tag: int = 0) -> object:
-        """Returns an object that rank ``source`` sent with this tag, or whichever sends first."""
+        """Returns an object that rank ``source`` sent with this tag; with ``None``, from whichever rank sends first."""
         return self.recv_object_from(source, tag)[0]
 
     def recv_object_from(self, source: int | None = None, tag: int = 0) -> tuple[object, int]:
@@ -115,7 +115,7 @@ class Objects:
         return [_pickled(obj) for obj in objects]
 
 
-# Modules of the standard library that are loaded where they are wanted: importing Kolo is to stay quick.
+# These functions import modules of the standard library where they use them, so that importing Kolo stays fast.
 
 
 def _pickled(obj: object) -> bytes:
@@ -151,7 +151,7 @@ def _length(first: bytearray) -> int:
 
 
 def _numbers(values):
-    """Lengths as an array; of zeros, if only their number is given."""
+    """Returns lengths as an array; if only their number is given, an array of zeros."""
     import array
 
     return array.array("q", bytes(8 * values) if isinstance(values, int) else values)

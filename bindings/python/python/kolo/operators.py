@@ -1,8 +1,8 @@
-"""Reductions with operators that are functions in Python.
+"""Reductions with operators that are Python functions.
 
-``op(a, b)`` takes two arrays of one shape and returns what they make, element by element: a ufunc of NumPy such as
-``numpy.hypot``, or a function. It must be associative and need not commute: values are combined in the order of the ranks, from
-rank 0 on. Every element is combined on one rank, so all ranks get the same bits.
+``op(a, b)`` combines two arrays of one shape element by element and returns the result: a ufunc of NumPy such as ``numpy.hypot``,
+or a function. It must be associative and need not commute: values are combined in the order of the ranks, from rank 0 on. Every
+element is combined on one rank only, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from .errors import Usage
 
-#: As type checkers know it; the module of that name takes longer to load than Kolo.
+#: Type checkers treat this name as true. Importing it from ``typing`` would take longer than importing Kolo.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-#: Below this many bytes a vector, everybody gets all and combines it; above, everybody combines a part of it.
+#: Up to this many bytes per vector, every rank gets all vectors and combines them; above, every rank combines a part of them.
 _SHORT_BYTES = 16 << 10
 
 Operator = Callable[[object, object], object]
@@ -75,14 +75,14 @@ def _reduced(comm: Communicator, values, op: Operator):
 
 
 def _own_part(comm: Communicator, values, op: Operator) -> tuple:
-    """This rank's part of the result, and the elements of everybody's."""
+    """Returns this rank's part of the result, and the numbers of elements of all ranks' parts."""
     each, more = divmod(values.size, comm.world_size)
     counts = [each + (rank < more) for rank in range(comm.world_size)]
     return _fold(comm, op, _exchanged(comm, values, counts)), counts
 
 
 def _exchanged(comm: Communicator, values, counts: list[int]):
-    """Everybody's values of this rank's part, a row each."""
+    """Exchanges parts; returns all ranks' values of this rank's part, one row per rank."""
     import numpy
 
     own = counts[comm.rank]
@@ -93,7 +93,7 @@ def _exchanged(comm: Communicator, values, counts: list[int]):
 
 
 def _fold(comm: Communicator, op: Operator, rows):
-    """Combines rows in their order. What the operator raises ends the communicator: the others wait for this part."""
+    """Combines rows in their order. If the operator raises, this aborts the communicator, since other ranks wait for this part."""
     try:
         whole = rows[0]
         for row in rows[1:]:
@@ -108,7 +108,7 @@ def _fold(comm: Communicator, op: Operator, rows):
 
 
 def _vector(buffer, out) -> tuple:
-    """The input as one contiguous row, and the array that takes the result."""
+    """Returns the input as one contiguous row, and the array for the result."""
     values = _array("the buffer", buffer)
     out = values if out is None else _array("out", out)
     if out.size != values.size or out.dtype != values.dtype:
@@ -129,7 +129,7 @@ def _array(what: str, obj):
 
 
 def _rows(parts, values):
-    """Bytes of vectors like ``values``, a row each."""
+    """Turns bytes into vectors like ``values``, one row per vector."""
     return parts.reshape(-1).view(values.dtype).reshape(-1 if values.size else 1, values.size)
 
 

@@ -1,4 +1,4 @@
-"""Looking what message waits, without receiving it."""
+"""Probes: they tell which message waits, without receiving it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ _NAMES = {number: name for name, number in TYPE_NAMES.items()}
 
 
 class Waiting(NamedTuple):
-    """A message that has come and that no receive has asked for."""
+    """A message that has arrived and that no receive has asked for."""
 
-    #: Rank that has sent it.
+    #: The rank that sent it.
     source: int
     tag: int
     #: Number of elements of type ``dtype``.
     count: int
-    #: Name of the type, as NumPy and torch have it. Complex numbers travel as twice as many floats, what Kolo has no type for as ``uint8``.
+    #: NumPy's and torch's name of the type. Complex numbers are sent as twice as many floats, elements of types unknown to Kolo as
+    #: ``uint8``.
     dtype: str
 
 
 class Probing:
-    """Probes. Of :class:`kolo.Communicator`."""
+    """The probes of :class:`kolo.Communicator`."""
 
     __slots__ = ()
 
     def probe(self, source: int | None = None, tag: int | None = None, *, wait: bool = True) -> Waiting | None:
-        """What array waits from rank ``source``, or any, with ``tag``, or any below 2^31: the source, tag, length and type.
+        """Returns the source, tag, length and type of an array that waits to be received.
 
-        It stays, for the next :meth:`recv` that names its source and tag; another thread's may come first. What a receive has asked
-        for already is not seen. Without ``wait`` it returns at once, ``None`` if there is none; a message may take some such
-        calls to be seen. Otherwise it waits at most :attr:`timeout` seconds, as a receive would.
+        Looks for messages from rank ``source`` (``None``: any) with ``tag`` (``None``: any below 2^31). The message stays for the
+        next :meth:`recv` that names its source and tag, which may be one of another thread. Messages that receives have already asked
+        for are not seen. With ``wait=False`` it returns at once, ``None`` if there is no such message; it may take several such calls
+        until a message that was sent is seen. Otherwise it waits at most :attr:`timeout` seconds, as a receive would.
         """
         if tag is None:
             tags = (0, FIRST_TAG - 1)
@@ -50,7 +52,7 @@ class Probing:
         return Waiting(sender, seen, size // SIZES[number], _NAMES[number])
 
     def probe_object(self, source: int | None = None, tag: int | None = None, *, wait: bool = True) -> tuple[int, int] | None:
-        """As :meth:`probe`, for the next object: the rank that has sent it, and its tag, for :meth:`recv_object`."""
+        """As :meth:`probe`, for the next object: returns the rank that sent it, and its tag, for :meth:`recv_object`."""
         if tag is not None and not 0 <= tag < MOST_TAGS:
             raise Usage(f"tag is {tag}, but tags of objects must be 0 or more, and below 2^30")
         first, last = (0, MOST_TAGS - 1) if tag is None else (tag, tag)

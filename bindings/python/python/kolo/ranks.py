@@ -1,8 +1,8 @@
-"""Ranks for processes that nobody numbered.
+"""Draws ranks for processes that no launcher has numbered.
 
-Processes that know how many they are, and where they meet, draw their ranks: behind a lock beside the file they meet at, from
-whichever of them opened the port first, or by announcing themselves to a multicast group. Which process gets which rank is
-left to chance; afterwards they join like any others.
+The processes know their number and a meeting place, and draw their ranks there. At a file, they take numbers under a lock; at a
+port, the process that opens it first numbers the others; in a multicast group, all announce themselves. The assignment is
+arbitrary; afterwards they join like any other processes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from urllib.parse import parse_qs, urlsplit
 from . import _kolo
 from .errors import Join, Usage
 
-#: Most seconds for one question and its answer.
+#: The longest time for one request and its answer, in seconds.
 _ANSWER_SECONDS = 5.0
-#: Between two looks or announcements.
+#: Seconds between two attempts or announcements.
 _PAUSE = 0.05
-#: How long a process goes on announcing itself after it has its rank, for those that have lost a datagram.
+#: Seconds that a process goes on announcing itself after it has its rank, for others that have lost a datagram.
 _LINGER_SECONDS = 2.0
 
 
 def draw(url: str, world_size: int, timeout: float) -> int:
     """Draws a rank below ``world_size`` at ``url``: ``file://``, ``tcp://`` or ``multicast://``.
 
-    Every process of the job calls it with the same two. Blocks until the rank is known, at most ``timeout`` seconds: with a
-    file that is at once, else when all have come. Raises :class:`kolo.Join` if not all come, or too many.
+    Every process of the job calls it with the same URL and world size. Blocks until the rank is known, at most ``timeout``
+    seconds: with a file that is at once, otherwise when all processes have come. Raises :class:`kolo.Join` if too few come, or too
+    many.
     """
     if world_size < 1:
         raise Usage(f"the world size is {world_size}; a job has at least one rank")
@@ -46,7 +47,7 @@ def _late(url: str, problem: str, remedy: str) -> Join:
     return Join(f"drawing a rank at {url}: {problem}. {remedy}")
 
 
-# A file beside the one that the ranks meet at: who has which number. Whoever takes the last one removes it.
+# A file beside the one at which the ranks meet lists the ranks that are taken. The process that takes the last rank removes it.
 
 
 def _draw_from_file(parts, world_size: int, deadline: float) -> int:
@@ -55,7 +56,7 @@ def _draw_from_file(parts, world_size: int, deadline: float) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever had the lock before may have removed this very file.
+            # The previous holder of the lock may have removed this file.
             if _is_still(path, file):
                 return _take(path, file, world_size, deadline)
         finally:
@@ -91,13 +92,13 @@ def _take(path: str, file: int, world_size: int, deadline: float) -> int:
 
 
 def _may_live(owner: dict) -> bool:
-    """Whether a process may still wait for others: of an earlier job that failed, it does not."""
+    """Returns whether a process may still wait for others. A process of an earlier job that failed does not."""
     if time.time() > owner["until"]:
         return False
     return owner["host"] != socket.gethostname() or os.path.exists(f"/proc/{owner['pid']}")
 
 
-# The port that the ranks meet at: who opens it first is rank 0, numbers the others, and closes it for what comes next.
+# The process that opens the port first is rank 0. It numbers the others, and closes the port, at which the ranks then join.
 
 
 def _draw_from_port(parts, world_size: int, deadline: float) -> int:
@@ -116,7 +117,7 @@ def _draw_from_port(parts, world_size: int, deadline: float) -> int:
                 return 0
             with socket.create_connection(address[:2], min(_ANSWER_SECONDS, deadline - time.monotonic())) as asking:
                 asking.sendall(f"kolo rank of {world_size}\n".encode())
-                # The answer comes when all have come.
+                # Rank 0 answers when all processes have come.
                 asking.settimeout(max(deadline - time.monotonic(), 0.01))
                 answer = asking.makefile("rb").readline(64).decode(errors="replace").split()
             if len(answer) == 3 and answer[:2] == ["kolo", "rank"]:
@@ -132,7 +133,7 @@ def _draw_from_port(parts, world_size: int, deadline: float) -> int:
 
 
 def _listen(family, kind, protocol, address) -> socket.socket | None:
-    """A listener, unless the address is another host's or the port is taken."""
+    """Returns a listener; ``None`` if the address is another host's or the port is taken."""
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,19 +168,19 @@ def _number_others(listener: socket.socket, parts, world_size: int, deadline: fl
         except OSError:
             pass
         asking.close()
-    # Only now: whoever has its rank connects to what comes next at this port, and must not meet this listener.
+    # Close before answering: a process that has its rank connects to this port to join, and must not reach this listener.
     listener.close()
     for rank, asking in enumerate(waiting, 1):
         with asking:
             try:
                 asking.sendall(f"kolo rank {rank}\n".encode())
-                # Who closes first keeps the port busy for a while, which should not be this end.
+                # The side that closes first keeps the port in TIME_WAIT, so let the other side do it.
                 asking.recv(1)
             except OSError:
-                continue  # it is missed when the ranks join
+                continue  # the join will report that it is missing
 
 
-# A multicast group: everybody announces a random number, and all put the numbers in order.
+# In a multicast group, every process announces a random number. The order of the numbers gives the ranks.
 
 
 def _draw_by_multicast(parts, world_size: int, deadline: float) -> int:
@@ -191,7 +192,7 @@ def _draw_by_multicast(parts, world_size: int, deadline: float) -> int:
     hearing = _hear(group, port, interfaces)
     speaking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     speaking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-    #: Whether each of the processes is known to know all.
+    #: For each known process, whether it has announced that it knows all of them.
     known = {me: False}
 
     def announce(over: bool) -> None:
@@ -240,7 +241,7 @@ def _listen_once(hearing: socket.socket, parts, job: str, world_size: int, known
         if not isinstance(said, dict) or said.get("job") != job or not isinstance(said.get("id"), str):
             continue
         if said["id"] not in known:
-            # Announcements of a job of this name that has just begun are not for this one.
+            # A process that lingers belongs to an earlier job of this name.
             if said.get("over"):
                 continue
             if said.get("of") != world_size or len(known) >= world_size:

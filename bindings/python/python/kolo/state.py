@@ -1,4 +1,4 @@
-"""State for newcomers: what a job has computed so far goes from the ranks that have it to those that lack it."""
+"""State for newcomers: ranks that have a job's latest results send them to ranks that lack them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from .communicator import Communicator
 from .errors import Join, Usage
 from .survivors import Survivors
 
-#: As DLPack numbers them: memory of the host, plain and pinned.
+#: DLPack's numbers for host memory, plain and pinned.
 _HOST_DEVICES = (1, 3)
 
 
 class State:
-    """Which step a rank's memory is of, and with whom it has shared it. A newcomer begins with none, others with step 0. ::
+    """A record of the step (version) that a rank's memory belongs to, and of the communicator on which it was last shared.
+
+    A newcomer begins without a version, other ranks with step 0. ::
 
         comm = kolo.init()
         state, group = kolo.State(comm), kolo.Survivors(comm, up_to=8)
@@ -39,7 +41,7 @@ class State:
 
     @property
     def version(self) -> int | None:
-        """The step that this rank's memory is of; ``None`` if it has nothing."""
+        """The step that the contents of this rank's memory belong to; ``None`` if it has none."""
         return self._state.version()
 
     @version.setter
@@ -49,48 +51,50 @@ class State:
         self._state.set_version(version)
 
     def advance(self) -> None:
-        """The memory is of the next step from now on."""
+        """Declares that the memory now belongs to the next step."""
         version = self.version
         self.version = 0 if version is None else version + 1
 
     def share(self, comm: Communicator, parts: Mapping[str, object]) -> int:
         """Gives the latest version to all ranks that lack it; returns how many bytes this rank has received.
 
-        ``parts`` are arrays (or whatever lends its memory) that are written in place: the same names and lengths in the same order on
-        all ranks. All ranks call it, at the beginning of a step. Costs a comparison if it has succeeded on this communicator before.
-        Chunks of 1 MiB come from several ranks at a time, nearest first, and are checked against hashes; a chunk that is wrong is
-        fetched from another rank. Raises :class:`kolo.Usage` on all ranks if the parts differ or no rank has the state.
+        ``parts`` are arrays (or other objects that expose their memory) that are written in place, with the same names and lengths in
+        the same order on all ranks. All ranks call it, at the beginning of a step. If it has succeeded on this communicator before, it
+        costs one comparison. Chunks of 1 MiB come from several ranks at a time, nearest first, and are checked against hashes; a wrong
+        chunk is fetched from another rank. Raises :class:`kolo.Usage` on all ranks if the parts differ or no rank has the state.
         """
         received, _, _ = self._state.share(comm._comm, [of[:3] for of in _found(parts, comm._comm)])
         return received
 
     def offer(self, group: Survivors, parts: Mapping[str, object]) -> bool:
-        """Takes a copy of this rank's state if newcomers ask for one (:meth:`fetched`), and serves it to them while the program goes on.
+        """Copies this rank's state if newcomers ask for it (:meth:`fetched`), and serves the copy while the program goes on.
 
-        All members call it between two steps, with the memory of this version; returns whether a copy was taken. Costs next to nothing
-        while nobody asks; else the time to copy the memory, and as much memory again until the newcomers have it. Never waits.
+        All members call it between two steps, with the memory of this version; returns whether it made a copy. Costs next to nothing
+        while nobody asks. Otherwise it costs the time to copy the memory, and as much memory again until the newcomers have it. Never
+        waits for other ranks.
         """
         comm = group.comm._comm
-        # The first call opens the desk at which newcomers ask.
+        # The first call opens the desk, the service from which newcomers fetch.
         asked = group._is_asked
         return self._state.offer(comm, asked, [of[:3] for of in _found(parts, comm)] if asked else [])
 
     @property
     def is_offering(self) -> bool:
-        """Whether a copy is kept that newcomers fetch."""
+        """Whether this rank keeps a copy for newcomers to fetch."""
         return self._state.is_offering()
 
     @classmethod
     def fetched(cls, invitation: str, parts: Mapping[str, object], *, timeout: float = 60.0) -> State:
-        """For a newcomer, before it joins by the same invitation: the state of the members, which go on meanwhile. ::
+        """Fetches the members' state while they go on; a newcomer calls it before it joins by the same invitation. ::
 
             state = kolo.State.fetched(invitation, {"weights": weights})
             group = kolo.Survivors(kolo.init(join=invitation), up_to=8)
 
-        ``invitation`` is text, or ``file:///path``. Members that call :meth:`offer` take a copy at the end of a step, and ``parts`` are
-        filled from several of them at a time, each chunk checked by a hash of another. The first :meth:`share` then brings no more than the chunks
-        that have changed since. Blocks for ``timeout`` seconds at most. Raises :class:`kolo.Join` if no member has offered its state
-        by then; the newcomer may join all the same, with a ``State`` of its communicator. Raises :class:`kolo.Usage` if the parts differ.
+        ``invitation`` is text, or ``file:///path``. Members that call :meth:`offer` copy their state at the end of a step. ``parts`` are
+        filled from several members at a time; each chunk is checked against another member's hash. The first :meth:`share` then
+        brings only the chunks that have changed since. Blocks for ``timeout`` seconds at most. Raises :class:`kolo.Join` if no member
+        has offered its state by then; the newcomer may still join, with a ``State`` of its communicator. Raises :class:`kolo.Usage`
+        if the parts differ.
         """
         for name, obj in parts.items():
             device = getattr(obj, "__dlpack_device__", None)
@@ -105,7 +109,7 @@ class State:
 
 
 def _found(parts: Mapping[str, object], comm: _kolo.Comm | None) -> list[tuple[str, int, int, memory.Memory]]:
-    """Names, addresses and lengths, with what keeps them."""
+    """Returns the parts' names, addresses and lengths, with the objects that keep their memory alive."""
     found = []
     for name, obj in parts.items():
         if not isinstance(name, str):
@@ -123,7 +127,7 @@ def _found(parts: Mapping[str, object], comm: _kolo.Comm | None) -> list[tuple[s
 
 
 def _text(invitation: str, end: float) -> str:
-    """The invitation, which a file may not have yet."""
+    """Returns the invitation; waits for its file if there is none yet."""
     if not invitation.startswith("file://"):
         return invitation
     path = Path(invitation.removeprefix("file://"))

@@ -1,4 +1,4 @@
-"""Steps that outlive losses: those that are left repeat what failed."""
+"""Steps that survive the loss of ranks: the ranks that are left repeat a step that failed."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ T = TypeVar("T")
 #: This rank's step succeeded.
 _DONE = 1
 
-#: This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
+#: This rank's step succeeded, or failed because the communicator failed: it may be repeated.
 _MAY_REPEAT = 2
 
-#: Nobody waits at this rank's door.
+#: No newcomer waits at this rank's door.
 _NOBODY_WAITS = 4
 
-#: This rank has come to the end of the step, which not all have whose time was over.
+#: This rank has reached the end of the step; ranks that ran out of time may not have.
 _IS_HERE = 8
 
-#: Nobody waits at this rank's door for a copy of its state.
+#: No newcomer waits at this rank's door for a copy of its state.
 _NOBODY_ASKS = 16
 
 
 class Change(NamedTuple):
     """How the members of a group have changed."""
 
-    #: How many times the group has changed, this time too.
+    #: How many times the group has changed, this change included.
     epoch: int
-    #: Who has left: ranks in the communicator before. Empty on a newcomer, which does not know.
+    #: The ranks that have left, as numbered in the previous communicator. Empty on a newcomer, which does not know them.
     left: list[int]
-    #: Who has come: ranks now.
+    #: The ranks that have come, as numbered now.
     came: list[int]
-    #: This rank now.
+    #: This rank's number now.
     rank: int
-    #: How many there are now.
+    #: The number of ranks now.
     world_size: int
 
 
 _FAILED = "the step failed on another rank, whose own error says why"
 
-#: Errors after which the communicator is beyond use.
+#: Errors after which the communicator cannot be used any more.
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
 
 
 class Survivors:
-    """A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
+    """A group of ranks that goes on when some of them die. It replaces its communicator by one of the live ranks after a loss.
 
-    What is called by :meth:`run` succeeds on all ranks that live, or on none. If a rank was lost, those that live repeat it among
-    themselves until it succeeds. So the results are of the members that :attr:`comm` then has, and all members have the same. All
-    ranks make one, and call the same methods in the same order. After a step they agree, which costs one round over TCP. ::
+    A step that :meth:`run` calls succeeds on all live ranks or on none. If a rank is lost, the live ranks repeat the step among
+    themselves until it succeeds. So all members have the same results, which are those of the members that :attr:`comm` then has.
+    All ranks make one, and call the same methods in the same order. After a step they agree, which costs one round over TCP. ::
 
         group = kolo.Survivors(kolo.init())
         for step in range(1000):
@@ -63,10 +63,10 @@ class Survivors:
                 return comm.all_reduce_shards(own, 64, "avg")
             weights -= 0.1 * group.run(gradient)
 
-    ``at_least`` is how many ranks go on; fewer give up with :class:`kolo.Minority`. ``up_to`` is how many there may be:
-    :meth:`admit` takes newcomers in until then. Both are the same on all ranks; if they are not given, ``kolo run --elastic
-    MIN:MAX`` says them, and else they are 1 and none. ``on_change(change)`` is called when the members have
-    changed, before the step begins (again); on a newcomer before its first step.
+    ``at_least`` is the smallest number of ranks that go on; fewer fail with :class:`kolo.Minority`. ``up_to`` is the number up to
+    which :meth:`admit` takes newcomers in. Both are the same on all ranks. The defaults are MIN and MAX of ``kolo run --elastic
+    MIN:MAX``, without it 1 and 0 (no newcomers). ``on_change(change)`` is called when the members have changed, before the step
+    begins (again); on a newcomer before its first step.
     """
 
     __slots__ = ("_at_least", "_comm", "_is_asked", "_is_due", "_is_spent", "_news", "_on_change", "_up_to")
@@ -91,27 +91,29 @@ class Survivors:
         self._on_change = on_change
         # Newcomers wait, as all have agreed after the last step.
         self._is_due = False
-        # They wait for a copy of the state, the same.
+        # Newcomers wait for a copy of the state, as all have agreed after the last step.
         self._is_asked = False
-        # A step was given up at its time limit: the members make another communicator before the next.
+        # A step ended at its time limit, so the members make another communicator before the next step.
         self._is_spent = False
         self._news = _change(0, comm) if comm.ranks_before[comm.rank] is None else None
 
     @property
     def comm(self) -> Communicator:
-        """The members of the last step. Calls on it are on their own: they may fail on some ranks and succeed on others."""
+        """The communicator of the members of the last step. Calls on it are no steps: they may fail on some ranks and succeed on
+        others."""
         return self._comm
 
     def run(self, step: Callable[[Communicator], T], *, timeout: float | None = None) -> T:
-        """Runs ``step(comm)`` on the members until all of them have succeeded; the others have died. Returns what it returns.
+        """Runs ``step(comm)`` until it has succeeded on all members that are alive; returns its value.
 
-        After a loss it runs again, on a new communicator, so it must not change what it starts from: calls in it have an ``out``, or
-        work on copies. Exceptions that are no loss, such as :class:`kolo.Usage` or the program's own, are not repeated: the
-        rank raises its own, and the others raise :class:`kolo.Revoked`. The members can go on with further steps.
+        After a loss the step runs again, on a new communicator, so it must not change its own inputs: calls in it have an ``out``, or
+        work on copies. An exception that is not a loss, such as :class:`kolo.Usage` or the program's own, is not repeated: the rank
+        where it happened raises it, and the others raise :class:`kolo.Revoked`. The members can go on with further steps.
 
-        With a ``timeout`` (seconds, the same on all ranks) the step is over by then on all of them: whatever it calls fails, and who has
-        not come to its end is waited for no longer. All raise :class:`kolo.Timeout` or :class:`kolo.Aborted`, also a rank that comes
-        later, and go on with the next step, which makes a new communicator and waits for the late until its own time is over.
+        With a ``timeout`` (seconds, the same on all ranks) the step ends on all ranks after that time: its calls fail, and the others
+        no longer wait for a rank that has not finished it. All ranks, a late one too, raise :class:`kolo.Timeout` or
+        :class:`kolo.Aborted`. They can go on with the next step, which makes a new communicator and waits for late ranks until its
+        own time-out.
         """
         end = None if timeout is None else time.monotonic() + timeout
         if self._is_spent:
@@ -134,7 +136,7 @@ class Survivors:
             else:
                 vote = _DONE | _MAY_REPEAT
             if problem is not None:
-                # Others may wait for ranks that have come here.
+                # Members that are still in the step may wait for this rank.
                 self._comm.revoke()
             _, any_fits, is_asked = self._comm._comm.waiting()
             if self._comm.world_size >= self._up_to or not any_fits:
@@ -150,7 +152,7 @@ class Survivors:
             self._is_spent = end is not None
             repeats = flags & _MAY_REPEAT and flags & _IS_HERE and len(there) < before
             if self._is_spent and not repeats:
-                # Who is late comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                # A late rank comes to the next step too, so nothing waits for it here. All ranks decide from the same flags.
                 if problem is None and not flags & _IS_HERE:
                     problem = self._gave_up(
                         Aborted, "the step was given up: a rank that lives had not come to its end in time"
@@ -162,11 +164,11 @@ class Survivors:
             self._check_number(before)
 
     def admit(self) -> None:
-        """The point between two steps at which newcomers come in, if some wait and there are fewer ranks than ``up_to``.
+        """Takes in waiting newcomers between two steps, if there are fewer ranks than ``up_to``.
 
-        They take the slots of ranks that have been lost first. Costs nothing if nobody waits. All members call it at the same point of the
-        program; a newcomer begins there, so its own first call does nothing. A failure leaves the members as they are: those
-        that wait come in later.
+        Newcomers first take the slots of ranks that have been lost. Costs nothing if nobody waits. All members call it at the same point
+        of the program; a newcomer begins there, so its own first call does nothing. A failure leaves the members as they are; the
+        newcomers can be taken in later.
         """
         if self._is_spent or not self._is_due:
             return
@@ -190,11 +192,11 @@ class Survivors:
             self._on_change(news)
 
     def all_reduce(self, buffer, op: str = "sum", *, out=None, timeout: float | None = None):
-        """:meth:`Communicator.all_reduce` as a step, into ``out`` or a new array: the same on all members."""
+        """Runs :meth:`Communicator.all_reduce` as a step, into ``out`` or a new array; all members get the same result."""
         return self.run(lambda comm: comm.all_reduce(buffer, op, out=comm._room(buffer, out, 1)), timeout=timeout)
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the group."""
         self._comm.close()
 
     def __enter__(self) -> Survivors:
@@ -215,12 +217,12 @@ class Survivors:
 
 
 def _left(end: float | None) -> float | None:
-    """Seconds until then."""
+    """Returns the seconds that are left until ``end``."""
     return None if end is None else max(0.0, end - time.monotonic())
 
 
 def _change(before: int, now: Communicator) -> Change:
-    """From a communicator of so many ranks."""
+    """Returns the change from a communicator of ``before`` ranks to ``now``."""
     ranks_before = now.ranks_before
     came = [rank for rank, of in enumerate(ranks_before) if of is None]
     left = [rank for rank in range(before) if rank not in ranks_before]

@@ -30,7 +30,8 @@ _ALONE = "call configure first, as torchft's Manager does"
 
 
 class _Work(KoloWork):
-    """As torchft wants it: an error of the communicator is kept by the group and fails the future; ``wait`` says False."""
+    """A work as torchft expects it: after an error of the communicator, ``wait`` returns False, the future fails, and the group
+    keeps the error."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         try:
@@ -51,10 +52,10 @@ class _Engine(Engine):
 
 
 class ProcessGroupKolo(KoloGroup, ProcessGroup):
-    """A process group that :meth:`configure` makes anew whenever replicas come or go.
+    """A process group for torchft. :meth:`configure` rebuilds it whenever replicas come or go.
 
     ``timeout`` is the limit of each operation, and of :meth:`configure`. When a replica is lost, works end with ``wait() == False``
-    and failing futures, later calls raise, and :meth:`errored` has the reason: torchft's Manager then takes no step.
+    and failing futures, later calls raise, and :meth:`errored` returns the reason, so that torchft's Manager skips the step.
     """
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
@@ -72,9 +73,9 @@ class ProcessGroupKolo(KoloGroup, ProcessGroup):
         group_world_size: int | None = None,
         global_ranks: list[int] | None = None,
     ) -> None:
-        """Ends what was, and makes a communicator of the ranks that meet at ``host:port/prefix``, a prefix of their own.
+        """Ends the old communicator, and makes one of the ranks that meet at ``host:port/prefix``; each attempt has its own prefix.
 
-        Blocks until all are there, at most for the time-out; raises if they are not, and can be called again then.
+        Blocks until all have joined, at most for the time-out. If it raises, it can be called again.
         """
         old = self._engine
         old.abort(f"the process group of replica {replica_id} was configured anew")
@@ -93,11 +94,11 @@ class ProcessGroupKolo(KoloGroup, ProcessGroup):
         self._use(_Engine(comm, old.seconds, f"torchft {quorum_id or 0}", ranks))
 
     def errored(self) -> Exception | None:
-        """The first error since :meth:`configure` after which the ranks have to be configured anew; ``None`` if there is none."""
+        """Returns the first error since :meth:`configure` that requires another :meth:`configure`; ``None`` if there is none."""
         return self._engine.failure
 
     def abort(self) -> None:
-        """Ends the communicator on all of its ranks, and whatever waits in it; :meth:`configure` makes the next."""
+        """Aborts the communicator and all its operations on all ranks; :meth:`configure` makes the next one."""
         super().abort()
         if self._engine.failure is None:
             self._engine.failure = Aborted("abort was called on the process group")
@@ -108,7 +109,7 @@ class ProcessGroupKolo(KoloGroup, ProcessGroup):
     def size(self) -> int:
         return self._engine.comm.world_size
 
-    # Torch's C++ asks by these names, before there is a communicator too.
+    # Torch's C++ calls the methods by these names, also before there is a communicator.
 
     def getRank(self) -> int:  # noqa: N802
         return 0 if self._engine.comm.closed else self._engine.comm.rank

@@ -1,4 +1,4 @@
-"""Calls on their way into the runtime, and works on their way back."""
+"""The arguments of collective calls, and the handles of started ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .numbers import OPS
 
 
 def operator(name: str) -> int:
-    """The number of an operator."""
+    """Returns the number of an operator."""
     if callable(name):
         raise Usage("operators of your own are for blocking all_reduce, reduce, reduce_scatter, scan and exscan")
     number = OPS.get(name)
@@ -23,7 +23,7 @@ def operator(name: str) -> int:
 
 
 class Call:
-    """The arguments of a collective, and what keeps its memory."""
+    """The arguments of a collective, and the objects that keep its memory alive."""
 
     __slots__ = ("arguments", "backs", "owner")
 
@@ -43,7 +43,7 @@ Work = _kolo.Work
 
 
 class Staged(Work):
-    """One with outputs that are not contiguous; the first wait copies to them."""
+    """A started operation whose outputs are not contiguous; the first ``wait`` copies the results to them."""
 
     __slots__ = ("_backs", "_lock")
 
@@ -61,14 +61,15 @@ class Staged(Work):
 
 
 def started(work, out, seconds: float, backs: tuple) -> Work:
-    """The handle of a started operation."""
+    """Returns the handle of a started operation."""
     return Staged(work, out, seconds, backs) if backs else Work(work, out, seconds)
 
 
 def wait_all(works: Iterable[Work], timeout: float | None = None) -> list:
-    """Waits for all works, at most ``timeout`` seconds (default: each its communicator's), and returns their outputs in order.
+    """Waits for all works and returns their outputs in order.
 
-    Raises as the first :meth:`Work.wait` that fails; the works behind it go on, unless their communicator ends with it.
+    Waits at most ``timeout`` seconds; by default, each work has its communicator's time-out. Raises the error of the first
+    :meth:`Work.wait` that fails. The works after it go on, unless their communicator ends with it.
     """
     if timeout is None:
         return [work.wait() for work in works]

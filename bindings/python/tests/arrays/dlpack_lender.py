@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Tensor(ctypes.Structure):
-    """``DLTensor``, which is all of an unversioned capsule that a reader looks at."""
+    """``DLTensor``, the only part of an unversioned capsule that a reader looks at."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -34,7 +34,7 @@ class Versioned(ctypes.Structure):
 
 
 class Lender:
-    """Lends a vector of float64 by DLPack, as libraries of several ages do."""
+    """Lends a vector of float64 by DLPack, in the way of older and of newer libraries."""
 
     def __init__(self, values, *, flags=None, major=1, problem=None, device=1, address=None):
         self.values = np.asarray(values, np.float64)

@@ -1,4 +1,4 @@
-"""Whatever lends its memory is used in place; what cannot be is refused with a reason."""
+"""Objects that lend their memory are used in place; those that cannot be are refused with a reason."""
 
 import array
 
@@ -21,7 +21,7 @@ def test_buffers_of_all_kinds():
         text = bytearray(b"abc") if comm.rank == 0 else bytearray(3)
         comm.broadcast(text)
         assert text == b"abc"
-        # Read-only memory may be read.
+        # Read-only memory can be an input.
         gathered = bytearray(6)
         comm.all_gather(b"xyz", gathered)
         assert gathered == b"xyzxyz"
@@ -80,7 +80,7 @@ def test_what_cannot_be_used_is_refused():
         refused("one per rank is needed: 2", lambda: comm.all_gather_v(np.ones(3), np.ones(3), [3]))
         refused("rank 7 is out of range", lambda: comm.send(np.ones(3), 7))
         refused("overlap", lambda: overlapping(comm))
-        # Nothing of that was sent: the communicator is as it was.
+        # None of the refused calls sent anything: the communicator still works.
         x = np.ones(3)
         comm.all_reduce(x)
         assert np.all(x == 2)
@@ -103,7 +103,7 @@ def test_closed_communicators():
 
 
 def other(name):
-    """The same text as another object, so that the call takes the general way."""
+    """The same text as a different object, so that the call takes the general way."""
     return "".join(list(name))
 
 
@@ -127,7 +127,7 @@ def test_buffers_that_partly_overlap_are_refused():
             with pytest.raises(kolo.Usage, match="overlap"):
                 call()
         assert not x.any()
-        # Exactly in place is not partly, and nothing of that was sent.
+        # Input and output may be the same memory, just not overlap in part; and the refused calls sent nothing.
         x[:] = comm.rank
         comm.all_reduce(x, out=x[:])
         own = x[4 * comm.rank : 4 * comm.rank + 4]

@@ -1,4 +1,4 @@
-"""Every operation on every type against what NumPy computes."""
+"""Every operation on every type gives what NumPy computes."""
 
 import numpy as np
 import pytest
@@ -180,7 +180,7 @@ def test_started_operations_overlap_and_keep_their_buffers(ranks, transport):
         comm.exscan_start(out).wait()
         comm.gather_start(out).wait()
         comm.scatter_start(np.ones(2 * n) if comm.rank == 0 else None, out).wait()
-        # A work that nobody waits for goes on and frees what it owns.
+        # A work that nobody waits for still completes, and frees what it owns.
         comm.all_reduce_start(np.ones(1_000_000))
         comm.barrier_start().wait()
 
@@ -216,7 +216,7 @@ def test_tags_any_source_and_started_messages(transport):
                 assert np.all(x == source)
                 sources.add(source)
             assert sources == set(range(1, n))
-            # By tag, in another order than they were sent.
+            # Received by tag, in another order than sent.
             late, early = np.empty(1), np.empty(1)
             comm.recv(late, 1, tag=2)
             comm.recv(early, 1, tag=1)
@@ -292,10 +292,10 @@ def test_a_wrong_split_of_one_rank_raises_on_all(color, key, match):
         given = (color, key) if comm.rank == 1 else (0, 0)
         with pytest.raises(kolo.Usage, match=f"rank 1 cannot take part: .*{match}"):
             comm.split(*given)
-        # Later splits are in step.
+        # Later splits still match on all ranks.
         part = comm.split(comm.rank % 2)
         assert part.world_size == (2 if comm.rank != 1 else 1)
         comm.barrier()
 
-    # Far below the 60 s for which the others would wait.
+    # The limit is far below the 60 s that the other ranks would wait.
     run(3, body, limit=20)

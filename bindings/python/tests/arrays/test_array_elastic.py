@@ -1,4 +1,4 @@
-"""Reductions over shards, and steps that outlive losses."""
+"""Reductions over shards, and steps that continue after losses."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ SHARDS = 24
 
 
 def shard(number, length, dtype):
-    """Numbers whose sum depends on the order."""
+    """Numbers whose sum depends on the order of addition."""
     return (np.sin(np.arange(1, length + 1) * (number + 1)) / (1 + number)).astype(dtype)
 
 

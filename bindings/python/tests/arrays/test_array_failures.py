@@ -1,4 +1,4 @@
-"""Errors come on every rank, with class and attributes."""
+"""Errors are raised on every rank, with the right class and attributes."""
 
 import os
 import pickle
@@ -32,7 +32,7 @@ def test_time_outs_name_the_late_rank(started):
         comm.barrier()
         if comm.rank == 2:
             with pytest.raises(kolo.Error):
-                comm.recv(np.empty(1), 0)  # something else than the others wait for
+                comm.recv(np.empty(1), 0)  # not what the others wait for
             return
         comm.timeout = 1.0
         with pytest.raises(kolo.Error) as caught:
@@ -67,7 +67,7 @@ def test_those_that_live_go_on(victim):
         comm.barrier()
         if me == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        # One that has seen the loss may revoke before another has.
+        # A rank that has seen the loss may revoke the communicator before another rank has seen it.
         with pytest.raises((kolo.PeerLost, kolo.Revoked)):
             for _ in range(1000):
                 comm.all_reduce(np.ones(1000))
@@ -135,7 +135,7 @@ def test_errors_survive_pickling():
 
 def test_errors_have_codes(tmp_path):
     with kolo.init(f"file://{tmp_path}/meet", rank=0, world_size=1) as comm:
-        # Found by Python, and by the runtime.
+        # One error is found in Python, the other by the runtime.
         for call, code in [(lambda: comm.all_reduce("text"), "K0101"), (lambda: comm.broadcast(np.zeros(1), 7), "K0101")]:
             with pytest.raises(kolo.Error, match=rf" \[{code}\]$") as raised:
                 call()

@@ -1,6 +1,6 @@
-"""Arrays on a GPU, which here is a stand-in's: whoever reads or writes them with the processor dies.
+"""Arrays on a GPU, for which a stand-in of the driver serves: a process that reads or writes them with the processor dies.
 
-The stand-in is that of the Rust tests; ``cargo test -p kolo-gdr`` builds it.
+The Rust tests use the same stand-in; ``cargo test -p kolo-gdr`` builds it.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not 
 
 
 class DeviceArray:
-    """As CuPy's, with just what tests need."""
+    """An array like CuPy's, with just what tests need."""
 
     def __init__(self, values):
         values = np.ascontiguousarray(values)
@@ -54,7 +54,7 @@ def test_arrays_on_a_gpu(transport):
         x = DeviceArray(np.full(70_001, comm.rank + 1, np.float32))
         comm.all_reduce(x)
         assert (x.get() == 6).all()
-        # One rank on the host.
+        # One rank passes an array on the host.
         mine = np.full(1000, comm.rank, np.int64)
         out = DeviceArray(np.zeros((ranks, 1000), np.int64))
         comm.all_gather(mine if comm.rank == 1 else DeviceArray(mine), out)
@@ -73,7 +73,7 @@ def test_arrays_on_a_gpu(transport):
 
 
 class Streaming(DeviceArray):
-    """An array whose values are still on their way, on a stream, when it is handed over."""
+    """An array that is passed while the copy of its values is still pending on a stream."""
 
     def __init__(self, values, stream=None):
         super().__init__(np.zeros_like(values))
@@ -103,7 +103,7 @@ class Streaming(DeviceArray):
 
 
 class Interface(Streaming):
-    """As CuPy's: the interface names the stream."""
+    """Like CuPy's arrays: the interface names the stream."""
 
     def __init__(self, values, stream=None):
         super().__init__(values, stream)
@@ -112,7 +112,7 @@ class Interface(Streaming):
 
 
 class Capsule(Streaming):
-    """As torch's: the stream that is asked for waits for the array's own."""
+    """Like torch's tensors: the stream that the reader names waits for the array's own."""
 
     def __init__(self, values, flags=None):
         super().__init__(values, 1)
@@ -149,7 +149,7 @@ def test_calls_come_after_what_streams_write(make, transport):
         out = np.empty(5000)
         comm.send_recv(z, 1 - comm.rank, out, 1 - comm.rank)
         assert (out == 3).all()
-        # What is written on a stream before does not come after the result.
+        # Writes queued on the stream earlier do not overwrite the result.
         late = make(ones * 9)
         comm.broadcast(late if comm.rank else ones * 4, 0)
         assert comm.rank == 0 or (late.get() == 4).all()

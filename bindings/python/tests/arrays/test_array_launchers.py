@@ -1,4 +1,4 @@
-"""A program for arrays under the launchers that Kolo knows by itself."""
+"""A program for arrays runs under the launchers that Kolo detects by itself."""
 
 import pytest
 from harness import programs, python

@@ -1,4 +1,4 @@
-"""Newcomers join a group that is at work, and get its state."""
+"""Newcomers join a running group, and get its state."""
 
 import os
 import time
@@ -15,13 +15,13 @@ import kolo
 
 
 def invite(comm, folder):
-    """All at once: newcomers may be reading it."""
+    """Writes the invitation, and then renames it into place, since newcomers may be reading it."""
     Path(folder, "beside").write_text(comm.accept())
     os.rename(Path(folder, "beside"), Path(folder, "invitation"))
 
 
 def joined(rank, ranks, folder):
-    """A member that has invited, or a newcomer that was taken in."""
+    """The communicator of a member that has invited newcomers, or of a newcomer that has joined."""
     if rank >= ranks:
         return kolo.init(join=f"file://{folder}/invitation", timeout=60)
     comm = kolo.init(f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=60)
@@ -157,5 +157,5 @@ def test_torchrun_replaces_one_worker(victim, tmp_path):
     environment = {"KOLO_INVITE": str(tmp_path / "invitation"), "KOLO_ELASTIC": "1:3"}
     ended = harness.programs(agents, [environment] * 3)
     for rank, end in enumerate(ended):
-        # Nobody else was started again, and the newcomer has the state.
+        # No other rank was restarted, and the newcomer has the state.
         assert f"of 3, slots [0, 1, 2], newcomer {rank == victim}" in end.text, end

@@ -1,4 +1,4 @@
-"""What stands for collectives, operators and types is the same in Python and in Rust."""
+"""The numbers of collectives, operators and types are the same in Python and in Rust."""
 
 import pytest
 

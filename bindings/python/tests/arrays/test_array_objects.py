@@ -1,4 +1,4 @@
-"""Objects of Python, operators of one's own, and arrays that are not contiguous."""
+"""Python objects, user-defined operators, and arrays that are not contiguous."""
 
 import threading
 
@@ -8,7 +8,7 @@ from array_ranks import run
 
 import kolo
 
-#: Short and long ones: the latter take a second message.
+#: Short and long objects; a long one takes a second message.
 OBJECTS = [None, {"epoch": 3, "loss": [0.5, 0.25]}, "x" * 5000, b"", np.arange(700), (1, frozenset("ab"))]
 
 
@@ -41,7 +41,7 @@ def test_objects_of_messages():
             seen = [comm.recv_object_from(tag=7) for _ in range(4)]
             assert sorted(sender for _, sender in seen) == [1, 1, 2, 2]
             for sender in (1, 2):
-                # In the order in which they were sent, long or short.
+                # They arrive in the order sent, whether long or short.
                 assert [obj for obj, of in seen if of == sender] == ["a" * 5000 * sender, sender]
             assert comm.recv_object(2, tag=1) == "other tag"
         else:
@@ -76,14 +76,14 @@ def test_wrong_objects():
             comm.send_object(1, 1 - comm.rank, tag=1 << 30)
         with pytest.raises((TypeError, AttributeError), match="pickle"):
             comm.all_gather_object(threading.Lock())
-        # Nothing was sent.
+        # The failed call sent nothing.
         assert comm.all_gather_object(comm.rank) == [0, 1]
 
     run(2, body)
 
 
 def affine(a, b):
-    """Composes x -> k x + d, first a, then b: associative, and not commutative."""
+    """Composes functions x -> k x + d, first a, then b: associative, but not commutative."""
     made = np.empty_like(a)
     made["k"], made["d"] = a["k"] * b["k"], b["k"] * a["d"] + b["d"]
     return made
@@ -136,7 +136,7 @@ def test_operators_that_fail():
         def breaks(a, b):
             raise ArithmeticError("no such number")
 
-        # Long enough for each rank to combine a part: the other waits for that of rank 0.
+        # Long enough for each rank to combine a part; so the other rank waits for the part of rank 0.
         with pytest.raises(ArithmeticError if comm.rank == 0 else kolo.Aborted, match="no such number"):
             comm.all_reduce(np.ones(100_000), breaks if comm.rank == 0 else np.hypot)
 
@@ -154,7 +154,7 @@ def test_operator_of_another_shape():
 def test_arrays_in_any_order():
     def body(comm):
         me, ranks = comm.rank, comm.world_size
-        # One rank's rows are another's columns, and the indices mean the same.
+        # Ranks may differ in memory order, by rows or by columns; the same index means the same element.
         x = np.arange(12.0).reshape(3, 4) + me
         x = np.asfortranarray(x) if me else x
         assert comm.all_reduce(x) is x
@@ -169,7 +169,7 @@ def test_arrays_in_any_order():
         out = np.zeros((5, ranks), dtype=np.int64).T
         assert comm.all_gather(backwards, out) is out
         assert np.array_equal(out, np.stack([backwards] * ranks))
-        # The copy is made when the work is waited for.
+        # The result is copied into the array when the work is waited for.
         work = comm.all_reduce_start(board[:, 0])
         assert isinstance(work, kolo.Work)
         assert np.shares_memory(work.wait(), board) and board[0, 0] == 0
@@ -223,7 +223,7 @@ def test_dup():
     def body(comm):
         with comm.dup() as other:
             assert (other.rank, other.world_size) == (comm.rank, comm.world_size)
-            # Their calls do not meet, in whatever order the ranks make them.
+            # Calls on the two never match each other, in whatever order the ranks make them.
             mine, others = np.ones(4), np.full(4, 2.0)
             if comm.rank == 0:
                 a, b = comm.all_reduce_start(mine), other.all_reduce_start(others)
@@ -243,7 +243,7 @@ def test_alloc():
         x += comm.rank + 1
         comm.all_reduce(x)
         assert np.all(x == 6)
-        # A slice keeps the memory, and serves as well.
+        # A slice keeps the memory alive, and can be used as well.
         part = x[10:20]
         del x
         comm.all_reduce(part)

@@ -1,4 +1,4 @@
-"""Probes: from any source, with any tag, waiting and not."""
+"""Probes: from any source, with any tag, with and without waiting."""
 
 import time
 
@@ -30,7 +30,7 @@ def test_messages_of_unknown_length_and_type():
             assert first == (rank, rank, 10 * rank, "int16", list(range(10 * rank)))
             assert second == (rank, 20 + rank, 3 * rank, "float64", [0.5 + rank] * 3 * rank)
             assert third == (rank, 20 + rank, 2 * rank, "float64", [0.0, 1.0] * rank)
-        # Objects are not arrays, and were left alone.
+        # Probes for arrays do not see objects, and have not taken any.
         assert comm.probe(wait=False) is None
         for _ in range(2):
             source, tag = comm.probe_object()

@@ -1,4 +1,4 @@
-"""Joining, forking, importing, and works that nobody keeps."""
+"""Joining, forking, importing, and works that are dropped."""
 
 import gc
 import os
@@ -86,7 +86,7 @@ def test_a_waiting_thread_lets_others_run(tmp_path):
             flag.touch()
             waiting.join()
         else:
-            # Comes only once rank 0's main thread has run beside the one that waits.
+            # Enters the barrier only after rank 0's main thread has run while its other thread waits.
             while not flag.exists():
                 os.sched_yield()
             comm.barrier()
@@ -107,7 +107,7 @@ def test_dropped_works_are_harmless():
 def test_importing_is_quick_and_starts_nothing():
     program = (
         "import sys, time\n"
-        # Of the processor, which others may have meanwhile.
+        # Measures processor time, because other processes may use the processor meanwhile.
         "before = time.process_time(); import kolo; took = time.process_time() - before\n"
         "import os\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"

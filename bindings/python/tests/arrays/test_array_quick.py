@@ -1,4 +1,4 @@
-"""The usual calls run without a Python frame, and as the general ones do."""
+"""The usual calls run without a Python frame, and do the same as the general ones."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ OPERATORS = ["sum", "prod", "min", "max", "bit_or", "logical_and"]
 
 
 def frames(call):
-    """The functions in Python that run during a call, without lambdas."""
+    """The Python functions that run during a call, except lambdas."""
     entered = []
     sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code.co_name))
     try:
@@ -27,7 +27,7 @@ def frames(call):
 
 
 def usual(comm):
-    """Usual calls of all operations."""
+    """The usual calls, of all operations."""
     n, peer = comm.world_size, comm.world_size - 1 - comm.rank
     x, y, all, out = np.ones(3), np.empty(3), np.ones(3 * n), np.empty(3 * n)
     root = comm.rank == 0
@@ -69,7 +69,7 @@ def usual(comm):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_no_frame_in_python(ranks):
     def body(comm):
-        # NumPy's function for new arrays is found by the first call that needs it.
+        # The first call that needs NumPy's function for new arrays looks it up.
         comm.all_gather(np.ones(3))
         for name, call in usual(comm).items():
             wrapped = lambda: call()  # noqa: E731
@@ -88,7 +88,7 @@ def test_no_frame_in_python(ranks):
 
 
 def other(name):
-    """The same text as another object, which the general methods alone know."""
+    """The same text as a different object, which only the general methods recognise."""
     return "".join(list(name))
 
 
@@ -176,7 +176,7 @@ def test_wrong_calls_raise_as_ever_and_keep_nothing():
             comm.close()
             comm.all_reduce(text)
         assert [sys.getrefcount(thing) for thing in (x, y, text, comm)] == before
-        # Nothing holds the buffer any more.
+        # The buffer is no longer held, so it can be resized.
         text.append(1)
 
     run(1, body)
@@ -233,7 +233,7 @@ def test_tensors_are_lent_without_a_frame():
         for _ in range(100):
             comm.all_reduce(x)
         assert sys.getrefcount(x) == before
-        # What is unusual goes the general way.
+        # Unusual arguments take the general way.
         with pytest.raises(kolo.Usage, match="gradient"):
             comm.all_reduce(torch.ones(2, requires_grad=True))
         with pytest.raises(kolo.Usage, match="not contiguous"):

@@ -1,4 +1,4 @@
-"""Ranks that the processes draw, and what becomes of jobs that failed over it."""
+"""Processes that draw their ranks, and jobs that fail while they do so."""
 
 import json
 import os
@@ -54,14 +54,14 @@ def test_those_who_do_not_come_are_counted(url):
     with pytest.raises(kolo.Join, match="1 of 2 processes"):
         draw(url, 2, 0.5)
     assert time.monotonic() - began < 10
-    # Nothing of it is left, in particular not the port.
+    # Nothing is left over, in particular the port is free.
     assert draw(url, 1, 10) == 0
 
 
 def test_port_sizes_that_differ():
     def body(rank, ranks, folder, port):
         sizes = (2, 3)
-        # Whoever opens the port is right, and waits in vain; the other is told.
+        # The process that opens the port decides the size, and waits in vain; the other gets an error.
         with pytest.raises(kolo.Join, match="did not come|ranks, this process"):
             draw(f"tcp://127.0.0.1:{port}", sizes[rank], 3)
 

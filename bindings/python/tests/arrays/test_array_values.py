@@ -1,6 +1,6 @@
-"""What cannot be changed in place is not: NumPy's scalars, arrays of libraries whose arrays are immutable, other read-only memory.
+"""Read-only values are never changed in place: NumPy's scalars, arrays of libraries with immutable arrays, other read-only memory.
 
-All of it may be read; so it serves as the input of a call that has another output.
+All of them can be read; so each can be the input of a call that has another output.
 """
 
 import gc
@@ -46,7 +46,7 @@ def test_scalars_are_never_written(value):
             refused(rf"numpy\.{type(value).__name__}, a value.*numpy\.asarray", call)
         assert (comm.all_gather(value) == value).all()
         assert (comm.all_gather_start(value).wait() == value).all()
-        # As the error says.
+        # What the error suggests works.
         total = np.asarray(value)
         assert comm.broadcast(total) is total and total == value
 
@@ -74,7 +74,7 @@ def test_scalars_as_the_program_was_ported():
 
 def test_started_calls_keep_what_their_addresses_are_of():
     class Described:
-        """An interface that owns what it describes, as that of NumPy's scalars does."""
+        """Has an interface that owns the memory that it describes, like that of NumPy's scalars."""
 
         def __init__(self, value):
             self.value = value
@@ -89,7 +89,7 @@ def test_started_calls_keep_what_their_addresses_are_of():
         for _ in range(20):
             work = comm.recv_start(Described(0.0), peer)
             gc.collect()
-            # Whoever gets the memory, had it been freed.
+            # If the memory had been freed, one of these would get it.
             strangers = [np.zeros(1000) for _ in range(50)]
             comm.barrier()
             comm.send(np.full(1000, 77.0), peer)
@@ -100,7 +100,7 @@ def test_started_calls_keep_what_their_addresses_are_of():
 
 
 class Immutable(Lender):
-    """As JAX's, whose module says what it is."""
+    """Like JAX's arrays, which are recognised by their module."""
 
 
 Immutable.__module__ = "jaxlib._jax"
@@ -204,7 +204,7 @@ def test_odd_types_are_moved_or_refused_by_name():
 
 def test_interfaces_whose_data_is_a_buffer():
     class Picture:
-        """As those of PIL."""
+        """Like an image of PIL."""
 
         def __init__(self, data):
             self.__array_interface__ = {"shape": (2, 2), "typestr": "|u1", "version": 3, "data": data}

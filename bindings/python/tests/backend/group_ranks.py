@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import harness
 import torch
-import torch._dynamo  # noqa: F401  what DDP imports when it is first made: once, and not in each rank
+import torch._dynamo  # noqa: F401  DDP would import this in each rank; here it is imported once
 import torch.distributed as dist
 
 import kolo.torch  # noqa: F401
 
-#: Of every group that a test makes: a test that hangs ends with an error that says where.
+#: Time limit of every group that a test makes: a test that hangs ends with an error that says where.
 SECONDS = 30
 
 

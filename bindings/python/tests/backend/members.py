@@ -38,7 +38,7 @@ def reconfigure(uuid, handles, seconds=SECONDS):
 
 
 def expect(rank, ranks):
-    """The group has so many ranks, and all of them take part in everything."""
+    """Checks this rank's number and the size of the group, and that all operations work."""
     group = dist.group.WORLD
     assert (dist.get_rank(), dist.get_world_size()) == (rank, ranks) == (group.rank(), group.size())
     x = torch.full((4,), rank + 1.0)

@@ -39,7 +39,7 @@ def test_a_started_operation_needs_nobody_to_wait():
     def body():
         x = torch.ones(2_000_000)
         work = dist.all_reduce(x, async_op=True)
-        # Polls only: the helper of every rank drives.
+        # Only polls: each rank's helper thread makes the progress.
         while not work.is_completed():
             pass
         assert torch.all(x == 2)
@@ -66,7 +66,7 @@ def test_futures(ranks):
         for future in reversed(futures):
             assert torch.all(future.wait()[0] == n)
         assert torch.futures.collect_all(futures).wait()
-        # Of what blocks anyway, too.
+        # Operations that block anyway have futures too.
         out = torch.empty(2 * n)
         work = dist.all_to_all_single(out, torch.ones(2 * n), [2] * n, [2] * n, async_op=True)
         assert work.get_future().wait()[0] is out

@@ -1,4 +1,4 @@
-"""What goes wrong is an exception that says what happened, on every rank, within the time-out; and the process ends."""
+"""Failures raise an exception that says what happened, on every rank, within the time-out; and the process ends."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import kolo
 import kolo.torch
 
-#: Seconds that news of a failure may take, on a machine where other tests run.
+#: Seconds within which a rank must learn of a failure, on a machine where other tests run.
 SOON = 20
 
 
@@ -90,7 +90,7 @@ def test_ranks_that_do_not_agree(what, asynchronous):
                 work = dist.all_reduce(torch.ones(4), op, async_op=asynchronous)
             if work is not None:
                 work.wait()
-            # A rank whose part was done before any message met one that does not fit learns of it at a later call.
+            # A rank may finish its part before it sees a message that does not fit; it then gets the error at a later call.
             for _ in range(8):
                 dist.barrier()
         text = str(caught.value)
@@ -140,11 +140,11 @@ def test_a_rank_that_dies_during_the_backward_pass(victim, how):
 def test_time_outs(asynchronous):
     def body():
         store = dist.distributed_c10d._get_default_store()
-        # Not the limit for joining, which takes as long as the machine likes.
+        # Set only after joining, which may take longer on a busy machine.
         dist.group.WORLD.set_timeout(timedelta(seconds=1.5))
         dist.barrier()
         if dist.get_rank() == 2:
-            store.get("over")  # instead of coming
+            store.get("over")  # instead of calling the collective
             return
         with pytest.raises(dist.DistBackendError) as caught:
             work = dist.all_reduce(torch.ones(4), async_op=asynchronous)
@@ -195,14 +195,14 @@ def test_a_monitored_barrier_without_patience_answers_at_once(backend, all_ranks
     def body():
         store = dist.distributed_c10d._get_default_store()
         dist.monitored_barrier(timeout=timedelta(seconds=SOON))
-        # What ends the group must not come before the others are through.
+        # The group must not end before the other ranks have passed the barrier.
         store.set(f"through {dist.get_rank()}", "")
         store.wait([f"through {rank}" for rank in range(3)])
         if dist.get_rank() == 0:
             began = time.monotonic()
             with pytest.raises(RuntimeError) as caught:
                 dist.monitored_barrier(timeout=timedelta(0), wait_all_ranks=all_ranks)
-            # The group's limit is 30 s.
+            # The group's own limit is 30 s.
             assert time.monotonic() - began < 5
             text = str(caught.value)
             assert "Rank 0 timed out in monitoredBarrier after 0 ms" in text, text
@@ -226,7 +226,7 @@ def test_a_monitored_barrier_tells_those_who_came_whose_fault_it_is():
             for words in ("Rank 2 successfully reached monitoredBarrier", "Rank 1 failed to pass monitoredBarrier"):
                 assert words in str(caught.value), caught.value
             store.set("over", "")
-        # Rank 0 has told rank 2, and stays until it has heard.
+        # Rank 0 has told rank 2, and stays until rank 2 has heard it.
         store.get("over")
 
     run(3, body, limit=SOON)
@@ -253,7 +253,7 @@ def test_aborting():
             with pytest.raises(dist.DistBackendError):
                 dist.barrier()
         else:
-            # The first one already may meet it: rank 0 is through as soon as all have begun.
+            # Even the first barrier may fail: rank 0 can leave its own, and abort, as soon as all ranks have entered.
             with pytest.raises(dist.DistBackendError, match="aborted by rank 0"):
                 for _ in range(1_000_000):
                     dist.barrier()
@@ -272,7 +272,7 @@ def test_a_fork_cannot_use_the_group():
                 os._exit(0 if "fork" in str(error) else 1)
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
-        # Workers of a data loader are forks that leave the group alone.
+        # The workers of a data loader are forks that do not use the group.
         loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, num_workers=2)
         assert sum(batch.sum() for batch in loader) == 28
         dist.all_reduce(torch.ones(2))

@@ -1,4 +1,4 @@
-"""Every operation on every type against what torch computes on one rank."""
+"""Every operation on every type gives what torch computes on one rank."""
 
 import pytest
 import torch
@@ -131,7 +131,7 @@ def test_moves(ranks):
                 whole = torch.empty((n * x.numel(),), dtype=dtype)
                 dist.all_gather_into_tensor(whole, parts[me].reshape(-1))
                 assert same(whole, torch.cat([part.reshape(-1) for part in parts]))
-                # Parts of one tensor are written in place.
+                # Outputs that are parts of one tensor are written in place.
                 if shape:
                     whole = torch.empty((n, *shape), dtype=dtype)
                     dist.all_gather(list(whole.unbind()), parts[me])
@@ -254,7 +254,7 @@ def test_coalesced_forms(ranks):
             if asynchronous:
                 manager.wait()
             assert all(torch.all(i == n * me) for i in inputs)
-            # With a device the operations themselves arrive between start and end.
+            # If a device is given, torch calls the operations one by one between start and end.
             x, y = torch.ones(3), torch.ones(5)
             with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
                 dist.broadcast(x, 0)

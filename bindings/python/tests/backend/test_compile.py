@@ -1,4 +1,4 @@
-"""torch.compile of what users write with torch.distributed: the same as without it, with Kolo as with Gloo."""
+"""Users' code with torch.distributed gives the same under torch.compile as without it, with Kolo as with Gloo."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def section(call):
 
 
 def compiled(call, **options):
-    """The call in a compiled function that does something before and after."""
+    """The call inside a compiled function that also computes before and after it."""
 
     def whole(x):
         return call(x + 1) * 2
@@ -235,7 +235,7 @@ def model(normalised=False):
 
 
 def gradients(net, plain):
-    """Of both after two steps: the compiled net and the one that is not."""
+    """The gradients of both nets, the compiled and the plain one, after two steps."""
     batch = torch.stack([mine(), mine() + 1, mine() * 2])
     found = []
     for each in (net, plain):

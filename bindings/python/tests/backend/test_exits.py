@@ -1,4 +1,4 @@
-"""Processes that end as they should not, or without saying so; as programs, since forks of a test end differently."""
+"""Processes that end wrongly or without notice. They are programs, since forks of a test end differently."""
 
 import subprocess
 import textwrap
@@ -82,7 +82,7 @@ def test_made_again_after_destroying(tmp_path):
 
 
 def test_a_group_that_was_reconfigured_is_not_destroyed(tmp_path):
-    """Neither its door nor what is left of the communicator before keeps the process."""
+    """The process ends, although its port is open and the earlier communicator is still there."""
     ended = start(
         tmp_path,
         2,
@@ -123,12 +123,12 @@ def test_exit_in_the_middle(tmp_path, who, how):
             assert end.code == 1, end
             assert "DistBackendError" in end.text or "kolo.torch.errors." in end.text, end
             assert f"rank {who}" in end.text, end
-        # Not by the group's limit.
+        # They ended because of the death, and not at the group's time-out.
         assert end.seconds < ended[who].seconds + 40, ended
 
 
 def test_terminated_by_its_user(tmp_path):
-    """Ctrl-C reaches a program that waits for another one, once its time-out has passed at the latest."""
+    """Ctrl-C ends a program that waits for another rank, at the latest when the time-out has passed."""
     ended = start(
         tmp_path,
         2,

@@ -1,4 +1,4 @@
-"""The ways to Kolo that the documents give for Accelerate and Lightning, where these are installed."""
+"""The ways to use Kolo with Accelerate and Lightning that the documentation gives, where these are installed."""
 
 import textwrap
 

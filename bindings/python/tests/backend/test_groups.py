@@ -1,4 +1,4 @@
-"""Groups, objects, barriers, and what torch asks of a backend."""
+"""Groups, objects, barriers, and what torch expects of a backend."""
 
 import os
 import time
@@ -123,7 +123,7 @@ def test_barriers_and_timeouts_can_be_set():
 
 
 def test_direct_calls_without_options():
-    """DDP's communication hooks call the group itself."""
+    """DDP's communication hooks call the group's methods directly."""
 
     def body():
         group = dist.group.WORLD
@@ -169,7 +169,7 @@ def test_debug_levels(level, monkeypatch):
 
 
 def test_groups_come_and_go():
-    """Nothing is left behind: no thread, no descriptor."""
+    """Groups that are destroyed leave no thread and no file descriptor behind."""
 
     def used():
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
@@ -183,11 +183,11 @@ def test_groups_come_and_go():
 
         once()
         threads, descriptors = used()
-        # Of those that complete futures, one or two stay, as it happens; ten groups would leave ten behind.
+        # One or two of the threads that complete futures may stay; if every group left one, there would be ten more.
         before = threads + 1, descriptors
         for _ in range(10):
             once()
-        # The kernel lists a thread a moment longer than Python, which does not wait for that when it joins it.
+        # The kernel still lists a thread for a moment after Python has joined it.
         until = time.monotonic() + 10
         while any(is_now > was for is_now, was in zip(used(), before)):
             assert time.monotonic() < until, (before, used())

@@ -1,4 +1,4 @@
-"""One program, unchanged, under every launcher, on one host and on several."""
+"""The same program, unchanged, runs under every launcher, on one host and on several."""
 
 import importlib.metadata
 
@@ -12,7 +12,7 @@ PROGRAM = PROGRAMS / "torch_sum.py"
 
 def torch_finds_kolo() -> bool:
     version = tuple(map(int, torch.__version__.split(".")[:2]))
-    # Where torch is new enough to look, Python is new enough to be asked so.
+    # The versions of Python for which such a torch exists have this form of entry_points().
     return version >= (2, 14) and any(
         point.name == "kolo" for point in importlib.metadata.entry_points(group="torch.distributed.backends")
     )
@@ -87,7 +87,7 @@ def hosts(count):
 
 def test_torchrun_on_two_hosts():
     with hosts(2) as net:
-        # Nobody else is in these namespaces, so any port is free.
+        # No other process is in these namespaces, so every port is free.
         place = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", net.address(0), "--master-port", "29500"]
         commands = [net.on(host, torchrun(*place, "--node-rank", str(host), str(PROGRAM))) for host in range(2)]
         ended = programs(commands, [{}, {}])
@@ -113,7 +113,7 @@ def test_open_mpi_on_several_hosts(version, first, tmp_path):
         if first == 0:
             [end] = programs([command], [{}])
             expect(end.text, 4, "shm to 1 rank", "tcp to 2 rank")
-        else:  # Rank 0 is not where mpirun is, and says so at once.
+        else:  # Rank 0 is on another host than mpirun, and fails at once with an error that says so.
             [end] = programs([command], [{}], check=False)
             assert end.code != 0
             assert f"rank 0 is on {net.address(1)} and mpirun on {net.address(0)}" in end.text, end.text

@@ -1,4 +1,4 @@
-"""Groups that have Kolo for one device and another backend for another."""
+"""Groups that use Kolo for one device and another backend for another device."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ MIXED = "cpu:kolo,cuda:gloo"
     [("kolo", True), (MIXED, False), ("cuda:gloo,cpu:kolo", False), ("cpu:gloo,cuda:kolo", False), ("gloo", False)],
 )
 def test_who_serves_what(backend, whole):
-    """A group is Kolo's altogether only if nobody else has a part in it, whoever calls from wherever."""
+    """The group is a ``KoloGroup`` only if no other backend serves one of its devices."""
 
     def body():
         group = dist.group.WORLD
@@ -66,7 +66,7 @@ def test_polling():
         messages = [dist.isend(x, 1 - dist.get_rank()), dist.irecv(torch.zeros(100_000), 1 - dist.get_rank())]
         while not all(message.is_completed() for message in messages):
             pass
-        # And no answer before it is over.
+        # A receive does not report completion before its message has come.
         if dist.get_rank() == 0:
             late = dist.irecv(torch.zeros(1), 1)
             assert not late.is_completed()

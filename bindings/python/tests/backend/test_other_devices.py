@@ -1,4 +1,4 @@
-"""Tensors on devices that Kolo has never heard of."""
+"""Tensors on devices that Kolo does not know."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ NAME = other_device.NAME
 
 
 def on_ranks(ranks, body):
-    """Runs ``body(there)`` on every rank; ``there`` puts a tensor on the device."""
+    """Runs ``body(there)`` on every rank; ``there`` moves a tensor to the device."""
 
     def with_device():
         other_device.install()

@@ -1,4 +1,4 @@
-"""What torch's tools for watching operations see: events, sequence numbers, the work registry, the flight record."""
+"""What torch's tools for observing operations see: events, sequence numbers, the work registry, the flight record."""
 
 import time
 
@@ -61,7 +61,7 @@ def test_an_event_lasts_as_long_as_its_operation():
         dist.barrier()
         if dist.get_rank() == 1:
             store.get("started")
-            time.sleep(0.3)  # what rank 0 is to measure
+            time.sleep(0.3)  # rank 0 must measure this
             dist.all_reduce(torch.ones(10))
             return
 
@@ -111,7 +111,7 @@ def test_a_receive_that_outlasts_a_send_does_not_keep_its_event():
 @pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo"])
 def test_sequence_numbers(backend):
     def body():
-        # In a mixed group, torch's own number is that of the backend that it takes for the main one.
+        # In a mixed group, torch takes the group's sequence number from the backend that it treats as the main one.
         group = dist.group.WORLD._get_backend(torch.device("cpu"))
         before = group._get_sequence_number_for_group()
         works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_the_work_registry():
 
 
 def test_the_flight_record(tmp_path):
-    """Read by torch's own analyser; one rank has not come to the last collective."""
+    """Torch's own analyser reads the record and finds that one rank did not enter the last collective."""
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
     from torch.distributed.flight_recorder.components.loader import read_dir

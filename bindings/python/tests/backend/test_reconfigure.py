@@ -1,5 +1,5 @@
-"""Groups whose members change, by torch's ``reconfigure``. What PyTorch's own test of it asserts is here too: ``suite.sh --file`` runs
-that one where it can be had."""
+"""Groups whose members change, by torch's ``reconfigure``. All that PyTorch's own test of it asserts is tested here too;
+``suite.sh --file`` runs that test itself, where its file is at hand."""
 
 import time
 from datetime import timedelta
@@ -59,7 +59,7 @@ def test_messages_on_the_backend():
 
 @pytest.mark.parametrize("out", [0, 1, 2])
 def test_shrinks_and_takes_the_rank_back(out):
-    """Whichever it is; its place in the list says which rank it becomes."""
+    """Any of the ranks can leave and come back; its place in the list of handles decides its new rank."""
 
     def body(me):
         handles = me.handles("a")
@@ -139,7 +139,7 @@ def test_a_set_is_sorted():
 
 
 def test_more_than_at_first():
-    """Processes that began as jobs of one rank each, with stores of their own."""
+    """Processes that started as jobs of one rank each, with their own stores, form one group."""
 
     def body(rank, ranks, folder):
         store = dist.FileStore(f"{folder}/store", ranks)
@@ -184,7 +184,7 @@ def test_after_a_time_out():
 
 
 def test_works_of_before_end():
-    """What was started and can never be over fails; nobody waits for it."""
+    """Operations that were started earlier and can no longer complete fail, instead of waiting."""
 
     def body(me):
         reconfigure(1, me.handles("a"))
@@ -200,7 +200,7 @@ def test_works_of_before_end():
 
 
 def test_groups_of_some_ranks():
-    """They belong to the communicator that they were made of; others are made of the next one."""
+    """A subgroup belongs to the communicator that it was made from; later subgroups are made from the new one."""
 
     def body(me):
         handles = me.handles("a")

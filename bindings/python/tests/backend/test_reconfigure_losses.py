@@ -1,4 +1,4 @@
-"""Groups that go on after losses: processes end by kill -9 or are stopped, and those that are left reconfigure by themselves."""
+"""Groups that continue after losses: processes are killed by kill -9 or stopped, and the remaining ones reconfigure by themselves."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from datetime import timedelta
 import harness
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  what DDP imports when it is first made: once, and not in each rank
+import torch._dynamo  # noqa: F401  DDP would import this in each rank; here it is imported once
 import torch.distributed as dist
 from members import SECONDS, reconfigure
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +20,7 @@ import kolo.torch
 
 
 def run(ranks, body, *arguments, killed=()):
-    """Runs the body on ranks of a group that has met; fails if others end badly than those that are ``killed``."""
+    """Runs the body on the ranks of a reconfigured group; fails if a rank fails that is not among ``killed``."""
     ended = harness.forked(ranks, _member, body, arguments, check=False)
     wrong = [end for rank, end in enumerate(ended) if end.code != (-signal.SIGKILL if rank in killed else 0)]
     assert not wrong, "\n".join(map(str, wrong))
@@ -28,7 +28,7 @@ def run(ranks, body, *arguments, killed=()):
 
 
 def _member(rank, ranks, folder, body, arguments):
-    # Like torchrun's workers: rank 0 serves the store, which dies with it.
+    # As under torchrun, rank 0 serves the store, which ends with it.
     port = f"{folder}/port"
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, ranks, True, timedelta(seconds=SECONDS), wait_for_workers=False)
@@ -51,7 +51,7 @@ def _member(rank, ranks, folder, body, arguments):
 
 
 def go_on():
-    """What a program does after a loss; again if somebody dies meanwhile."""
+    """What a program does after a loss, repeated if another process dies meanwhile."""
     while True:
         uuid, handles = dist.group.WORLD.kolo_survivors()
         try:
@@ -92,7 +92,7 @@ def test_any_rank_may_be_killed(who):
 
 
 def test_one_after_the_other_until_one_is_left():
-    """Always the first, which serves the store, leads the meeting and is rank 0 of all."""
+    """Each time the first dies, the one that serves the store, leads the meeting and is rank 0."""
 
     def body(rank, ranks):
         for left in range(ranks - 1, 0, -1):
@@ -122,7 +122,7 @@ def test_two_at_once():
 
 @pytest.mark.parametrize("who", [1, 2])
 def test_killed_while_the_others_meet(who):
-    """After all have agreed who is left; the first of them, or another."""
+    """Another rank, the first of those left or not, is killed after all have agreed on who is left."""
 
     def body(rank, ranks):
         if rank == 0:
@@ -135,7 +135,7 @@ def test_killed_while_the_others_meet(who):
             die()
         began = time.monotonic()
         go_on()
-        # By the end of its process, and not by the time-out.
+        # They noticed that its process ended, and did not wait for the time-out.
         assert time.monotonic() - began < SECONDS / 2
         assert sum_of_ones() == ranks - 2
 
@@ -143,12 +143,12 @@ def test_killed_while_the_others_meet(who):
 
 
 def test_stopped_and_told_so():
-    """The others go on; when it comes back, it learns that it is out, and writes into nobody's memory."""
+    """The others go on. When the stopped one continues, it gets an error that it is out, and writes into no other's memory."""
 
     def body(rank, ranks):
         if rank == 0:
             child = os.getpid()
-            # Goes on in some seconds, by a process of its own.
+            # Another process lets it continue after some seconds.
             if os.fork() == 0:
                 time.sleep(4)
                 os.kill(child, signal.SIGCONT)
@@ -164,7 +164,7 @@ def test_stopped_and_told_so():
                 sum_of_ones()
         go_on()
         assert sum_of_ones() == ranks - 1
-        # Meanwhile it comes back.
+        # Meanwhile the stopped process continues.
         for _ in range(120):
             assert sum_of_ones() == ranks - 1
             time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_stopped_and_told_so():
 
 
 def test_ddp_goes_on():
-    """Training with DistributedDataParallel, of which rank 0 dies in a backward pass. All that are left have the same weights."""
+    """Training with DistributedDataParallel: rank 0 dies in a backward pass; all remaining ranks end with the same weights."""
 
     def body(rank, ranks):
         torch.manual_seed(0)
@@ -190,7 +190,8 @@ def test_ddp_goes_on():
                     model[0].weight.register_hook(lambda _: die())
                 loss.backward()
             except RuntimeError:
-                # Out of a backward pass, torch raises it as this. A step may have been made by some and not by others: all take that of whoever is first now.
+                # Torch raises a RuntimeError for any error in a backward pass. Some ranks may have made this step and others not, so
+                # all take the state of the new first rank.
                 go_on()
                 ddp = DistributedDataParallel(model)
                 at = torch.tensor([step])
@@ -209,7 +210,7 @@ def test_ddp_goes_on():
 
 
 def test_the_next_sum_comes_soon():
-    """Prints how long it takes from the end of a process until the next all-reduce is over; the bound is loose, for busy machines."""
+    """Prints the time from the end of a process until the next all-reduce has finished. The bound is loose, for busy machines."""
 
     def body(rank, ranks):
         times = []
@@ -233,7 +234,7 @@ def test_the_next_sum_comes_soon():
 
 @pytest.mark.parametrize("seed", [*range(4), 40, 42])
 def test_two_are_killed_at_any_moment(seed):
-    """The second perhaps while the others agree, meet or join. Nobody waits for the time-out."""
+    """The second may die while the others agree, meet or join. No rank waits for the time-out."""
     chance = random.Random(seed)
     victims = chance.sample(range(5), 2)
     after = chance.uniform(0, 0.02), chance.uniform(0, 0.12)

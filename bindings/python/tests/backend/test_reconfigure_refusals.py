@@ -1,4 +1,4 @@
-"""What ``reconfigure`` refuses, and what strangers get at a member's door."""
+"""What ``reconfigure`` refuses, and what strangers get who connect to a member's port."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ def test_a_uuid_serves_once():
         reconfigure(1, me.handles("a"))
         with pytest.raises(RuntimeError, match="already used"):
             reconfigure(1, me.handles("b"), 5)
-        # As it was.
+        # The group is unchanged.
         expect(me.start, 3)
 
     run(3, body)
@@ -73,7 +73,7 @@ def test_lists_that_differ(how):
 
 
 def test_who_does_not_come_is_named():
-    """Alive, and elsewhere: by the time-out on all that have come. The communicator of before stays."""
+    """It is alive but does not call: all that have come name it in a time-out error. The earlier communicator stays."""
 
     def body(me):
         handles = me.handles("a")
@@ -109,14 +109,14 @@ def test_the_first_does_not_come():
 
 
 def test_flags_that_cannot_be_honoured():
-    """Never silently."""
+    """Such flags are refused, never ignored."""
 
     def body(rank, ranks, folder):
         for number, backend in enumerate(("cpu:gloo,cuda:kolo", "cuda:gloo,cpu:kolo")):
             store = dist.FileStore(f"{folder}/{number}", ranks)
             with pytest.raises(kolo.torch.Unsupported, match="other backends beside Kolo cannot be reconfigured"):
                 dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
-        # Torch makes these as if Kolo were alone, and tells it later.
+        # Torch creates such groups as if Kolo were alone, and names the other backend only later.
         store = dist.FileStore(f"{folder}/last", ranks)
         dist.init_process_group("cuda:kolo,cpu:gloo", store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
         with pytest.raises(kolo.torch.Unsupported, match="would be Kolo's altogether"):
@@ -131,7 +131,7 @@ def test_flags_that_cannot_be_honoured():
 
 
 def test_one_thread_at_a_time():
-    """Another one is told so at once, and can still ask for the handle."""
+    """A second thread gets an error at once, and can still ask for the handle."""
 
     def body(me):
         handles = me.handles("a")
@@ -154,11 +154,11 @@ def test_one_thread_at_a_time():
     run(2, body)
 
 
-# The door.
+# Strangers.
 
 
 def test_strangers_learn_nothing():
-    """Garbage, silence and wrong keys at the port: not answered, and the members meet all the same."""
+    """Garbage, silence and wrong keys at the port get no answer, and the members still meet."""
 
     def body(me):
         handles = me.handles("a")

@@ -1,4 +1,4 @@
-"""Where the ranks of ``init_process_group`` meet, and who numbers them."""
+"""Where the ranks of ``init_process_group`` meet, and how they get their numbers."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ import kolo.torch  # noqa: F401
 
 SECONDS = timedelta(seconds=30)
 
-#: What each launcher sets for a rank on one host, and no more than Kolo needs.
+#: The variables that each launcher sets for a rank on one host, only those that Kolo needs.
 VARIABLES = {
     "Open MPI": lambda rank, ranks: {
         "OMPI_COMM_WORLD_RANK": rank,
@@ -53,7 +53,7 @@ VARIABLES = {
 
 
 def run(ranks, launcher, body, *arguments, **options):
-    """Runs ``body`` on ranks that know only what this launcher sets."""
+    """Runs ``body`` on ranks that have only the variables that this launcher sets."""
     return harness.forked(ranks, _launched, launcher, body, arguments, **options)
 
 
@@ -70,7 +70,7 @@ def _launched(rank, ranks, folder, launcher, body, arguments):
 
 
 def expect(rank, ranks):
-    """The group is that of ``ranks`` ranks, of which this is ``rank``; and it works."""
+    """Checks that the group has ``ranks`` ranks, that this is ``rank``, and that an all-reduce works."""
     assert (dist.get_rank(), dist.get_world_size()) == (rank, ranks)
     x = torch.full((1000,), rank + 1.0)
     dist.all_reduce(x)
@@ -88,7 +88,7 @@ def test_a_launcher_says_it_all(launcher):
         told = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         assert told == [rank, ranks, rank, ranks]
         dist.destroy_process_group()
-        # And again, though RANK is set now.
+        # It works again, though RANK is set now.
         dist.init_process_group("kolo", init_method="kolo://", timeout=SECONDS)
         expect(rank, ranks)
         dist.destroy_process_group()
@@ -99,7 +99,7 @@ def test_a_launcher_says_it_all(launcher):
 @pytest.mark.parametrize("master", [False, True])
 def test_what_the_launcher_knows_better(master):
     def body(rank, ranks, folder, port):
-        # As programs call it that were written for MPI: "rank and size are superfluous".
+        # As programs call it that were written for torch's MPI backend, where rank and size do not matter.
         if master:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("kolo", rank=0, world_size=0, timeout=SECONDS)
@@ -121,7 +121,7 @@ def test_a_rank_that_is_not_the_launchers():
 
 def test_another_job_than_the_launchers():
     def body(rank, ranks, folder, port):
-        # Says all of it, so it is meant: the ranks in reverse, at an address of their own.
+        # This call names address, rank and size, so all of them count: the ranks in reverse order, at another address.
         method = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("kolo", init_method=method, rank=ranks - 1 - rank, world_size=ranks, timeout=SECONDS)
         expect(ranks - 1 - rank, ranks)
@@ -150,12 +150,12 @@ def test_import_tells_what_torchrun_would():
         return end.stdout.strip()
 
     assert printed(**told) == "['1', '4', '1', '4']"
-    # Nobody's launcher, and a batch script, which is no rank of a job.
+    # Without a launcher, and in a batch script of Slurm, which is not a rank of a job.
     assert printed(SLURM_PROCID="0", SLURM_NTASKS="4") == "[None, None, None, None]"
 
 
 def test_torch_is_loaded_before_kolo():
-    # The entry point has put itself before env:// by then, and must not be asked again by what takes env:// over.
+    # By then the entry point has already replaced env://; what replaces env:// now must not call it again.
     program = "import torch, torch.distributed as dist, kolo.torch; dist.init_process_group('kolo'); print(dist.get_world_size())"
     told = {**VARIABLES["Open MPI"](0, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
@@ -163,7 +163,7 @@ def test_torch_is_loaded_before_kolo():
     assert (end.returncode, end.stdout.strip()) == (0, "1"), end.stderr
 
 
-# Ranks that nobody numbers.
+# Ranks to which no launcher gives a number.
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

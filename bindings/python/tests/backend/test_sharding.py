@@ -24,7 +24,7 @@ def model():
 
 
 def steps(net, ranks, mine, count=3):
-    """Trains on the data of all ranks in turn, or on one rank's."""
+    """Trains on the data of all ranks together, or on one rank's."""
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for step in range(count):
         optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""Tensors on GPUs, without one: what stands in for torch.cuda says which tensors are on a device and when they are there.
+"""Tensors on GPUs, without a GPU: a stand-in for torch.cuda says which tensors are on a device and when their values are there.
 
-What Kolo does with a device address is tested with the stand-in of the driver, as in ``test_array_gpu.py``.
+What Kolo does with a device address is tested with a stand-in for the driver, as in ``test_array_gpu.py``.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LIBRARY = TARGET / "debug" / "examples" / "libfake_libcuda.so"
 
 
 class Event:
-    """Over once the stream gets there, which is when the test says so."""
+    """An event that the stream reaches when the test says so."""
 
     def __init__(self, reached):
         self.reached = reached
@@ -38,7 +38,7 @@ class Event:
 
 
 class Device(streams.Cuda):
-    """Takes tensors of the host for those of a device."""
+    """Treats tensors on the host as if they were on a device."""
 
     def __init__(self, is_here=lambda tensor: True):
         super().__init__()
@@ -80,7 +80,7 @@ def test_the_host_goes_on_and_calls_keep_their_order():
         with device(Device(lambda tensor: tensor is x)) as stand_in:
             join(rank, ranks, folder)
             first = dist.all_reduce(x, async_op=True)
-            # Of the host's memory, but called later: it must not meet the other ranks' first.
+            # On the host's memory, so it need not wait for the device; but it must not match the first call of other ranks.
             second = dist.all_reduce(y, async_op=True)
             assert not first.is_completed() and not second.is_completed()
             x.fill_(rank + 1)  # what the kernel would do
@@ -88,7 +88,7 @@ def test_the_host_goes_on_and_calls_keep_their_order():
             second.wait()
             first.wait()
             assert torch.all(x == 6) and torch.all(y == 3)
-            # Then nothing is pending, and a call on the host's memory is started by its caller.
+            # Now nothing is pending, and the calling thread itself starts a call on the host's memory.
             dist.all_reduce(y)
             assert torch.all(y == 9)
             dist.destroy_process_group()
@@ -120,12 +120,12 @@ def test_ddp_stops_the_host_at_no_bucket():
                 return future.then(lambda over: over.value()[0])
 
             parallel.register_comm_hook(None, reach)
-            for _ in range(2):  # after which the buckets are what they stay
+            for _ in range(2):  # after these steps the buckets no longer change
                 gradients(parallel)
                 parallel.zero_grad()
             buckets.clear()
             stand_in.events.clear()
-            # The device is behind until the backward pass has queued its last bucket.
+            # The device does not reach any event until the backward pass has queued its last bucket.
             stand_in.reached.clear()
             got = gradients(parallel)
             assert len(buckets) > 2
@@ -150,7 +150,7 @@ def test_waiting_makes_the_current_stream_wait_for_what_is_copied_back():
             assert torch.all(x == 2)
             [event] = stand_in.followed
             assert event is stand_in.events[-1], "it was marked after the copy"
-            # On whatever stream somebody waits once more.
+            # Each further wait makes its own stream wait, too.
             work.wait()
             assert stand_in.followed == [event, event]
             dist.destroy_process_group()
@@ -171,7 +171,7 @@ def test_a_stream_that_stands_still_is_a_time_out():
 
 
 def on_a_gpu(driver, values):
-    """A tensor at an address that the processor must not touch."""
+    """A tensor on an address that the processor must not touch."""
     address = ctypes.c_uint64()
     data = values.numpy()
     assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(data.nbytes)) == 0

@@ -1,4 +1,4 @@
-"""Kolo as a process group of torchft: its contract, and training by its Manager while replicas die and come."""
+"""Kolo as a process group of torchft: its contract, and training with its Manager while replicas die and join."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from datetime import timedelta
 import harness
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  what DDP imports when it is first made: once, and not in each rank
+import torch._dynamo  # noqa: F401  DDP would import this in each rank; here it is imported once
 import torch.distributed as dist
 
 pytest.importorskip("torchft", reason="torchft is not installed")
@@ -50,7 +50,7 @@ def read(path):
 
 
 def served(rank, folder):
-    """A store that rank 0 serves; its address."""
+    """A store that rank 0 serves, and its address."""
     store = None
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=SECONDS), wait_for_workers=False)
@@ -68,7 +68,7 @@ def sum_is(group, expected, opts=None):
 
 
 def test_operations():
-    """All that torchft calls, with the options that it passes."""
+    """All operations that torchft calls, with the options that it passes."""
 
     def body(rank, ranks, folder):
         _, address = served(rank, folder)
@@ -139,12 +139,12 @@ def test_errors_last_until_it_is_configured():
             work.get_future().wait()
         with pytest.raises(kolo.torch.PeerLost):
             group.allreduce([torch.ones(5)], ReduceOp.SUM)
-        # As torchft has it: errors are kept, and the call seems to be done.
+        # As torchft expects: the error is kept, and the call looks as if it had succeeded.
         swallowing.allreduce([torch.ones(2)], AllreduceOptions()).wait()
         assert swallowing.error() is not None
         group.set_timeout(timedelta(seconds=1))
         if rank == 0:
-            # Nobody else comes there.
+            # No other rank comes to this address.
             began = time.monotonic()
             with pytest.raises(kolo.torch.Error):
                 group.configure(f"{address}/nobody", "replica0", 0, 2)
@@ -164,7 +164,7 @@ DIES_AT, TOGETHER = 4, 5
 
 
 def train(rank, folder, dies_at=None):
-    """A replica of one process: its own store, a model, and torchft's Manager on a group of Kolo's."""
+    """A replica of one process: it has its own store, a model, and torchft's Manager on a Kolo group."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=SECONDS), wait_for_workers=False)
     torch.manual_seed(rank)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
@@ -186,7 +186,7 @@ def train(rank, folder, dies_at=None):
     )  # fmt: skip
     ddp, optimizer = DistributedDataParallel(manager, model), OptimizerWrapper(manager, inner)
     sizes = []
-    # Until there have been three again for some steps, which is the same step on all.
+    # Until some steps have been made with three replicas again; the replicas count the same steps, so all stop at the same one.
     while sum(size == 3 for step, size in sizes if step > DIES_AT) < TOGETHER:
         optimizer.zero_grad()
         if manager.current_step() == dies_at:
@@ -196,11 +196,11 @@ def train(rank, folder, dies_at=None):
         sizes.append((manager.current_step(), manager.num_participants()))
         if manager.current_step() > DIES_AT + 3:
             written(f"{folder}/later", "")
-            # Lets the new one find its place.
+            # Gives the new replica time to join.
             time.sleep(0.05)
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     written(f"{folder}/weights{rank}", " ".join(value.hex() for value in weights.tolist()))
-    # Whoever has finished leaves when all have, so that nobody misses it in its last step.
+    # A replica that has finished leaves only when all have, so that no other one loses it in its last step.
     for other in (1, 2, 4):
         read(f"{folder}/weights{other}")
     manager.shutdown(wait=False)
@@ -208,7 +208,7 @@ def train(rank, folder, dies_at=None):
 
 
 def test_replicas_die_and_come():
-    """Three replicas, of which one is killed; the others go on, and a new one heals from them and goes along."""
+    """One of three replicas is killed; the others go on, and a new one gets their state and trains with them."""
 
     def body(rank, ranks, folder):
         if rank == 0:

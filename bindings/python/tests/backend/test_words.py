@@ -1,4 +1,4 @@
-"""Errors speak of what users of torch.distributed called, and of what they can set."""
+"""Errors name the functions that users of torch.distributed call, and the options that they can set."""
 
 from datetime import timedelta
 
@@ -10,7 +10,7 @@ from harness import forked
 
 import kolo.torch
 
-#: What no text may say under torch.
+#: Words that no error text may contain under torch.
 STRANGE = ("_start", "KOLO_", "0 x u8", "all_gather_v")
 
 
@@ -35,12 +35,12 @@ def test_time_outs(name, backend):
     calls = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(10)),
         "barrier": dist.barrier,
-        # Of unequal blocks.
+        # With blocks of different sizes.
         "all_gather": lambda: dist.all_gather([torch.ones(2), torch.ones(3)], torch.ones(2 + dist.get_rank())),
     }
 
     def body():
-        # Not the limit for joining, which takes as long as the machine likes.
+        # Set only after joining, which may take longer on a busy machine.
         dist.group.WORLD.set_timeout(timedelta(seconds=1))
         dist.barrier()
         store = dist.distributed_c10d._get_default_store()

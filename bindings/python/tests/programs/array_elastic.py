@@ -1,4 +1,4 @@
-"""Steps under a launcher that starts ranks again: one rank kills itself, and a newcomer takes its place and gets the state."""
+"""Runs steps under a launcher that restarts ranks: one rank kills itself; a newcomer takes its place and gets the state."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import kolo
 
 victim, full = int(sys.argv[1]), int(sys.argv[2])
 comm = kolo.init()
-# Newcomers find a group that has changed.
+# The group that a newcomer joins has changed already.
 is_newcomer = comm.epoch > 0
 first = comm.rank
 came = []
@@ -30,7 +30,7 @@ while after < 10:
     state.advance()
     if not is_newcomer and first == victim and state.version == 20:
         os.kill(os.getpid(), signal.SIGKILL)
-    # All are there, after the death.
+    # Counts the steps with all ranks after the death.
     after += bool(came) and ranks == full
 assert np.all(weights == state.version), (weights, state.version)
 print(f"rank {group.comm.rank} of {group.comm.world_size}, slots {group.comm.slots}, newcomer {is_newcomer}", flush=True)

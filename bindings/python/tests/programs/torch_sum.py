@@ -1,4 +1,4 @@
-"""What a user's program looks like: no import of Kolo, one changed word. Prints who it was and what came out."""
+"""Like a user's program: it does not import Kolo, only the backend's name is changed. Prints its rank and the result."""
 
 import torch
 import torch.distributed as dist

@@ -4,10 +4,10 @@
     suite.py [--ranks 3,4] [--backends gloo,kolo] [--gates shipped|open|data] [--only SUBSTRING] [--lazy] [--out FILE]
     suite.py --file test_c10d_fault_tolerance.py [--only SUBSTRING]
 
-The suite's classes run as PyTorch ships them, from ``torch.testing._internal``, each test in processes of its own. What a
-backend may run is decided there by its name. ``shipped`` leaves that as it is; ``open`` lets each of the backends run all
-that Gloo or MPI may; ``data`` is ``open`` without asking for events of the profiler. A table is printed; the exit status
-is 0 if no test failed on Kolo that did not fail on Gloo.
+The suite's classes run as PyTorch ships them, from ``torch.testing._internal``, each test in its own processes. The suite
+decides by a backend's name which tests it may run. ``shipped`` leaves that as it is; ``open`` lets each of the backends run all
+tests that Gloo or MPI may run; ``data`` is like ``open``, but does not expect events of the profiler. A table is printed. The
+exit status is 0 unless a test failed on Kolo that did not fail on Gloo.
 
 With ``--file`` it runs PyTorch's test of ``reconfigure`` on Kolo. That file is not in the wheel: take it from PyTorch's sources, at the
 commit that ``torch.version.git_version`` names.
@@ -27,11 +27,11 @@ from pathlib import Path
 
 OUTCOMES = ("passed", "failed", "timed out", "skipped")
 GOOD = ("passed", "skipped")
-#: What a test that the run did not get to has for an outcome.
+#: The outcome of a test that the run did not reach.
 NOT_RUN = "not run"
-#: Seconds for all tests of one backend: several times what they take.
+#: Time limit in seconds for all tests of one backend: several times what they take.
 RUN_SECONDS = 1500
-#: Seconds for a test, and for a group that a test makes without saying.
+#: Time limits in seconds: of a test, and of a group for which the test sets none.
 TEST_SECONDS, GROUP_SECONDS = 60, 20
 
 _NOT_GLOO = re.compile(r'BACKEND != "gloo"')
@@ -40,11 +40,11 @@ _NOT_MPI = re.compile(r'BACKEND != "mpi"')
 
 
 def opened(source: str, profiles: bool) -> str:
-    """The suite's source with Gloo's and MPI's gates open to the backend that it runs on."""
+    """The suite's source, changed so that the backend under test may run what Gloo and MPI may run."""
     source = _NOT_GLOO.sub('BACKEND not in ("gloo", OPENED)', source)
     source = _NOT_MPI.sub('BACKEND not in ("mpi", OPENED)', source)
     source = source.replace('if BACKEND == "mpi" or BACKEND == "gloo":', 'if BACKEND in ("mpi", "gloo", OPENED):')
-    # Tests that need Gloo need a backend for the CPU; whether Gloo itself is built does not matter to them.
+    # Tests that require Gloo need just a backend for the CPU; whether Gloo itself is built does not matter to them.
     source = source.replace('require_backend_is_available({"gloo"})', 'require_backend_is_available({"gloo", OPENED})')
     lists = "PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"
     names = "".join(f"{name}.append(OPENED)\n" for name in lists) if profiles else ""
@@ -76,7 +76,7 @@ def load(gates: str):
 
 
 def run_one(gates: str, only: str, out: str) -> None:
-    """Runs all tests on the backend of the environment; writes what became of each."""
+    """Runs all tests on the backend that the environment names; writes the outcome of each."""
     import datetime
     import unittest
 
@@ -95,13 +95,13 @@ def run_one(gates: str, only: str, out: str) -> None:
     class Suite(*base):
         def setUp(self):
             super().setUp()
-            # A fork has everything imported already.
+            # By fork, because a fork has everything imported already.
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     Suite.__module__ = "__main__"
     loader = unittest.TestLoader()
     names = [name for name in loader.getTestCaseNames(Suite) if only in name]
-    # Skips end a rank with a status of their own, which the parent turns into one again.
+    # A skipped test ends its ranks with a special exit status, from which the parent makes a skip again.
     found: dict[str, list[str]] = {name: [NOT_RUN, ""] for name in names}
     for name in names:
         result = unittest.TestResult()
@@ -129,13 +129,13 @@ def run_file(path: str, only: str) -> int:
     spec = importlib.util.spec_from_file_location("fault_tolerance", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # Each version of the file describes a backend in its own way: by the fields of a pair, or of a class.
+    # Versions of the file describe a backend differently: by a pair, or by the fields of a class.
     first = module.FAULT_TOLERANCE_BACKENDS[0]
     if dataclasses.is_dataclass(first):
         made = module._make_fault_tolerance_test_class(type(first)("kolo", "cpu"))
     else:
         made = module._make_fault_tolerance_test_class("kolo", "cpu")
-    # A fork has everything imported already.
+    # By fork, because a fork has everything imported already.
     fork = torch.multiprocessing.get_context("fork").Process
     made._spawn_processes = lambda self: self._start_processes(fork)
     common.TIMEOUT_DEFAULT = TEST_SECONDS
@@ -170,7 +170,7 @@ def run_backend(backend: str, ranks: int, gates: str, only: str) -> dict[str, li
 
 
 def compare(ranks: int, gates: str, only: str, backends: list[str], lazy: bool) -> tuple[dict, list[str]]:
-    """Runs the backends in turn and prints a row for each; what became of each test, and what failed on Kolo alone."""
+    """Runs the backends in turn and prints a row for each. Returns all outcomes, and which tests failed on Kolo alone."""
     found, texts, worse = {}, [], []
     for backend in sorted(backends, key=lambda backend: lazy and backend != "kolo"):
         if lazy and "kolo" in found and all(outcome in GOOD for outcome, _ in found["kolo"].values()):

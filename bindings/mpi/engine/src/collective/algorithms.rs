@@ -6,7 +6,7 @@ use super::buffers::{Buffer, Scratch};
 use super::schedule::{Memory, Schedule};
 use crate::op::Op;
 
-/// Nobody goes on before all are here: in round k, each rank tells the one 2^k further.
+/// Waits until all ranks have entered: in round k, each rank sends a token to the rank 2^k further on.
 pub fn barrier(s: &mut Schedule) {
     let (rank, size) = (s.rank(), s.size());
     let (token, sink) = (s.keep(1), s.keep(1));
@@ -19,7 +19,7 @@ pub fn barrier(s: &mut Schedule) {
     }
 }
 
-/// Down a binomial tree.
+/// Broadcasts down a binomial tree.
 pub fn broadcast(s: &mut Schedule, data: Memory, root: u32) {
     let size = s.size();
     let own = (s.rank() + size - root) % size;
@@ -42,7 +42,7 @@ pub fn broadcast(s: &mut Schedule, data: Memory, root: u32) {
     s.fence();
 }
 
-/// Each rank's part goes to the root. `parts` are there on the root only.
+/// Sends each rank's part to the root. Only the root has `parts`.
 pub fn gather(s: &mut Schedule, own: Memory, parts: &[Memory], root: u32) {
     if s.rank() != root {
         s.send(root, own);
@@ -58,7 +58,7 @@ pub fn gather(s: &mut Schedule, own: Memory, parts: &[Memory], root: u32) {
     s.fence();
 }
 
-/// The reverse.
+/// Sends a part of the root's to each rank. Only the root has `parts`.
 pub fn scatter(s: &mut Schedule, parts: &[Memory], own: Memory, root: u32) {
     if s.rank() != root {
         s.recv(root, own);
@@ -71,7 +71,7 @@ pub fn scatter(s: &mut Schedule, parts: &[Memory], own: Memory, root: u32) {
     s.fence();
 }
 
-/// Everybody's to everybody, around the ring: each rank passes on what it has just got.
+/// Gives all ranks' parts to all ranks, around a ring: each rank passes on the part that it has just received.
 pub fn all_gather(s: &mut Schedule, parts: &[Memory]) {
     let (rank, size) = (s.rank(), s.size());
     for step in 1..size {
@@ -82,7 +82,7 @@ pub fn all_gather(s: &mut Schedule, parts: &[Memory]) {
     }
 }
 
-/// A part for each, directly.
+/// Sends each rank its part directly.
 pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
     let (rank, size) = (s.rank(), s.size());
     for step in 1..size {
@@ -95,12 +95,12 @@ pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
 
 fn combine(s: &mut Schedule, op: &Arc<Op>, earlier: &Scratch, later: &Scratch) {
     let (op, earlier, later) = (Arc::clone(op), earlier.clone(), later.clone());
-    // The later ranks' becomes the result, as the order of arguments has it.
+    // MPI's operators take the earlier ranks' value first and write the result over the second argument, the later ranks' value.
     s.run(move || op.apply(earlier.address(), later.address(), earlier.count, &earlier.of));
 }
 
-/// Combines up a binomial tree in the order of ranks, so that operators need not commute: the result is in the memory that
-/// is returned, on rank 0.
+/// Reduces to rank 0 along a binomial tree, in the order of ranks, so that operators need not commute. On rank 0, the returned memory
+/// has the result.
 pub fn reduce_to_first(s: &mut Schedule, op: &Arc<Op>, own: Scratch) -> Scratch {
     let (rank, size) = (s.rank(), s.size());
     let mut sum = own;
@@ -123,7 +123,7 @@ pub fn reduce_to_first(s: &mut Schedule, op: &Arc<Op>, own: Scratch) -> Scratch 
     sum
 }
 
-/// To a root.
+/// Reduces to a root.
 pub fn reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, root: u32) {
     let sum = reduce_to_first(s, op, own);
     if root == 0 {
@@ -141,20 +141,20 @@ pub fn reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, root:
     }
 }
 
-/// To all.
+/// Reduces to all ranks.
 pub fn all_reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer) {
     let sum = reduce_to_first(s, op, own);
     broadcast(s, sum.memory, 0);
     sum.store(s, into);
 }
 
-/// A block of the result to each.
+/// Reduces, and gives each rank its block of the result.
 pub fn reduce_scatter(s: &mut Schedule, op: &Arc<Op>, own: Scratch, counts: &[usize], into: &Buffer) {
     let sum = reduce_to_first(s, op, own);
     scatter_elements(s, &sum, counts, into);
 }
 
-/// A block of rank 0's elements to each.
+/// Gives each rank its block of rank 0's elements.
 pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into: &Buffer) {
     let mut next = 0;
     let parts: Vec<Memory> = counts
@@ -169,7 +169,7 @@ pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into:
     result.store(s, into);
 }
 
-/// Along the chain of ranks: each gets the result of those before it, and tells the next one its own.
+/// Scans along the chain of ranks: each receives the result of the ranks before it, and sends its own to the next.
 pub fn scan(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, exclusive: bool) {
     let (rank, size) = (s.rank(), s.size());
     let mut sum = own.clone();

@@ -1,4 +1,4 @@
-//! Buffers of collectives: the program's, with their types, and contiguous ones.
+//! Buffers of collectives: the program's buffers with their types, and contiguous copies.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,60 +12,60 @@ use crate::error::Outcome;
 #[derive(Clone, Debug)]
 pub struct Buffer {
     at: usize,
-    /// Their number.
+    /// Number of elements.
     pub count: usize,
-    /// Their type.
+    /// Type of the elements.
     pub of: Arc<Type>,
 }
 
 impl Buffer {
-    /// The elements that arguments name.
+    /// Makes a buffer of the arguments of a call.
     ///
     /// # Errors
-    /// For a negative number, or what is no type.
+    /// For a negative count or an invalid type.
     pub fn new(at: *const c_void, n: i64, of: i32) -> Outcome<Self> {
         Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
     }
 
-    /// No elements.
+    /// Makes a buffer without elements.
     #[must_use]
     pub fn none() -> Self {
         let byte = datatype::builtin(0x4c00_010d).map(Arc::clone);
         Self { at: 0, count: 0, of: byte.unwrap_or_else(|| unreachable!("MPI_BYTE is predefined")) }
     }
 
-    /// The same elements somewhere else.
+    /// Returns a buffer with the same layout `bytes` further on.
     #[must_use]
     pub fn moved(&self, bytes: i64) -> Self {
         Self { at: self.at.wrapping_add(bytes as usize), ..self.clone() }
     }
 
-    /// Another number of elements.
+    /// Returns the buffer with another number of elements.
     #[must_use]
     pub fn of_count(&self, count: usize) -> Self {
         Self { count, ..self.clone() }
     }
 
-    /// First byte.
+    /// Returns the address that the program gave, from which the type's displacements count.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.at as *mut u8
     }
 
-    /// Bytes of data.
+    /// Returns the bytes of data.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.count * self.of.size()
     }
 
-    /// The elements as one run of bytes, if they are one.
+    /// Returns the elements as one run of bytes, if they are contiguous.
     #[must_use]
     pub fn flat(&self) -> Option<Memory> {
         let at = self.address().wrapping_offset(self.of.true_lower as isize);
         self.of.is_flat().then_some(Memory { at, len: self.bytes() })
     }
 
-    /// The data as one run of bytes to send from: itself, or a copy that the schedule makes.
+    /// Returns one run of bytes to send from: the buffer itself, or a copy that the schedule makes.
     pub fn source(&self, s: &mut Schedule) -> Memory {
         self.flat().unwrap_or_else(|| {
             let copy = s.keep(self.bytes());
@@ -78,12 +78,12 @@ impl Buffer {
         })
     }
 
-    /// One run of bytes to receive into: itself, or memory that [`Buffer::arrived`] unpacks.
+    /// Returns one run of bytes to receive into: the buffer itself, or memory that [`Buffer::arrived`] unpacks.
     pub fn sink(&self, s: &mut Schedule) -> Memory {
         self.flat().unwrap_or_else(|| s.keep(self.bytes()))
     }
 
-    /// Unpacks what has come into the memory of [`Buffer::sink`].
+    /// Unpacks the data that has arrived in the memory of [`Buffer::sink`].
     pub fn arrived(&self, s: &mut Schedule, memory: Memory) {
         if self.of.is_flat() {
             return;
@@ -98,7 +98,7 @@ impl Buffer {
     /// Copies the data into a run of bytes.
     pub fn pack_into(&self, memory: Memory) {
         let mut bytes = Vec::new();
-        // SAFETY: the program's elements, and as many bytes.
+        // SAFETY: reads the program's elements, and writes at most as many bytes as the memory has.
         unsafe {
             self.of.pack(self.address(), self.count, &mut bytes);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.at, bytes.len().min(memory.len));
@@ -107,24 +107,24 @@ impl Buffer {
 
     /// Copies a run of bytes into the elements.
     pub fn unpack_from(&self, memory: Memory) {
-        // SAFETY: the program's elements; nobody writes the bytes meanwhile.
+        // SAFETY: writes the program's elements; nothing else writes the bytes meanwhile.
         unsafe { self.of.unpack(memory.bytes(), self.address(), self.count) };
     }
 }
 
-/// Elements of a type in memory of a schedule's own, at their places, holes and all: what operators work on.
+/// Elements in memory that a schedule owns, in the layout of their type, gaps included. Operators work on such memory.
 #[derive(Clone, Debug)]
 pub struct Scratch {
-    /// All of it.
+    /// The whole memory.
     pub memory: Memory,
     /// Number of elements.
     pub count: usize,
-    /// Their type.
+    /// Type of the elements.
     pub of: Arc<Type>,
 }
 
 impl Scratch {
-    /// Room for some elements.
+    /// Makes room for `count` elements.
     pub fn new(s: &mut Schedule, of: &Arc<Type>, count: usize) -> Self {
         let len = match count {
             0 => 0,
@@ -133,18 +133,18 @@ impl Scratch {
         Self { memory: s.keep(len), count, of: Arc::clone(of) }
     }
 
-    /// Room for as many.
+    /// Makes room for as many elements of the same type.
     pub fn alike(&self, s: &mut Schedule) -> Self {
         Self::new(s, &self.of, self.count)
     }
 
-    /// A copy of the program's elements, made when the schedule runs.
+    /// Makes room for a copy of the program's elements, which the schedule makes when it runs.
     pub fn load(s: &mut Schedule, from: &Buffer) -> Self {
         let scratch = Self::new(s, &from.of, from.count);
         let (from, to) = (from.clone(), scratch.clone());
         s.run(move || {
             let mut bytes = Vec::new();
-            // SAFETY: the program's elements, and room for as many.
+            // SAFETY: reads the program's elements, and writes to room for as many.
             unsafe {
                 from.of.pack(from.address(), from.count, &mut bytes);
                 to.of.unpack(&bytes, to.address(), to.count);
@@ -154,7 +154,7 @@ impl Scratch {
         scratch
     }
 
-    /// Address that displacements count from.
+    /// Returns the address from which the type's displacements count.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
         // With a negative extent, the first element is the last in memory.
@@ -162,7 +162,7 @@ impl Scratch {
         self.memory.at.wrapping_offset((-self.of.true_lower - back) as isize)
     }
 
-    /// The memory of some of the elements.
+    /// Returns the memory of `count` elements from element `from` on.
     #[must_use]
     pub fn elements(&self, from: usize, count: usize) -> Memory {
         if count == 0 {
@@ -172,7 +172,7 @@ impl Scratch {
         self.memory.part(from * extent, (count - 1) * extent + self.of.true_extent as usize)
     }
 
-    /// Copies the elements to the program's.
+    /// Copies the elements to the program's buffer when the schedule runs.
     pub fn store(&self, s: &mut Schedule, into: &Buffer) {
         let (from, into) = (self.clone(), into.clone());
         s.run(move || {

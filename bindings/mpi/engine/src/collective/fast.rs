@@ -1,4 +1,4 @@
-//! Kolo's collectives.
+//! Blocking collectives that Kolo's own collectives carry out.
 
 use kolo::{Collective, DataType, RawCall, RawCallV, ReduceOp};
 
@@ -9,18 +9,18 @@ use crate::error::Outcome;
 use crate::net::Absence;
 use crate::op;
 
-/// Input and output of a call; null for what a rank has not.
+/// The input or output of a rank that has none.
 pub(super) const NOTHING: Memory = Memory { at: std::ptr::null_mut(), len: 0 };
 
 fn run(comm: &Comm, call: &RawCall) -> Outcome {
     let kolo = comm.kolo()?;
     let _absent = Absence::begin();
-    // SAFETY: the program's buffers, as long as its arguments say, lent until this returns.
+    // SAFETY: the program's buffers are as long as its arguments say, and lent until this returns.
     unsafe { kolo.call_raw(call)? };
     Ok(())
 }
 
-/// Waits for all.
+/// Waits for all ranks.
 pub(super) fn barrier(comm: &Comm) -> Outcome {
     run(comm, &moving(Collective::Barrier, NOTHING, NOTHING, 0, 0))
 }
@@ -30,7 +30,7 @@ fn moving(collective: Collective, input: Memory, output: Memory, bytes: usize, r
     RawCall { collective, input, output, count: bytes, data_type: DataType::U8, op: ReduceOp::Sum, root }
 }
 
-/// Moves blocks of so many bytes.
+/// Moves blocks of `bytes` bytes.
 pub(super) fn transfer(
     comm: &Comm,
     collective: Collective,
@@ -39,11 +39,11 @@ pub(super) fn transfer(
     bytes: usize,
     root: u32,
 ) -> Outcome {
-    // All ranks agree on the length, so none waits for another.
+    // All ranks agree on the length, so if it is 0, none waits for another.
     if bytes == 0 { Ok(()) } else { run(comm, &moving(collective, input, output, bytes, root)) }
 }
 
-/// Gathers blocks of unequal length, which lie one behind the other.
+/// Gathers blocks of unequal length to all ranks, one after another.
 pub(super) fn all_gather_v(comm: &Comm, input: Memory, output: Memory, bytes: &[usize]) -> Outcome {
     if bytes.iter().sum::<usize>() == 0 {
         return Ok(());
@@ -65,11 +65,11 @@ pub(super) fn all_gather_v(comm: &Comm, input: Memory, output: Memory, bytes: &[
     Ok(())
 }
 
-/// Kolo's operator and type for a reduction, if it has them. All ranks come to the same answer.
+/// Returns Kolo's operator and type for a reduction, if it has them. All ranks get the same answer.
 #[inline]
 pub(super) fn reducible(handle: i32, of: &Type) -> Option<(ReduceOp, DataType)> {
     let (op, basic) = (op::builtin(handle)?, of.basic()?);
-    // The standard has logical operators for integers only, and bitwise ones not for numbers with a point.
+    // The standard defines logical operators for integers only, and bitwise operators not for floating point.
     let is_float = matches!(basic, Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64);
     if matches!(op, op::Builtin::Sum | op::Builtin::Prod | op::Builtin::Max | op::Builtin::Min) {
         return if basic == Basic::Byte { None } else { op::for_kolo(op, basic) };
@@ -78,7 +78,7 @@ pub(super) fn reducible(handle: i32, of: &Type) -> Option<(ReduceOp, DataType)> 
     if is_float || basic == Basic::Byte && is_logical { None } else { op::for_kolo(op, basic) }
 }
 
-/// Reduces vectors of so many elements, or blocks.
+/// Reduces vectors or blocks of `count` elements.
 #[inline]
 pub(super) fn reduction(
     comm: &Comm,
@@ -95,7 +95,7 @@ pub(super) fn reduction(
     run(comm, &RawCall { collective, input, output, count, data_type, op, root })
 }
 
-/// Reduces, and gives each rank a block of its own length.
+/// Reduces, and gives each rank a block; the lengths of the blocks differ.
 pub(super) fn reduce_scatter_v(
     comm: &Comm,
     (input, output): (*const u8, *mut u8),

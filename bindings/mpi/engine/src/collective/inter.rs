@@ -1,4 +1,4 @@
-//! Collectives of intercommunicators: what one group brings, the other gets. They are schedules over both groups.
+//! Collectives of intercommunicators: each group gets the data of the other. They are schedules over both groups.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::op::{self, Op};
 enum Role {
     /// The root.
     Root,
-    /// In the root's group, which has no more to do.
+    /// Another rank of the root's group, which has nothing to do.
     Beside,
-    /// In the other group; where the root is among both.
+    /// A rank of the other group, with the root's rank in the union of both groups.
     Across(u32),
 }
 
@@ -34,17 +34,17 @@ fn role(comm: &Comm, inter: &Inter, root: c_int) -> Outcome<Role> {
     }
 }
 
-/// The failure of a call with `MPI_IN_PLACE`.
+/// Fails a call with `MPI_IN_PLACE`.
 pub(super) fn in_place<T>() -> Outcome<T> {
     fail(Class::Buffer, "MPI_IN_PLACE has no meaning for intercommunicators")
 }
 
-/// The elements that arguments name.
+/// Makes a buffer of the arguments of a call.
 pub(super) fn buffer(at: *const c_void, n: i64, of: c_int) -> Outcome<Buffer> {
     if is_in_place(at) { in_place() } else { Buffer::new(at, n, of) }
 }
 
-/// Blocks of one length, one per rank of the remote group.
+/// Returns blocks of equal length, one per rank of the remote group.
 pub(super) fn even(at: *const c_void, n: i64, of: c_int, comm: &Comm) -> Outcome<Vec<Buffer>> {
     let first = buffer(at, n, of)?;
     Ok(blocks(&first, first.count, comm.peers.len() as u32))
@@ -156,7 +156,7 @@ pub(super) fn scatter(
     }
 }
 
-/// A part for each rank of the remote group, and one from each.
+/// Sends a part to each rank of the remote group, and receives one from each.
 pub(super) fn all_to_all(
     how: How,
     comm: &Arc<Comm>,
@@ -171,7 +171,7 @@ pub(super) fn all_to_all(
     })
 }
 
-/// The same part for each rank of the remote group, and one from each.
+/// Sends the same part to each rank of the remote group, and receives one from each.
 pub(super) fn all_gather(
     how: How,
     comm: &Arc<Comm>,
@@ -193,7 +193,7 @@ fn trade(s: &mut Schedule, inter: &Inter, data: &[Memory], into: &[Buffer]) {
     into.iter().zip(memories).for_each(|(part, memory)| part.arrived(s, memory));
 }
 
-/// Each group's result to the first rank of the other.
+/// Reduces in each group, and sends each group's result to the first rank of the other.
 fn cross(s: &mut Schedule, comm: &Comm, inter: &Inter, op: &Arc<Op>, own: Scratch) -> Scratch {
     let other = own.alike(s);
     let sum = locally(s, comm, inter, |s| algorithms::reduce_to_first(s, op, own));

@@ -1,4 +1,4 @@
-//! Collectives. Blocking ones on predefined types go to Kolo's; the rest are schedules of messages.
+//! Collectives. Blocking ones on predefined types use Kolo's collectives; all others are schedules of messages.
 
 pub mod algorithms;
 pub mod buffers;
@@ -27,11 +27,11 @@ use schedule::{Memory, Started};
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
-    /// Returns when it is over.
+    /// The call returns when the operation is complete.
     Blocking,
-    /// Gives a request.
+    /// The call returns a request.
     Start(*mut c_int),
-    /// Gives a request that may be started again and again.
+    /// The call returns a persistent request, which may be started any number of times.
     Init(*mut c_int),
 }
 
@@ -67,36 +67,36 @@ fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
     }
 }
 
-/// Each rank's bytes, in the order of ranks; all have equally many. All ranks call it.
+/// Returns all ranks' bytes in the order of ranks; all have equally many. All ranks call it.
 pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(own.len() * comm.size() as usize);
     let parts: Vec<Memory> =
         (0..comm.size() as usize).map(|rank| all.part(rank * own.len(), own.len())).collect();
-    // SAFETY: memory of the schedule's own, of this length.
+    // SAFETY: the memory is the schedule's own and has this length.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
     algorithms::all_gather(&mut s, &parts);
     run_for(s, all)
 }
 
-/// One rank's bytes for all: so many. All ranks call it.
+/// Returns `len` bytes of rank `from` on all ranks. All ranks call it.
 pub(crate) fn tell(comm: &Arc<Comm>, own: &[u8], len: usize, from: u32) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(len);
     if comm.rank == from {
-        // SAFETY: memory of the schedule's own; no more than both have.
+        // SAFETY: the memory is the schedule's own; copies no more bytes than both have.
         unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), all.at, own.len().min(len)) };
     }
     algorithms::broadcast(&mut s, all, from);
     run_for(s, all)
 }
 
-/// Runs a schedule to its end, for what is then in this memory of its own.
+/// Runs a schedule to its end; returns the contents of `all`, which is memory of the schedule.
 fn run_for(mut s: Schedule, all: Memory) -> Outcome<Vec<u8>> {
     let result = Arc::new(std::sync::Mutex::new(Vec::new()));
     let out = Arc::clone(&result);
     s.run(move || {
-        // SAFETY: everything has come.
+        // SAFETY: all messages have arrived, so nothing writes the bytes.
         *out.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = unsafe { all.bytes() }.to_vec();
         Ok(())
     });

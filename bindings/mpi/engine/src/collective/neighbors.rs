@@ -10,8 +10,8 @@ use crate::comm::{self, Comm};
 use crate::error::Outcome;
 use crate::topology::Neighbors;
 
-/// Sends a block to each and receives one from each. Two neighbours may be the same rank: messages then meet in the order of
-/// dimensions, with the two directions of one crossed.
+/// Sends a block to each neighbour and receives one from each. If two neighbours are the same rank, messages match in the order of
+/// dimensions, with the two directions of each dimension crossed.
 fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outcome {
     let neighbors = Neighbors::of(comm)?;
     go(how, comm, |s| {

@@ -37,7 +37,7 @@ impl Reduction {
         Ok(Self { comm, own, op, user })
     }
 
-    /// Kolo's operator and type, for a blocking call.
+    /// Returns Kolo's operator and type if Kolo's collectives can serve the call.
     fn fast(&self, how: How) -> Option<(kolo::ReduceOp, kolo::DataType)> {
         if how != How::Blocking || self.comm.size() == 1 || self.comm.inter.is_some() {
             None
@@ -149,7 +149,7 @@ fn scattered(
     let into = Buffer::new(recvbuf, counts[rank] as i64, of)?;
     if let Some(kolo) = call.fast(how) {
         let in_place = is_in_place(sendbuf);
-        // The result comes where the input begins, so it needs a place of its own first.
+        // In place, the result goes to the start of the input, so Kolo writes it to memory of its own first.
         let mut apart = vec![0_u8; if in_place { into.bytes() } else { 0 }];
         let output = if in_place { apart.as_mut_ptr() } else { recvbuf.cast() };
         let buffers = (call.own.address().cast_const(), output);
@@ -159,7 +159,7 @@ fn scattered(
             false => fast::reduce_scatter_v(&call.comm, buffers, counts, kolo)?,
         }
         if in_place {
-            // SAFETY: the program's buffer has room for its own block, and more.
+            // SAFETY: the program's buffer has room for all blocks, and so for its own.
             unsafe { std::ptr::copy_nonoverlapping(apart.as_ptr(), recvbuf.cast(), apart.len()) };
         }
         return Ok(());

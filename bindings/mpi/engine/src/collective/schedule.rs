@@ -1,6 +1,7 @@
-//! A collective as steps over messages: what is started, persistent, on types and operators of the program's own, or irregular.
+//! Schedules: collectives as lists of message steps. They serve started, persistent and irregular collectives, and those on the program's
+//! own types and operators.
 //!
-//! Steps run in order; a fence waits for all messages before it. A thread that polls advances all schedules that are under way.
+//! Steps run in order; a fence waits for all messages before it. A thread that polls advances all active schedules.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -9,7 +10,7 @@ use crate::comm::Comm;
 use crate::error::{Fail, Outcome};
 use crate::net::{self, Completion, Recv, Sink, Source};
 
-/// Memory of the program's or of a schedule's own.
+/// Memory that the program has lent or a schedule owns.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// First byte.
@@ -25,29 +26,29 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// First byte; of the whole, so that closures take all of it.
+    /// Returns the first byte. Takes the whole value, so that closures capture all of it.
     #[must_use]
     pub fn ptr(self) -> *mut u8 {
         self.at
     }
 
-    /// A part.
+    /// Returns a part of the memory.
     #[must_use]
     pub fn part(self, from: usize, len: usize) -> Self {
         debug_assert!(from + len <= self.len);
         Self { at: self.at.wrapping_add(from), len }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Safety
-    /// Nobody writes to them meanwhile.
+    /// Nothing writes to them while the slice is in use.
     #[must_use]
     pub unsafe fn bytes<'a>(self) -> &'a [u8] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: lent, see above.
+        // SAFETY: the memory is lent or owned, see above; the caller promises that nothing writes to it.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }
@@ -61,10 +62,10 @@ enum Step {
     Run(Action),
 }
 
-/// Steps, and how far they are.
+/// Steps, and the position of the next one.
 pub struct Schedule {
     comm: Arc<Comm>,
-    /// Ranks that the added steps concern: the first of some ranks in a row, and how many.
+    /// The consecutive ranks among which steps are added: the first of them, and their number.
     view: (u32, u32),
     context: u32,
     tag: i32,
@@ -81,33 +82,33 @@ impl std::fmt::Debug for Schedule {
 }
 
 impl Schedule {
-    /// One without steps, whose messages are its own.
+    /// Makes a schedule without steps, with a context and tag that no other schedule uses.
     #[must_use]
     pub fn new(comm: &Arc<Comm>) -> Self {
         let (context, tag) = comm.next_collective();
         Self::tagged(comm, context, tag)
     }
 
-    /// One whose messages have this context and tag.
+    /// Makes a schedule whose messages have this context and tag.
     #[must_use]
     pub fn tagged(comm: &Arc<Comm>, context: u32, tag: i32) -> Self {
         let (comm, view) = (Arc::clone(comm), (0, comm.size()));
         Self { comm, view, context, tag, steps: Vec::new(), at: 0, waiting: Vec::new(), kept: Vec::new() }
     }
 
-    /// This rank.
+    /// Returns this rank's number in the view.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.comm.rank - self.view.0
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks in the view.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.view.1
     }
 
-    /// Adds steps among some ranks in a row, of which this is one: they count from the first of them.
+    /// Adds steps among `count` consecutive ranks, including this one. In these steps, ranks are numbered from `first` on.
     pub fn among<T>(&mut self, first: u32, count: u32, add: impl FnOnce(&mut Self) -> T) -> T {
         debug_assert!((first..first + count).contains(&self.comm.rank) && first + count <= self.comm.size());
         let before = std::mem::replace(&mut self.view, (first, count));
@@ -116,51 +117,51 @@ impl Schedule {
         added
     }
 
-    /// Memory that lives as long as the schedule.
+    /// Allocates memory that lives as long as the schedule.
     pub fn keep(&mut self, len: usize) -> Memory {
-        // A little more, so that an empty one has an address of its own.
+        // At least one byte, so that empty memory has an address of its own too.
         let mut memory = vec![0; len.max(1)].into_boxed_slice();
         let at = memory.as_mut_ptr();
         self.kept.push(memory);
         Memory { at, len }
     }
 
-    /// Sends to a rank.
+    /// Adds a send to a rank.
     pub fn send(&mut self, to: u32, what: Memory) {
         self.steps.push(Step::Send(self.view.0 + to, what));
     }
 
-    /// Receives from a rank.
+    /// Adds a receive from a rank.
     pub fn recv(&mut self, from: u32, into: Memory) {
         self.steps.push(Step::Recv(self.view.0 + from, into));
     }
 
-    /// Waits for all messages so far.
+    /// Adds a step that waits for all messages so far.
     pub fn fence(&mut self) {
         self.steps.push(Step::Fence);
     }
 
-    /// Does something.
+    /// Adds an action. It runs once all messages before it are complete.
     pub fn run(&mut self, action: impl FnMut() -> Outcome + Send + 'static) {
         self.steps.push(Step::Run(Box::new(action)));
     }
 
-    /// Copies bytes, once what was before is done.
+    /// Adds a copy of bytes, which runs once all messages before it are complete.
     pub fn copy(&mut self, from: Memory, to: Memory) {
         self.run(move || {
-            // SAFETY: both are lent for the collective; they may be the same.
+            // SAFETY: both are lent for the duration of the collective; they may overlap.
             unsafe { std::ptr::copy(from.ptr(), to.ptr(), from.bytes().len().min(to.bytes().len())) };
             Ok(())
         });
     }
 
-    /// Begins anew.
+    /// Returns to the first step.
     pub fn rewind(&mut self) {
         self.at = 0;
         self.waiting.clear();
     }
 
-    /// Goes as far as it can. Whether it is over, and how.
+    /// Advances as far as possible without waiting. Returns the outcome once the schedule has ended.
     fn advance(&mut self) -> Option<Outcome> {
         loop {
             if !self.waiting.iter().all(|message| message.is_done()) {
@@ -180,7 +181,7 @@ impl Schedule {
         }
     }
 
-    /// Runs steps up to the next fence. A schedule that runs by itself waits for the messages before it.
+    /// Runs steps up to the next fence. It stops before an action while messages before that action are incomplete.
     fn batch(&mut self) -> Outcome {
         while let Some(step) = self.steps.get_mut(self.at) {
             match step {
@@ -220,7 +221,7 @@ impl Schedule {
     }
 }
 
-/// A schedule that others may wait for.
+/// A schedule that has been started, for which threads may wait.
 #[derive(Debug)]
 pub struct Started {
     schedule: Mutex<Schedule>,
@@ -239,13 +240,13 @@ impl Started {
         started
     }
 
-    /// A schedule that is not started yet.
+    /// Makes a schedule that is not started yet.
     #[must_use]
     pub fn idle(schedule: Schedule) -> Arc<Self> {
         Arc::new(Self { schedule: Mutex::new(schedule), done: Mutex::new(Some(Ok(()))) })
     }
 
-    /// Starts it again.
+    /// Starts the schedule again.
     pub fn restart(self: &Arc<Self>) {
         *self.done.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner).rewind();
@@ -259,7 +260,7 @@ impl Started {
         }
     }
 
-    /// How it ended, if it has.
+    /// Returns the outcome if the schedule has ended.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -269,7 +270,7 @@ impl Started {
         let mut schedule = match self.schedule.try_lock() {
             Ok(schedule) => schedule,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another thread is at it, or this one, in an operator of the program's that calls MPI.
+            // Another thread advances it, or this thread does and has called an operator of the program that calls MPI.
             Err(TryLockError::WouldBlock) => return false,
         };
         let Some(outcome) = schedule.advance() else { return false };
@@ -278,7 +279,7 @@ impl Started {
     }
 }
 
-/// Advances all that are under way. Whether one of them ended.
+/// Advances all active schedules. Returns whether one of them has ended.
 pub fn advance_all() -> bool {
     if ACTIVES.load(Ordering::Acquire) == 0 {
         return false;
@@ -301,7 +302,7 @@ pub fn advance_all() -> bool {
 /// Runs a schedule to its end.
 ///
 /// # Errors
-/// Those of its steps.
+/// The first error of a step.
 pub fn complete(mut schedule: Schedule) -> Outcome {
     let mut outcome = None;
     net::wait_until(|| {

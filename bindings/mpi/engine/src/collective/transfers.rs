@@ -23,7 +23,7 @@ pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     })
 }
 
-/// A run of bytes with the data of a buffer, for a blocking call.
+/// The data of a buffer as one run of bytes, for a blocking call.
 struct Packed {
     own: Vec<u8>,
     flat: Option<Memory>,
@@ -79,13 +79,13 @@ pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, 
     })
 }
 
-/// Blocks of one buffer, one per rank.
+/// Divides a buffer into blocks, one per rank.
 pub(super) fn blocks(buffer: &Buffer, count: usize, ranks: u32) -> Vec<Buffer> {
     let step = count as i64 * buffer.of.extent;
     (0..i64::from(ranks)).map(|rank| buffer.moved(rank * step).of_count(count)).collect()
 }
 
-/// Blocks at displacements that count elements.
+/// Makes blocks at displacements given in elements.
 unsafe fn listed(
     at: *const c_void,
     counts: Counts,
@@ -107,7 +107,7 @@ fn sources(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
     blocks.iter().map(|block| block.source(s)).collect()
 }
 
-/// Copies, since what comes goes to the same memory.
+/// Copies the blocks, since received data will overwrite them.
 fn copies(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
     blocks
         .iter()
@@ -130,7 +130,7 @@ fn arrived(s: &mut Schedule, blocks: &[Buffer], memories: &[Memory]) {
     blocks.iter().zip(memories).for_each(|(block, memory)| block.arrived(s, *memory));
 }
 
-/// Gathers at a root: the blocks on the root, nothing elsewhere; no own data if it is in its place.
+/// Gathers at a root. Only the root has `parts`. `own` is `None` if the root's data is already in place.
 fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
     go(how, comm, |s| {
         let mut into = sinks(s, parts);
@@ -139,7 +139,7 @@ fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer],
             None => into[to as usize],
         };
         if own.is_none() {
-            // The root's block is in its place already, whatever its layout.
+            // The root's block is already in place, whatever its layout.
             into[to as usize] = data;
         }
         algorithms::gather(s, data, &into, to);
@@ -335,7 +335,7 @@ pub unsafe fn scatterv(
     scatter_from(how, &comm, &parts, own.as_ref(), from)
 }
 
-/// Everybody's blocks to everybody, at their places.
+/// Gives all ranks' blocks to all ranks, in their places in `parts`.
 fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]) -> Outcome {
     let rank = comm.rank as usize;
     go(how, comm, |s| {
@@ -438,7 +438,7 @@ pub unsafe fn allgatherv(
     Ok(())
 }
 
-/// A block for each from each.
+/// Sends a block to each rank and receives one from each.
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
     go(how, comm, |s| {
         let data = match out {
@@ -524,7 +524,7 @@ pub unsafe fn alltoallv(
     }
 }
 
-/// Blocks of types of their own, at displacements in bytes.
+/// Makes blocks of different types, at displacements in bytes.
 pub(super) unsafe fn various(
     at: *const c_void,
     counts: Counts,

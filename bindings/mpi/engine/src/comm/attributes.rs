@@ -8,7 +8,7 @@ use super::Comm;
 use crate::constants::*;
 use crate::error::{self, Outcome};
 
-/// The value of one of them: an address, or none; nothing for what is no such attribute.
+/// Returns the value of a predefined attribute: an address, or `Some(None)` if it is not set. `None` for all other keyvals.
 pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
     static TAG_UB_VALUE: c_int = TAG_MAX;
     static ANY_PROCESS: c_int = ANY_SOURCE;

@@ -1,4 +1,4 @@
-//! Intercommunicators: a local group and a remote one, and a hidden communicator of both, over which collectives go.
+//! Intercommunicators: a local group, a remote group, and a hidden communicator of both, over which collectives run.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::group::{self, Group};
 use crate::world;
 
-/// An intercommunicator's parts beside a communicator of its local group.
+/// The parts that an intercommunicator has in addition to those of a communicator of its local group.
 #[derive(Debug)]
 pub(crate) struct Inter {
-    /// Both groups, the one with the lower first rank in front. It has the intercommunicator's number.
+    /// Communicator of both groups; the group with the lower first rank comes first. It has the intercommunicator's number.
     pub(crate) union: Arc<Comm>,
-    /// Where the local group begins there.
+    /// First rank of the local group in the union.
     pub(crate) local: u32,
-    /// Where the remote group begins there.
+    /// First rank of the remote group in the union.
     pub(crate) remote: u32,
 }
 
-/// Bytes that a rank tells in a split.
+/// Bytes that each rank contributes to a split.
 const TOLD: usize = 12;
-/// In place of a color: none.
+/// The rank gives no color.
 const NO_COLOR: c_int = 0;
 const COLOR: c_int = 1;
-/// In place of a color: the arguments are wrong.
+/// The rank's arguments are wrong.
 const WRONG: c_int = -1;
 
 fn union_of(local: &[u32], remote: &[u32]) -> Group {
@@ -46,7 +46,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes[4 * at..4 * at + 4].try_into().map_or(0, u32::from_le_bytes)
 }
 
-/// Ranks that told this color, by key and place.
+/// Returns the members that gave this color, ordered by key and place.
 fn chosen(all: &[u8], color: c_int, members: &[u32]) -> Group {
     let entries = all.chunks_exact(TOLD).zip(members);
     let mut found: Vec<(c_int, usize)> = entries
@@ -58,7 +58,7 @@ fn chosen(all: &[u8], color: c_int, members: &[u32]) -> Group {
     found.into_iter().map(|(_, at)| members[at]).collect()
 }
 
-/// The members of the given color of a communicator of one group, by key and rank.
+/// Returns the members of an intracommunicator with the given color, ordered by key and rank.
 pub(super) fn split_members(comm: &Arc<Comm>, color: Option<c_int>, key: c_int) -> Outcome<Option<Group>> {
     let what = if color.is_some() { COLOR } else { NO_COLOR };
     let all = share(comm, &told(what, color.unwrap_or(0), key))?;
@@ -66,7 +66,7 @@ pub(super) fn split_members(comm: &Arc<Comm>, color: Option<c_int>, key: c_int) 
 }
 
 impl Comm {
-    /// An intercommunicator of two groups, of which this process is in the first.
+    /// Makes an intercommunicator of two groups; this process is in the first.
     pub(super) fn pair(&self, number: u32, local: Group, remote: Group) -> Outcome<Self> {
         let union = self.child(number, union_of(&local, &remote), None)?;
         let is_first = local[0] < remote[0];
@@ -78,7 +78,7 @@ impl Comm {
         Ok(comm)
     }
 
-    /// This communicator, or both groups of an intercommunicator.
+    /// Returns this communicator; for an intercommunicator, the union of both groups.
     #[must_use]
     pub fn whole(self: &Arc<Self>) -> &Arc<Self> {
         self.inter.as_ref().map_or(self, |inter| &inter.union)
@@ -86,7 +86,7 @@ impl Comm {
 }
 
 impl Inter {
-    /// Makes intercommunicators of those who tell the same color, if there are some in both groups. All ranks call it.
+    /// Makes intercommunicators of ranks with the same color, for colors that occur in both groups. All ranks call it.
     fn split(&self, comm: &Comm, own: [u8; TOLD], color: Option<c_int>) -> Outcome<c_int> {
         let all = share(&self.union, &own)?;
         if all.chunks_exact(TOLD).any(|entry| word(entry, 0) as c_int == WRONG) {
@@ -108,7 +108,7 @@ impl Inter {
         self.split(comm, told(what, color.unwrap_or(0), key), color)
     }
 
-    /// `MPI_Comm_create`: each rank gives a group of its own side.
+    /// Carries out `MPI_Comm_create`: each rank gives a part of its local group.
     pub(super) fn create(&self, comm: &Comm, group: &[u32]) -> Outcome<c_int> {
         let is_part = group.iter().all(|member| comm.members.contains(member));
         let place = group.iter().position(|member| *member == world::rank());
@@ -121,7 +121,7 @@ impl Inter {
     }
 }
 
-/// `MPI_Intercomm_merge`: the group that says so comes second.
+/// Carries out `MPI_Intercomm_merge`: the group that passes `high` comes second.
 pub(super) fn merge(comm: c_int, high: bool) -> Outcome<c_int> {
     let comm = lookup(comm)?;
     let Some(inter) = &comm.inter else { return fail(Class::Comm, "this is no intercommunicator") };
@@ -141,10 +141,10 @@ pub(super) fn merge(comm: c_int, high: bool) -> Outcome<c_int> {
     Ok(handle)
 }
 
-/// The finding of two groups' leaders: a number for the intercommunicator, and the other group.
+/// The result of a meeting of two groups' leaders: a number for the intercommunicator, and the other group.
 type Found = (u32, Group);
 
-/// The leaders meet over a communicator in which both are, and tell each other their groups.
+/// Lets the two leaders exchange their groups, over a communicator that contains both.
 fn meet(outside: &Comm, local: &[u32], remote_leader: u32, tag: c_int) -> Outcome<Found> {
     let own = world::rank();
     if own == remote_leader {
@@ -170,8 +170,8 @@ fn meet(outside: &Comm, local: &[u32], remote_leader: u32, tag: c_int) -> Outcom
     Ok((number, (0..remote.len() / 4).map(|at| word(&remote, at)).collect()))
 }
 
-/// Makes an intercommunicator of what the leader of the local group finds out. All of the group call it; an error of the leader
-/// is everybody's.
+/// Makes an intercommunicator from the result of the local group's leader. All ranks of the group call it; if the leader fails, all of
+/// them fail.
 fn connect(local: &Arc<Comm>, leader: u32, lead: impl FnOnce() -> Outcome<Found>) -> Outcome<c_int> {
     let (mut head, mut bytes, mut error) = ([0_u32; 3], Vec::new(), None);
     if local.rank == leader {
@@ -222,7 +222,7 @@ fn named(group: &[u32], rank: c_int) -> Outcome<u32> {
     )
 }
 
-/// `MPI_Intercomm_create`.
+/// Carries out `MPI_Intercomm_create`.
 pub(super) fn create(comm: c_int, leader: c_int, peer: c_int, remote: c_int, tag: c_int) -> Outcome<c_int> {
     let local = intra(comm)?;
     let leader = leader_of(&local, leader)?;
@@ -231,12 +231,12 @@ pub(super) fn create(comm: c_int, leader: c_int, peer: c_int, remote: c_int, tag
         if !(0..=TAG_MAX).contains(&tag) {
             return fail(Class::Tag, format!("the tag {tag}"));
         }
-        // Tags of this call are apart from those of `MPI_Comm_create_group`.
+        // This call's tags differ from those of `MPI_Comm_create_group`.
         meet(peer.whole(), &local.members, named(&peer.peers, remote)?, (3 << 28) | (tag & (TAG_MAX >> 2)))
     })
 }
 
-/// `MPI_Intercomm_create_from_groups`; the tag is below 2^28. `prepare` gets the communicator from which the new one inherits.
+/// Carries out `MPI_Intercomm_create_from_groups`; the tag is below 2^28. `prepare` gets the communicator from which the new one inherits.
 pub(crate) fn from_groups(
     (local, leader): (c_int, c_int),
     (remote, remote_leader): (c_int, c_int),

@@ -32,15 +32,15 @@ pub use survival::*;
 #[derive(Debug)]
 pub struct Comm {
     handle: AtomicI32,
-    /// Number of the communicator, times four: messages of users, of collectives and of the library are apart.
+    /// Number of the communicator, times four. The lower two bits keep the messages of users, collectives and the library apart.
     context: AtomicU32,
-    /// This rank.
+    /// This process's rank.
     pub rank: u32,
-    /// World ranks of all; of an intercommunicator, of the local group.
+    /// World ranks of all ranks; for an intercommunicator, of the local group.
     pub members: Group,
-    /// World ranks of those whom messages name: the same, or the remote group.
+    /// World ranks of the ranks that messages may name: the same, or the remote group.
     pub peers: Group,
-    /// Of an intercommunicator.
+    /// Set for an intercommunicator.
     pub(crate) inter: Option<Inter>,
     kolo: OnceLock<Arc<Communicator>>,
     collectives: AtomicI32,
@@ -51,22 +51,22 @@ pub struct Comm {
     info: Mutex<Pairs>,
     pub(crate) topology: Option<Topology>,
     pub(crate) buffers: Buffers,
-    /// Ranks of the world whose loss the program knows of.
+    /// World ranks whose loss the program has acknowledged.
     acknowledged: Mutex<Vec<u32>>,
 }
 
 const COLLECTIVES: u32 = 1;
 const LIBRARY: u32 = 2;
-/// Messages of partitioned operations.
+/// Context of the messages of partitioned operations.
 pub(crate) const PARTITIONED: u32 = 3;
 
 static COMMS: Table<Arc<Comm>> = Table::new(0x1);
 static PREDEFINED: OnceLock<[Arc<Comm>; 2]> = OnceLock::new();
 
-/// The communicator of a handle.
+/// Returns the communicator of a handle.
 ///
 /// # Errors
-/// [`Class::Comm`], or before Init and after Finalize.
+/// [`Class::Comm`] for an invalid handle; also before Init and after Finalize.
 #[inline]
 pub fn held(handle: c_int) -> Outcome<Held<Comm>> {
     world::check_running()?;
@@ -77,7 +77,7 @@ pub fn held(handle: c_int) -> Outcome<Held<Comm>> {
     COMMS.get(handle).map_or_else(|| invalid(handle), |comm| Ok(Held::Counted(comm)))
 }
 
-/// That of this process alone, also where there are sessions only.
+/// Returns the communicator of this process alone, which exists even if the program uses only sessions.
 ///
 /// # Errors
 /// Before Init and after Finalize.
@@ -89,7 +89,7 @@ pub fn own() -> Outcome<Held<Comm>> {
     }
 }
 
-/// The same, counted.
+/// As [`held`], but returns a counted reference.
 ///
 /// # Errors
 /// As [`held`].
@@ -98,7 +98,7 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<Comm>> {
     held(handle).map(|comm| Arc::clone(&comm))
 }
 
-/// As [`lookup`], for calls that have no meaning for two groups.
+/// As [`lookup`], for calls that are not defined for intercommunicators.
 ///
 /// # Errors
 /// As [`held`], and for an intercommunicator.
@@ -117,7 +117,7 @@ fn invalid<T>(handle: c_int) -> Outcome<T> {
     }
 }
 
-/// Makes the predefined ones.
+/// Makes the predefined communicators.
 pub(crate) fn predefine(rank: u32, size: u32, kolo: Option<Arc<Communicator>>) {
     let world = Comm::new(0, rank, world::world_members(size), None);
     if let Some(kolo) = kolo {
@@ -131,7 +131,7 @@ pub(crate) fn predefine(rank: u32, size: u32, kolo: Option<Arc<Communicator>>) {
     let _ = PREDEFINED.set([Arc::new(world), Arc::new(own)]);
 }
 
-/// Lets go of what is left at the end.
+/// Drops all remaining communicators at the end.
 pub(crate) fn forget_all() {
     for comm in COMMS.all() {
         COMMS.remove(comm.handle());
@@ -160,25 +160,25 @@ impl Comm {
         }
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks; for an intercommunicator, of the local group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// Its handle.
+    /// Returns the communicator's handle.
     #[must_use]
     pub fn handle(&self) -> c_int {
         self.handle.load(Ordering::Relaxed)
     }
 
-    /// Context of the program's messages, or another of its four.
+    /// Returns one of the communicator's four contexts; 0 is that of the program's messages.
     #[must_use]
     pub fn context(&self, of: u32) -> u32 {
         self.context.load(Ordering::Acquire) | of
     }
 
-    /// Rank here, or in the remote group, of a rank of the world.
+    /// Returns the rank in this communicator, or in the remote group, of a world rank.
     #[must_use]
     pub fn rank_of(&self, world: u32) -> u32 {
         match self.peers.get(world as usize) {
@@ -187,17 +187,17 @@ impl Comm {
         }
     }
 
-    /// Context and tag of the next collective that consists of messages.
+    /// Returns the context and tag of the next collective that consists of messages.
     #[must_use]
     pub fn next_collective(&self) -> (u32, i32) {
         let number = self.collectives.fetch_add(1, Ordering::Relaxed);
         (self.context(COLLECTIVES), number & TAG_MAX)
     }
 
-    /// Kolo's communicator of these ranks. Made at the first call, which all ranks make.
+    /// Returns Kolo's communicator of these ranks. The first call makes it, so all ranks must make that call.
     ///
     /// # Errors
-    /// Kolo's.
+    /// Kolo's errors.
     #[inline]
     pub fn kolo(&self) -> Outcome<&Communicator> {
         match self.kolo.get() {
@@ -216,18 +216,18 @@ impl Comm {
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 
-    /// Its handling of errors.
+    /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says what to do with errors.
+    /// Sets the error handler.
     pub fn set_handler(&self, handler: Handler) {
         *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
     }
 
-    /// A communicator like this one, of other members, with a number that they have agreed on.
+    /// Makes a communicator with this one's error handler, of other members, with a number on which they have agreed.
     fn child(&self, number: u32, members: Group, topology: Option<Topology>) -> Outcome<Self> {
         let Some(rank) = members.iter().position(|member| *member == world::rank()) else {
             return fail(Class::Group, "this process is not in the group");
@@ -244,7 +244,7 @@ impl Comm {
         handle
     }
 
-    /// A number for a communicator of some of the members, who all ask: the first of them gives it away.
+    /// Agrees on the number of a new communicator of some members, who all call it. The first of them chooses the number.
     fn agree(&self, members: &[u32], tag: c_int) -> Outcome<u32> {
         let context = self.context(LIBRARY);
         if members.first() == Some(&world::rank()) {
@@ -274,18 +274,18 @@ impl Comm {
         self.creations.fetch_add(1, Ordering::Relaxed) & (TAG_MAX >> 1)
     }
 
-    /// Makes a communicator of some of the members, who all call it.
+    /// Makes a communicator of some members, who all call it.
     pub(crate) fn create(&self, members: Group, topology: Option<Topology>) -> Outcome<c_int> {
         let tag = self.next_creation();
         self.create_tagged(members, topology, tag)
     }
 
-    /// For a rank that is in none of the new communicators.
+    /// Counts a creation of communicators on a rank that is in none of them.
     pub(crate) fn skip_creation(&self) {
         self.next_creation();
     }
 
-    /// The same, with a tag that tells the calls apart.
+    /// As [`Comm::create`], with a tag that distinguishes concurrent calls.
     pub(crate) fn create_tagged(
         &self,
         members: Group,
@@ -307,7 +307,7 @@ impl Comm {
         Ok(copy)
     }
 
-    /// Gives a duplicate its number.
+    /// Sets the number of a duplicate.
     fn set_number(&self, number: u32) {
         self.context.store(number << 2, Ordering::Release);
         if let Some(inter) = &self.inter {
@@ -328,13 +328,13 @@ impl Drop for Comm {
     }
 }
 
-/// Number of ranks that messages may name, for front ends that convert arrays; 0 for what is no communicator.
+/// Returns the number of ranks that messages may name, for front ends that convert arrays; 0 for an invalid handle.
 #[must_use]
 pub fn size_of_comm(handle: c_int) -> usize {
     lookup(handle).map_or(0, |comm| comm.peers.len())
 }
 
-/// Takes the handle of a communicator of the library's own back.
+/// Removes the handle of a communicator that the library has made for itself.
 pub(crate) fn release(handle: c_int) {
     COMMS.remove(handle);
 }
@@ -393,12 +393,12 @@ unsafe fn idup(comm: c_int, info: Option<c_int>, new: *mut c_int, into: *mut c_i
     let number = s.keep(4);
     if whole.rank == 0 {
         let bytes = world::new_context()?.to_le_bytes();
-        // SAFETY: four bytes of the schedule's own.
+        // SAFETY: the schedule owns these four bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), number.at, 4) };
     }
     collective::algorithms::broadcast(&mut s, number, 0);
     s.run(move || {
-        // SAFETY: as above; everything before is done.
+        // SAFETY: as above; all steps before this one are done.
         let number = unsafe { number.ptr().cast::<u32>().read_unaligned() };
         copy.set_number(u32::from_le(number));
         Ok(())
@@ -448,7 +448,7 @@ pub unsafe fn comm_create_group(comm: c_int, of: c_int, tag: c_int, new: *mut c_
         return fail(Class::Tag, format!("the tag {tag}"));
     }
     let handle = if members.contains(&world::rank()) {
-        // Tags of this call are apart from those of calls that all members make.
+        // This call's tags differ from those of calls that all members make.
         comm.create_tagged(members, None, (2 << 28) | (tag & (TAG_MAX >> 2)))?
     } else {
         COMM_NULL
@@ -576,7 +576,7 @@ pub unsafe fn comm_get_name(comm: c_int, name: *mut c_char, length: *mut c_int) 
         || "MPI_COMM_NULL".to_owned(),
         |comm| comm.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
     );
-    // SAFETY: the standard's room for it.
+    // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }
 
@@ -591,7 +591,7 @@ pub unsafe fn comm_get_info(comm: c_int, info: *mut c_int) -> Outcome {
     unsafe { put(info, info::make(lookup(comm)?.hints())) }
 }
 
-/// A failure that the communicator's error handler hears of.
+/// Makes a failure go to the communicator's error handler.
 pub(crate) fn on(comm: &Comm, mut failure: Fail) -> Fail {
     failure.comm = Some(comm.handle());
     failure

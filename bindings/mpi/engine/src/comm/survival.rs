@@ -1,7 +1,7 @@
 //! The calls of MPI's fault-tolerance working group: `MPIX_Comm_revoke`, `MPIX_Comm_shrink` and so on.
 //!
-//! All of it is for communicators of all ranks that are left: `MPI_COMM_WORLD`, its duplicates, and what a shrink of them gave. After a
-//! loss, and after a revoke, calls on every communicator fail until the survivors have shrunk one.
+//! These calls work on communicators of all live ranks only: `MPI_COMM_WORLD`, its duplicates, and communicators shrunk from them. After
+//! a loss, and after a revoke, calls on every communicator fail until the survivors have shrunk one.
 
 use std::ffi::c_int;
 use std::sync::{Arc, PoisonError};
@@ -15,7 +15,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::group::{self, Group};
 use crate::{net, world};
 
-/// Kolo's communicator of those that are left, and who they are. None for a process that is alone.
+/// Returns Kolo's communicator of the live ranks, and their world ranks; `None` if the process is alone.
 fn whole(comm: &Comm) -> Outcome<Option<(Arc<Communicator>, Group)>> {
     let alive = world::alive();
     if !alive.iter().all(|rank| comm.members.contains(rank)) {
@@ -27,7 +27,7 @@ fn whole(comm: &Comm) -> Outcome<Option<(Arc<Communicator>, Group)>> {
     Ok(world::joined().map(|kolo| (kolo, alive)))
 }
 
-/// Ranks in Kolo's communicator of those that are left.
+/// Returns the members' ranks in Kolo's communicator of the live ranks.
 pub(super) fn places(members: &[u32]) -> Outcome<Vec<u32>> {
     let alive = world::alive();
     let place = |member: &u32| alive.iter().position(|other| other == member).map(|at| at as u32);
@@ -37,7 +37,7 @@ pub(super) fn places(members: &[u32]) -> Outcome<Vec<u32>> {
     }
 }
 
-/// Ranks of the world that are lost, in the order of the communicator.
+/// Returns the world ranks that are lost, in the order of the communicator.
 fn failed(comm: &Comm) -> Outcome<Vec<u32>> {
     net::poll_once();
     let (lost, alive) = (net::net()?.lost(), world::alive());
@@ -71,7 +71,7 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
     next.broadcast(&mut number, 0)?;
     world::go_on_with(Arc::clone(&next), Arc::clone(&ranks));
     {
-        // No transport needs to have noticed by now, and nobody should wait for them any more.
+        // The transports may not have noticed the losses yet, but nothing should wait for these ranks any more.
         let mut net = net::net()?;
         for rank in alive.iter().filter(|rank| !ranks.contains(rank)) {
             net.lose(*rank, &format!("rank {rank} of the world was left behind by MPIX_Comm_shrink"));
@@ -86,7 +86,8 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
     unsafe { put(new, child.register()) }
 }
 
-/// The AND of what all ranks say that are left. Fails, with that result, if some are lost that this one has not acknowledged.
+/// Returns the bitwise AND of the flags of all live ranks. If ranks are lost that this one has not acknowledged, it fails, but still
+/// writes the result.
 pub unsafe fn comm_agree(comm: c_int, flag: *mut c_int) -> Outcome {
     let comm = intra(comm)?;
     // SAFETY: the front end has checked it.

@@ -1,4 +1,4 @@
-//! Parts of arrays of several dimensions.
+//! Datatypes for parts of multidimensional arrays.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::{Blocks, Type};
 use crate::constants::*;
 use crate::error::{Class, Outcome, fail};
 
-/// Dimensions from the one whose elements are neighbours.
+/// Returns the dimensions in order, beginning with the one whose elements are adjacent in memory.
 fn inner_first(dims: usize, order: c_int) -> Outcome<Vec<usize>> {
     match order {
         ORDER_C => Ok((0..dims).rev().collect()),
@@ -21,13 +21,13 @@ fn step(blocks: Vec<(i64, i64, u32)>, of: Arc<Type>, extent: i64) -> Outcome<Arc
     Ok(Arc::new(make(made(COMBINER_HINDEXED, vec![of], Blocks::Listed(blocks)), Some((0, extent)))?))
 }
 
-/// Wraps the innermost layers up as one type whose only child is the element's.
+/// Wraps the types built for the dimensions into one type whose only child is the element's type.
 fn whole(combiner: c_int, built: &Arc<Type>, of: &Arc<Type>, extent: i64) -> Outcome<Type> {
     let inner = make(
         made(combiner, vec![Arc::clone(built)], Blocks::Even { count: 1, length: 1, stride: 0 }),
         Some((0, extent)),
     )?;
-    // The child that is told is the element's type; the layers between are kept by the flattened parts.
+    // `MPI_Type_get_contents` shows the element's type as the only child. The flattened parts keep the layout of the layers between.
     let parts = inner.parts()?;
     let mut shown = inner;
     shown.made.types = vec![Arc::clone(of)];
@@ -35,7 +35,7 @@ fn whole(combiner: c_int, built: &Arc<Type>, of: &Arc<Type>, extent: i64) -> Out
     Ok(shown)
 }
 
-/// A part of an array: sizes, sizes of the part, and starts.
+/// Makes the type of a part of an array, from the sizes of the array, the sizes of the part, and its starts.
 pub(super) fn subarray(lists: &[Vec<i64>; 3], order: c_int, of: &Arc<Type>) -> Outcome<Type> {
     let [sizes, subsizes, starts] = lists;
     let mut built = Arc::clone(of);
@@ -52,7 +52,7 @@ pub(super) fn subarray(lists: &[Vec<i64>; 3], order: c_int, of: &Arc<Type>) -> O
     whole(COMBINER_SUBARRAY, &built, of, extent)
 }
 
-/// One rank's part of a distributed array.
+/// Makes the type of one rank's part of a distributed array.
 #[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub(super) fn darray(
     size: c_int,
@@ -68,7 +68,7 @@ pub(super) fn darray(
     if psizes.iter().any(|size| *size < 1) || processes != i64::from(size) || !(0..size).contains(&rank) {
         return fail(Class::Arg, "the grid of processes has not as many places as there are");
     }
-    // The grid is in C order whatever the array's is.
+    // The grid of processes is in C order, whatever the array's order is.
     let mut rest = rank;
     let mut places = vec![0_i64; psizes.len()];
     for dim in (0..psizes.len()).rev() {

@@ -26,7 +26,7 @@ pub enum Basic {
     Bf16,
     F32,
     F64,
-    /// The x87's 80 bits in 16 bytes, or what C calls long double elsewhere.
+    /// C's `long double`: on x86-64 the x87's 80 bits in 16 bytes.
     Long,
     /// Quad precision, for Fortran.
     Quad,
@@ -35,9 +35,9 @@ pub enum Basic {
     C64,
     CLong,
     CQuad,
-    /// C's truth value.
+    /// C's `bool`.
     Bool,
-    /// Fortran's, of so many bytes.
+    /// Fortran's `LOGICAL`, with its bytes.
     Logical(u8),
     Char,
     Wide,
@@ -46,7 +46,7 @@ pub enum Basic {
 }
 
 impl Basic {
-    /// Bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -60,7 +60,7 @@ impl Basic {
         }
     }
 
-    /// Alignment in C structures.
+    /// Returns the alignment in C structures.
     #[must_use]
     pub const fn align(self) -> i64 {
         match self {
@@ -145,7 +145,7 @@ singles! {
     0x024c = "MPIX_BFLOAT16", Basic::Bf16;
 }
 
-/// A value and its index: handle, name, the value's type, and where the index lies.
+/// Pairs of a value and an index: handle, name, the types of both, and the offset of the index.
 const PAIRS: &[(u32, &str, Basic, Basic, i64)] = &[
     (0x8c00_0000, "MPI_FLOAT_INT", Basic::F32, Basic::I32, 4),
     (0x8c00_0001, "MPI_DOUBLE_INT", Basic::F64, Basic::I32, 8),
@@ -161,7 +161,7 @@ const PAIRS: &[(u32, &str, Basic, Basic, i64)] = &[
 const SINGLE: u32 = 0x4c00_0000;
 const PAIR: u32 = 0x8c00_0000;
 
-/// Singles by the lowest byte of their handles, then pairs.
+/// Returns the predefined types by the lowest byte of their handles: single values, and pairs.
 fn builtins() -> &'static [Option<Arc<Type>>; 256] {
     static BUILTINS: OnceLock<Box<[Option<Arc<Type>>; 256]>> = OnceLock::new();
     BUILTINS.get_or_init(|| {
@@ -219,7 +219,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
     }
 }
 
-/// A predefined type.
+/// Returns the predefined type of a handle.
 #[inline]
 pub fn builtin(handle: c_int) -> Option<&'static Arc<Type>> {
     let handle = handle as u32;

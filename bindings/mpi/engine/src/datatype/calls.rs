@@ -1,4 +1,4 @@
-//! The calls that make and measure types.
+//! The calls that make types and return their sizes and extents.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn int(value: i64) -> c_int {
     value as c_int
 }
 
-/// Notes the arguments of a call, for `MPI_Type_get_contents`.
+/// Records the arguments of a call, for `MPI_Type_get_contents`.
 fn noted(mut of: super::Made, large: bool, integers: &[i64], addresses: &[i64]) -> super::Made {
     if large {
         of.counts = integers.iter().chain(addresses).copied().collect();
@@ -30,8 +30,8 @@ unsafe fn give(of: Type, into: *mut c_int) -> Outcome {
     unsafe { put(into, register(Arc::new(of))) }
 }
 
-/// Whether a call with plain numbers was in the form with large counts cannot be told from them; the front end says so with
-/// this thread-local mark.
+/// Runs a call with a thread-local mark that says whether it is in the form with large counts. Arguments that are plain numbers do not
+/// show that, so the front end sets the mark.
 pub fn in_large_form<T>(large: bool, call: impl FnOnce() -> T) -> T {
     LARGE.with(|mark| {
         let before = mark.replace(large);
@@ -78,7 +78,7 @@ pub unsafe fn type_dup(handle: c_int, new: *mut c_int) -> Outcome {
     let of = lookup(handle)?;
     let blocks = Blocks::Even { count: 1, length: 1, stride: 0 };
     let mut copy = make(made(COMBINER_DUP, vec![Arc::clone(&of)], blocks), Some((of.lower, of.extent)))?;
-    // The bounds are the original's; it is as natural as that is.
+    // The bounds are the original's, and the program has set them only if it has set the original's.
     copy.bounded = of.bounded;
     copy.committed.store(of.is_committed(), Ordering::Release);
     of.attributes.copy_to(handle, &copy.attributes)?;
@@ -124,7 +124,7 @@ pub unsafe fn type_create_hvector(
     unsafe { give(make(made, None)?, new) }
 }
 
-/// Blocks of one type.
+/// Makes a type of listed blocks of one type.
 unsafe fn listed(
     combiner: c_int,
     lengths: Result<Counts, i64>,
@@ -304,7 +304,7 @@ unsafe fn f90(combiner: c_int, integers: Vec<c_int>, handle: c_int, new: *mut c_
     unsafe { give(of, new) }
 }
 
-/// The real type of so many digits and so large an exponent: 4, 8 or 16 bytes.
+/// Returns the real type for a number of digits and an exponent range: of 4, 8 or 16 bytes.
 fn real(digits: c_int, range: c_int) -> Outcome<u32> {
     let (digits, range) =
         (if digits == UNDEFINED { 0 } else { digits }, if range == UNDEFINED { 0 } else { range });
@@ -424,7 +424,7 @@ pub unsafe fn get_address(location: *const c_void, address: *mut i64) -> Outcome
     unsafe { put(address, location as i64) }
 }
 
-/// Handles of the types that a type was made of: new ones of derived types.
+/// Returns handles of the types of which a type was made; derived types get new handles.
 pub(super) fn handles(of: &Type) -> Vec<c_int> {
     of.made.types.iter().map(handle_of).collect()
 }

@@ -1,4 +1,4 @@
-//! Makes types of others.
+//! Makes derived types.
 
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 use crate::constants::{COMBINER_RESIZED, COMBINER_STRUCT, DATATYPE_NULL};
 use crate::error::{Class, Outcome, fail};
 
-/// Least and greatest byte of what lies somewhere.
+/// The lowest and the highest byte that elements occupy.
 #[derive(Clone, Copy)]
 struct Bounds {
     low: i64,
@@ -19,7 +19,7 @@ struct Bounds {
 impl Bounds {
     const NONE: Self = Self { low: i64::MAX, high: i64::MIN };
 
-    /// `count` elements from `at` on, one per `extent` bytes, each of which reaches from `low` to `high`.
+    /// Adds `count` elements from `at` on, one per `extent` bytes; each reaches from `low` to `high`.
     fn add(&mut self, at: i64, count: i64, extent: i64, (low, high): (i64, i64)) -> Option<()> {
         if count > 0 {
             let last = at.checked_add(extent.checked_mul(count - 1)?)?;
@@ -70,10 +70,10 @@ fn extents(made: &Made) -> Option<Extents> {
     Some(all)
 }
 
-/// Makes a type. `bounds` are lower bound and extent, where the program sets them.
+/// Makes a type. `bounds` are lower bound and extent, if the program sets them.
 ///
 /// # Errors
-/// If it is larger than numbers are.
+/// If sizes or displacements do not fit into 64 bits.
 pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     let Some(Extents { size, bounds: natural, true_bounds }) = extents(&made) else {
         return fail(Class::Arg, "the datatype is larger than addresses are");
@@ -82,7 +82,7 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     let bounded = bounds.is_some() || made.types.iter().any(|of| of.bounded);
     let (low, mut high) = natural.ends();
     if made.combiner == COMBINER_STRUCT && !bounded {
-        // As the compiler pads structures.
+        // A C compiler pads structures in the same way.
         high += (align - (high - low).rem_euclid(align)) % align;
     }
     let (lower, extent) = bounds.unwrap_or((low, high - low));
@@ -109,7 +109,7 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
 }
 
 impl Type {
-    /// Whether elements are runs that follow one another. Told without flattening where that is long.
+    /// Returns whether elements are contiguous runs that follow one another. Avoids flattening the type where that would take long.
     fn is_dense(&self) -> bool {
         if self.size as i64 != self.true_extent || self.size as i64 != self.extent {
             return false;
@@ -136,13 +136,13 @@ impl Type {
     }
 }
 
-/// A type's contents for `MPI_Type_get_contents`, without its blocks.
+/// Makes a type's contents for `MPI_Type_get_contents`, still without the arguments of the call.
 pub(super) fn made(combiner: c_int, types: Vec<Arc<Type>>, blocks: Blocks) -> Made {
     let (integers, addresses, counts) = (Vec::new(), Vec::new(), Vec::new());
     Made { combiner, integers, addresses, counts, types, blocks }
 }
 
-/// A type with other bounds.
+/// Makes a type with other bounds.
 pub(super) fn resized(of: &Arc<Type>, lower: i64, extent: i64) -> Outcome<Type> {
     let mut made =
         made(COMBINER_RESIZED, vec![Arc::clone(of)], Blocks::Even { count: 1, length: 1, stride: 0 });

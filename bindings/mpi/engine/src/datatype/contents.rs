@@ -1,4 +1,4 @@
-//! How types were made, and what they are called.
+//! Queries about types: how they were made, and their names.
 
 use std::ffi::{c_char, c_int};
 use std::sync::PoisonError;
@@ -55,7 +55,7 @@ unsafe fn copy_out<T: Copy>(from: &[T], room: i64, into: *mut T) -> Outcome {
     if (room as usize) < from.len() || into.is_null() {
         return fail(Class::Arg, "there is not enough room for the contents; see MPI_Type_get_envelope");
     }
-    // SAFETY: the caller's promise: so much room.
+    // SAFETY: the caller's promise: `into` has room for the elements.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
     Ok(())
 }

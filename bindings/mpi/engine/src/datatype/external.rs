@@ -1,4 +1,4 @@
-//! Packing: as it is, and as "external32", which is big endian and has fixed sizes.
+//! Packing: in the native format, and in "external32", which is big endian and has fixed sizes.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -31,7 +31,7 @@ pub unsafe fn pack(
     let of = committed(handle)?;
     let n = count(n)?;
     let mut bytes = Vec::new();
-    // SAFETY: the caller's promise: so many elements, so much room.
+    // SAFETY: the caller's promise: `n` elements at `from`, and `size` bytes at `into`, which `room` checks.
     unsafe {
         let at = room(position, size, n * of.size())?;
         of.pack(from.cast(), n, &mut bytes);
@@ -72,8 +72,8 @@ pub unsafe fn pack_size(n: i64, handle: c_int, comm: c_int, size: *mut i64) -> O
     unsafe { put(size, (count(n)? * committed(handle)?.size()) as i64) }
 }
 
-/// Bytes of an element in external32. Longs have four there; the type of the program tells, which parts do not keep, so all
-/// integers of eight bytes are taken for `long long` but those of the type `MPI_LONG` itself.
+/// Returns the bytes of a basic element in external32. A `long` has four there, a `long long` eight. The parts of a derived type do not
+/// tell these apart, so only elements of the types `MPI_LONG` and `MPI_UNSIGNED_LONG` themselves have four.
 fn external(of: &Type, basic: Basic) -> usize {
     const LONG: c_int = 0x4c00_0807;
     const UNSIGNED_LONG: c_int = 0x4c00_0808;
@@ -88,7 +88,7 @@ fn external_size(of: &Type) -> Outcome<usize> {
     Ok(of.parts()?.iter().map(|part| part.count * external(of, part.basic)).sum())
 }
 
-/// Numbers of which a basic type consists: complex ones of two.
+/// Returns how many numbers a basic type consists of: a complex one of two.
 const fn numbers(basic: Basic) -> usize {
     match basic {
         Basic::C16 | Basic::C32 | Basic::C64 | Basic::CLong | Basic::CQuad => 2,
@@ -96,11 +96,11 @@ const fn numbers(basic: Basic) -> usize {
     }
 }
 
-/// The 80 bits of the x87 as the quad precision of external32, which has the same exponent.
+/// Converts the 80 bits of the x87 to the quad precision of external32, which has the same exponent.
 fn quad_of(long: [u8; 16]) -> [u8; 16] {
     let bits = u128::from_le_bytes(long);
     let (head, mantissa) = ((bits >> 64) as u16, bits as u64);
-    // The leading one is not written in quad precision.
+    // Quad precision does not store the leading one of the mantissa.
     let quad = u128::from(head) << 112 | u128::from(mantissa << 1) << 48;
     quad.to_be_bytes()
 }
@@ -133,7 +133,7 @@ fn read(bytes: &[u8], basic: Basic, out: &mut [u8]) {
                 place.copy_from_slice(&long_of(quad))
             }
             _ => {
-                // A shorter number is extended by its sign.
+                // A shorter number is sign-extended.
                 let negative = basic == Basic::I64 && number[0] & 0x80 != 0;
                 place.fill(if negative { 0xff } else { 0 });
                 place.iter_mut().zip(number.iter().rev()).for_each(|(to, from)| *to = *from);
@@ -164,7 +164,7 @@ pub unsafe fn pack_external(
     let of = committed(handle)?;
     let n = count(n)?;
     let mut bytes = Vec::with_capacity(n * external_size(&of)?);
-    // SAFETY: the caller's promise: so many elements, so much room.
+    // SAFETY: the caller's promise: `n` elements at `from`, and `size` bytes at `into`, which `room` checks.
     unsafe {
         let at = room(position, size, n * external_size(&of)?)?;
         for element in 0..n {
@@ -198,7 +198,7 @@ pub unsafe fn unpack_external(
     let of = committed(handle)?;
     let n = count(n)?;
     let len = n * external_size(&of)?;
-    // SAFETY: the caller's promise: so many elements, so many bytes.
+    // SAFETY: the caller's promise: `n` elements at `into`, and `size` bytes at `from`, which `room` checks.
     unsafe {
         let at = room(position, size, len)?;
         let mut next = from.cast::<u8>().wrapping_add(at);

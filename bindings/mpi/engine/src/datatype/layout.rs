@@ -1,4 +1,4 @@
-//! Types flattened: parts of one basic type each, and runs of bytes; packing and unpacking.
+//! Flattened types: lists of parts of one basic type each, and of runs of bytes; packing and unpacking.
 
 use std::sync::Arc;
 
@@ -6,27 +6,27 @@ use super::basic::Basic;
 use super::{Blocks, Type};
 use crate::error::{Class, Outcome, fail};
 
-/// Some elements of a basic type, one behind the other.
+/// Contiguous values of one basic type within an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Bytes from the address of the element.
+    /// Offset in bytes from the address of the element.
     pub offset: i64,
-    /// Their type.
+    /// Type of the values.
     pub basic: Basic,
-    /// Their number.
+    /// Number of values.
     pub count: usize,
 }
 
-/// Some bytes, one behind the other.
+/// Contiguous bytes within an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes from the address of the element.
+    /// Offset in bytes from the address of the element.
     pub offset: i64,
-    /// Their number.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// Parts of a type at most: 24 bytes each.
+/// The largest number of parts of a type; each takes 24 bytes.
 const PARTS_MAX: usize = 1 << 26;
 
 impl Part {
@@ -68,7 +68,7 @@ fn append_elements(parts: &mut Vec<Part>, of: &Type, at: i64, count: i64) -> Out
 }
 
 impl Type {
-    /// The parts of an element, in the order of its definition.
+    /// Returns the parts of an element, in the order of its definition.
     ///
     /// # Errors
     /// If there are too many.
@@ -95,7 +95,7 @@ impl Type {
         Ok(parts.into())
     }
 
-    /// The runs of bytes of an element, in the order of its definition.
+    /// Returns the runs of bytes of an element, in the order of its definition.
     pub fn runs(&self) -> &[Run] {
         self.runs.get_or_init(|| {
             let mut runs: Vec<Run> = Vec::new();
@@ -109,7 +109,7 @@ impl Type {
         })
     }
 
-    /// Appends the bytes of some elements.
+    /// Appends the data of `count` elements to `into`.
     ///
     /// # Safety
     /// The elements at `from` are readable.
@@ -137,7 +137,7 @@ impl Type {
         }
     }
 
-    /// Puts bytes into some elements, as far as they go.
+    /// Copies bytes into `count` elements, as far as the bytes reach.
     ///
     /// # Safety
     /// The elements at `to` are writable.
@@ -146,7 +146,7 @@ impl Type {
         if bytes.is_empty() {
             return;
         }
-        // SAFETY: as many bytes as elements hold, at places inside of them.
+        // SAFETY: there are at most as many bytes as the elements hold, and they are written to places inside of the elements.
         unsafe {
             if self.dense {
                 let to = to.offset(self.true_lower as isize);
@@ -168,10 +168,10 @@ impl Type {
     }
 }
 
-/// Copies a run; the usual lengths without a call.
+/// Copies a run of bytes; the common lengths without a call of memcpy.
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the callers'.
+    // SAFETY: the callers' promise.
     unsafe {
         match len {
             4 => to.cast::<[u8; 4]>().write_unaligned(from.cast::<[u8; 4]>().read_unaligned()),

@@ -1,4 +1,4 @@
-//! Datatypes: where the bytes of an element lie.
+//! Datatypes: the layout of an element in memory.
 
 mod arrays;
 mod basic;
@@ -34,7 +34,7 @@ pub struct Type {
     align: i64,
     /// Whether the program has set the bounds itself.
     bounded: bool,
-    /// Whether elements lie one behind the other without holes.
+    /// Whether consecutive elements form one run of bytes without gaps.
     dense: bool,
     builtin: c_int,
     made: Made,
@@ -45,7 +45,7 @@ pub struct Type {
     pub(crate) attributes: Attributes,
 }
 
-/// How a type was made: what `MPI_Type_get_contents` tells.
+/// The way in which a type was made, as `MPI_Type_get_contents` returns it.
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
     pub(crate) combiner: c_int,
@@ -53,37 +53,37 @@ pub(crate) struct Made {
     pub(crate) addresses: Vec<i64>,
     pub(crate) counts: Vec<i64>,
     pub(crate) types: Vec<Arc<Type>>,
-    /// The blocks: displacement in bytes, elements, and which of the types.
+    /// The blocks of the types' elements.
     pub(crate) blocks: Blocks,
 }
 
-/// Where the elements of the types lie.
+/// The positions of the elements of the types.
 #[derive(Clone, Debug)]
 pub(crate) enum Blocks {
     /// A predefined type.
     Basic(Vec<Part>),
     /// Blocks at equal distances.
     Even { count: i64, length: i64, stride: i64 },
-    /// Blocks at displacements, each of so many elements of a type.
+    /// Blocks: displacement in bytes, number of elements, and index of their type.
     Listed(Vec<(i64, i64, u32)>),
 }
 
 static TYPES: Table<Arc<Type>> = Table::new(0x3);
 
 impl Type {
-    /// Bytes of data in an element.
+    /// Returns the bytes of data in an element.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Whether elements are one run of bytes, from the address on.
+    /// Returns whether consecutive elements form one run of bytes.
     #[must_use]
     pub fn is_flat(&self) -> bool {
         self.dense
     }
 
-    /// The predefined type that this is.
+    /// Returns the basic type if this is a predefined type of single values.
     #[must_use]
     pub fn basic(&self) -> Option<Basic> {
         match &self.made.blocks {
@@ -92,7 +92,7 @@ impl Type {
         }
     }
 
-    /// Handle of a predefined type.
+    /// Returns the handle if this is a predefined type.
     #[must_use]
     pub fn builtin_handle(&self) -> Option<c_int> {
         (self.builtin != DATATYPE_NULL).then_some(self.builtin)
@@ -103,10 +103,10 @@ impl Type {
     }
 }
 
-/// The type of a handle, committed or not.
+/// Returns the type of a handle, committed or not.
 ///
 /// # Errors
-/// [`Class::Type`].
+/// [`Class::Type`] for an invalid handle.
 #[inline]
 pub fn lookup(handle: c_int) -> Outcome<Arc<Type>> {
     match builtin(handle) {
@@ -123,10 +123,10 @@ fn invalid<T>(handle: c_int) -> Outcome<T> {
     }
 }
 
-/// The type of a handle, for communication.
+/// Returns the type of a handle, for communication.
 ///
 /// # Errors
-/// [`Class::Type`].
+/// [`Class::Type`] for an invalid handle, or a type that is not committed.
 #[inline]
 pub fn held(handle: c_int) -> Outcome<Held<Type>> {
     if let Some(found) = builtin(handle) {
@@ -139,7 +139,7 @@ pub fn held(handle: c_int) -> Outcome<Held<Type>> {
     Ok(Held::Counted(found))
 }
 
-/// The same, counted.
+/// As [`held`], but returns a counted reference.
 ///
 /// # Errors
 /// As [`held`].
@@ -148,17 +148,17 @@ pub fn committed(handle: c_int) -> Outcome<Arc<Type>> {
     held(handle).map(|of| Arc::clone(&of))
 }
 
-/// A handle for a type.
+/// Makes a handle for a type.
 pub(crate) fn register(of: Arc<Type>) -> c_int {
     TYPES.insert(of)
 }
 
-/// Handle of a type: its own if it is predefined, else a new one.
+/// Returns a handle of a type: its own if it is predefined, else a new one.
 pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
     of.builtin_handle().unwrap_or_else(|| register(Arc::clone(of)))
 }
 
-/// Takes a handle back that was made for a callback.
+/// Removes a handle that was made for a callback.
 pub(crate) fn unregister(handle: c_int) {
     TYPES.remove(handle);
 }

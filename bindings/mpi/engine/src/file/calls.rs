@@ -1,4 +1,4 @@
-//! Opening and closing, views, pointers, and what is known of a file.
+//! The calls that open and close files, set views and pointers, and query files.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fs::{self, OpenOptions};
@@ -18,17 +18,17 @@ use crate::datatype;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::{group, handlers, info};
 
-/// Data are in the file as they are in memory.
+/// The representation in which data are in the file as they are in memory.
 const NATIVE: &str = "native";
 
-/// Names that the program has given to it besides.
+/// Further names of that representation, which the program has registered.
 static REPRESENTATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 unsafe fn path(name: *const c_char) -> Outcome<PathBuf> {
     if name.is_null() {
         return fail(Class::BadFile, "the file name is NULL");
     }
-    // SAFETY: the caller's promise: it ends with a zero.
+    // SAFETY: the caller's promise: the string ends with a zero.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     if name.is_empty() {
         return fail(Class::BadFile, "the file name is empty");
@@ -51,7 +51,7 @@ fn check_mode(mode: c_int) -> Outcome {
     fail(Class::Amode, format!("access mode {mode:#x}: {text}"))
 }
 
-/// Opens a file for this rank. Only the first one creates it.
+/// Opens a file for this rank. Only the first rank creates it.
 fn open(path: &Path, mode: c_int, is_first: bool) -> Outcome<fs::File> {
     let mut options = OpenOptions::new();
     options.read(mode & MODE_WRONLY == 0).write(mode & MODE_RDONLY == 0);
@@ -61,7 +61,7 @@ fn open(path: &Path, mode: c_int, is_first: bool) -> Outcome<fs::File> {
     options.open(path).map_err(|error| Fail::new(class_of(&error), format!("'{}': {error}", path.display())))
 }
 
-/// Tells all ranks how this one has fared. An error if any of them has failed. All ranks call it.
+/// Exchanges the outcomes of all ranks. Fails if any of them has failed. All ranks call it.
 fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
     let class = own.as_ref().err().map_or(0, |failure| failure.class);
     let all = collective::share(comm, &class.to_le_bytes())?;
@@ -75,7 +75,7 @@ fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
     }
 }
 
-/// The ranks agree on the mode and on a number: that of the first rank.
+/// Checks that all ranks have the same mode, and agrees on a random number, the first rank's.
 fn agree(comm: &Arc<Comm>, mode: c_int) -> Outcome<u64> {
     let mut number = [0; 8];
     getrandom::fill(&mut number).map_err(|error| Fail::new(Class::Other, error))?;
@@ -99,7 +99,7 @@ pub unsafe fn file_open(
     let handle = outer.create(Arc::clone(&outer.members), None)?;
     let comm = comm::lookup(handle)?;
     comm::release(handle);
-    // A problem on one rank is one on all: none waits for another in vain.
+    // If one rank has a problem, all fail, so that none waits for another in vain.
     // SAFETY: the caller's promise.
     let own = unsafe { path(name) }.and_then(|path| check_mode(mode).map(|()| path));
     let (path, info) = all_well(&comm, own.and_then(|path| info::pairs(hints).map(|info| (path, info))))?;
@@ -129,7 +129,7 @@ pub unsafe fn file_open(
         handler: Mutex::new(handlers::of_files()),
         info: Mutex::new(info),
     });
-    // Nobody writes before all know where the file ends.
+    // No rank may write before all know where the file ends.
     file.barrier()?;
     let handle = FILES.insert(Arc::clone(&file));
     file.handle.store(handle, Ordering::Relaxed);
@@ -306,7 +306,7 @@ pub unsafe fn file_get_byte_offset(file: c_int, offset: i64, into: *mut i64) -> 
 
 pub unsafe fn file_seek_shared(file: c_int, offset: i64, whence: c_int) -> Outcome {
     let file = lookup(file)?;
-    // Operations from before are over.
+    // The barrier lets earlier operations of all ranks finish.
     file.barrier()?;
     file.first_does(|| {
         let mut to = Ok(0);

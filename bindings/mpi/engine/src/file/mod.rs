@@ -1,7 +1,7 @@
 //! Files.
 //!
-//! Every rank opens the file itself, reads and writes its own pieces of it with the system's calls, and has done so when a call
-//! returns, also one that gives a request. Ranks talk to each other only to open and close, and about the pointer that they share.
+//! Every rank opens the file itself, and reads and writes its own pieces with system calls. The transfer is complete when a call returns,
+//! even if the call returns a request. Ranks communicate only to open and close a file, and about the shared file pointer.
 
 mod calls;
 mod shared;
@@ -32,7 +32,7 @@ use view::View;
 #[derive(Debug)]
 pub struct File {
     handle: AtomicI32,
-    /// A communicator of its own.
+    /// The file's own communicator.
     comm: Arc<Comm>,
     path: PathBuf,
     file: fs::File,
@@ -42,15 +42,15 @@ pub struct File {
     position: Mutex<i64>,
     shared: SharedPointer,
     is_atomic: AtomicBool,
-    /// Held by a thread of this process that accesses the file in atomic mode.
+    /// Held by the thread of this process that accesses the file in atomic mode.
     access: Mutex<()>,
-    /// State of a split collective call.
+    /// The split collective call that has begun, and its status.
     begun: Mutex<Option<(Split, Status)>>,
     handler: Mutex<Handler>,
     info: Mutex<Pairs>,
 }
 
-/// Split collective calls, of which a file has one at a time.
+/// Split collective calls. A file has at most one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
     ReadAtAll,
@@ -63,10 +63,10 @@ pub(crate) enum Split {
 
 static FILES: Table<Arc<File>> = Table::new(0x4);
 
-/// The file of a handle.
+/// Returns the file of a handle.
 ///
 /// # Errors
-/// [`Class::File`].
+/// [`Class::File`] for an invalid handle.
 pub fn lookup(handle: c_int) -> Outcome<Arc<File>> {
     crate::world::check_running()?;
     match handle {
@@ -81,7 +81,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The standard's class of what the system says.
+/// Returns the standard's class of a system error.
 fn class_of(error: &io::Error) -> Class {
     use io::ErrorKind as Kind;
     match error.kind() {
@@ -99,7 +99,7 @@ fn class_of(error: &io::Error) -> Class {
 }
 
 impl File {
-    /// Its handling of errors.
+    /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
         lock(&self.handler).clone()
@@ -113,7 +113,7 @@ impl File {
         Arc::clone(&lock(&self.view))
     }
 
-    /// The system's error for this file, for people.
+    /// Makes a failure of a system error for this file.
     fn failed(&self, what: &str, error: &io::Error) -> Fail {
         let text = format!("rank {} could not {what} '{}': {error}", self.comm.rank, self.path.display());
         Fail::new(class_of(error), text)
@@ -129,7 +129,7 @@ impl File {
         collective::share(&self.comm, &[0]).map(drop)
     }
 
-    /// Has rank 0 do something, and tells all whether it went well. All ranks call it.
+    /// Lets rank 0 do something, and tells all ranks whether it succeeded. All ranks call it.
     fn first_does(&self, what: impl FnOnce() -> Outcome) -> Outcome {
         let done = if self.comm.rank == 0 { what() } else { Ok(()) };
         let class = done.as_ref().err().map_or(0, |failure| failure.class);
@@ -141,7 +141,7 @@ impl File {
         }
     }
 
-    /// Refuses what files that are read or written in sequence only do not have.
+    /// Fails for files in sequential mode, which have no random access.
     fn check_random(&self) -> Outcome {
         if self.mode & MODE_SEQUENTIAL == 0 {
             return Ok(());
@@ -152,7 +152,7 @@ impl File {
         )
     }
 
-    /// Where a pointer gets to, of which `now` is the place.
+    /// Returns the target of a seek of a pointer that is at `now`.
     fn sought(&self, offset: i64, whence: c_int, now: i64) -> Outcome<i64> {
         let from = match whence {
             SEEK_SET => 0,
@@ -173,7 +173,7 @@ impl File {
         }
     }
 
-    /// Keeps other ranks from accessing the file meanwhile, in atomic mode.
+    /// Runs an access; in atomic mode, no other rank accesses the file meanwhile.
     fn alone<T>(&self, access: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         if !self.is_atomic.load(Ordering::Acquire) {
             return access();

@@ -1,4 +1,4 @@
-//! The file pointer that all ranks share: a number in a hidden file beside the file, which only those make that use it.
+//! The shared file pointer: a number in a hidden file beside the file. A rank creates the hidden file when it first uses the pointer.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The pointer, as one rank sees it.
+/// The shared pointer, as one rank sees it.
 #[derive(Debug)]
 pub(crate) struct SharedPointer {
     path: PathBuf,
@@ -15,23 +15,23 @@ pub(crate) struct SharedPointer {
 
 #[derive(Debug)]
 struct State {
-    /// Its value while nobody has written it.
+    /// The pointer's value as long as no rank has written it.
     first: i64,
     file: Option<fs::File>,
 }
 
 impl SharedPointer {
-    /// The pointer of a file. The number is the same on all ranks, and tells it from others.
+    /// Makes the pointer of a file. The number is the same on all ranks, and distinguishes the pointer from others of this file.
     pub(crate) fn new(of: &Path, number: u64, first: i64) -> Self {
         let name = of.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let path = of.with_file_name(format!(".{name}.kolo-{number:016x}"));
         Self { path, state: Mutex::new(State { first, file: None }) }
     }
 
-    /// Changes the pointer while no other rank does. Its former value.
+    /// Changes the pointer while no other rank does. Returns its former value.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(crate) fn update(&self, change: impl FnOnce(i64) -> i64) -> io::Result<i64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = state.first;
@@ -58,16 +58,16 @@ impl SharedPointer {
         changed
     }
 
-    /// Starts again at zero. All ranks call it, and one of them, `clears`, between two barriers of theirs.
+    /// Resets the pointer to zero. All ranks call it between two barriers; exactly one of them passes `clears`.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(crate) fn reset(&self, clears: bool) -> io::Result<()> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).first = 0;
         if clears && self.path.exists() { self.update(|_| 0).map(drop) } else { Ok(()) }
     }
 
-    /// Takes the hidden file away. One rank calls it when nobody uses the pointer any more.
+    /// Removes the hidden file. One rank calls it when no rank uses the pointer any more.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_file(&self.path);
     }

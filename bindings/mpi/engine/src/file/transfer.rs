@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Reading and writing of files.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -13,7 +13,7 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Held;
 use crate::request::{self, Active};
 
-/// Where in the file.
+/// The place of an access in the file.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// At an offset.
@@ -46,7 +46,7 @@ impl Buffer {
         self.count * self.of.size()
     }
 
-    /// Calls with the bytes to write.
+    /// Calls `call` with the bytes to write.
     ///
     /// # Safety
     /// The elements are readable.
@@ -54,7 +54,7 @@ impl Buffer {
         if self.bytes() == 0 {
             return call(&[]);
         }
-        // SAFETY: the caller's promise; elements without holes are one run of bytes from the true lower bound on.
+        // SAFETY: the caller's promise; elements without gaps are one run of bytes from the true lower bound on.
         unsafe {
             if self.of.is_flat() {
                 let start = self.at.wrapping_offset(self.of.true_lower as isize);
@@ -66,10 +66,10 @@ impl Buffer {
         }
     }
 
-    /// Calls with memory to read into; the call says how many bytes it has put there.
+    /// Calls `call` with memory to read into; `call` returns how many bytes it has read.
     ///
     /// # Safety
-    /// The elements are writable, and nobody else uses them.
+    /// The elements are writable, and nothing else uses them.
     unsafe fn with_room(&self, call: impl FnOnce(&mut [u8]) -> Outcome<usize>) -> Outcome<usize> {
         if self.bytes() == 0 {
             return call(&mut []);
@@ -103,7 +103,7 @@ fn read_all(file: &std::fs::File, into: &mut [u8], at: u64) -> io::Result<usize>
 }
 
 impl File {
-    /// The first etype of an access of so many, at which the pointers then no longer are.
+    /// Returns the first etype of an access of `etypes` etypes, and moves the pointers past the access.
     fn claim(&self, place: Place, etypes: i64) -> Outcome<i64> {
         let failed = |error: io::Error| self.failed("point into", &error);
         match place {
@@ -139,7 +139,7 @@ impl File {
     /// Reads or writes.
     ///
     /// # Safety
-    /// The memory may be used so, and nobody else uses it meanwhile.
+    /// The memory is readable for a write and writable for a read, and nothing else uses it meanwhile.
     unsafe fn transfer(&self, place: Place, buffer: &Buffer, is_write: bool) -> Outcome<Status> {
         let view = self.view();
         let (bytes, unit) = (buffer.bytes(), view.unit());
@@ -153,7 +153,7 @@ impl File {
             _ if !bytes.is_multiple_of(unit) => Some((Class::Io, "an access takes whole etypes of the view")),
             _ => None,
         };
-        // In order, all ranks take part, also one whose arguments are wrong.
+        // All ranks take part in an ordered access, even one whose arguments are wrong.
         let etypes = if wrong.is_some() { 0 } else { (bytes / unit) as i64 };
         let first = match (place, &wrong) {
             (Place::Ordered, _) | (_, None) => self.claim(place, etypes)?,
@@ -194,7 +194,8 @@ impl File {
     }
 }
 
-/// Handling of the status: `status:` is written, `request:` is a request that is over, `begins:` waits for the call that ends it.
+/// Makes the calls. `status` calls write a status, `request` calls return a request that is already complete, and `begins` calls keep the
+/// status for the call that ends them.
 macro_rules! transfers {
     ($($write:literal $name:ident($($offset:ident)?) = $place:expr => $how:ident $($split:ident)?;)+) => {$(
         transfers!(@$how $write $name [$($offset)?] $place, $($split)?);
@@ -203,7 +204,7 @@ macro_rules! transfers {
         pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int, status: *mut Status) -> Outcome {
             let file = lookup(file)?;
             let buffer = Buffer::new(buf, n, of)?;
-            // SAFETY: the caller's promise: so many elements, and a place for a status.
+            // SAFETY: the caller's promise: `n` elements at `buf`, and a place for a status.
             unsafe {
                 let done = file.transfer($place, &buffer, $write)?;
                 request::set_status(status, done);

@@ -12,17 +12,17 @@ pub(crate) struct View {
     pub(crate) etype: Arc<Type>,
     pub(crate) filetype: Arc<Type>,
     pub(crate) representation: String,
-    /// Pieces of one filetype: where each begins among its bytes of data, where in the file, and its length.
+    /// Pieces of one filetype: each with its offset in the filetype's data, its offset in the file, and its length.
     pieces: Vec<(usize, i64, usize)>,
     size: usize,
     extent: i64,
 }
 
 impl View {
-    /// A view from a displacement on.
+    /// Makes a view from a displacement on.
     ///
     /// # Errors
-    /// The standard's error for a filetype without whole etypes, or whose pieces go backwards.
+    /// The standard's error for a filetype that does not consist of whole etypes, or whose pieces are not in ascending order.
     pub(crate) fn new(
         displacement: i64,
         etype: Arc<Type>,
@@ -55,17 +55,17 @@ impl View {
         Ok(Self { displacement, etype, filetype, representation, pieces, size, extent })
     }
 
-    /// Bytes of an etype.
+    /// Returns the bytes of an etype.
     pub(crate) fn unit(&self) -> usize {
         self.etype.size()
     }
 
-    /// Whether filetypes have no holes, so that every access is one piece of the file.
+    /// Returns whether filetypes have no gaps, so that every access is one piece of the file.
     fn is_dense(&self) -> bool {
         self.pieces.len() == 1 && self.extent == self.size as i64
     }
 
-    /// Where a byte of the view lies in the file, and how many lie behind it in one piece.
+    /// Returns the position in the file of a byte of the view, and the number of bytes from there to the end of its piece.
     fn locate(&self, byte: u64) -> Outcome<(u64, usize)> {
         let within = (byte % self.size as u64) as usize;
         let at = self.pieces.partition_point(|(data, ..)| *data <= within) - 1;
@@ -80,11 +80,11 @@ impl View {
         }
     }
 
-    /// Calls with the pieces of the file that so many bytes are, until one says that it is the last: the place of each in the file,
-    /// and which of the bytes it is. How many bytes were dealt with.
+    /// Calls `call` with each piece of the file that the `len` bytes occupy, until one call ends short: with the position in the file, and
+    /// the range of the bytes. Returns how many bytes the calls have handled.
     ///
     /// # Errors
-    /// Those of the call, or if the bytes lie beyond any file.
+    /// Errors of the call, or if the bytes lie beyond the largest possible file.
     pub(crate) fn each(
         &self,
         from: u64,
@@ -104,18 +104,18 @@ impl View {
         Ok(done)
     }
 
-    /// Byte of the file at which an etype begins.
+    /// Returns the byte of the file at which an etype begins.
     ///
     /// # Errors
-    /// If it lies beyond any file.
+    /// If it lies beyond the largest possible file.
     pub(crate) fn byte_of(&self, etypes: i64) -> Outcome<i64> {
         Ok(self.locate(self.bytes_of(etypes)?)?.0 as i64)
     }
 
-    /// Bytes of the view before an etype.
+    /// Returns the bytes of the view before an etype.
     ///
     /// # Errors
-    /// For an etype before the first, or beyond any file.
+    /// For an etype before the first, or beyond the largest possible file.
     pub(crate) fn bytes_of(&self, etypes: i64) -> Outcome<u64> {
         match u64::try_from(etypes).ok().and_then(|etypes| etypes.checked_mul(self.unit() as u64)) {
             Some(bytes) if i64::try_from(bytes).is_ok() => Ok(bytes),
@@ -123,7 +123,7 @@ impl View {
         }
     }
 
-    /// The first etype that lies behind the end of a file of so many bytes.
+    /// Returns the first etype behind the end of a file of `file` bytes.
     pub(crate) fn end_of(&self, file: u64) -> i64 {
         let behind = i64::try_from(file).unwrap_or(i64::MAX) - self.displacement;
         if behind <= 0 {

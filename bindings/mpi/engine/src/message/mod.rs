@@ -1,4 +1,4 @@
-//! Point to point.
+//! Point-to-point messages.
 
 mod probe;
 
@@ -18,18 +18,18 @@ use crate::net::{self, Awaited, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
 use crate::world;
 
-/// How a send ends.
+/// The mode of a send, which says when it completes.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
-    /// When the memory may be used again.
+    /// The send completes when its memory may be used again.
     Standard,
-    /// When a receive has met it.
+    /// The send completes when a receive has matched it.
     Synchronous,
-    /// At once: the message is copied.
+    /// The send copies the message and completes at once.
     Buffered,
 }
 
-/// The arguments of a send or a receive, checked. `peer` is none for `MPI_PROC_NULL`.
+/// The checked arguments of a send or a receive. `peer` is `None` for `MPI_PROC_NULL`.
 #[derive(Clone)]
 struct Place {
     comm: Held<Comm>,
@@ -103,7 +103,7 @@ impl Place {
 
     fn packed(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // SAFETY: the program's elements.
+        // SAFETY: reads the program's elements.
         unsafe { self.of.pack(self.address(), self.count, &mut bytes) };
         bytes
     }
@@ -112,7 +112,7 @@ impl Place {
         if self.of.is_flat() { Source::Lent(self.flat(), self.bytes()) } else { Source::Kept(self.packed()) }
     }
 
-    /// Sends. None to `MPI_PROC_NULL`.
+    /// Sends. Returns `None` for `MPI_PROC_NULL`.
     fn send(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
         let Some(Peer::Rank(to)) = self.peer else { return Ok(None) };
         let done = Completion::new();
@@ -139,7 +139,7 @@ impl Place {
         }
     }
 
-    /// Posts a receive. None from `MPI_PROC_NULL`.
+    /// Posts a receive. Returns `None` for `MPI_PROC_NULL`.
     fn recv(&self) -> Outcome<Option<Arc<Completion>>> {
         if self.peer.is_none() {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Place {
 }
 
 impl Place {
-    /// Sends, for a caller that waits at once. None if the send is over already.
+    /// Sends, for a caller that waits at once. Returns `None` if the send is already complete.
     fn send_awaited(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
         match self.peer {
             Some(Peer::Rank(to)) if mode != Mode::Buffered => {
@@ -164,7 +164,7 @@ impl Place {
         }
     }
 
-    /// Posts a receive, for a caller that waits at once. None from `MPI_PROC_NULL`.
+    /// Posts a receive, for a caller that waits at once. Returns `None` for `MPI_PROC_NULL`.
     fn recv_awaited(&self) -> Outcome<Option<Awaited>> {
         if self.peer.is_none() {
             return Ok(None);
@@ -204,7 +204,7 @@ const FROM_NOBODY: Status = Status { source: PROC_NULL, ..Status::EMPTY };
 
 unsafe fn set(into: *mut Status, status: Status) {
     if into != STATUS_IGNORE && !into.is_null() {
-        // SAFETY: the caller's promise; the error is for calls with several statuses.
+        // SAFETY: the caller's promise. The error field stays, since only calls with several statuses set it.
         unsafe {
             let error = (*into).error;
             *into = Status { error, ..status };
@@ -223,7 +223,7 @@ unsafe fn finish(done: &Completion, comm: &Comm, status: *mut Status) -> Outcome
 
 unsafe fn blocking(place: &Place, mode: Mode) -> Outcome {
     match place.send_awaited(mode)? {
-        // SAFETY: no status.
+        // SAFETY: there is no status to write.
         Some(done) => unsafe { finish(&done, &place.comm, STATUS_IGNORE) },
         None => Ok(()),
     }
@@ -336,13 +336,13 @@ pub unsafe fn recv_init(
     unsafe { put(into, request::persistent(move || receiving(&place), &comm)) }
 }
 
-/// A send and a receive together. The send's error counts if the receive has none.
+/// Starts a send and a receive. If the receive succeeds, the send's error is reported.
 fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
     let receiving = receiving(recv)?;
     Ok(match (receiving, send.send(Mode::Standard)?) {
         (Active::Recv(recv, _), Some(send)) => Active::Both(send, recv),
         (Active::Over(_), Some(send)) => {
-            // Nothing is received, but the status says so.
+            // Nothing is received, and the status must say so.
             let nothing = Completion::new();
             nothing.never_came();
             Active::Both(send, nothing)
@@ -352,7 +352,7 @@ fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
 }
 
 unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome {
-    // The peer waits for the message. To this rank itself, the receive comes first and saves a copy.
+    // The send comes first, since the peer waits for it. For a message to this rank itself, posting the receive first saves a copy.
     let is_home = send.peer == Some(Peer::Rank(world::rank()));
     let early = if is_home { Some(recv.recv_awaited()?) } else { None };
     let sent = send.send_awaited(Mode::Standard);
@@ -408,7 +408,7 @@ pub unsafe fn isendrecv(
     unsafe { put(into, request::register(exchange(&send, &recv)?, &send.comm)) }
 }
 
-/// A send of a copy, so that a receive may go to the same memory.
+/// Sends a copy, so that a receive may write to the same memory.
 fn send_copy(place: &Place) -> Outcome<Option<Arc<Completion>>> {
     let Some(Peer::Rank(to)) = place.peer else { return Ok(None) };
     let (done, data) = (Completion::new(), Source::Kept(place.packed()));

@@ -1,4 +1,4 @@
-//! Probes, and messages that they take.
+//! Probes, and messages that matching probes take out of the queue.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,10 +19,10 @@ struct Message {
 }
 
 static MESSAGES: Table<Arc<Message>> = Table::new(0xc);
-/// The MPICH ABI has one null for requests and messages.
+/// The MPICH ABI has one null handle for requests and messages.
 const MESSAGE_NULL: c_int = REQUEST_NULL;
 
-/// Where a probe looks. None for `MPI_PROC_NULL`.
+/// The communicator, source and tag of a probe; `None` for `MPI_PROC_NULL`.
 type Where = (Arc<Comm>, Option<(Option<u32>, Option<i32>)>);
 
 fn looking(source: c_int, number: c_int, comm: c_int) -> Outcome<Where> {
@@ -160,7 +160,7 @@ pub unsafe fn improbe(
     }
 }
 
-/// Receives a claimed message. None for `MPI_MESSAGE_NO_PROC`.
+/// Receives a claimed message. Returns `None` for `MPI_MESSAGE_NO_PROC`.
 unsafe fn receive(
     buf: *mut c_void,
     n: i64,

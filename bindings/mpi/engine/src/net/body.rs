@@ -1,4 +1,4 @@
-//! Where messages come from and go to, and how it is known that they are over.
+//! The ends of a message: posted receives, the memory that they fill, and the completion of operations.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,7 +6,7 @@ use crate::constants::ANY_TAG;
 use crate::datatype::Type;
 use crate::error::Fail;
 
-/// How a send or receive ended.
+/// The result of a send or receive.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// World rank of the sender.
@@ -15,14 +15,14 @@ pub struct Finished {
     pub tag: i32,
     /// Bytes received.
     pub bytes: usize,
-    /// Why it failed.
+    /// The failure, if any.
     pub error: Option<Fail>,
-    /// Whether it was cancelled.
+    /// Whether the operation was cancelled.
     pub cancelled: bool,
 }
 
 impl Finished {
-    /// A send's end.
+    /// Makes the result of a send.
     pub(super) const fn sent() -> Self {
         Self { source: 0, tag: 0, bytes: 0, error: None, cancelled: false }
     }
@@ -32,67 +32,67 @@ impl Finished {
     }
 }
 
-/// Filled when an operation is over.
+/// A cell that receives the result of an operation when it completes.
 #[derive(Debug, Default)]
 pub struct Completion(OnceLock<Finished>);
 
 impl Completion {
-    /// One that is not over.
+    /// Makes the completion of a new operation.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// How it ended, if it has.
+    /// Returns the result if the operation is complete.
     #[must_use]
     pub fn get(&self) -> Option<&Finished> {
         self.0.get()
     }
 
-    /// Whether it is over.
+    /// Returns whether the operation is complete.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.0.get().is_some()
     }
 
-    /// Ends a receive from nobody.
+    /// Completes a receive from `MPI_PROC_NULL`.
     pub fn never_came(&self) {
         self.set(Finished { source: u32::MAX, tag: ANY_TAG, ..Finished::sent() });
     }
 
     pub(super) fn set(&self, finished: Finished) {
-        // An operation ends once; a second end would be that of a peer's loss behind it.
+        // Only the first end counts. A second one comes from the loss of the peer after the operation has ended.
         let _ = self.0.set(finished);
     }
 }
 
-/// Where received bytes go.
+/// The memory of a receive.
 #[derive(Debug)]
 pub enum Sink {
     /// One run of bytes.
     Flat {
         /// First byte.
         ptr: *mut u8,
-        /// Bytes that there is room for.
+        /// Its length in bytes.
         room: usize,
     },
-    /// Elements of a type with holes.
+    /// Elements of a type with gaps.
     Typed {
-        /// Address that displacements count from.
+        /// Address from which the type's displacements count.
         ptr: *mut u8,
-        /// Elements that there is room for.
+        /// Number of elements.
         count: usize,
-        /// Their type.
+        /// Type of the elements.
         of: Arc<Type>,
     },
 }
 
-// SAFETY: the memory is the program's, lent to the library until the operation is over; who holds the lock of the messages, or
-// owns the request, is the only one to touch it.
+// SAFETY: the program lends the memory to the library until the operation is complete. Only the thread that holds the lock of the
+// messages, or owns the request, touches it.
 unsafe impl Send for Sink {}
 
 impl Sink {
-    /// Bytes that it takes.
+    /// Returns the bytes for which there is room.
     #[must_use]
     pub fn room(&self) -> usize {
         match self {
@@ -101,7 +101,7 @@ impl Sink {
         }
     }
 
-    /// The memory itself, where the bytes may be placed as they come.
+    /// Returns the memory if received bytes can be written to it directly.
     pub(super) const fn flat(&self) -> Option<*mut u8> {
         match self {
             Self::Flat { ptr, .. } => Some(*ptr),
@@ -109,14 +109,14 @@ impl Sink {
         }
     }
 
-    /// Puts bytes there, as far as there is room.
+    /// Copies bytes to the memory, as far as there is room.
     pub fn put(&self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.room())];
         match self {
             // SAFETY: the room is the caller's promise to the receive; the source is a slice of this process's own memory or of
             // a send's, and MPI forbids that they overlap.
             Self::Flat { ptr, .. } => unsafe { std::ptr::copy(bytes.as_ptr(), *ptr, bytes.len()) },
-            // SAFETY: likewise, for the elements that there is room for.
+            // SAFETY: likewise, for the elements of the receive.
             Self::Typed { ptr, count, of } => unsafe { of.unpack(bytes, *ptr, *count) },
         }
     }
@@ -125,13 +125,13 @@ impl Sink {
 /// A posted receive.
 #[derive(Debug)]
 pub struct Recv {
-    /// World rank of the sender, or any.
+    /// World rank of the sender; `None` for any.
     pub source: Option<u32>,
-    /// Tag, or any.
+    /// Tag; `None` for any.
     pub tag: Option<i32>,
-    /// Where the bytes go.
+    /// The memory for the message.
     pub sink: Sink,
-    /// Told at the end.
+    /// Set when the receive is complete.
     pub done: Arc<Completion>,
 }
 

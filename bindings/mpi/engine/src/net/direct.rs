@@ -1,16 +1,15 @@
-//! Receives that a thread waits for at once, and messages that leave at once: the short way of `MPI_Recv` and `MPI_Send`.
+//! The fast path of `MPI_Recv` and `MPI_Send`: receives for which a thread waits at once, and messages that leave at once.
 //!
-//! Where nothing else could meet the message that such a receive names, a thread looks for it at the transport itself. A short message
-//! that fits is then in place as soon as it is found, and no slot, token or event has to do with it. Of a longer one, the receive is
-//! posted at the transport, on the condition that the next message is the one: tag and length are the same. It arrives in place
-//! within the poll that finds it. If the next message is another, the transport hands the receive back, and it goes to its mailbox as
-//! any other would.
+//! If no other receive could match the message that such a receive names, its thread looks for the message at the transport itself. A
+//! short message that fits is then in place as soon as it is found, without a slot, token or event. For a longer message, the receive is
+//! posted at the transport on the condition that the next message has the same tag and length; the message then arrives in place within
+//! the poll that finds it. If the next message is another one, the transport returns the receive, which goes to its mailbox like any
+//! other.
 //!
-//! 1. A receive goes directly only while nobody else has to do with the heads of its source and no posted receive of
-//!    its context takes what it takes. So it is the oldest that takes such messages, and stays that: those posted later
-//!    come behind it.
-//! 2. At most one is out for a source. While it is, nothing else is posted on that channel and nobody probes it.
-//! 3. Handed back, it goes to the front of its mailbox, where rule 1 has it.
+//! 1. A receive is direct only while nothing else uses the heads of its source and no posted receive of its context could match its
+//!    messages. So it is the oldest receive that matches such messages, and remains so: later ones are posted behind it.
+//! 2. At most one direct receive is posted for a source. While it is, nothing else is posted on that channel, and nothing probes it.
+//! 3. A direct receive that the transport returns goes to the front of its mailbox, because of rule 1.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,20 +21,20 @@ use super::wire::{EAGER_BYTES, HEADS, Head, Op, Source, TAG_BITS, WHOLE, broken,
 use super::{Net, PENDING};
 use crate::error::{Class, Fail, Outcome, fail};
 
-/// A receive that a thread waits for.
+/// A receive for which a thread waits.
 #[derive(Debug)]
 pub enum Awaited {
-    /// Over, since its message was there.
+    /// The receive is complete, since its message was there.
     Over(Finished),
-    /// Its thread looks for the message.
+    /// The thread looks for the message.
     Sought(Sought),
-    /// At the transport, in this slot.
+    /// The receive is posted at the transport, in this slot.
     Direct(u32),
-    /// In a mailbox, or under way from there.
+    /// The receive is in a mailbox, or its message is on its way.
     Posted(u32, Arc<Completion>),
 }
 
-/// A receive whose thread looks for the message.
+/// A receive whose thread looks for the message itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Sought {
     context: u32,
@@ -55,21 +54,21 @@ impl Sought {
     }
 }
 
-/// State of a receive at the transport.
+/// State of a direct receive.
 #[derive(Debug)]
 pub(super) enum Direct {
-    /// It is there.
+    /// The receive is posted at the transport.
     Out { source: u32, context: u32, tag: i32, ptr: *mut u8, room: usize },
-    /// The message is where it belongs.
+    /// The message is in place.
     Here { source: u32, tag: i32, bytes: usize },
-    /// Another message came: it is in its mailbox.
+    /// Another message came, so the receive is in its mailbox.
     Returned(u32, Arc<Completion>),
-    /// It has failed.
+    /// The receive has failed.
     Failed(u32, Box<Fail>),
 }
 
 impl Net {
-    /// Posts a receive that the caller waits for at once, with [`Net::ended`].
+    /// Posts a receive for which the caller waits at once, with [`Net::ended`].
     pub fn recv_awaited(
         &mut self,
         context: u32,
@@ -95,13 +94,13 @@ impl Net {
         Awaited::Posted(context, done)
     }
 
-    /// Whether a receive goes directly: rule 1.
+    /// Returns whether a receive may be direct: rule 1.
     fn may_seek(&self, context: u32, source: u32, tag: Option<i32>) -> bool {
         matches!(self.heads.get(source as usize), Some(Head::Watched | Head::Resting))
             && self.boxes.get(&context).is_none_or(|mailbox| !mailbox.has_for(source, tag))
     }
 
-    /// Keeps the heads of a source to the thread that looks for one.
+    /// Reserves the heads of a source for the thread that looks for one.
     fn seek(&mut self, source: u32) {
         match std::mem::replace(&mut self.heads[source as usize], Head::Sought) {
             Head::Resting => self.resting.retain(|peer| *peer != source),
@@ -112,7 +111,7 @@ impl Net {
         }
     }
 
-    /// Gives the heads of a source back, if a thread has looked for one.
+    /// Releases the heads of a source, if a thread has looked for one.
     fn rest(&mut self, source: u32) {
         let head = &mut self.heads[source as usize];
         if *head == Head::Sought {
@@ -121,7 +120,7 @@ impl Net {
         }
     }
 
-    /// A message that was looked for is in its place.
+    /// Records that a sought message is in place, and returns its result.
     fn found(&mut self, sought: &Sought, envelope: u64, bytes: usize) -> Finished {
         self.fitting[sought.source as usize] = bytes == sought.room;
         self.counters.received += 1;
@@ -129,7 +128,7 @@ impl Net {
         Finished { source: sought.source, tag: tag_of(envelope), bytes, ..Finished::sent() }
     }
 
-    /// Posts a receive whose message is not a short one that fits: at the transport, or in its mailbox.
+    /// Posts a receive whose message is not a short one that fits, at the transport or in its mailbox.
     fn post_sought(&mut self, sought: Sought) -> Awaited {
         let Sought { context, source, tag, ptr, room } = sought;
         self.rest(source);
@@ -153,7 +152,7 @@ impl Net {
         Awaited::Posted(context, done)
     }
 
-    /// How a receive has ended, if it has. It is forgotten then.
+    /// Returns the result of a receive if it is complete, and then forgets the receive.
     pub fn ended(&mut self, awaited: &mut Awaited) -> Option<Finished> {
         match awaited {
             Awaited::Over(finished) => Some(finished.clone()),
@@ -184,11 +183,11 @@ impl Net {
         }
     }
 
-    /// Nobody waits for a receive any more, since the job has failed: its memory is not touched after this.
+    /// Gives up a receive, since the job has failed. Its memory is not touched after this.
     pub fn forsake(&mut self, awaited: Awaited, why: &Fail) {
         let source = match &awaited {
             Awaited::Over(_) => None,
-            // Its memory is touched by nobody but its thread.
+            // Only its own thread touches its memory.
             Awaited::Sought(sought) => return self.rest(sought.source),
             Awaited::Direct(at) => match &self.slots[*at as usize].op {
                 Op::Direct(Direct::Out { source, .. }) => Some(*source),
@@ -196,7 +195,7 @@ impl Net {
             },
             Awaited::Posted(context, done) => {
                 self.cancel(*context, done);
-                // One that has met its message is no longer in the mailbox, and its source is still sending.
+                // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
                 self.slots.iter().find_map(|slot| slot.op.source_for(done))
             }
         };
@@ -208,7 +207,7 @@ impl Net {
         }
     }
 
-    /// Sends what the caller lends until the send is over. None if it is over already, and the memory may be used again.
+    /// Sends memory that the caller lends until the send is complete. Returns `None` if it is already complete.
     ///
     /// # Errors
     /// If the peer is lost.
@@ -269,13 +268,13 @@ impl Net {
         slot.piece = Piece { ptr, len: room };
         let (on, token) = (Channel { peer: source, index: HEADS }, Token(at.into()));
         let place = Place::Place(std::slice::from_ref(&slot.piece));
-        // SAFETY: as above; the memory is the receive's, which the program has lent until the call that waits returns.
+        // SAFETY: as above; the program has lent the receive's memory until the call that waits returns.
         let posted = unsafe { self.ends[via].post_recv_if(on, envelope(WHOLE, context, tag), place, token) };
         self.settle(at, posted);
         at
     }
 
-    /// State of a receive at the transport, once nobody touches its memory. Its slot is free then.
+    /// Returns the state of a direct receive once the transport no longer touches its memory, and then frees its slot.
     fn direct_end(&mut self, at: u32) -> Option<Direct> {
         let slot = &mut self.slots[at as usize];
         if matches!(slot.op, Op::Direct(Direct::Out { .. })) {
@@ -288,7 +287,7 @@ impl Net {
         }
     }
 
-    /// The message of a direct receive has come.
+    /// Records that the message of a direct receive has arrived.
     pub(super) fn direct_here(&mut self, at: u32) {
         let Op::Direct(direct) = &mut self.slots[at as usize].op else { return };
         let Direct::Out { source, tag, room, .. } = *direct else { return };
@@ -298,7 +297,7 @@ impl Net {
         self.watch(source);
     }
 
-    /// Another message has come than that of a direct receive, which tells of itself next.
+    /// Puts a direct receive into its mailbox, since another message has come, which the transport reports next.
     pub(super) fn returned(&mut self, at: u32) {
         let Op::Direct(direct) = &mut self.slots[at as usize].op else { return };
         let Direct::Out { source, context, tag, ptr, room } = *direct else { return };
@@ -310,7 +309,7 @@ impl Net {
         self.boxes.entry(context).or_default().posted.push_front(recv);
     }
 
-    /// Whether a slot has a direct receive, which has failed.
+    /// Fails the direct receive of a slot. Returns whether the slot has one.
     pub(super) fn direct_failed(&mut self, at: u32, why: &str) -> bool {
         let Op::Direct(direct) = &mut self.slots[at as usize].op else { return false };
         if let Direct::Out { source, .. } = *direct {

@@ -1,4 +1,4 @@
-//! Connects the ranks for messages, with the collectives of the communicator that has already joined them.
+//! Connects the ranks for messages. They exchange addresses by collectives of the Kolo communicator that has joined them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -10,9 +10,9 @@ use kolo_transport::{Endpoint, Options, Reach, ShmOptions, TcpOptions};
 use super::{NET, Net, servant};
 use crate::error::{Class, Fail, Outcome, fail};
 
-/// Transports that can show a message before it is received, in order of preference.
+/// The transports that can probe, in order of preference.
 const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
-/// Room for an address; transports promise 1 KiB at most.
+/// Room for an address; a transport's addresses have at most 1 KiB.
 const ADDRESS_BYTES: usize = 1024 + 8;
 
 /// Opens the messages of a process that is alone.
@@ -39,7 +39,7 @@ pub fn open(world: Option<&Communicator>) -> Outcome {
     Ok(())
 }
 
-/// Gives the messages up.
+/// Closes the messages of this process.
 pub(crate) fn close() {
     servant::stop();
     if let Some(net) = NET.get() {
@@ -78,14 +78,14 @@ fn connect(world: &Communicator) -> Outcome<Net> {
     }
     let deadline = Instant::now() + world.config().join_timeout;
     for (at, end) in ends.iter_mut().enumerate() {
-        // Endpoints establish what introduced peers share, so all that were introduced take part.
+        // Establishing an endpoint concerns all peers that were introduced, so all of them take part.
         let used = all.iter().any(|bits| bits & 1 << at != 0);
         if let Some(end) = end.as_mut().filter(|_| used) {
             end.establish(deadline).map_err(|error| Fail::new(Class::Other, error))?;
         }
     }
     world.barrier()?;
-    // One that reaches nobody here would only cost polls; peers choose alike.
+    // An endpoint that serves no peer would only cost polls. The peers make the same choice.
     for (at, end) in ends.iter_mut().enumerate() {
         if !chosen.contains(&Some(at)) {
             *end = None;
@@ -98,7 +98,7 @@ fn connect(world: &Communicator) -> Outcome<Net> {
     Ok(Net::new(rank, ends.into_iter().flatten().collect(), via))
 }
 
-/// Tells an endpoint of the others, and notes whom it reaches.
+/// Introduces the other ranks to an endpoint, and records which of them it reaches.
 fn introduce(
     world: &Communicator,
     end: Option<&mut (dyn Endpoint + 'static)>,

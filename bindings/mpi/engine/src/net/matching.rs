@@ -1,4 +1,4 @@
-//! Which message goes to which receive: in the order of posting, by context, source and tag.
+//! Matching of messages and receives: by context, source and tag, in the order of posting.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::body::{Completion, Finished, Recv};
 use super::{Net, PENDING, wire};
 use crate::error::{Class, Fail};
 
-/// Receives without messages, and messages without receives, of one context.
+/// The posted receives and the unexpected messages of one context.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     pub(super) posted: VecDeque<Recv>,
@@ -22,12 +22,12 @@ pub(super) struct Unexpected {
     pub(super) body: Body,
 }
 
-/// The part of a message that is here.
+/// The part of an unexpected message that has arrived.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// All of it.
+    /// The whole message.
     Whole(Vec<u8>),
-    /// It waits with its sender, who knows it by this number.
+    /// The announcement only. The message waits at its sender, which knows it by this number.
     Announced { bytes: usize, number: u64 },
 }
 
@@ -56,7 +56,7 @@ pub struct Found {
 pub struct Claimed(Unexpected);
 
 impl Claimed {
-    /// Its envelope.
+    /// Returns the envelope of the message.
     #[must_use]
     pub fn found(&self) -> Found {
         Found { source: self.0.source, tag: self.0.tag, bytes: self.0.body.bytes() }
@@ -77,7 +77,7 @@ impl Mailbox {
         self.posted.remove(at)
     }
 
-    /// Whether a message is there that a receive would take, or another receive that takes such messages first.
+    /// Returns whether there is a message that a receive would match, or an earlier receive that would match such messages first.
     pub(super) fn has_for(&self, source: u32, tag: Option<i32>) -> bool {
         let meets = |recv: &Recv| {
             tag.map_or(recv.source.is_none_or(|from| from == source), |tag| recv.takes(source, tag))
@@ -115,13 +115,13 @@ impl Net {
         mailbox.posted.push_back(recv);
     }
 
-    /// Receives a message that was claimed.
+    /// Receives a claimed message.
     pub fn recv_claimed(&mut self, claimed: Claimed, recv: Recv) {
         PENDING.fetch_add(1, Ordering::Relaxed);
         self.deliver(claimed.0, recv);
     }
 
-    /// Whether a message is there.
+    /// Returns a matching message's envelope, if there is such a message.
     #[must_use]
     pub fn probe(&self, context: u32, source: Option<u32>, tag: Option<i32>) -> Option<Found> {
         let mailbox = self.boxes.get(&context)?;
@@ -129,14 +129,14 @@ impl Net {
         Some(Found { source: message.source, tag: message.tag, bytes: message.body.bytes() })
     }
 
-    /// Takes a message out of the queue, if it is there.
+    /// Takes a matching message out of the queue, if there is one.
     pub fn claim(&mut self, context: u32, source: Option<u32>, tag: Option<i32>) -> Option<Claimed> {
         let mailbox = self.boxes.get_mut(&context)?;
         let at = mailbox.find(source, tag)?;
         mailbox.unexpected.remove(at).map(Claimed)
     }
 
-    /// Takes a receive back that no message has met.
+    /// Cancels a receive that no message has matched yet.
     pub fn cancel(&mut self, context: u32, done: &Arc<Completion>) {
         let Some(mailbox) = self.boxes.get_mut(&context) else { return };
         let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
@@ -146,7 +146,7 @@ impl Net {
         self.finish(done, finished);
     }
 
-    /// Hands a message to the receive that it fits.
+    /// Delivers a message to the receive that it matches.
     pub(super) fn deliver(&mut self, message: Unexpected, recv: Recv) {
         let Unexpected { source, tag, body } = message;
         match body {
@@ -160,7 +160,7 @@ impl Net {
         }
     }
 
-    /// All bytes of a message are where they belong.
+    /// Completes a receive whose message is in place.
     pub(super) fn received(&mut self, recv: &Recv, source: u32, tag: i32, bytes: usize) {
         let room = recv.sink.room();
         self.fitting[source as usize] = bytes == room;
@@ -180,7 +180,7 @@ impl Net {
         done.set(finished);
     }
 
-    /// Ends what waits for a rank that is lost.
+    /// Marks a rank as lost, and fails the operations that wait for it.
     pub(crate) fn lose(&mut self, peer: u32, why: &str) {
         self.lost[peer as usize] = Some(why.into());
         let mut ended = Vec::new();

@@ -1,11 +1,11 @@
 //! Messages between ranks: MPI's matching over Kolo's transports.
 //!
-//! Channel 0 of a pair carries heads in the order in which they were sent; the 64 bits of a message's tag are its envelope, so a
-//! short message has no other header. A rank probes channel 0 of every peer and takes each message when it comes: into the
-//! buffer of the receive that it fits, or into memory of its own. Longer messages announce themselves there, and wait for the
-//! receiver's answer; their bytes go over channel 1, in the order of the answers.
+//! Channel 0 of a pair carries *heads* (short messages, and announcements of long ones) in the order in which they were sent. The 64 bits
+//! of a transport message's tag are the envelope, so a short message has no other header. A rank probes channel 0 of every peer and takes
+//! each head as it comes: into the buffer of the receive that it matches, or into memory of its own. The sender of a long message
+//! announces it there, and waits for the receiver's answer; the data go over channel 1, in the order of the answers.
 //!
-//! One lock holds everything. A waiting thread polls; a thread of the library's own does while the program is inside a collective.
+//! One lock guards all of this state. Threads that wait poll; while the program is inside a collective, a thread of the library polls.
 
 mod body;
 mod direct;
@@ -35,7 +35,7 @@ use crate::error::{Class, Outcome, fail};
 use matching::Mailbox;
 use wire::{Head, Parked, Slot};
 
-/// Spreads the numbers of contexts, which the ranks give away in order.
+/// Hashes the numbers of contexts, which are assigned in order.
 #[derive(Debug, Default)]
 struct Plain(u64);
 
@@ -53,19 +53,19 @@ impl Hasher for Plain {
     }
 }
 
-/// The messages of this process.
+/// The state of all messages of this process.
 pub struct Net {
     rank: u32,
     ends: Vec<Box<dyn Endpoint>>,
-    /// Which endpoint reaches a rank.
+    /// For each rank, the endpoint that reaches it.
     via: Vec<Option<usize>>,
-    /// Observer of the next head of each rank.
+    /// For each rank, who takes its next head.
     heads: Vec<Head>,
-    /// Those that a thread has looked for.
+    /// The ranks whose heads are [`Head::Resting`].
     resting: Vec<u32>,
-    /// Whether the last message of a rank was as long as its receive had room: the next may be, too.
+    /// For each rank, whether its last message was exactly as long as its receive; then the next one may be too.
     fitting: Vec<bool>,
-    /// Why a rank can not be reached any more.
+    /// For each lost rank, the reason.
     lost: Vec<Option<Box<str>>>,
     boxes: HashMap<u32, Mailbox, BuildHasherDefault<Plain>>,
     #[allow(clippy::vec_box, reason = "a slot stays where it is while a transport has it")]
@@ -80,30 +80,30 @@ pub struct Net {
     on_window: Option<fn(&mut Self, u32, &[u8])>,
 }
 
-/// Counts of messages that have come and gone.
+/// Counts of messages sent and received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
-    /// Messages.
+    /// Messages sent.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Messages.
+    /// Messages received.
     pub received: u64,
-    /// Their bytes.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// Messages that came before their receives.
+    /// Messages that arrived before their receives were posted.
     pub unexpected: u64,
 }
 
-/// Receives and sends that are not over. Changed under the lock, and read without it.
+/// The number of incomplete receives and sends. Changed under the lock, and read without it.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
 static NET: OnceLock<Mutex<Net>> = OnceLock::new();
 
-/// The messages of this process, locked.
+/// Locks the messages of this process.
 ///
 /// # Errors
-/// Before they are there.
+/// Before MPI is initialized.
 pub fn net() -> Outcome<MutexGuard<'static, Net>> {
     match NET.get() {
         Some(net) => Ok(net.lock().unwrap_or_else(PoisonError::into_inner)),
@@ -136,44 +136,44 @@ impl Net {
         net
     }
 
-    /// Whether everything that was sent has left.
+    /// Returns whether all sent data has left.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.ends.iter().all(|end| end.is_flushed())
     }
 
-    /// Counts of messages so far.
+    /// Returns the counts of messages so far.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Ranks of the world that are lost, as far as this one knows.
+    /// Returns the world ranks that are lost, as far as this process knows.
     #[must_use]
     pub fn lost(&self) -> Vec<u32> {
         (0..).zip(&self.lost).filter(|(_, why)| why.is_some()).map(|(rank, _)| rank).collect()
     }
 
-    /// Receives without messages, and messages without receives.
+    /// Returns the numbers of posted receives and of unexpected messages.
     #[must_use]
     pub fn queued(&self) -> (u64, u64) {
         let lengths = self.boxes.values().map(Mailbox::lengths);
         lengths.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Has messages for windows handled.
+    /// Sets the handler of messages for windows.
     pub fn handle_windows(&mut self, handler: fn(&mut Self, u32, &[u8])) {
         self.on_window = Some(handler);
     }
 
-    /// Forgets what has come for a communicator.
+    /// Drops the mailbox of a communicator's context if it is empty.
     pub fn forget(&mut self, context: u32) {
         if self.boxes.get(&context).is_some_and(Mailbox::is_idle) {
             self.boxes.remove(&context);
         }
     }
 
-    /// Leaves in good order.
+    /// Leaves all peers in good order.
     pub fn close(&mut self) {
         for end in &mut self.ends {
             end.leave();

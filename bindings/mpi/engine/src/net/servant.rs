@@ -1,8 +1,8 @@
-//! The thread that advances messages while the program cannot: inside a collective of Kolo's, and for windows.
+//! The servant: a thread that advances messages while the program cannot, inside Kolo's collectives and for windows.
 //!
-//! While a thread is inside a collective, an earlier message of its rank may still have to be answered, or one that nobody
-//! expects be taken off its ring so that its sender gets on. Where something is pending the servant starts at once, else after
-//! a moment, so that a collective costs no wake-up.
+//! While a thread is inside a collective, its rank may still have to answer an earlier message, or to take an unexpected message off its
+//! ring so that the sender can go on. If operations are pending, the servant starts at once; otherwise it starts after a moment, so that a
+//! collective does not cost a wake-up.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,24 +13,24 @@ use super::PENDING;
 
 /// Threads inside collectives.
 static ABSENT: AtomicUsize = AtomicUsize::new(0);
-/// Windows whose owners need not call.
+/// Windows whose owners need not call MPI for accesses to make progress.
 static WINDOWS: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 static SERVANT: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
-/// How often the servant looks whether it is needed: a sender whose ring is full waits for so long at most.
+/// The interval at which the servant checks whether it is needed. A sender whose ring is full waits at most this long.
 const LOOK: Duration = Duration::from_millis(10);
-/// Between two polls that moved nothing: at first, and after a while.
+/// The pause between two polls that moved nothing: at first, and at most.
 const PAUSE: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// Starts it.
+/// Starts the servant.
 pub(super) fn start() {
     let thread = Builder::new().name("kolo-mpi".to_owned()).spawn(run);
     *SERVANT.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
 }
 
-/// Ends it.
+/// Ends the servant.
 pub(crate) fn stop() {
     STOP.store(true, Ordering::Release);
     let servant = SERVANT.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -68,12 +68,12 @@ fn wake() {
     }
 }
 
-/// While it lives, this thread does not poll.
+/// A guard: while it exists, its thread does not poll.
 #[derive(Debug)]
 pub struct Absence(());
 
 impl Absence {
-    /// Begins.
+    /// Begins the absence.
     #[must_use]
     pub fn begin() -> Self {
         ABSENT.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Drop for Absence {
     }
 }
 
-/// There is one window more, or one less.
+/// Counts a window that is made (`more`) or freed.
 pub fn serve_windows(more: bool) {
     if more {
         WINDOWS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Waiting: polls, with the pauses that Kolo's policy gives.
+//! Waiting: polls, with pauses by Kolo's waiting policy.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ thread_local! {
     static POLICY: Cell<Option<Policy>> = const { Cell::new(None) };
 }
 
-/// Sleeps grow up to this: the scheduler's answer to a wait that is long anyway.
+/// The longest nap. Naps grow up to this, since a wait that is already long can bear the delay.
 const NAP_MAX: Duration = Duration::from_micros(500);
-/// Looks at one peer's channel, some 10 ns each, between two polls of everything.
+/// Looks at one peer's channel, some 10 ns each, between two polls of all channels.
 const LOOKS: u32 = 16;
-/// Naps between two looks at whether the job has failed.
+/// Naps between two checks whether the job has failed.
 const NAPS_PER_LOOK: u32 = 200;
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
 
-/// How often a thread of this process has gone to sleep, since nothing had come for long.
+/// Returns how often threads of this process have gone to sleep, because nothing had arrived for long.
 pub fn sleeps() -> u64 {
     SLEEPS.load(Ordering::Relaxed)
 }
@@ -37,13 +37,13 @@ fn policy() -> Policy {
     })
 }
 
-/// Advances messages once. Whether anything moved.
+/// Advances messages once. Returns whether anything moved.
 pub fn poll_once() -> bool {
     let moved = net().is_ok_and(|mut net| net.poll());
     schedule::advance_all() | moved
 }
 
-/// Advances messages until `ready` says so.
+/// Advances messages until `ready` returns true.
 ///
 /// # Errors
 /// If the job has failed meanwhile.
@@ -72,7 +72,7 @@ pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
     })
 }
 
-/// Advances messages until a receive is over.
+/// Advances messages until a receive is complete.
 ///
 /// # Errors
 /// If the job has failed meanwhile.
@@ -95,7 +95,7 @@ pub fn wait_for_receive(awaited: &mut Awaited) -> Outcome<Finished> {
     })
 }
 
-/// Takes steps, with pauses after those that move nothing, until one ends the wait.
+/// Calls `step` until it ends the wait, with pauses after steps that move nothing.
 fn drive<T>(mut step: impl FnMut() -> (bool, Option<T>)) -> Outcome<T> {
     let mut pacer = Pacer::new(policy());
     let (mut time, mut naps) = (Duration::from_micros(20), 0_u32);
@@ -129,7 +129,7 @@ fn drive<T>(mut step: impl FnMut() -> (bool, Option<T>)) -> Outcome<T> {
     }
 }
 
-/// A pause between two looks of a program at something that has not come: Test and Iprobe in a loop.
+/// Pauses briefly, for programs that call Test or Iprobe in a loop.
 pub fn nap() {
     if policy().spin.is_zero() {
         yield_now();

@@ -1,4 +1,4 @@
-//! Messages on the wire: envelopes, announcements and answers, and what becomes of what a transport reports.
+//! Messages on the wire: envelopes, announcements and answers, and the handling of transport events.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,14 +11,15 @@ use super::matching::{Body, Unexpected};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail};
 
-/// Messages up to this length travel without asking: about what a ring of shared memory holds, so that a program that sends
-/// before it receives gets through.
+/// The longest message that is sent eagerly, without an announcement. A ring of shared memory holds about as much, so that programs that
+/// send before they receive do not deadlock.
 pub const EAGER_BYTES: usize = 64 << 10;
 
-/// Messages up to this length are worth a try without a slot.
+/// The longest message for which sending or taking it at once, without a slot, is worth a try.
 const SHORT_BYTES: usize = 16 << 10;
 
-/// A transport tells of one head of a peer at a time: this many are taken before a caller looks whether its own was among them.
+/// A transport reports one head of a peer at a time. A caller that waits for several messages takes up to this many before it checks
+/// whether its own were among them.
 const PASSES_FOR_MANY: usize = 8;
 
 pub(super) const HEADS: u16 = 0;
@@ -29,12 +30,12 @@ const ANNOUNCED: u64 = 1;
 const ANSWER: u64 = 2;
 const WINDOW: u64 = 3;
 
-/// The envelope: kind, context and tag.
+/// Makes an envelope of kind, context and tag.
 pub(super) const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
     kind << 61 | (context as u64) << 30 | tag as u64
 }
 
-/// Bits of an envelope that are its tag.
+/// The bits of an envelope that hold the tag.
 pub(super) const TAG_BITS: u64 = (1 << 30) - 1;
 
 pub(super) const fn tag_of(envelope: u64) -> i32 {
@@ -96,7 +97,7 @@ pub(super) struct Announcement {
     pub(super) number: u64,
 }
 
-/// Something posted at a transport. It stays where it is until the transport is done with it.
+/// The state of an operation posted at a transport. It stays at its address until the transport is done with it.
 pub(super) struct Slot {
     pub(super) piece: Piece,
     words: [u64; 2],
@@ -104,25 +105,25 @@ pub(super) struct Slot {
     pub(super) op: Op,
 }
 
-/// Observer of the next head of a peer.
+/// The way in which the next head of a peer is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// The transport will tell of it.
+    /// The transport has been asked to report it.
     Watched,
     /// A receive is posted for it.
     Taken,
     /// A thread looks for it.
     Sought,
-    /// A thread has looked for it: the next poll has the transport tell.
+    /// A thread has looked for it. The next poll asks the transport to report it.
     Resting,
 }
 
-// SAFETY: the pieces name memory of the slot itself, or the program's that the operation was lent.
+// SAFETY: the pieces name memory of the slot itself, or memory that the program has lent to the operation.
 unsafe impl Send for Slot {}
 
 pub(super) enum Op {
     Idle,
-    /// Nobody asks.
+    /// An operation whose end nothing waits for.
     Quiet,
     Send {
         to: u32,
@@ -146,7 +147,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// Source of the message that a receive is getting.
+    /// Returns the source of the message if this operation receives it for `done`.
     pub(super) fn source_for(&self, done: &Arc<Completion>) -> Option<u32> {
         match self {
             Self::Head { recv: Some(recv), from: source, .. } | Self::Bytes { recv, source, .. } => {
@@ -157,7 +158,7 @@ impl Op {
     }
 }
 
-/// A message that could not be carried.
+/// Makes the failure of a message that the transport could not carry.
 pub(super) fn broken(peer: u32, why: &str) -> Fail {
     let text = format!("a message between this rank and rank {peer} of the world failed: {why}");
     Fail::new(Class::ProcFailed, text)
@@ -166,7 +167,7 @@ pub(super) fn broken(peer: u32, why: &str) -> Fail {
 const NO_PIECE: Piece = Piece { ptr: std::ptr::null_mut(), len: 0 };
 
 impl Net {
-    /// Sends. `asks` has the receiver answer first, so that the end of the send means that a receive has met it.
+    /// Sends. With `asks`, the receiver answers first, so that the send completes only when a receive has matched it.
     pub fn send(
         &mut self,
         to: u32,
@@ -199,7 +200,7 @@ impl Net {
         }
     }
 
-    /// Sends a message for a window. Nobody hears of its end.
+    /// Sends a message for a window. Its end is not reported.
     pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) {
         if to == self.rank {
             if let Some(handle) = self.on_window {
@@ -237,7 +238,7 @@ impl Net {
         self.next_parked
     }
 
-    /// A receive has met an announced message: asks for its bytes.
+    /// Asks for the data of an announced message that a receive has matched.
     pub(super) fn answer(&mut self, recv: Recv, message: Announcement) {
         let Announcement { source, tag, bytes, number } = message;
         if source == self.rank {
@@ -256,7 +257,7 @@ impl Net {
         self.post_recv(source, BYTES, envelope(WHOLE, 0, (number & 0xff_ffff) as i32), op, place, wanted);
     }
 
-    /// The receiver has answered: sends what it wants.
+    /// Handles the receiver's answer: sends the data that it asks for.
     fn answered(&mut self, number: u64, wanted: u64) {
         let Some(parked) = self.parked.remove(&number) else { return };
         let Parked { to, data, done } = parked;
@@ -281,24 +282,24 @@ impl Net {
     /// Sends a short message at once, if nothing stands in the way.
     pub(super) fn send_now(&mut self, to: u32, envelope: u64, data: &Source) -> bool {
         let Some(via) = self.via[to as usize] else { return false };
-        // SAFETY: the memory is the program's, which has lent it to this send, or the copy's. Test: `messages`.
+        // SAFETY: the program has lent the memory to this send, or it is a copy. Test: `messages`.
         unsafe { self.ends[via].send_short(Channel { peer: to, index: HEADS }, envelope, data.piece()) }
     }
 
     pub(super) fn watch(&mut self, peer: u32) {
         if let Some(via) = self.via[peer as usize] {
-            // A peer that is lost says so itself.
+            // The result is ignored, since the transport reports the loss of a peer itself.
             let _ = self.ends[via].probe(Channel { peer, index: HEADS });
             self.heads[peer as usize] = Head::Watched;
         }
     }
 
-    /// Advances everything, for a caller that waits for several messages. Whether anything moved.
+    /// Advances all messages, for a caller that waits for several. Returns whether anything moved.
     pub fn poll_for_many(&mut self) -> bool {
         (0..PASSES_FOR_MANY).take_while(|_| self.poll()).count() > 0
     }
 
-    /// Advances everything. Whether anything moved.
+    /// Advances all messages. Returns whether anything moved.
     pub fn poll(&mut self) -> bool {
         let mut moved = false;
         while let Some(peer) = self.resting.pop() {
@@ -329,7 +330,7 @@ impl Net {
         }
     }
 
-    /// A head waits on its channel.
+    /// Takes a head that waits on its channel.
     fn arrived(&mut self, head: Envelope) {
         let Envelope { on, tag: bits, len } = head;
         let (from, bytes) = (on.peer, len as usize);
@@ -352,7 +353,7 @@ impl Net {
         self.post_recv(from, HEADS, bits, Op::Head { from, envelope: bits, recv, bytes }, place, bytes);
     }
 
-    /// Takes a message that is there; its length.
+    /// Takes a message if it is there and fits; returns its length.
     fn take_now(&mut self, from: u32, fits: Fits, to: *mut u8) -> Option<usize> {
         match self.look(from, fits, to) {
             Short::Taken { len, .. } => Some(len),
@@ -360,10 +361,11 @@ impl Net {
         }
     }
 
-    /// Takes a head that is there and fits.
+    /// Takes a head if it is there and fits.
     pub(super) fn look(&mut self, from: u32, fits: Fits, to: *mut u8) -> Short {
         let Some(via) = self.via[from as usize] else { return Short::Other };
-        // SAFETY: the callers have so much room at `to`: a receive's, which the program has lent, or their own. Test: `messages`.
+        // SAFETY: the callers' memory at `to` is as long as `fits` says: a receive's, which the program has lent, or their own. Test:
+        // `messages`.
         unsafe { self.ends[via].take_short(Channel { peer: from, index: HEADS }, fits, to) }
     }
 
@@ -422,7 +424,7 @@ impl Net {
         });
         slot.piece = Piece { ptr, len };
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
-        // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for so many bytes.
+        // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for `len` bytes.
         let posted = unsafe {
             self.ends[via].post_recv(on, envelope, Place::Place(std::slice::from_ref(&slot.piece)), token)
         };
@@ -437,7 +439,7 @@ impl Net {
         }
     }
 
-    /// Gives a slot back, and what was under way in it.
+    /// Frees a slot; returns its operation and its memory.
     fn leave(&mut self, at: u32) -> (Op, Vec<u8>) {
         let slot = &mut self.slots[at as usize];
         self.free.push(at);
@@ -464,7 +466,7 @@ impl Net {
         }
     }
 
-    /// A head is here.
+    /// Handles a head that has been received.
     fn took(&mut self, from: u32, envelope: u64, recv: Option<Recv>, bytes: usize, kept: Vec<u8>) {
         let tag = tag_of(envelope);
         if let Some(recv) = recv {
@@ -511,7 +513,7 @@ impl Net {
         }
     }
 
-    /// Gives up on a peer: nothing that it sends is put anywhere any more.
+    /// Gives up on a peer: the transport no longer writes anything that the peer sends.
     pub(super) fn abandon(&mut self, peer: u32, why: &str) {
         let Some(via) = self.via[peer as usize] else { return };
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "mpi", Some(peer), why);

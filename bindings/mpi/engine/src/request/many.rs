@@ -1,4 +1,4 @@
-//! Calls on several requests.
+//! Calls on several requests at once.
 
 use std::ffi::c_int;
 
@@ -17,7 +17,7 @@ unsafe fn status_at(statuses: *mut Status, at: usize) -> *mut Status {
     if statuses == STATUS_IGNORE || statuses.is_null() { STATUS_IGNORE } else { statuses.wrapping_add(at) }
 }
 
-/// Ends some requests. The statuses get errors only if there are any.
+/// Ends some requests. The error fields of the statuses are set only if a request has failed.
 unsafe fn end_some(
     all: &[Option<Request>],
     places: &[usize],
@@ -27,7 +27,7 @@ unsafe fn end_some(
     let (mut codes, mut whose) = (vec![SUCCESS; places.len()], None);
     let mut forgotten = Vec::with_capacity(places.len());
     for (nth, at) in places.iter().enumerate() {
-        // SAFETY: the caller's promise: so many handles and statuses.
+        // SAFETY: the caller's promise: a handle at each of the places, and a status for each of them.
         unsafe {
             let status = status_at(statuses, nth);
             match &all[*at] {
@@ -97,7 +97,7 @@ pub unsafe fn testall(count: c_int, handles: *mut c_int, flag: *mut c_int, statu
     }
 }
 
-/// Places of requests that are active, and of those that are over among them.
+/// Returns whether any request is active, and the places of the active requests that are complete.
 fn active_and_over(all: &[Option<Request>]) -> (bool, Vec<usize>) {
     let active = |at: &usize| all[*at].as_ref().is_some_and(Request::is_active);
     let over = |at: &usize| all[*at].as_ref().is_some_and(|request| request.is_over());

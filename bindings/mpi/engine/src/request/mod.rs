@@ -1,4 +1,4 @@
-//! Requests: what is under way, and waiting for it.
+//! Requests: operations in progress, and waiting for them.
 
 mod many;
 
@@ -18,30 +18,30 @@ use crate::handle::{Held, Table};
 use crate::net::{self, Completion, Finished};
 use crate::partitioned::Partitioned;
 
-/// Operation that a request stands for.
+/// The operation that a request stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Active {
     /// A send.
     Send(Arc<Completion>),
-    /// A receive, of a context.
+    /// A receive, with its context.
     Recv(Arc<Completion>, u32),
     /// A send and a receive.
     Both(Arc<Completion>, Arc<Completion>),
-    /// The messages of a buffer.
+    /// A flush of the messages of an attached buffer.
     Flush(Arc<[Arc<Completion>]>),
     /// A collective.
     Collective(Arc<Started>),
-    /// Something that is over.
+    /// An operation that is already complete.
     Over(Status),
-    /// Something of the program's.
+    /// A generalized request, whose operation is the program's.
     General(Arc<General>),
-    /// Partitioned.
+    /// A partitioned message.
     Partitioned(Arc<Partitioned>),
     /// An operation on a window.
     Window(Arc<crate::window::Operation>),
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug)]
 struct Ended {
     status: Status,
@@ -53,9 +53,9 @@ type Start = Box<dyn FnMut() -> Outcome<Active> + Send>;
 /// A request.
 #[derive(Clone)]
 pub(crate) enum Request {
-    /// Something that is started once.
+    /// An operation that is started once.
     Once(Active, Held<Comm>),
-    /// Something that may be started again and again.
+    /// An operation that may be started any number of times.
     Persistent(Arc<Persistent>),
 }
 
@@ -71,10 +71,10 @@ struct Inner {
 
 static REQUESTS: Table<Request> = Table::new(0xb);
 
-/// The request of all sends that are over when their calls return. It is nowhere in the table.
+/// The common request of all sends that are complete when their calls return. It is not in the table.
 const SENT: c_int = 0x6c00_0001;
 
-/// A general request.
+/// A generalized request: the program's functions, by address.
 #[derive(Debug)]
 pub struct General {
     query: usize,
@@ -84,12 +84,12 @@ pub struct General {
     is_complete: AtomicBool,
 }
 
-/// Makes a request of something under way.
+/// Makes a request of an operation.
 pub(crate) fn register(active: Active, comm: impl Into<Held<Comm>>) -> c_int {
     REQUESTS.insert(Request::Once(active, comm.into()))
 }
 
-/// Makes a request of a send, or names that of those that are over.
+/// Makes a request of a send; returns the common request if the send is already complete.
 pub(crate) fn register_send(done: Option<Arc<Completion>>, comm: &Held<Comm>) -> c_int {
     done.map_or(SENT, |done| register(Active::Send(done), comm))
 }
@@ -113,12 +113,12 @@ fn lookup(handle: c_int) -> Outcome<Request> {
     found(handle, REQUESTS.get(handle))
 }
 
-/// The request of a handle; none for the null one.
+/// Returns the request of a handle; `None` for the null request.
 fn given(handle: c_int) -> Outcome<Option<Request>> {
     if handle == REQUEST_NULL { Ok(None) } else { lookup(handle).map(Some) }
 }
 
-/// The requests of several handles.
+/// Returns the requests of several handles.
 fn all_given(handles: &[c_int]) -> Outcome<Vec<Option<Request>>> {
     crate::world::check_running()?;
     let each = |handle, request| {
@@ -127,7 +127,7 @@ fn all_given(handles: &[c_int]) -> Outcome<Vec<Option<Request>>> {
     REQUESTS.get_all(handles, each).into_iter().collect()
 }
 
-/// Status of a receive.
+/// Returns the status of a receive.
 pub(crate) fn received(finished: &Finished, comm: &Comm) -> Status {
     let mut status = Status::EMPTY;
     if finished.cancelled {
@@ -142,7 +142,7 @@ pub(crate) fn received(finished: &Finished, comm: &Comm) -> Status {
 }
 
 impl Request {
-    /// Calls with what is active.
+    /// Calls `look` with the active operation, if any, and the communicator.
     fn with<R>(&self, look: impl FnOnce(Option<&Active>, &Comm) -> R) -> R {
         match self {
             Self::Once(active, comm) => look(Some(active), comm),
@@ -158,12 +158,12 @@ impl Request {
         self.with(|active, _| active.is_some())
     }
 
-    /// Whether it is over, or not even active.
+    /// Returns whether the request is complete or inactive.
     fn is_over(&self) -> bool {
         self.with(|active, _| active.is_none_or(Active::is_over))
     }
 
-    /// How it ended, if it has; an inactive one has, with nothing.
+    /// Returns the result if the request is complete; for an inactive one, an empty result.
     fn ended(&self) -> Option<Ended> {
         let nothing = Ended { status: Status::EMPTY, error: None };
         let (comm, active) = match self {
@@ -173,7 +173,7 @@ impl Request {
                 None => return Some(nothing),
             },
         };
-        // Not under a lock: it may call the program.
+        // Called without a lock, since it may call a function of the program.
         let mut ended = active.ended(comm)?;
         ended.error = ended.error.map(|error| comm::on(comm, error));
         Some(ended)
@@ -245,12 +245,12 @@ impl Active {
 impl General {
     fn query(&self) -> Ended {
         type Query = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
-        // SAFETY: the program's function of this type, or null.
+        // SAFETY: the address is that of a function of this type, or null.
         let query = unsafe { std::mem::transmute::<usize, Option<Query>>(self.query) };
         let mut status = Status::EMPTY;
         let code = query.map_or(SUCCESS, |query| {
             flavor::with_status(&mut status, |place| {
-                // SAFETY: as the standard says; the status is one of the program's ABI.
+                // SAFETY: calls the program's function with the standard's arguments; the status is in the program's ABI.
                 unsafe { query(self.extra as *mut c_void, place) }
             })
         });
@@ -260,25 +260,26 @@ impl General {
 
     fn release(&self) -> Outcome {
         type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
-        // SAFETY: the program's function of this type, or null.
+        // SAFETY: the address is that of a function of this type, or null.
         let free = unsafe { std::mem::transmute::<usize, Option<Free>>(self.free) };
-        // SAFETY: as the standard says.
+        // SAFETY: calls the program's function with the standard's arguments.
         let code = free.map_or(SUCCESS, |free| unsafe { free(self.extra as *mut c_void) });
         if code == SUCCESS { Ok(()) } else { Err(Fail::code(flavor::code_in(code))) }
     }
 
     fn cancelled(&self) -> Outcome {
         type Cancel = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
-        // SAFETY: the program's function of this type, or null.
+        // SAFETY: the address is that of a function of this type, or null.
         let cancel = unsafe { std::mem::transmute::<usize, Option<Cancel>>(self.cancel) };
         let complete = self.is_complete.load(Ordering::Acquire).into();
-        // SAFETY: as the standard says.
+        // SAFETY: calls the program's function with the standard's arguments.
         let code = cancel.map_or(SUCCESS, |cancel| unsafe { cancel(self.extra as *mut c_void, complete) });
         if code == SUCCESS { Ok(()) } else { Err(Fail::code(flavor::code_in(code))) }
     }
 }
 
-/// A request that is over: makes a persistent one inactive. Whether its handle is to be forgotten, and what went wrong then.
+/// Retires a completed request; makes a persistent one inactive. Returns whether its handle must be removed, and an error of the
+/// program's free function.
 fn retire(request: &Request) -> (bool, Option<Fail>) {
     match request {
         Request::Once(Active::General(general), _) => (true, general.release().err()),
@@ -290,13 +291,13 @@ fn retire(request: &Request) -> (bool, Option<Fail>) {
     }
 }
 
-/// Writes the status of a call that has one.
+/// Writes the status of a call with a single status.
 ///
 /// # Safety
-/// There is a place for it, unless it is ignored.
+/// `into` is valid for writing, or null, or `MPI_STATUS_IGNORE`.
 pub(crate) unsafe fn set_status(into: *mut Status, status: Status) {
     if into != STATUS_IGNORE && !into.is_null() {
-        // SAFETY: the caller's promise. The error of a single status stays as it is.
+        // SAFETY: the caller's promise. The error field of a single status stays as it is.
         unsafe {
             let error = (*into).error;
             *into = Status { error, ..status };
@@ -304,7 +305,7 @@ pub(crate) unsafe fn set_status(into: *mut Status, status: Status) {
     }
 }
 
-/// The status of nothing says that there is no error either.
+/// Writes the empty status, which also says that there is no error.
 unsafe fn set_empty(into: *mut Status) {
     if into != STATUS_IGNORE && !into.is_null() {
         // SAFETY: the caller's promise.
@@ -312,7 +313,7 @@ unsafe fn set_empty(into: *mut Status) {
     }
 }
 
-/// Ends a request that is over, all but its handle. Whether that is to be forgotten, and how it ended.
+/// Ends a completed request, except for its handle. Returns whether the handle must be removed, and the outcome.
 unsafe fn close(request: &Request, status: *mut Status) -> (bool, Outcome) {
     let Some(ended) = request.ended() else { return (false, fail(Class::Intern, "a request is not over")) };
     // SAFETY: the caller's promise.
@@ -409,7 +410,7 @@ pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
             Ok(())
         }
         Some(Active::General(general)) => general.cancelled(),
-        // Sends and collectives go on: the standard lets them.
+        // Sends and collectives go on, which the standard permits.
         _ => Ok(()),
     }
 }
@@ -467,7 +468,7 @@ pub unsafe fn grequest_complete(handle: c_int) -> Outcome {
     }
 }
 
-/// The partitioned operation of a request.
+/// Returns the partitioned operation of a request.
 pub(crate) fn partitioned(handle: c_int) -> Outcome<Arc<Partitioned>> {
     match lookup(handle)?.active() {
         Some(Active::Partitioned(partitioned)) => Ok(partitioned),

@@ -1,4 +1,4 @@
-//! Categories of variables, and values with names, which no variable has.
+//! Categories of variables. Events and enumerations are empty: Kolo has no events, and no variable has named values.
 
 use std::ffi::{c_char, c_int};
 
@@ -22,7 +22,7 @@ pub unsafe fn t_category_get_num(number: *mut c_int) -> Outcome {
     unsafe { put(number, CATEGORIES.len() as c_int) }
 }
 
-/// Control and performance variables of a category.
+/// Returns the numbers of control and performance variables of a category.
 fn members(at: usize) -> (usize, usize) {
     if at == 0 { (settings().len(), 0) } else { (0, COUNTED.len()) }
 }
@@ -41,7 +41,7 @@ pub unsafe fn t_category_get_info(
     check()?;
     let at = index(&CATEGORIES, at)?;
     let (controls, counted) = members(at);
-    // SAFETY: the caller's promise: room as the lengths say, and places for numbers or NULL.
+    // SAFETY: the caller's promise: the strings have room as their lengths say, and the other pointers are valid or NULL.
     unsafe {
         give_text(CATEGORIES[at].0, name, name_length)?;
         give_text(CATEGORIES[at].1, about, about_length)?;
@@ -65,7 +65,7 @@ pub unsafe fn t_category_get_index(name: *const c_char, at: *mut c_int) -> Outco
 
 unsafe fn list(count: usize, room: c_int, into: *mut c_int) -> Outcome {
     for nth in 0..count.min(usize::try_from(room).unwrap_or(0)) {
-        // SAFETY: the caller's promise: room for so many numbers.
+        // SAFETY: the caller's promise: room for `room` numbers.
         unsafe { put(into.wrapping_add(nth), nth as c_int) }?;
     }
     Ok(())
@@ -88,7 +88,7 @@ pub unsafe fn t_category_get_categories(at: c_int, _room: c_int, _into: *mut c_i
     index(&CATEGORIES, at).map(|_| ())
 }
 
-/// Nothing ever changes.
+/// Writes 0, since no category has events.
 pub unsafe fn t_category_get_num_events(at: c_int, number: *mut c_int) -> Outcome {
     check()?;
     index(&CATEGORIES, at)?;
@@ -101,7 +101,7 @@ pub unsafe fn t_category_get_events(at: c_int, _room: c_int, _indices: *mut c_in
     index(&CATEGORIES, at).map(drop)
 }
 
-/// There are no events, nor sources of any.
+/// Writes 0, since there are no events and no sources of events.
 pub unsafe fn t_event_get_num(number: *mut c_int) -> Outcome {
     check()?;
     // SAFETY: the caller's promise.
@@ -125,7 +125,7 @@ pub unsafe fn t_category_changed(stamp: *mut c_int) -> Outcome {
     unsafe { put(stamp, 0) }
 }
 
-/// No variable has values with names.
+/// Fails, since no variable has named values.
 pub unsafe fn t_enum_get_info(
     _values: usize,
     _number: *mut c_int,

@@ -14,12 +14,12 @@ const SCOPE_READONLY: c_int = 60439;
 const TYPE_CHAR: c_int = 0x4c00_0101;
 pub(super) const BIND_NO_OBJECT: c_int = 9700;
 
-/// Room for the text of a setting, with the zero behind it.
+/// Room for the text of a setting, including its zero.
 const SETTING_BYTES: usize = 1024;
 
 static CVARS: Table<usize> = Table::new(0x8);
 
-/// The settings with their values. All processes have the same, in the same order.
+/// Returns the settings with their values. All processes have the same settings in the same order.
 pub(super) fn settings() -> Vec<(String, String)> {
     let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     world::settings().lines().filter_map(pair).collect()
@@ -49,7 +49,7 @@ pub unsafe fn t_cvar_get_info(
     let (setting, _) = &all[index(&all, at)?];
     let shown =
         format!("Kolo's setting {setting}, as the environment variable of this name says it before MPI_Init");
-    // SAFETY: the caller's promise: room as the lengths say, and places for numbers or NULL.
+    // SAFETY: the caller's promise: the strings have room as their lengths say, and the other pointers are valid or NULL.
     unsafe {
         give_text(setting, name, name_length)?;
         give_text(&shown, about, about_length)?;
@@ -98,7 +98,7 @@ pub unsafe fn t_cvar_read(handle: usize, into: *mut c_void) -> Outcome {
     let Some(at) = CVARS.get(handle as c_int) else { return wrong(INVALID_HANDLE) };
     let all = settings();
     let value = all.get(at).map_or("", |(_, value)| value.as_str());
-    // SAFETY: the caller's promise: as many characters as the handle's count says.
+    // SAFETY: the caller's promise: room for as many characters as the handle's count says.
     unsafe { put_text(value, into.cast(), SETTING_BYTES, std::ptr::null_mut()) }
 }
 

@@ -1,6 +1,6 @@
-//! The tools interface, `MPI_T_*`: Kolo's settings as control variables, and what messages count as performance variables.
+//! The tools interface, `MPI_T_*`: Kolo's settings are control variables, and counts of messages are performance variables.
 //!
-//! Errors are those of the interface; no error handler hears of them. Handles keep their tables apart by kind.
+//! Errors are codes of the interface and go to no error handler. Handles of different kinds are in different tables.
 
 mod categories;
 mod control;
@@ -18,13 +18,13 @@ use crate::constants::{THREAD_MULTIPLE, THREAD_SINGLE};
 use crate::error::{Fail, Outcome};
 use crate::handle::Table;
 
-/// Codes of the interface, by the numbers of the MPICH ABI.
+/// Error codes of the interface, as numbers of the MPICH ABI.
 const NOT_INITIALIZED: c_int = 60;
 const INVALID_INDEX: c_int = 62;
 const INVALID_HANDLE: c_int = 64;
 const INVALID_NAME: c_int = 73;
 
-/// Inits without their finalize.
+/// The number of inits that have not been finalized.
 static USERS: AtomicUsize = AtomicUsize::new(0);
 
 fn wrong<T>(code: c_int) -> Outcome<T> {
@@ -39,10 +39,10 @@ fn index<T>(all: &[T], at: c_int) -> Outcome<usize> {
     usize::try_from(at).ok().filter(|at| *at < all.len()).map_or_else(|| wrong(INVALID_INDEX), Ok)
 }
 
-/// Frees an object, and the handle with it; `invalid` if there is none.
+/// Frees an object and its handle; fails with `invalid` if there is no such object.
 ///
 /// # Safety
-/// The handle can be read and written.
+/// `handle` is valid for reading and writing.
 unsafe fn free<T: Clone>(table: &Table<T>, handle: *mut usize, invalid: c_int) -> Outcome {
     check()?;
     // SAFETY: the caller's promise.
@@ -55,20 +55,20 @@ unsafe fn free<T: Clone>(table: &Table<T>, handle: *mut usize, invalid: c_int) -
     Ok(())
 }
 
-/// Results may be unwanted.
+/// Writes a result, unless the program does not want it and `into` is null.
 unsafe fn give<T>(into: *mut T, value: T) {
     if !into.is_null() {
-        // SAFETY: the caller's promise: a place for it.
+        // SAFETY: the caller's promise: `into` is valid for writing.
         unsafe { into.write(value) };
     }
 }
 
-/// Writes as much of a text as there is room for, and how much there would have to be with the zero behind it.
+/// Writes as much of a text as there is room for, and the room that the whole text needs, including its zero.
 unsafe fn give_text(shown: &str, into: *mut c_char, length: *mut c_int) -> Outcome {
     if length.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's promise: so much room.
+    // SAFETY: the caller's promise: room for `*length` characters.
     unsafe {
         if *length > 0 && !into.is_null() {
             put_text(shown, into, *length as usize, std::ptr::null_mut())?;

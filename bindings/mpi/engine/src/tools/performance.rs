@@ -1,4 +1,4 @@
-//! Performance variables: what messages count.
+//! Performance variables: counts of messages.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ static PVARS: Table<Arc<Pvar>> = Table::new(0xa);
 struct Pvar {
     session: usize,
     at: usize,
-    /// Value of the variable at its last reset.
+    /// The raw value that counts as zero, since the last reset or write.
     base: AtomicU64,
 }
 
@@ -119,7 +119,7 @@ pub unsafe fn t_pvar_get_info(
 ) -> Outcome {
     check()?;
     let counted = &COUNTED[index(&COUNTED, at)?];
-    // SAFETY: the caller's promise: room as the lengths say, and places for numbers or NULL.
+    // SAFETY: the caller's promise: the strings have room as their lengths say, and the other pointers are valid or NULL.
     unsafe {
         give_text(counted.name, name, name_length)?;
         give_text(counted.about, about, about_length)?;
@@ -195,7 +195,7 @@ pub unsafe fn t_pvar_handle_free(session: usize, handle: *mut usize) -> Outcome 
     Ok(())
 }
 
-/// `MPI_T_PVAR_ALL_HANDLES`: variables that count all the time are left out, and here all do.
+/// `MPI_T_PVAR_ALL_HANDLES`. Starting and stopping all handles skips continuous variables, and all variables here are continuous.
 const ALL_HANDLES: usize = 1;
 
 fn start_or_stop(session: usize, handle: usize) -> Outcome {
@@ -221,7 +221,7 @@ impl Pvar {
         (COUNTED[self.at].value)().wrapping_sub(self.base.load(Ordering::Relaxed))
     }
 
-    /// From now on, the value counts from there.
+    /// Sets the value from which the variable counts on.
     fn set(&self, value: u64) -> Outcome {
         if COUNTED[self.at].class == CLASS_LEVEL {
             return wrong(NO_WRITE);
@@ -251,7 +251,7 @@ pub unsafe fn t_pvar_reset(session: usize, handle: usize) -> Outcome {
         check()?;
         SESSIONS.get(session as c_int).map_or_else(|| wrong(INVALID_SESSION), Ok)?;
         for variable in PVARS.all().iter().filter(|variable| variable.session == session) {
-            // Those that are only read stay as they are.
+            // Read-only variables stay as they are.
             let _ = variable.set(0);
         }
         return Ok(());

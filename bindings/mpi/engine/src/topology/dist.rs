@@ -1,4 +1,4 @@
-//! Distributed graphs.
+//! Distributed graph topologies.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Outcome, fail};
 
-/// Weights of edges: none for `MPI_UNWEIGHTED`.
+/// Returns the weights of edges; `None` for `MPI_UNWEIGHTED`.
 unsafe fn weights(ptr: *const c_int, n: c_int) -> Outcome<Option<Vec<c_int>>> {
     match ptr {
         UNWEIGHTED => Ok(None),
@@ -84,7 +84,7 @@ pub unsafe fn dist_graph_create(
         )
     };
     let weighted = weights.is_some();
-    // Everybody hears of all edges, and keeps its own.
+    // Every rank receives all edges, and keeps its own.
     let mut own = Vec::new();
     let mut next = 0;
     for (source, degree) in sources.iter().zip(degrees) {
@@ -109,7 +109,7 @@ pub unsafe fn dist_graph_create(
     unsafe { put(new, comm.create(Arc::clone(&comm.members), Some(topology))?) }
 }
 
-/// The edges that all ranks name, in the order of ranks.
+/// Exchanges edges; returns those of all ranks, in the order of ranks.
 fn shared_edges(comm: &Arc<Comm>, own: &[[c_int; 3]]) -> Outcome<Vec<[c_int; 3]>> {
     let counts = crate::collective::share(comm, &(own.len() as u32).to_le_bytes())?;
     let counts: Vec<usize> = counts

@@ -12,19 +12,19 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Outcome, fail};
 
-/// How the ranks of a communicator lie.
+/// The topology of a communicator.
 #[derive(Clone, Debug)]
 pub(crate) enum Topology {
     Cart {
         dims: Vec<c_int>,
         periods: Vec<bool>,
     },
-    /// Ends of the neighbours of each rank in a list of all.
+    /// A graph: the neighbours of all ranks in one list, and for each rank the end of its neighbours in it.
     Graph {
         index: Vec<c_int>,
         edges: Vec<c_int>,
     },
-    /// This rank's neighbours.
+    /// A distributed graph: this rank's neighbours.
     Dist {
         sources: Vec<c_int>,
         source_weights: Vec<c_int>,
@@ -45,13 +45,13 @@ impl Topology {
     }
 }
 
-/// From whom this rank receives, and to whom it sends; none where a grid ends.
+/// The ranks from which this rank receives, and those to which it sends; `None` beyond the edge of a grid.
 #[derive(Debug)]
 pub(crate) struct Neighbors {
     sources: Vec<Option<u32>>,
     targets: Vec<Option<u32>>,
-    /// Of a grid: receives are posted with the directions of a dimension exchanged, since what one sends up the other
-    /// receives from below.
+    /// In a grid, receives are posted with the directions of each dimension swapped, since a message that one rank sends up comes from
+    /// below at the other.
     is_grid: bool,
 }
 
@@ -92,7 +92,7 @@ impl Neighbors {
     }
 }
 
-/// The numbers of in- and out-neighbours, for front ends that convert arrays.
+/// Returns the numbers of in- and out-neighbours, for front ends that convert arrays.
 pub fn degrees(comm: c_int) -> (usize, usize) {
     comm::lookup(comm).and_then(|comm| Neighbors::of(&comm)).map_or((0, 0), |neighbors| neighbors.degrees())
 }
@@ -113,7 +113,7 @@ fn coordinates(dims: &[c_int], mut rank: c_int) -> Vec<c_int> {
     coords
 }
 
-/// The rank at coordinates; none beyond an end.
+/// Returns the rank at coordinates; `None` beyond the edge.
 fn rank_at(dims: &[c_int], periods: &[bool], coords: &[c_int]) -> Option<c_int> {
     let mut rank = 0;
     for ((dim, period), coord) in dims.iter().zip(periods).zip(coords) {
@@ -137,7 +137,7 @@ fn shift(comm: &Comm, dim: usize, by: c_int) -> Outcome<(c_int, c_int)> {
     Ok((at(by.saturating_neg()), at(by)))
 }
 
-/// The first ranks of a communicator, for a topology that has no place for all.
+/// Makes a communicator with a topology of the first `ranks` ranks; the topology may not have a place for all.
 fn create(comm: &Arc<Comm>, ranks: usize, topology: Topology, new: *mut c_int) -> Outcome {
     let handle = if (comm.rank as usize) < ranks {
         comm.create(comm.members[..ranks].into(), Some(topology))?
@@ -181,7 +181,7 @@ pub unsafe fn cartdim_get(comm: c_int, n: *mut c_int) -> Outcome {
 
 unsafe fn put_all(values: impl IntoIterator<Item = c_int>, into: *mut c_int, room: c_int) -> Outcome {
     for (at, value) in values.into_iter().take(room.max(0) as usize).enumerate() {
-        // SAFETY: the caller's promise: so much room.
+        // SAFETY: the caller's promise: room for `room` values.
         unsafe { put(into.wrapping_add(at), value)? };
     }
     Ok(())
@@ -290,13 +290,13 @@ pub unsafe fn cart_map(
     unsafe { put(rank, if own < ranks { own as c_int } else { UNDEFINED }) }
 }
 
-/// Factors of a number, as close to each other as they can be, the larger first.
+/// Returns `n` factors of a number, as close to each other as possible, the largest first.
 fn factors(number: c_int, n: usize) -> Vec<c_int> {
     fn best(number: c_int, n: usize, most: c_int) -> Option<Vec<c_int>> {
         if n == 1 {
             return (number <= most).then(|| vec![number]);
         }
-        // The largest factor is to be as small as possible.
+        // The largest factor should be as small as possible.
         let mut first = 1;
         while f64::from(first).powi(n as i32) < f64::from(number) {
             first += 1;

@@ -1,4 +1,4 @@
-//! Queries about windows.
+//! Calls that query or change properties of windows.
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, PoisonError};
@@ -35,6 +35,6 @@ pub unsafe fn win_set_name(win: c_int, name: *const c_char) -> Outcome {
 
 pub unsafe fn win_get_name(win: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
     let shown = lookup(win)?.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    // SAFETY: the standard's room for it.
+    // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }

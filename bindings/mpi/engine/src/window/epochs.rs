@@ -1,4 +1,4 @@
-//! Synchronisation: fences, exposures and accesses, locks.
+//! Synchronisation of windows: fences, exposure and access epochs, and locks.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
@@ -14,23 +14,23 @@ use crate::error::{Class, Outcome, fail};
 use crate::group;
 use crate::net;
 
-/// This rank's present rights.
+/// This rank's open epochs, which say which targets it may access.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     fence: bool,
     all_locked: bool,
     locked: BTreeSet<u32>,
-    /// Targets of an access that was started, and origins of an exposure.
+    /// Targets of the access epoch that has been started, and origins of the exposure epoch that has been posted.
     started: Option<Vec<u32>>,
     posted: Option<Vec<u32>>,
-    /// Targets with operations that may not be done.
+    /// Targets with operations that may be incomplete.
     dirty: BTreeSet<u32>,
 }
 
 const NO_SUCCEED: c_int = 16384;
 
 impl Window {
-    /// Checks that a target may be accessed, and notes that it is.
+    /// Checks that a target may be accessed, and records the access.
     pub(super) fn access(&self, target: u32) -> Outcome {
         let mut epochs = self.epochs();
         let started = epochs.started.as_ref().is_some_and(|targets| targets.contains(&target));
@@ -51,7 +51,7 @@ impl Window {
         Ok(())
     }
 
-    /// Asks, and gives what will be answered.
+    /// Sends a request to a target; returns the operation that the answer completes.
     fn ask(&self, target: u32, kind: Kind, op: c_int) -> Outcome<Arc<Operation>> {
         let operation = Operation::new(None);
         let message = Message { op, ..Message::plain(kind, self.number(), awaited(&operation)) };
@@ -97,7 +97,7 @@ impl Window {
         fail(Class::RmaSync, format!("rank {target} of the window is not locked"))
     }
 
-    /// Whether all origins of the exposure have ended their accesses; takes them off then.
+    /// Returns whether all origins of the exposure have ended their accesses; then consumes their messages.
     fn is_complete(&self) -> Outcome<bool> {
         let Some(origins) = self.epochs().posted.clone() else {
             return fail(Class::RmaSync, "no exposure has begun: call MPI_Win_post first");
@@ -232,7 +232,7 @@ pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
     if !window.epochs().locked.contains(&target) {
         return fail(Class::RmaSync, format!("rank {target} of the window is not locked"));
     }
-    // Handled after everything before it.
+    // The target handles the message after all earlier ones of this rank.
     window.ask(target, Kind::Unlock, 0)?.wait()?;
     let mut epochs = window.epochs();
     epochs.locked.remove(&target);
@@ -291,7 +291,7 @@ pub unsafe fn win_flush_all(window: c_int) -> Outcome {
 }
 
 pub unsafe fn win_flush_local(target: c_int, window: c_int) -> Outcome {
-    // SAFETY: the caller's promise. Buffers of gets are full only when they are answered.
+    // SAFETY: the caller's promise. A full flush is needed, since the buffer of a get is filled only by the target's answer.
     unsafe { win_flush(target, window) }
 }
 

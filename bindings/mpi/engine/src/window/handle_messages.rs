@@ -1,4 +1,4 @@
-//! A target's handling of messages. Runs under the lock of the messages, in whichever thread polls.
+//! Handling of messages for windows at the target. It runs under the lock of the messages, in the thread that polls.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::op;
 
 /// Windows by number.
 static KNOWN: Mutex<Option<HashMap<u32, Arc<Window>>>> = Mutex::new(None);
-/// Operations whose answers are awaited.
+/// Operations that wait for an answer, by number.
 static AWAITED: Mutex<Option<HashMap<u64, Arc<Operation>>>> = Mutex::new(None);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -33,7 +33,7 @@ pub(super) fn forget(window: &Window) {
     WINDOWS.remove(window.handle.load(Ordering::Relaxed));
 }
 
-/// A number for an operation, by which its answer will be known.
+/// Registers an operation; returns the number by which its answer will name it.
 pub(super) fn awaited(operation: &Arc<Operation>) -> u64 {
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     with(&AWAITED, |awaited| awaited.insert(number, Arc::clone(operation)));
@@ -85,7 +85,7 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
     }
 }
 
-/// Reads or writes this rank's memory. The answer; nothing if the memory is not the window's.
+/// Reads or writes this rank's memory. Returns the answer; `None` if the memory is not part of the window.
 fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
     let of = datatype::builtin(message.of)?;
     let mut answer = Vec::new();
@@ -99,7 +99,7 @@ fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
         let at = window.base.wrapping_add(*offset as usize) as *mut u8;
         let bytes = count * of.size();
         let now = data.get(..bytes.min(data.len()))?;
-        // SAFETY: `holds` says that the elements lie in memory that the program has lent to the window until it frees it.
+        // SAFETY: `holds` has checked that the elements lie in memory that the program has lent to the window until it frees the window.
         unsafe {
             if message.number != 0 && message.kind != Kind::Put {
                 of.pack(at, count, &mut answer);
@@ -107,7 +107,7 @@ fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
             match message.kind {
                 Kind::Put => of.unpack(now, at, count),
                 Kind::Accumulate => accumulate(message, now, at, count, of)?,
-                // The value for the comparison comes first.
+                // The message has the value to compare with first, then the new value.
                 Kind::Swap => {
                     let (compare, new) = message.data.split_at_checked(of.size())?;
                     if answer == compare {
@@ -138,10 +138,10 @@ unsafe fn accumulate(
     if data.len() < count * of.size() {
         return None;
     }
-    // Numbers of 16 bytes want their alignment.
+    // The memory is aligned for numbers of 16 bytes.
     let mut elements = vec![0_u128; (count * of.extent as usize).div_ceil(16)];
     let elements = elements.as_mut_ptr().cast::<u8>();
-    // SAFETY: room for so many elements; the caller's promise for the target.
+    // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
     unsafe {
         of.unpack(data, elements, count);
         numbers::apply(op, elements, at, count, of).ok()

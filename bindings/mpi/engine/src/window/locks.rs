@@ -1,4 +1,4 @@
-//! Access to this rank's memory: the locks of passive targets, and the messages about them between origins and targets.
+//! Access to this rank's memory: locks of passive targets, and counts of the post and complete messages between origins and targets.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,12 @@ pub(super) struct Locks {
     exclusive: bool,
     shared: u32,
     waiting: VecDeque<Wish>,
-    /// Per rank: exposures that it has begun for this one, and accesses that it has ended here.
+    /// For each rank: the exposures that it has begun for this rank, and the accesses that it has ended here.
     pub(super) posts: Vec<u32>,
     pub(super) completes: Vec<u32>,
 }
 
-/// Somebody who wants the lock.
+/// A rank's request for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) from: u32,
@@ -39,7 +39,7 @@ impl Locks {
         wish
     }
 
-    /// Somebody wants the lock. Whether it is granted at once.
+    /// Requests the lock. Returns the request if it is granted at once; otherwise it is queued.
     pub(super) fn lock(&mut self, wish: Wish) -> Option<Wish> {
         if self.waiting.is_empty() && self.is_free(wish.exclusive) {
             return Some(self.grant(wish));
@@ -48,7 +48,7 @@ impl Locks {
         None
     }
 
-    /// Somebody gives it back. The next holders.
+    /// Releases the lock. Returns the requests that are granted next.
     pub(super) fn unlock(&mut self) -> Vec<Wish> {
         if self.exclusive {
             self.exclusive = false;

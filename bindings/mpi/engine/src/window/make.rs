@@ -1,4 +1,4 @@
-//! Making windows, and ending them.
+//! The calls that make and free windows.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -38,7 +38,7 @@ fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome
     Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
 }
 
-/// All ranks' contributions: sizes and units.
+/// Exchanges the contributions; returns the sizes and units of all ranks.
 fn parts(comm: &Arc<Comm>, own: &Own) -> Outcome<Vec<Part>> {
     let mut bytes = own.size.to_le_bytes().to_vec();
     bytes.extend(i64::from(own.unit).to_le_bytes());
@@ -47,7 +47,7 @@ fn parts(comm: &Arc<Comm>, own: &Own) -> Outcome<Vec<Part>> {
     Ok(all.chunks_exact(16).map(|entry| Part { size: long(entry, 0), unit: long(entry, 8) }).collect())
 }
 
-/// Makes a window of what all ranks bring. All call it.
+/// Makes a window of all ranks' contributions. All ranks call it.
 fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> {
     let handle = comm.create(Arc::clone(&comm.members), None)?;
     let inner = comm::lookup(handle)?;
@@ -75,7 +75,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
     let handle = WINDOWS.insert(Arc::clone(&window));
     window.handle.store(handle, Ordering::Relaxed);
     net::serve_windows(true);
-    // No message may come before its window is known.
+    // The barrier keeps messages from arriving before their window is known.
     window.barrier()?;
     Ok(handle)
 }
@@ -104,7 +104,7 @@ pub unsafe fn win_allocate(
 ) -> Outcome {
     let comm = comm::intra(comm)?;
     let mut own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info)?;
-    // SAFETY: freed with the window.
+    // SAFETY: a plain allocation, which is freed with the window.
     let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
     if memory.is_null() {
         return fail(Class::NoMem, format!("{size} bytes"));
@@ -117,7 +117,7 @@ pub unsafe fn win_allocate(
     }
 }
 
-/// Parts of shared memory begin at whole pages, or right behind each other.
+/// Returns where the ranks' parts of shared memory begin, at whole pages (`apart`) or directly behind each other; and the total length.
 fn starts(parts: &[Part], apart: bool) -> (Vec<usize>, usize) {
     let mut next = 0;
     let starts = parts
@@ -153,7 +153,7 @@ pub unsafe fn win_allocate_shared(
     let (starts, len) = starts(&parts, apart);
     let mut name = [0; 8];
     getrandom::fill(&mut name).map_err(|error| Fail::new(Class::Other, error))?;
-    // The first rank's name counts, and is told only once the memory is there.
+    // All ranks use the first rank's name, which it sends only once the memory exists.
     let mut segment = None;
     let mut made = Ok(());
     if comm.rank == 0 {
@@ -203,7 +203,7 @@ pub unsafe fn win_free(win: *mut c_int) -> Outcome {
     forget(&window);
     net::serve_windows(false);
     if window.flavor == WIN_FLAVOR_ALLOCATE {
-        // SAFETY: from `win_allocate`; after the barrier nobody accesses it.
+        // SAFETY: the memory is from `win_allocate`, and no rank accesses it after the barrier.
         unsafe { libc::free(window.base as *mut c_void) };
     }
     // SAFETY: as above.
@@ -247,7 +247,7 @@ pub unsafe fn win_shared_query(
         return fail(Class::RmaFlavor, "the window has no shared memory");
     };
     let at = match rank {
-        // The first rank with any memory.
+        // `MPI_PROC_NULL` selects the first rank that has any memory.
         PROC_NULL => window.parts.iter().position(|part| part.size > 0).unwrap_or(0),
         _ => usize::try_from(rank).unwrap_or(usize::MAX),
     };

@@ -1,8 +1,8 @@
 //! One-sided communication.
 //!
-//! Every operation is a message to the target, which its process handles when it comes: in any call of MPI's, or in the thread of the
-//! library's own, which polls while there are windows. Messages from one rank to another are handled in order, so a question that is
-//! answered says that everything before it is done. Messages are handled under their lock: accumulates are atomic towards each other.
+//! Every operation is a message to the target, whose process handles it in any call of MPI, or in the library's own thread, which polls
+//! while there are windows. Messages from one rank to another are handled in order, so the answer to a message means that all earlier
+//! messages are done. Messages are handled under the lock of the messages, so accumulates are atomic with respect to each other.
 
 mod calls;
 mod epochs;
@@ -34,7 +34,7 @@ use epochs::Epochs;
 use locks::Locks;
 use shared::Segment;
 
-/// All ranks' knowledge of one's part of a window.
+/// The size and the displacement unit of one rank's part of a window, which all ranks know.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
     pub(crate) size: i64,
@@ -45,7 +45,7 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub struct Window {
     handle: AtomicI32,
-    /// A communicator of its own.
+    /// The window's own communicator.
     comm: Arc<Comm>,
     base: usize,
     size: i64,
@@ -66,13 +66,13 @@ pub struct Window {
 static WINDOWS: Table<Arc<Window>> = Table::new(0x8);
 
 impl Window {
-    /// Its handling of errors.
+    /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says what to do with errors.
+    /// Sets the error handler.
     pub fn set_handler(&self, handler: Handler) {
         *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
     }
@@ -85,7 +85,7 @@ impl Window {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number by which messages name it: the same on all ranks.
+    /// Returns the number by which messages name the window; it is the same on all ranks.
     fn number(&self) -> u32 {
         self.comm.context(0)
     }
@@ -94,7 +94,7 @@ impl Window {
         self.comm.members[rank as usize]
     }
 
-    /// Whether bytes from an offset on are part of this rank's memory.
+    /// Returns whether `len` bytes from an offset on are part of this rank's memory in the window.
     fn holds(&self, offset: i64, len: usize) -> bool {
         if self.flavor == WIN_FLAVOR_DYNAMIC {
             let (start, end) = (offset as usize, (offset as usize).saturating_add(len));
@@ -105,10 +105,10 @@ impl Window {
     }
 }
 
-/// The window of a handle.
+/// Returns the window of a handle.
 ///
 /// # Errors
-/// [`Class::Win`].
+/// [`Class::Win`] for an invalid handle.
 pub fn lookup(handle: c_int) -> Outcome<Arc<Window>> {
     crate::world::check_running()?;
     WINDOWS.get(handle).map_or_else(|| fail(Class::Win, format!("{handle:#x} is no window")), Ok)
@@ -126,14 +126,14 @@ pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outco
     Ok(Some(Some(found)))
 }
 
-/// Has messages for windows handled.
+/// Registers the handler of messages for windows.
 pub(crate) fn prepare() {
     if let Ok(mut net) = net::net() {
         net.handle_windows(handle_messages::handle);
     }
 }
 
-/// Something under way on a window, of which the target tells when it is done.
+/// An operation on a window in progress, whose end the target reports.
 #[derive(Debug)]
 pub struct Operation {
     over: AtomicBool,
@@ -145,13 +145,13 @@ impl Operation {
         Arc::new(Self { over: AtomicBool::new(false), state: Mutex::new((sink, None)) })
     }
 
-    /// Whether it is over.
+    /// Returns whether the operation is complete.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Why it failed.
+    /// Returns the error, if the operation has failed.
     #[must_use]
     pub fn error(&self) -> Option<Fail> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()

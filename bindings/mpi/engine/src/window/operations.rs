@@ -1,4 +1,4 @@
-//! Put, get, accumulate and their kin.
+//! The one-sided operations: put, get, accumulate and their variants.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Own {
 
     fn packed(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // SAFETY: the program's elements.
+        // SAFETY: reads the program's elements.
         unsafe { self.of.pack(self.at as *const u8, self.count, &mut bytes) };
         bytes
     }
@@ -44,7 +44,7 @@ impl Own {
     }
 }
 
-/// Elements in a target's memory. No rank for `MPI_PROC_NULL`.
+/// Elements in a target's memory. `rank` is `None` for `MPI_PROC_NULL`.
 struct Target {
     window: Arc<Window>,
     rank: Option<u32>,
@@ -95,7 +95,7 @@ impl Target {
         )
     }
 
-    /// Where the bytes lie.
+    /// Returns the positions of the bytes.
     fn bytes(&self) -> Vec<Cell> {
         let mut cells: Vec<Cell> = Vec::new();
         if self.of.is_flat() {
@@ -109,7 +109,7 @@ impl Target {
         cells
     }
 
-    /// Where the elements lie, and their predefined type.
+    /// Returns the predefined type and the positions of the elements.
     fn elements(&self, op: Builtin) -> Outcome<(c_int, Vec<Cell>)> {
         if let Some(handle) = self.of.builtin_handle() {
             return Ok((handle, vec![(self.offset, self.count as u64)]));
@@ -135,7 +135,7 @@ impl Target {
         self.window.tell(rank, &Message { window: self.window.number(), ..message })
     }
 
-    /// Something that is over at once goes to nobody.
+    /// Makes the operation and the number of its answer. With `MPI_PROC_NULL` as the target, the operation is already complete.
     fn operation(&self, sink: Option<Sink>) -> (Arc<Operation>, u64) {
         let operation = Operation::new(sink);
         if self.rank.is_none() {
@@ -147,7 +147,7 @@ impl Target {
     }
 }
 
-/// A predefined type of this kind of number.
+/// Returns a predefined type of this kind of number.
 fn handle_of(basic: Basic) -> c_int {
     0x4c00_0000
         | match basic {
@@ -216,7 +216,7 @@ fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
     Ok(operation)
 }
 
-/// With a result, what was there before goes to it.
+/// Accumulates. If there is a `result`, it receives the target's former contents.
 fn accumulating(
     own: Option<&Own>,
     result: Option<&Own>,
@@ -298,7 +298,7 @@ macro_rules! transfers {
     };
 }
 
-/// So that both kinds of pointers are turned alike.
+/// Converts both kinds of pointers to `*const c_void`, so that one macro can serve both.
 trait Address {
     fn cast_const(self) -> *const c_void;
 }
@@ -356,7 +356,7 @@ fn exchanging(
     op: c_int,
 ) -> Outcome<Arc<Operation>> {
     let into = Own::new(result.0, result.1, result.2)?;
-    // With no operation, the origin's arguments mean nothing.
+    // With `MPI_NO_OP`, the origin's arguments are ignored.
     let own = match builtin(op)? {
         Builtin::NoOp => None,
         _ => Some(Own::new(origin.0, origin.1, origin.2)?),

@@ -1,4 +1,4 @@
-//! Memory that the ranks of a host share.
+//! Shared memory of a window whose ranks are all on one host.
 
 use std::ffi::CString;
 
@@ -9,7 +9,7 @@ use crate::error::{Class, Fail, Outcome, fail};
 pub(super) struct Segment {
     at: usize,
     len: usize,
-    /// Where each rank's part begins.
+    /// The offset of each rank's part.
     pub(super) starts: Vec<usize>,
 }
 
@@ -18,7 +18,7 @@ fn path(name: u64) -> Outcome<CString> {
 }
 
 impl Segment {
-    /// Makes the memory, under a name that others of the host map it by, until it is [forgotten](Self::forget).
+    /// Makes the memory, under a name by which other ranks of the host map it until the name is [forgotten](Self::forget).
     pub(super) fn create(name: u64, len: usize, starts: Vec<usize>) -> Outcome<Self> {
         Self::open(name, len, starts, libc::O_CREAT | libc::O_EXCL)
     }
@@ -32,13 +32,13 @@ impl Segment {
         let (path, len) = (path(name)?, len.max(1));
         let system =
             |what: &str| Fail::new(Class::NoMem, format!("{what}: {}", std::io::Error::last_os_error()));
-        // SAFETY: plain system calls; the descriptor is closed on every way out, and the mapping is the value's.
+        // SAFETY: plain system calls; the descriptor is closed on every path, and the returned value owns the mapping.
         unsafe {
             let fd = libc::shm_open(path.as_ptr(), flags | libc::O_RDWR, 0o600);
             if fd < 0 {
                 return Err(system("shared memory for a window"));
             }
-            // Pages are taken now, since a process that touches more than there is would be killed.
+            // Allocate the pages now: if memory ran out later, the system would kill a process that touches it.
             if flags != 0 && libc::posix_fallocate(fd, 0, len as libc::off_t) != 0 {
                 libc::close(fd);
                 libc::shm_unlink(path.as_ptr());
@@ -52,7 +52,7 @@ impl Segment {
         }
     }
 
-    /// Takes the name away; the memory stays.
+    /// Removes the name; the memory stays.
     pub(super) fn forget(name: u64) {
         if let Ok(path) = path(name) {
             // SAFETY: a plain system call.
@@ -60,7 +60,7 @@ impl Segment {
         }
     }
 
-    /// Where a rank's part is here.
+    /// Returns the address of a rank's part in this process.
     pub(super) fn address(&self, rank: usize) -> usize {
         self.at + self.starts[rank]
     }
@@ -68,7 +68,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own; the window is gone, and with it the program's leave to use it.
+        // SAFETY: this value owns the mapping; the window is gone, so the program may no longer use the memory.
         unsafe { libc::munmap(self.at as *mut libc::c_void, self.len) };
     }
 }

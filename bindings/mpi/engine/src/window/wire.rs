@@ -1,22 +1,22 @@
-//! Messages between windows.
+//! The encoding of messages between origins and targets of windows.
 
-/// A message's request.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// An answer, with data or without.
     Answer,
-    /// An answer to what cannot be done.
+    /// An answer to a request that cannot be carried out.
     Refusal,
     /// Writes data.
     Put,
     /// Asks for data.
     Get,
-    /// Combines data with what is there, and asks for that where it has a number.
+    /// Combines data with the target's. If the message has a number, it also asks for the former contents.
     Accumulate,
-    /// Replaces what is there if it equals something.
+    /// Replaces the target's contents if they equal a given value.
     Swap,
-    /// Asks for nothing: answered when everything before is done.
+    /// Asks for an answer, which comes when all earlier messages are done.
     Flush,
     Lock,
     Unlock,
@@ -40,7 +40,7 @@ const KINDS: [Kind; 11] = [
     Kind::Complete,
 ];
 
-/// Some elements, one behind the other.
+/// Contiguous elements: their offset at the target and their number.
 pub(super) type Cell = (i64, u64);
 
 /// A message.
@@ -52,9 +52,9 @@ pub(super) struct Message<'a> {
     /// Type of the elements.
     pub(super) of: i32,
     pub(super) window: u32,
-    /// By which the answer is known; 0 if none is wanted.
+    /// The number by which the answer names the operation; 0 if no answer is wanted.
     pub(super) number: u64,
-    /// Where the elements lie at the target.
+    /// Positions of the elements at the target.
     pub(super) cells: Vec<Cell>,
     pub(super) data: &'a [u8],
 }
@@ -63,7 +63,7 @@ const HEAD_BYTES: usize = 32;
 const CELL_BYTES: usize = 16;
 
 impl<'a> Message<'a> {
-    /// One without elements.
+    /// Makes a message without elements.
     pub(super) const fn plain(kind: Kind, window: u32, number: u64) -> Self {
         Self { kind, op: 0, of: 0, window, number, cells: Vec::new(), data: &[] }
     }
@@ -84,7 +84,7 @@ impl<'a> Message<'a> {
         out
     }
 
-    /// Reads a message; nothing if it is none.
+    /// Decodes a message; `None` if it is malformed.
     pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
         let long = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);

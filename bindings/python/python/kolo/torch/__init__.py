@@ -1,15 +1,15 @@
 """Kolo as a backend of ``torch.distributed``.
 
-``init_process_group(backend="kolo")`` finds it; ``import kolo.torch`` registers it, brings the exceptions, and sets ``RANK``,
-``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` where a launcher other than torchrun told them. For a process group that
-also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:nccl"``.
+``init_process_group(backend="kolo")`` finds the backend by itself. ``import kolo.torch`` registers it, provides the exceptions, and
+sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` if a launcher other than torchrun told them. For a process
+group with another backend for GPUs, use ``"cpu:kolo,cuda:nccl"``.
 """
 
 from __future__ import annotations
 
 import torch
 
-#: Before it, torch asks a backend that is written in Python for other methods than these.
+#: Older versions of torch call other methods on a backend that is written in Python.
 _OLDEST = (2, 14)
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
@@ -70,8 +70,8 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes ``"kolo"`` a name that ``init_process_group`` and ``new_group`` know, and ``kolo://`` and ``multicast://`` ways to
-    meet. May be called again."""
+    """Registers the backend ``"kolo"`` for ``init_process_group`` and ``new_group``, and the rendezvous schemes ``kolo://`` and
+    ``multicast://``. May be called again."""
     if not dist.is_available() or "KOLO" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))

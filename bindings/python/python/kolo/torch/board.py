@@ -1,4 +1,4 @@
-"""Rendezvous through the store that ``torch.distributed`` hands over."""
+"""Rendezvous through the store that ``torch.distributed`` passes to a backend."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _KEY = "kolo"
 
 
 class StoreBoard:
-    """Rank 0 leaves its address under one key; the others read it. Whatever store it is, nobody blocks in it for long,
-    so that the deadline for joining holds."""
+    """A board on a store: rank 0 writes its address under one key, and the others read it. No call blocks in the store for long,
+    so that the deadline for joining holds with any kind of store."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -18,7 +18,7 @@ class StoreBoard:
         self._store.set(_KEY, notice)
 
     def read(self) -> bytes | None:
-        # A get would block until the key is there, and with it everybody who shares this client.
+        # A get would block until the key exists, and block all other users of this client too.
         return self._store.get(_KEY) if self._store.check([_KEY]) else None
 
     def name(self) -> str:
@@ -29,7 +29,7 @@ class StoreBoard:
 
 
 def innermost(store: dist.Store) -> dist.Store:
-    """The store that all prefixes are put before."""
+    """Returns the store below all prefix stores."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store

@@ -1,4 +1,4 @@
-"""Operations on several tensors at once, and regions in which operations are collected."""
+"""Operations on several tensors at once, and coalescing regions, which collect operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tensors import check_devices, copy_back, reduced_as, staged_to_reduce
 from .work import Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
-#: Tensors below this size are joined into one: moving so many bytes twice takes less than one more operation.
+#: Tensors below this size are joined into one, since copying them twice takes less time than one more operation.
 _JOINED_BYTES = 64 << 10
 
 
@@ -55,7 +55,7 @@ class Coalesced:
         return self._all_of("reduce_scatter_coalesced", made, outputs, inputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None, *_):
-        """``output_lists[r][i]`` gets the input i of rank r."""
+        """Gives ``output_lists[r][i]`` the input i of rank r."""
         comm, starts, after = self._engine.comm, [], []
         for i, input in enumerate(inputs):
             even, arguments, owner, spread = self._gathering_apart([tensors[i] for tensors in output_lists], input)
@@ -78,7 +78,7 @@ class Coalesced:
             return Finished()
         return self._engine.several(name, starts, _options(opts), outputs, after, inputs)
 
-    # Regions: torch calls these around operations that it wants to be one.
+    # Torch calls these two around operations that should run as one.
 
     def start_coalescing(self, *_) -> None:
         if self._engine.collected is not None:
@@ -91,7 +91,7 @@ class Coalesced:
 
 
 class Several(KoloWork):
-    """The work of a region: over when all of its works are."""
+    """The work of a coalescing region; complete when all of its works are."""
 
     def __init__(self, engine: Engine, works: list, outputs: list) -> None:
         super().__init__(engine, (), outputs, None, engine.seconds)
@@ -116,7 +116,7 @@ def _pairs(outputs, inputs):
 
 
 def _parts(tensors):
-    """Small tensors of one type together, large ones alone; in an order that depends on types and sizes only."""
+    """Yields groups of tensors: small ones of one type together, large ones alone. The order depends on types and sizes only."""
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel() * tensor.element_size() < _JOINED_BYTES:

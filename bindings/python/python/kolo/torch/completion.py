@@ -1,9 +1,9 @@
 """The threads that complete futures.
 
-Waiting for an operation drives it, so these are the threads that move DDP's buckets while the backward pass runs.
+A thread that waits for an operation drives it, so these threads move DDP's buckets while the backward pass runs.
 
-Callbacks run on the thread that completes their future, and may themselves wait for futures of the same group, as those of
-PowerSGD do. So before a thread runs callbacks, it makes sure that another one serves the queue.
+Callbacks run on the thread that completes their future, and may themselves wait for futures of the same group, as PowerSGD's
+callbacks do. So before a thread runs callbacks, it makes sure that another thread serves the queue.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import threading
 
 import torch
 
-#: Threads that stay when there is nothing to do: one that serves while another runs callbacks.
+#: Threads that stay when there is nothing to do: one can serve while another runs callbacks.
 _KEPT = 2
 
 
 class Completion:
-    """Completes the futures of a group; makes its threads when the first is asked for."""
+    """Completes the futures of a group. It starts its threads when the first future is requested."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
-        #: Threads that are not in callbacks.
+        #: The number of threads that are not in callbacks.
         self._serving = 0
 
     def add(self, work, over: torch.futures.Future) -> None:
-        """Sets ``over`` once ``work`` is over."""
+        """Completes the future ``over`` once ``work`` is complete."""
         with self._lock:
             if self._serving == 0:
                 self._start()
         self._queue.put((work, over))
 
     def close(self, seconds: float) -> None:
-        """Ends the threads once their operations are over, which those of a closed or aborted communicator are."""
+        """Ends the threads once their operations are complete. Those of a closed or aborted communicator are."""
         with self._lock:
             threads = list(self._threads)
         for _ in threads:
@@ -46,7 +46,7 @@ class Completion:
                 thread.join(seconds)
 
     def _start(self) -> None:
-        # Daemons, since the interpreter would otherwise wait at exit for an operation that nobody ends.
+        # The thread is a daemon, since the interpreter would otherwise wait at exit for an operation that never ends.
         thread = threading.Thread(target=self._run, name=f"kolo-futures-{self._name}", daemon=True)
         self._threads.add(thread)
         self._serving += 1
@@ -58,13 +58,13 @@ class Completion:
             try:
                 work.wait()
             except Exception:
-                pass  # whoever waits for the future is told by its callback
+                pass  # the future's callback raises it again
             with self._lock:
                 self._serving -= 1
                 if self._serving == 0:
                     self._start()
             over.set_result(None)
-            # Not to be kept until the next one comes.
+            # Free these objects now, and not when the next item comes.
             del item, work, over
             with self._lock:
                 if self._serving >= _KEPT:

@@ -1,4 +1,4 @@
-"""What a group and its backend share: the communicator, its time-out, and how calls are made on it."""
+"""The engine that a group and its backend share: the communicator, its time-out, and the calls on it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .work import KoloWork
 
 _ZERO = timedelta(0)
 
-#: How long an exit waits for threads of ours that complete futures.
+#: Seconds that an exit waits for the threads that complete futures.
 _JOIN_SECONDS = 5.0
 
 
 class Engine:
     """One communicator in use by torch."""
 
-    #: What its calls hand out.
+    #: The class of the works that its calls return.
     work = KoloWork
     __slots__ = (
         "comm",
@@ -47,31 +47,31 @@ class Engine:
 
     def __init__(self, comm: _kolo.Comm, seconds: float, name: str, ranks: list[int]) -> None:
         self.comm = comm
-        #: What its flight record tells: the group's name, its ranks in the world, and when its clock began.
+        #: For the flight record: the group's name, the world ranks of its members, and the time at which its clock began.
         self.name = name
         self.ranks = ranks
         self.born_ns = time.time_ns()
-        #: Limit of every operation that has none of its own.
+        #: Time limit of operations that have none of their own.
         self.seconds = seconds
         self.completion = Completion(name)
-        #: Works since the start of coalescing; ``None`` outside.
+        #: Works since the start of a coalescing region; ``None`` outside.
         self.collected: list[KoloWork] | None = None
-        #: Collectives called so far, and what is called at the first.
+        #: The number of collectives called so far, and a function to call at the first one.
         self.sequence = 0
         self.at_first = None
-        #: The first error that was the communicator's, and not the caller's. Never raised, so that it holds no frames.
+        #: The first error of the communicator, as opposed to the caller's errors. It is never raised, so that it holds no frames.
         self.failure: Error | None = None
-        #: ``None`` where no tensor can be on a GPU, so that nobody asks.
+        #: ``None`` where no tensor can be on a GPU, so that calls need not check.
         self.launcher = Launcher(name) if streams.cuda.available() else None
         if self.launcher is not None:
             streams.cuda.engines.add(self)
         _live.add(self)
 
     def collective(self, name: str, arguments: tuple, opts, owner, outputs: list, after=None, inputs=None):
-        """Runs a collective, or starts it if ``opts`` do not say that the caller waits.
+        """Runs a collective if ``opts`` say that the caller waits for it; starts it otherwise.
 
-        ``arguments`` are those of ``Comm.start``; ``after`` is called once the outputs of Kolo are complete; ``inputs``
-        are what the caller gave, if that is not the outputs.
+        ``arguments`` are those of ``Comm.start``; ``after`` is called once Kolo's outputs are complete; ``inputs`` are the caller's
+        inputs, if they are not the outputs.
         """
         self.sequence += 1
         if self.at_first is not None:
@@ -84,7 +84,7 @@ class Engine:
             if not waits:
                 works = (self.comm.start(arguments, owner),)
                 return self._handed_out(self.work(self, works, outputs, after, self.limit(opts)))
-            # Not as a blocking call: in torch, other ranks may start what this one waits for.
+            # Started, since a blocking call would not match: in torch, other ranks may start the operation without waiting for it.
             self.comm.start_and_wait(arguments, self.limit(opts))
         except Error as error:
             raise self.failed(error) from None
@@ -97,7 +97,7 @@ class Engine:
         return self.several(name, [partial(self.comm.start_v, arguments, owner)], opts, outputs, after, inputs)
 
     def several(self, name: str, starts: list, opts, outputs: list, after=None, inputs=None):
-        """Starts several collectives that make one call, and waits for them if the caller does."""
+        """Starts several collectives that form one call of torch, and waits for them if the caller does."""
         self.sequence += 1
         if self.at_first is not None:
             self._check_once()
@@ -107,7 +107,7 @@ class Engine:
         return work
 
     def started(self, name: str, starts: tuple, opts, outputs: list, after, inputs=None) -> KoloWork:
-        """Calls ``starts``, which give works of the compiled half, and makes one work of them."""
+        """Calls the functions ``starts``, which return works of the compiled module, and makes one work of them."""
         given = outputs if inputs is None else inputs
         span = Span(name, given) if is_on() else None
         try:
@@ -126,7 +126,7 @@ class Engine:
         return self._handed_out(self.work(self, works, outputs, after, limit, span))
 
     def begin(self, start):
-        """Starts something on the host's memory, after what was called before."""
+        """Starts an operation on host memory, after those that were called before."""
         return start() if self.launcher is None else self.launcher.start(None, start)
 
     def _handed_out(self, work: KoloWork) -> KoloWork:
@@ -142,13 +142,13 @@ class Engine:
         check()
 
     def failed(self, error: Error) -> Error:
-        """The error for the caller; another like it is kept, to answer what the group failed of."""
+        """Returns the error for the caller. Keeps a copy of the first one, which says why the group failed."""
         if self.failure is None and not isinstance(error, (Usage, Unsupported)):
             self.failure = translate(error)
         return translate(error)
 
     def limit(self, opts) -> float:
-        """Seconds that an operation may take."""
+        """Returns the seconds that an operation may take."""
         if opts is None:
             return self.seconds
         timeout = opts.timeout
@@ -159,7 +159,7 @@ class Engine:
             self.comm.abort(reason)
 
     def close(self) -> None:
-        """Leaves the group; waits a little until what was started has left."""
+        """Leaves the group; waits a little until the data of started operations has left."""
         if self.launcher is not None:
             self.launcher.close(_JOIN_SECONDS)
         self.comm.close()
@@ -171,15 +171,15 @@ _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def living() -> list[Engine]:
-    """Those that have not been closed."""
+    """Returns the engines that have not been closed."""
     return list(_live)
 
 
 @atexit.register
 def _close_all() -> None:
-    # Threads that wake up in an interpreter that is gone would take the process down with them.
+    # Threads that wake up after the interpreter has ended would crash the process.
     for engine in list(_live):
         try:
             engine.close()
         except Exception:
-            pass  # a child of fork has nothing to close, and nobody is left to be told
+            pass  # a child of fork has nothing to close, and at exit there is no caller to tell

@@ -1,4 +1,4 @@
-"""Kolo's errors as ``torch.distributed`` raises them: each is both, with Kolo's text and attributes."""
+"""Kolo's errors as ``torch.distributed`` raises them: each class is both Kolo's and torch's, with Kolo's text and attributes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _TWINS = {
 }
 
 
-#: What users of torch did not call: started forms, forms with unequal blocks, and the brackets of a barrier.
+#: Names that users of torch did not call: the started forms, and the forms with unequal blocks.
 _STARTED = re.compile(r"\b([a-z]+(?:_[a-z]+)*?)(?:_v)?_start\(")
 _ADVICE = {
     TIMEOUT_REMEDY: "If the ranks are merely slow, raise the limit with the timeout of init_process_group or new_group",
@@ -96,7 +96,7 @@ _ADVICE = {
 
 
 def in_words_of_torch(text: str) -> str:
-    """A text of Kolo's with the names and the advice that users of ``torch.distributed`` know."""
+    """Returns Kolo's text with the names and the advice that users of ``torch.distributed`` know."""
     text = _STARTED.sub(r"\1(", text).replace("barrier()", "barrier")
     for ours, theirs in _ADVICE.items():
         text = text.replace(ours, theirs)
@@ -104,13 +104,13 @@ def in_words_of_torch(text: str) -> str:
 
 
 def translate(error: kolo.Error) -> kolo.Error:
-    """The same error as ``torch.distributed`` raises it."""
+    """Returns the error in the class that ``torch.distributed`` raises."""
     kind = _TWINS.get(type(error))
     if kind is None:
         return error
     text = in_words_of_torch(str(error))
     if kind is Timeout:
-        # The word that users and tools look for.
+        # Users and tools look for these words.
         text = f"Timed out: {text}"
     operation = error.operation and in_words_of_torch(error.operation)
     return kind(text, rank=error.rank, operation=operation, sequence=error.sequence, peer=error.peer, code=error.code)

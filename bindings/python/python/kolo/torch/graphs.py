@@ -1,7 +1,7 @@
 """Keeps ``torch.compile`` out of Kolo's own code.
 
-Dynamo follows a call of ``torch.distributed`` into the methods of a process group that is written in Python, where it finds
-addresses and handles that it cannot put into a graph. With Gloo it meets C++ at this point, and breaks the graph.
+Dynamo traces a call of ``torch.distributed`` into the methods of a process group that is written in Python, where it finds
+addresses and handles that it cannot put into a graph. With Gloo, it reaches C++ code at this point and breaks the graph.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 
 def keep_out(*classes: type) -> None:
-    """Makes every method of these classes, and of those of ours that they derive from, a break in the graph.
+    """Makes calls of all methods of these classes, and of their base classes in this package, break the graph.
 
-    What a method calls runs as it does without ``torch.compile``, too.
+    Functions that such a method calls are not compiled either.
     """
     for cls in classes:
         for each in cls.__mro__:
@@ -25,8 +25,9 @@ def keep_out(*classes: type) -> None:
 
 
 def kept_out(function: types.FunctionType) -> types.FunctionType:
-    """The same function, which breaks the graph where it is called."""
-    # What torch.compiler.disable does, without a wrapper: that one takes 0.4 us a call, and importing Dynamo takes seconds.
+    """Returns the same function, a call of which now breaks the graph."""
+    # This does the same as torch.compiler.disable, but without its wrapper, which takes 0.4 us a call, and without importing
+    # Dynamo, which takes seconds.
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     except ImportError:

@@ -1,8 +1,8 @@
 """Process groups.
 
-Torch asks for two classes. A :class:`KoloGroup` is what users hold: its methods run without torch's C++ in between and
-its works are ours. The :class:`KoloBackend` registered on it is what torch looks up by device, for coalescing, splitting
-and checkpoints; it stands alone where a group has different backends for different devices.
+Torch needs two classes. Users hold a :class:`KoloGroup`: its methods run without torch's C++ in between, and return Kolo's works.
+Torch looks up the :class:`KoloBackend` registered on it by device, for coalescing, splitting and checkpoints. Where a group has
+different backends for different devices, only the backend is Kolo's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .messages import Messages
 from .monitored import MonitoredBarrier
 from .operations import Collectives
 
-#: The devices that Kolo serves, in an order that tells: torch asks for the first one only where Kolo serves all.
+#: The devices that Kolo serves. The order matters: torch asks for the first one only if Kolo serves all devices of the group.
 DEVICES = ["cuda", "cpu"]
 
 
 class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
-    """Everything that a group and a backend do alike."""
+    """The operations that a group and a backend have in common."""
 
     _engine: Engine
 
@@ -44,24 +44,24 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
     reduce_scatter_tensor_coalesced = Coalesced.reduce_scatter_single_coalesced
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the limit of every later operation that has none of its own."""
+        """Sets the time limit of all later operations that have none of their own."""
         self._engine.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
-        """Gives up: every operation in progress on any rank, and every later one, fails. Returns at once."""
+        """Aborts the group: every operation in progress on any rank, and every later one, fails. Returns at once."""
         self._engine.abort("abort was called on the process group")
 
     def shutdown(self) -> None:
-        """Leaves. Waits up to five seconds until what was started has left; may be called again."""
+        """Leaves the group. Waits up to five seconds until the data of started operations has left; may be called again."""
         self._engine.close()
 
     @property
     def supports_splitting(self) -> bool:
         return True
 
-    # False, though regions work: batch_isend_irecv then starts every message by itself, which is what it wants.
+    # False, although coalescing regions work: batch_isend_irecv then starts each message by itself, as it should.
     @property
     def supports_coalescing(self) -> bool:
         return False
@@ -89,19 +89,20 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
         return False
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were called on the group."""
+        """Returns how many collectives were called on the group."""
         return self._engine.sequence
 
     def kolo_flight_record(self) -> dict:
-        """The last collectives as ``torchfrtrace`` reads them: see :func:`kolo.torch.dump_flight_record`."""
+        """Returns the last collectives in the form that ``torchfrtrace`` reads: see :func:`kolo.torch.dump_flight_record`."""
         return recorder.record([self._engine])
 
     def kolo_explain(self, collective: str, elements: int, dtype: torch.dtype = torch.float32) -> str:
-        """The algorithm for a collective of so many elements a rank, what it is expected to take, and why not others."""
+        """Returns the algorithm for a collective of ``elements`` elements per rank, its expected time, and why others were not
+        chosen."""
         return Communicator(self._engine.comm).explain(collective, elements, dtype)
 
     def kolo_summary(self) -> str:
-        """One line: which transports are used, and why not others."""
+        """Returns one line that says which transports are used, and why not others."""
         return self._engine.comm.summary()
 
 
@@ -123,18 +124,18 @@ class KoloBackend(Operations, TorchBackend):
     name = getBackendName
 
     def split(self, store, ranks: list[int], opts=None):
-        """The backend of a part of the ranks; ``None`` on the others."""
+        """Returns a backend for some of the ranks; ``None`` on the others."""
         part = _part(self._engine, ranks, self._engine.seconds, "split")
         return None if part is None else _backend(part)
 
 
 class KoloGroup(Operations, dist.ProcessGroup):
-    """A process group that is Kolo's altogether."""
+    """A process group whose only backend is Kolo."""
 
     def __init__(self, store, backend: KoloBackend, rank: int, size: int) -> None:
         super().__init__(store, rank, size)
         self._engine = backend._engine
-        # Torch keeps the C++ half only; the group keeps this one.
+        # Torch keeps only the C++ object alive; the group keeps the Python one.
         self._backend = backend
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
@@ -155,7 +156,7 @@ class KoloGroup(Operations, dist.ProcessGroup):
     def split_group(
         self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None
     ) -> KoloGroup | None:
-        """A group of some of the ranks, made by these alone over the connections that there are."""
+        """Makes a group of some of the ranks. Only these take part, over the existing connections."""
         seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
         part = _part(self._engine, list(ranks), seconds, group_name or "split")
         if part is None:
@@ -168,8 +169,10 @@ class KoloGroup(Operations, dist.ProcessGroup):
 
 
 def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
-    """What torch calls for ``backend="kolo"``. Joins the other ranks, and blocks until all are there; not if the group is to be
-    reconfigured."""
+    """Makes the group or backend; torch calls it for ``backend="kolo"``.
+
+    Joins the other ranks, and blocks until all have joined, except for a group with ``enable_reconfigure``.
+    """
     mixed = _is_mixed(options)
     if options.enable_reconfigure:
         if mixed:
@@ -217,7 +220,7 @@ def _join(options) -> Engine:
 
 
 def _world_engine() -> Engine | None:
-    """The engine of the default group, if that is Kolo's: its connections then serve all groups."""
+    """Returns the engine of the default group if that is Kolo's; all groups then use its connections."""
     if not dist.is_initialized():
         return None
     engine = getattr(dist.group.WORLD, "_engine", None)
@@ -241,16 +244,16 @@ def _not_reconfigurable() -> Unsupported:
 
 
 def _is_mixed(options) -> bool:
-    """Whether the group that is being made has, or may have, other backends for other devices.
+    """Returns whether the group that torch is making has, or may have, other backends for other devices.
 
-    A group of ours would take the place of all of them. A backend of ours is right in any case; it costs more per call,
-    since calls then go through torch's C++.
+    A KoloGroup would replace all of them. A KoloBackend is right in any case, but costs more per call, since calls then go
+    through torch's C++.
     """
     group = options.process_group
-    # What torch made first, and the backend of the device that matters most: both say when somebody else's is there.
+    # The device types that have a backend already, and the name of the default one: both reveal another backend of torch's own.
     if group._device_types or group._get_backend_name() != "custom":
         return True
-    # Others that are no part of torch are "custom" too. But where Kolo serves all devices, this is the first of them.
+    # Other backends from outside of torch are "custom" too. But where Kolo serves all devices, this call is for the first of them.
     key = "kolo/device"
     options.store.set(key, b"")
     return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
@@ -261,7 +264,7 @@ def _refuse_others_once(group) -> None:
 
 
 def refuse_others(group: KoloGroup) -> None:
-    """Raises if a group that was taken for Kolo's altogether is not; torch says so only when it has been made."""
+    """Raises if a group that was made as Kolo's alone has other backends too; torch tells that only after it has been made."""
     try:
         config = dist.get_backend_config(group)
     except (ValueError, KeyError):

@@ -1,8 +1,8 @@
 """Works of groups that have other backends beside Kolo.
 
-Such a group is torch's own, and its C++ hands out a holder of our work. The holder passes on ``wait`` and ``get_future``
-only; everything else is answered by its empty base, so that ``is_completed`` stays False for ever. :func:`install` lets
-``torch.distributed.Work`` ask the work inside. Works of other backends answer as they did.
+Such a group is torch's own, and its C++ returns a holder of Kolo's work. The holder forwards only ``wait`` and ``get_future``; its
+base class answers all other calls, so that ``is_completed`` stays False for ever. :func:`install` makes ``torch.distributed.Work``
+ask the work inside. Works of other backends behave as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _installed = False
 
 
 def install() -> None:
-    """May be called again."""
+    """Patches ``torch.distributed.Work``. May be called again."""
     global _installed
     if _installed:
         return
@@ -39,7 +39,7 @@ def install() -> None:
 
 
 def _telling(get_future):
-    """A holder asks for the future on the thread of its caller, and so leads to our work."""
+    """Wraps ``get_future`` so that it can reveal its work: a holder calls it on the thread of its own caller."""
 
     @functools.wraps(get_future)
     def told(self):
@@ -52,12 +52,12 @@ def _telling(get_future):
 
 
 def _held(holder) -> KoloWork | None:
-    """Our work in a holder of torch's; ``None`` if it is another backend's work."""
+    """Returns Kolo's work in a holder of torch's; ``None`` if the work is another backend's."""
     _asked.now, _asked.work = True, None
     try:
         holder.get_future()
     except RuntimeError:
-        return None  # of a backend without futures
+        return None  # the work's backend has no futures
     finally:
         _asked.now = False
     found, _asked.work = _asked.work, None

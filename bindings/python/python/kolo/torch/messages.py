@@ -1,6 +1,6 @@
 """Send and receive.
 
-The i-th send from one rank to another with a tag meets the i-th receive of that pair with that tag.
+The i-th send from one rank to another with a tag matches the i-th receive of that pair with that tag.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .tensors import copying_back, moved_as, room_for, staged
 
 
 class Messages:
-    """Messages between two ranks; ``self._engine`` runs them. All return works."""
+    """Messages between two ranks; ``self._engine`` runs them. All methods return works."""
 
     _engine: Engine
 

@@ -1,4 +1,4 @@
-"""The barrier that tells who did not come."""
+"""``monitored_barrier``, which names the ranks that did not reach it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..numbers import U8
 from .engine import Engine
 from .errors import Timeout, translate
 
-#: Tags of its messages, at the far end of those that torch passes on.
+#: Tags of its messages, at the upper end of the tags that torch passes on.
 _ARRIVED, _RELEASED = 0xFFFF_FFFE, 0xFFFF_FFFF
 
-#: Seconds between two looks at who has arrived.
+#: Seconds between two checks which ranks have arrived.
 _POLL_SECONDS = 0.0002
 
-#: Seconds that ranks wait for rank 0, beyond twice the time that it gives them.
+#: The other ranks wait for rank 0 for twice the limit and this many seconds.
 _GRACE_SECONDS = 10.0
 
 _ZERO = timedelta(0)
@@ -31,15 +31,15 @@ class MonitoredBarrier:
     _engine: Engine
 
     def monitored_barrier(self, timeout=None, wait_all_ranks: bool = False) -> None:
-        """Blocks until all ranks have called it. Rank 0 waits for the others at most for ``timeout``, and with 0 looks
-        once; then it names all that are missing, and the group ends on all ranks.
+        """Blocks until all ranks have called it. Rank 0 waits for the others for at most ``timeout``; with 0 it checks once. If
+        ranks are missing, it names them, and the group is aborted on all ranks.
 
-        Takes a timedelta, or the options that torch's C++ passes on.
+        ``timeout`` is a timedelta, or the options that torch's C++ passes on.
         """
         limit = self._barrier_limit(timeout)
         if self._engine.comm.world_size == 1:
             return
-        # Of its own for each message, and alive as long as this call.
+        # A byte for each message; it stays alive for as long as this call.
         room = torch.zeros(self._engine.comm.world_size, dtype=torch.uint8)
         if self._engine.comm.rank == 0:
             self._release_all(room, limit, wait_all_ranks)
@@ -48,7 +48,7 @@ class MonitoredBarrier:
 
     def _barrier_limit(self, timeout) -> float:
         given = getattr(timeout, "timeout", timeout)
-        # What torch fills in where the caller gave none: its own default, or less than nothing.
+        # If the caller gave no time-out, torch passes its own default or a negative one.
         if given is None or given < _ZERO or given == default_pg_timeout:
             return self._engine.seconds
         return given.total_seconds()
@@ -80,7 +80,7 @@ class MonitoredBarrier:
         rank = self._engine.comm.rank
         try:
             arrival = self._message(True, 0, room, _ARRIVED)
-            # Another byte than the one that is sent.
+            # Received into another byte than the one that is sent.
             release = self._engine.comm.start_transfer((False, 0, room.data_ptr() + rank, 1, U8, _RELEASED), room)
             arrival.wait(limit)
             release.wait(limit)
@@ -95,7 +95,7 @@ class MonitoredBarrier:
 
 
 def _who_is_missing(missing: list[int], limit: float, all_ranks: bool) -> str:
-    """With the phrases of torch's own text, which tools and tests look for."""
+    """Names the missing ranks in the words of torch's own text, which tools and tests look for."""
     milliseconds = round(limit * 1000)
     names = ", ".join(map(str, missing))
     who = f"Ranks {names}" if all_ranks else f"Rank {missing[0]}"

@@ -1,7 +1,8 @@
 """The operations of ``torch.distributed`` on a communicator.
 
-Each takes what torch passes: lists of tensors and an options object, or, called directly, a bare tensor and nothing.
-A call whose options say ``asyncOp=False`` blocks and returns ``None``; any other starts and returns a work.
+Each method takes the arguments that torch passes: lists of tensors and an options object. When called directly, it also takes a
+single tensor and no options. A call whose options say ``asyncOp=False`` blocks and returns ``None``; any other call starts the
+operation and returns a work.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Collectives:
             opts = None
         return self._engine.collective("barrier", arguments, opts, None, [])
 
-    # One block on one side, one per rank on the other, in one tensor.
+    # One buffer, or both, has a block per rank, in one tensor.
 
     def all_gather_single(self, output, input, opts=None, *_):
         ranks = self._engine.comm.world_size
@@ -136,7 +137,7 @@ class Collectives:
         owner = (source, room)
         return self._engine.irregular("all_to_all", arguments, _options(opts), owner, [output], after, [input])
 
-    # The same with a tensor per block.
+    # The same collectives with a tensor per block.
 
     def allgather(self, outputs, inputs, opts=None, *_):
         outputs, input = _lists(outputs, inputs, "all_gather")
@@ -145,7 +146,8 @@ class Collectives:
         return run("all_gather", arguments, _options(opts), owner, outputs, after, [input])
 
     def _gathering_apart(self, outputs, input) -> tuple:
-        """An all-gather into a tensor per rank: whether blocks are equal, arguments, owner, and what to call at the end."""
+        """Prepares an all-gather into a tensor per rank. Returns whether the blocks are equal, the arguments, the owner of the
+        memory, and a function to call at the end."""
         self._expect_per_rank("all_gather", "output", outputs)
         check_devices((input, *outputs))
         source = staged(input)
@@ -241,7 +243,7 @@ class Collectives:
         owner = (source, room)
         return self._engine.collective("scatter", arguments, _options(opts), owner, [output], after, inputs)
 
-    # Parts of calls.
+    # Helpers.
 
     def _gathering(self, output, input, opts) -> tuple:
         check_devices((output, input))
@@ -280,7 +282,7 @@ class Collectives:
 
 
 def _only(tensors, name: str):
-    """The one tensor, or list of tensors, that torch wraps in a list."""
+    """Returns the one tensor, or list of tensors, that torch has wrapped in a list."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -289,7 +291,7 @@ def _only(tensors, name: str):
 
 
 def _lists(many, one, name: str):
-    """The list of tensors and the single one, from either of the forms that torch passes."""
+    """Returns the list of tensors and the single one, from either of the forms that torch passes."""
     if isinstance(one, torch.Tensor):
         return (many if isinstance(many[0], torch.Tensor) else many[0]), one
     return _only(many, name), _only(one, name)
@@ -302,7 +304,7 @@ def _operator(opts) -> tuple[int, float]:
 
 
 def _options(opts):
-    """Options that tell a time-out; an operator, which direct calls may pass instead, does not."""
+    """Returns the options if they have a time-out; ``None`` for an operator, which direct calls may pass instead."""
     return opts if hasattr(opts, "timeout") else None
 
 
@@ -322,7 +324,7 @@ def _spread(room, outputs):
 
 
 def _split_counts(what: str, tensor, count: int, sizes, ranks: int) -> list[int]:
-    """Kolo's counts from torch's sizes, which are along the first axis."""
+    """Converts torch's split sizes, which are along the first axis, to Kolo's counts."""
     rows = tensor.size(0) if tensor.dim() else 0
     if not sizes:
         if rows % ranks:

@@ -1,8 +1,9 @@
-"""Events of the profiler: one per operation, from its start to its end, with the shapes of what goes in.
+"""Events for torch's profiler: one per operation, from its start to its end, with the shapes of its inputs.
 
-An operation ends on a thread that torch's profiler does not know, and an event can only be ended on one that it knows.
-Torch's own backends take the state of the calling thread along; that is C++, of which Python sees nothing. So the two
-functions for it are called by their names in libc10. Where they are missing, events end when somebody waits.
+An operation ends on a thread that torch's profiler does not know, but an event can only be ended on a thread that it knows.
+Torch's own backends therefore move the calling thread's state to the other thread, by C++ functions that Python does not expose.
+So this module calls the two functions by their symbols in libc10. Where they are missing, an event ends when the program waits
+for its operation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _END_SECONDS = 5.0
 #: c10::ThreadLocalDebugInfo::current() and ::_forceCurrentDebugInfo(std::shared_ptr<ThreadLocalDebugInfo>).
 _TAKE = "_ZN3c1020ThreadLocalDebugInfo7currentEv"
 _PUT = "_ZN3c1020ThreadLocalDebugInfo22_forceCurrentDebugInfoESt10shared_ptrIS0_E"
-#: A std::shared_ptr: the object and its counter.
+#: The layout of a std::shared_ptr: pointers to the object and to its counter.
 _POINTERS = ctypes.c_void_p * 2
 
 
@@ -33,7 +34,7 @@ def _functions():
     except (OSError, AttributeError):
         return None
     for function in both:
-        # What is returned or taken is of a class, and so lies in memory of the caller's whose address is passed.
+        # The result or argument is a C++ object, so the caller passes the address of its memory.
         function.argtypes, function.restype = [ctypes.c_void_p], None
     return both
 
@@ -42,8 +43,8 @@ _thread_state = _functions()
 
 
 class Span:
-    """An event that has begun; ``end_with`` must follow. The profiler shows it as asynchronous, since it ends on another
-    thread."""
+    """An event that has begun; ``end_with`` must be called. The profiler shows the event as asynchronous, since it ends on
+    another thread."""
 
     def __init__(self, name: str, tensors) -> None:
         self._record = _RecordFunctionFast(f"kolo:{name}", list(tensors))
@@ -54,12 +55,13 @@ class Span:
             _thread_state[0](self._state)
 
     def end_with(self, works: tuple, seconds: float) -> None:
-        """Ends when these are over. A thread each, since a receive may outlast what was started after it."""
+        """Ends the event when these works are complete. Each event has its own thread, since a receive may outlast operations that
+        were started after it."""
         if _thread_state is not None:
             threading.Thread(target=self._follow, args=(works, seconds), name="kolo-profiler", daemon=True).start()
 
     def wait(self) -> None:
-        """Returns once the event is in the profile, so that whoever waited for the operation may end the profiler."""
+        """Returns once the event is in the profile, so that the program may then end the profiler."""
         if _thread_state is None:
             if not self._over.is_set():
                 self._over.set()
@@ -72,9 +74,9 @@ class Span:
             for work in works:
                 work.wait(seconds)
         except Exception:
-            pass  # whoever waits for the operation is told
+            pass  # the program's own wait raises it
         _, put = _thread_state
-        # The callee moves out of what it gets, so that nothing is left to be freed; the second one frees the first.
+        # The callee moves the state out of its argument, so nothing is left to free here. The second call frees the state.
         put(self._state)
         self._record.__exit__(None, None, None)
         put(_POINTERS())

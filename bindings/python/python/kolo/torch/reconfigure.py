@@ -1,7 +1,7 @@
 """Groups whose members change: the ``reconfigure`` of ``torch.distributed``.
 
-A group made with ``enable_reconfigure=True`` has no communicator until the first ``reconfigure``, and another one after each. Its
-rank and size are those of the communicator that it has.
+A group made with ``enable_reconfigure=True`` has no communicator until the first ``reconfigure``, and each ``reconfigure`` gives it
+a new one. Its rank and size are those of its current communicator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERROR_TYPES = {errors.Timeout: ErrorType.TIMEOUT, errors.PeerLost: ErrorType.RE
 
 
 class Unjoined:
-    """In the place of a communicator that is not there yet; ``remedy`` says how it comes."""
+    """A placeholder for a communicator that does not exist yet; ``remedy`` tells users how to get one."""
 
     closed = True
 
@@ -40,10 +40,10 @@ class Unjoined:
 
 
 class Membership:
-    """Who is in: shared by a group and its backend."""
+    """The members of a group, shared by the group and its backend."""
 
     def __init__(self, rank: int, size: int, seconds: float, name: str) -> None:
-        #: What the program said at first; then those of the communicator.
+        #: The program's numbers at first, later the communicator's.
         self.rank, self.size = rank, size
         nobody = Unjoined(
             "it was made with enable_reconfigure=True, so call reconfigure first, with the handles of all that take part"
@@ -54,10 +54,10 @@ class Membership:
         self._lock = threading.Lock()
         #: Held while the members meet.
         self._meeting = threading.Lock()
-        #: The meeting that made the communicator, and the handles of its ranks.
+        #: The number of the meeting that made the communicator, and the handles of its ranks.
         self._uuid, self._handles = 0, []
         self._asked = 0
-        #: Those that get each new engine.
+        #: The objects that get each new engine.
         self.holders: list = []
 
     def handle(self) -> str:
@@ -70,7 +70,7 @@ class Membership:
             raise translate(error) from None
 
     def reconfigure(self, opts) -> None:
-        """Meets the others; the communicator of before is left if that succeeds, and stays if it fails."""
+        """Meets the other members. Leaves the old communicator if that succeeds, and keeps it otherwise."""
         self.handle()
         if not self._meeting.acquire(blocking=False):
             raise Usage("reconfigure: another thread reconfigures this group already")
@@ -106,7 +106,7 @@ class Membership:
                 )
         except Error as error:
             raise translate(error) from None
-        # All that are left have called it as often, and so make the same number.
+        # All ranks that are left have called it equally often, so they compute the same uuid.
         self._asked += 1
         text = f"{self._uuid} {self._asked} {' '.join(self._handles)} {ranks}"
         digest = hashlib.sha256(text.encode()).digest()
@@ -121,8 +121,8 @@ class Membership:
 
 
 def leave(old: Engine) -> None:
-    """Leaves a communicator that another one has replaced. Nobody waits for what it still does: its ranks are not all there."""
-    # Not on this thread: the first rank stays for a second, so that the others can leave. The interpreter waits for it at its end.
+    """Leaves a communicator that another one has replaced, and drops its pending operations, since some of its ranks are gone."""
+    # On another thread, since the first rank stays for a second so that the others can leave. The interpreter joins it at its end.
     threading.Thread(target=_leave, args=(old,), name=f"kolo-leaving-{old.name}").start()
 
 
@@ -133,7 +133,7 @@ def _leave(old: Engine) -> None:
 
 
 class Reconfigurable:
-    """What a group and its backend do alike; ``self._membership`` is shared."""
+    """The methods that a group and its backend have in common; they share ``self._membership``."""
 
     _membership: Membership
 
@@ -142,30 +142,30 @@ class Reconfigurable:
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """How the others find this process. The same for as long as the group lives."""
+        """Returns the handle by which others find this process. It stays the same for as long as the group lives."""
         return self._membership.handle()
 
     def reconfigure(self, opts) -> dist.Work:
-        """Makes a communicator of those whose handles are given; blocks until all are there. The ranks are their places in the list;
-        of a set, those of the sorted handles, which begin with the ranks that their processes began with.
+        """Makes a communicator of the members whose handles are given; blocks until all have joined. A member's rank is the place of
+        its handle in the list. The handles of a set are sorted first, which orders them by the ranks that the processes began with.
 
-        All pass the same handles and the same ``uuid``, which none of them has passed before. Meets at the first member; needs
-        no store, and nobody that is not in the list. If it fails, the group stays as it was. Unknown ``hints`` do nothing.
+        All members pass the same handles and the same ``uuid``, which none of them has passed before. They meet at the first member;
+        no store, and no process outside the list, is needed. If it fails, the group stays as it was. Unknown ``hints`` are ignored.
         """
         self._membership.reconfigure(opts)
         return Finished()
 
     def kolo_survivors(self) -> tuple[int, list[str]]:
-        """Who is left after a loss, as ``uuid`` and ``handles`` for ``reconfigure``: the same on all of them.
+        """Returns the members that are left after a loss, as ``uuid`` and ``handles`` for ``reconfigure``: the same on all of them.
 
-        Ends the communicator for all of its ranks, and blocks until all that live have called it. Needs no store, and any
-        rank may have died. Raises :class:`kolo.torch.Fenced` if the others have gone on without this rank, and
-        :class:`kolo.torch.Minority` if too few answer.
+        Revokes the communicator on all ranks, and blocks until all live ranks have called it. Needs no store, and any rank may have
+        died. Raises :class:`kolo.torch.Fenced` if the others have gone on without this rank, and :class:`kolo.torch.Minority` if
+        too few ranks answer.
         """
         return self._membership.survivors()
 
     def get_error(self) -> ErrorType:
-        """What the communicator failed of, as far as a call has shown; ``SUCCESS`` after an abort, as with Gloo."""
+        """Returns why the communicator failed, as far as a call has shown; ``SUCCESS`` after an abort, as with Gloo."""
         return _ERROR_TYPES.get(type(self._engine.failure), ErrorType.SUCCESS)
 
     def shutdown(self) -> None:
@@ -173,7 +173,8 @@ class Reconfigurable:
 
 
 class ReconfigurableBackend(Reconfigurable, KoloBackend):
-    """The backend of a group whose members change. Torch's C++ keeps the numbers of the beginning here and asks the group."""
+    """The backend of a group whose members change. Torch's C++ keeps the first rank and size of the backend, but asks the group for
+    the current ones."""
 
     def __init__(self, membership: Membership) -> None:
         super().__init__(membership.engine, membership.rank, membership.size)
@@ -195,7 +196,7 @@ class ReconfigurableGroup(Reconfigurable, KoloGroup):
         self._membership = membership
         membership.holders.append(self)
 
-    # Torch's C++ asks by these names.
+    # Torch's C++ calls the methods by these names.
 
     def getRank(self) -> int:  # noqa: N802
         return self._membership.rank
@@ -209,7 +210,7 @@ class ReconfigurableGroup(Reconfigurable, KoloGroup):
 
 
 def create(options) -> ReconfigurableGroup:
-    """A group without members."""
+    """Makes a group without members."""
     if list(options.global_ranks_in_group):
         raise Unsupported("enable_reconfigure: torch reconfigures the default group only; make part groups of it anew instead")
     seconds = options.timeout.total_seconds()

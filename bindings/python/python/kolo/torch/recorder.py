@@ -1,7 +1,7 @@
 """Kolo's flight recorder in the form that ``torchfrtrace`` reads.
 
-Torch's own recorder can only be written from C++. Kolo keeps the last 512 collectives of each communicator anyway, so
-nothing is added to a call; messages are not among them.
+Only C++ can write to torch's own recorder. Kolo keeps the last 512 collectives of each communicator anyway, so the recorder adds
+no cost to a call. Messages are not recorded.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch.distributed as dist
 
 from .errors import Usage
 
-#: Names of collectives as torch's tools compare them.
+#: The names that torch's tools expect for some collectives.
 _BASES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
 _DTYPES = {"f64": "Double", "f32": "Float", "f16": "Half", "bf16": "BFloat16", "i64": "Long", "i32": "Int", "i8": "Char"}
 _DTYPES |= {"u8": "Byte", "u32": "UInt32", "u64": "UInt64", "bool": "Bool"}
-#: Where torch's own backends leave their dumps, and the older name of the same.
+#: The variable that says where torch's own backends write their dumps, and its older name.
 _PLACES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def dump_flight_record(path: str | os.PathLike | None = None) -> str:
     """Writes the last collectives of all of this process's Kolo groups to a file for ``torchfrtrace``; returns its path.
 
-    Without a path it is ``TORCH_FR_DUMP_TEMP_FILE`` with the rank behind it, as with torch's own backends. ``torchfrtrace``
-    takes the folder and the prefix of the files of all ranks: ``torchfrtrace folder --prefix trace_``.
+    The default path is ``TORCH_FR_DUMP_TEMP_FILE`` with the rank appended, as with torch's own backends. ``torchfrtrace`` takes
+    the folder and the prefix of the files of all ranks: ``torchfrtrace folder --prefix trace_``.
     """
     from .engine import living
 
@@ -42,7 +42,7 @@ def dump_flight_record(path: str | os.PathLike | None = None) -> str:
 
 
 def record(engines: Iterable) -> dict:
-    """What is dumped, of some groups."""
+    """Returns the contents of a dump of these engines' groups."""
     entries, groups, status = [], {}, {}
     for number, engine in enumerate(sorted(engines, key=lambda engine: engine.name)):
         if engine.comm.closed:

@@ -1,9 +1,9 @@
 """Rendezvous under every launcher.
 
-Torch's own handlers want the rank in the URL or in ``RANK``, and the meeting place in ``MASTER_ADDR`` and ``MASTER_PORT``.
-Here they are told both where a launcher, or nobody, numbered the processes. Where nothing says where to meet, the ranks meet as
-those of :func:`kolo.init` do; rank 0 then serves a ``TCPStore`` for torch, and the communicator that handed its address
-around becomes that of the group.
+Torch's own handlers expect the rank in the URL or in ``RANK``, and the meeting place in ``MASTER_ADDR`` and ``MASTER_PORT``. This
+module supplies the rank if another launcher, or none, numbered the processes. If no meeting place is given, the ranks meet as those
+of :func:`kolo.init` do. Rank 0 then serves a ``TCPStore`` for torch, and the communicator over which the ranks exchanged its
+address becomes that of the group.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .errors import translate
 
 _TIMEOUT = timedelta(minutes=30)
 
-#: Bytes of what rank 0 tells the others: a port, and the addresses of one host.
+#: Bytes of rank 0's notice to the others: a port, and the addresses of one host.
 _NOTICE_BYTES = 4096
-#: Most seconds until an address of rank 0 answers.
+#: The longest time, in seconds, until an address of rank 0 answers.
 _PROBE_SECONDS = 3.0
 _NONCE = "kolo/nonce"
 
-#: The store of the last rendezvous by Kolo, and the communicator that waits to become its group's.
+#: The store of the last rendezvous by Kolo, and the communicator that its group will take.
 _met: list[tuple[dist.Store, _kolo.Comm]] = []
 
 Rendezvous = Iterator[tuple[dist.Store, int, int]]
 
 
 def install() -> None:
-    """Registers ``kolo://`` and ``multicast://``, and teaches ``env://``, ``tcp://`` and ``file://``. May be called again."""
+    """Registers ``kolo://`` and ``multicast://``, and extends ``env://``, ``tcp://`` and ``file://``. May be called again."""
     handlers = dist.rendezvous.__globals__["_rendezvous_handlers"]
     if "kolo" in handlers:
         return
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def take(store: dist.Store, rank: int, world_size: int) -> _kolo.Comm | None:
-    """The communicator of the rendezvous that made this store, for a group of all its ranks. Only once."""
+    """Returns the communicator of the rendezvous that made this store, for a group of all its ranks; only once."""
     for at, (made, comm) in enumerate(_met):
         if made is store and (comm.rank, comm.world_size) == (rank, world_size) and not comm.closed:
             del _met[at]
@@ -94,7 +94,7 @@ def _by_environment(url: str, timeout: timedelta = _TIMEOUT, **_options) -> Rend
 
 def _by_multicast(url: str, timeout: timedelta = _TIMEOUT, **_options) -> Rendezvous:
     place = _place(url) or _drawn(url, timeout)
-    # Without any, Kolo's own error says what to add.
+    # Without a rank and a size, Kolo's own error says which part of the URL is missing.
     whole = url if place is None else _with(url, *place)
     yield from _meet(lambda: _kolo.connect_url(whole, _settings(timeout)), timeout)
 
@@ -106,7 +106,7 @@ def _meet(connect, timeout: timedelta) -> Rendezvous:
     except Error as error:
         raise translate(error) from None
     _met[:] = [(store, comm)]
-    # What torchrun tells, for programs that ask now.
+    # Set torchrun's variables, for programs that read them now.
     local = sum(host == comm.hosts[comm.rank] for host in comm.hosts)
     told = {"RANK": comm.rank, "WORLD_SIZE": comm.world_size, "LOCAL_RANK": comm.local_rank, "LOCAL_WORLD_SIZE": local}
     for name, number in told.items():
@@ -138,11 +138,11 @@ def _find(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:
     causes = []
     for address in notice["addresses"]:
         try:
-            # Torch would go on for all of its time-out.
+            # A TCPStore would try this address for all of its time-out.
             socket.create_connection((address, notice["port"]), _PROBE_SECONDS).close()
             brief = timedelta(seconds=_PROBE_SECONDS)
             store = dist.TCPStore(address, notice["port"], comm.world_size, False, brief, wait_for_workers=False)
-            # The same private address may be of other hosts too.
+            # Another host may have the same private address.
             if store.check([_NONCE]) and store.get(_NONCE).decode() == notice["nonce"]:
                 store.set_timeout(timeout)
                 return store
@@ -160,14 +160,14 @@ def _settings(timeout: timedelta) -> dict[str, str]:
     return {"KOLO_TIMEOUT": seconds, "KOLO_JOIN_TIMEOUT": seconds}
 
 
-# Who this process is.
+# The rank of this process.
 
 
 def _place(url: str) -> tuple[int, int] | None:
-    """Rank and world size: what the caller gave if that can be, else the environment's. ``None`` if nobody tells.
+    """Returns rank and world size: the caller's if they are valid, else the environment's; ``None`` if neither tells them.
 
-    Under a launcher, whose ranks are what there is, programs pass (0, 0) or the like for MPI's sake; with a meeting place of
-    their own they may mean another job than the launcher's.
+    Under a launcher, the launcher's numbers win, since programs written for MPI pass (0, 0) or the like. But a program that gives a
+    meeting place of its own may mean another job than the launcher's, so its own numbers win there.
     """
     query = dict(parse_qsl(urlsplit(url).query))
     rank, size = (int(query[name]) if name in query else None for name in ("rank", "world_size"))
@@ -197,7 +197,7 @@ def _numbers(rank: str, size: str) -> tuple[int, int] | None:
 
 
 def _drawn(url: str, timeout: timedelta) -> tuple[int, int] | None:
-    """A rank that is drawn, where the caller says how many there are and nobody says who is who."""
+    """Draws a rank if the caller gives the world size but no rank; returns the rank and the size, else ``None``."""
     query = dict(parse_qsl(urlsplit(url).query))
     if "rank" in query or "world_size" not in query:
         return None

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors: everybody gathers everybody's entries and adds them up."""
+"""All-reduce of sparse tensors: every rank gathers the entries of all ranks and adds them up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .work import Finished
 
 
 def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
-    """In place; blocks, since the number of entries must be known first."""
+    """All-reduces in place. Blocks, since the ranks must first exchange their numbers of entries."""
     if op not in (SUM, AVG) or not tensor.device.type == "cpu":
         raise Unsupported("sparse tensors can be all-reduced with SUM and AVG, on the CPU")
     tensor_in = tensor.coalesce()

@@ -1,10 +1,10 @@
-"""Tensors on GPUs: when their values are there, without stopping the host.
+"""Tensors on GPUs: operations wait until their values are ready, without blocking the host.
 
-What a tensor on a device holds is written by kernels that may not have run yet. So the current stream is marked with an
-event when an operation is called, and a thread starts the operation once the event is over; the caller goes on at once.
-Kolo gets the device address where its driver knows it, else a copy in pinned memory that the same stream makes.
+Kernels that may not have run yet write the values of a tensor on a device. So a call of an operation records an event on the
+current stream and returns at once, and a thread starts the operation once the event has completed. Kolo gets the device address if
+its driver knows it, else the address of a copy in pinned memory, which the same stream makes.
 
-``cuda`` is the only thing here and in the backend that speaks to ``torch.cuda``; tests put another in its place.
+Only the object ``cuda`` uses ``torch.cuda``, here and in the whole backend; tests replace it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Cuda:
     """The devices that torch calls ``cuda``."""
 
     def __init__(self) -> None:
-        #: Engines in use, any of which can be asked whose memory an address is: they have the same driver.
+        #: Engines in use. Any of them can tell whether an address is in GPU memory, since all have the same driver.
         self.engines: weakref.WeakSet = weakref.WeakSet()
 
     def available(self) -> bool:
@@ -33,18 +33,18 @@ class Cuda:
         return tensor.is_cuda
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether Kolo can be given the address. It cannot where torch's devices are another maker's."""
+        """Returns whether Kolo can use the tensor's address. It cannot if torch's ``cuda`` devices are of another vendor."""
         engine = next((engine for engine in self.engines if not engine.comm.closed), None)
         return engine is not None and engine.comm.is_gpu_memory(tensor.data_ptr())
 
     def room(self, tensor: torch.Tensor, shape) -> torch.Tensor:
-        """Memory for values like those of a tensor on a device, where Kolo can write."""
+        """Allocates memory that Kolo can write to, for values like those of a tensor on a device."""
         if self.takes(tensor):
             return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
         return torch.empty(shape, dtype=tensor.dtype, pin_memory=True)
 
     def mark(self, tensors):
-        """An event after all that is queued on the current stream; ``None`` if no tensor is on a device."""
+        """Records an event behind all work queued on the current stream; returns ``None`` if no tensor is on a device."""
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is None:
             return None
@@ -58,7 +58,7 @@ class Cuda:
         torch.cuda.current_stream(device).wait_event(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
-        """Keeps the allocator from giving the memory away before the current stream is through with it."""
+        """Keeps the allocator from reusing the memory before the current stream is done with it."""
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
@@ -67,7 +67,7 @@ cuda = Cuda()
 
 
 class Launcher:
-    """Starts the operations of a group in the order of their calls, each once its event is over."""
+    """Starts the operations of a group in the order of their calls, each once its event has completed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -77,11 +77,11 @@ class Launcher:
         self._thread: threading.Thread | None = None
 
     def is_needed(self, tensors) -> bool:
-        """Whether a call on these has to wait for a stream, or for calls that do."""
+        """Returns whether a call on these tensors has to wait for a stream, or for earlier calls that do."""
         return self._pending > 0 or any(map(cuda.holds, tensors))
 
     def start(self, event, start):
-        """The work that ``start()`` gives, at once if nothing has to be waited for, else later."""
+        """Returns the work of ``start()``: calls it at once if there is nothing to wait for, else later on the thread."""
         with self._lock:
             if event is None and self._pending == 0:
                 return start()
@@ -113,7 +113,7 @@ class Launcher:
 
 
 class Launched:
-    """A work that may not have been started yet; waits and answers as those of the compiled half."""
+    """A work that may not have been started yet, with the same methods as a work of the compiled module."""
 
     def __init__(self) -> None:
         self._started = threading.Event()

@@ -1,8 +1,8 @@
 """Types and memory of tensors.
 
-Kolo works on contiguous memory of the host, and of GPUs whose driver it knows. A tensor that is there already is used in
-place; any other is staged: a contiguous copy takes part, and what came out is copied back when the operation is over. For
-devices of other kinds (``mps``, ``xpu``, those of extensions) the copy is in the host's memory, and the caller waits for it.
+Kolo works on contiguous memory of the host, and of GPUs whose driver it knows. It uses a tensor in such memory in place. Any other
+tensor is staged: Kolo works on a contiguous copy, and the result is copied back when the operation is complete. For devices of
+other kinds (``mps``, ``xpu``, those of extensions) the copy is in host memory, and the caller waits for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..numbers import (
 from . import streams
 from .errors import Unsupported, Usage
 
-#: Types that Kolo reduces as they are.
+#: Types that Kolo reduces natively.
 NATIVE: dict[torch.dtype, int] = {
     torch.bool: BOOL,
     torch.uint8: U8,
@@ -54,7 +54,7 @@ NATIVE: dict[torch.dtype, int] = {
     torch.float64: F64,
 }
 
-#: Types that are reduced in a wider one and rounded once, at the end.
+#: Types that are reduced in a wider type and rounded once, at the end.
 _WIDER: dict[torch.dtype, torch.dtype] = {
     **{
         getattr(torch, name): torch.float32
@@ -63,7 +63,7 @@ _WIDER: dict[torch.dtype, torch.dtype] = {
     },
 }
 
-#: Complex numbers are pairs for everything that is linear.
+#: Linear operators treat complex numbers as pairs of these types.
 _PARTS: dict[torch.dtype, int] = {torch.complex64: F32, torch.complex128: F64}
 _LINEAR = frozenset((SUM, AVG, PREMUL_SUM))
 
@@ -78,13 +78,13 @@ _OPS = {
     ReduceOp.BXOR: BIT_XOR,
     ReduceOp.PREMUL_SUM: PREMUL_SUM,
 }
-#: By the numbers of torch's enumeration, which are quicker to look up.
+#: The same by the numbers of torch's enumeration, which are faster to look up.
 _OPS_BY_NUMBER = tuple(number for _, number in sorted((int(op), number) for op, number in _OPS.items()))
 
 
 def operator(op) -> tuple[int, float]:
-    """Kolo's number of torch's operator, and its factor."""
-    # Torch accepts the bare name of an operator too.
+    """Returns Kolo's number of torch's operator, and its factor."""
+    # Torch also accepts the bare kind, such as ReduceOp.SUM.
     kind = getattr(op, "op", op)
     number = _OPS_BY_NUMBER[int(kind)]
     if number != PREMUL_SUM:
@@ -93,7 +93,7 @@ def operator(op) -> tuple[int, float]:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuses what Kolo cannot read."""
+    """Refuses a tensor that Kolo cannot read."""
     if tensor.layout is not torch.strided:
         raise Usage(f"a tensor of layout {tensor.layout}: Kolo moves dense tensors, and all-reduces sparse COO ones")
     if tensor.is_meta:
@@ -109,7 +109,7 @@ def check_devices(tensors) -> None:
 
 
 def moved_as(tensor: torch.Tensor) -> tuple[int, int]:
-    """Kolo's type and number of elements for moving a tensor: its own where Kolo knows it, else bytes."""
+    """Returns the type and number of elements for moving a tensor: the tensor's type if Kolo has it, else bytes."""
     number = NATIVE.get(tensor.dtype)
     if number is not None:
         return number, tensor.numel()
@@ -120,7 +120,7 @@ def moved_as(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def reduced_as(tensor: torch.Tensor, op: int) -> tuple[int, int]:
-    """The same for reducing it; ``tensor`` has gone through :func:`staged_to_reduce`."""
+    """Returns the type and number of elements for reducing a tensor that :func:`staged_to_reduce` has returned."""
     number = NATIVE.get(tensor.dtype)
     if number is not None:
         return number, tensor.numel()
@@ -131,9 +131,9 @@ def reduced_as(tensor: torch.Tensor, op: int) -> tuple[int, int]:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if Kolo can use it in place, else a contiguous copy.
+    """Returns the tensor itself if Kolo can use it in place, else a contiguous copy.
 
-    What is on a device may be written by its stream only later; the engine has operations wait for that.
+    The stream of a device may write the values later; the engine makes operations wait for that.
     """
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
@@ -147,23 +147,23 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """As :func:`staged`, in the type that is reduced."""
+    """As :func:`staged`, in the type in which the tensor is reduced."""
     wider = _WIDER.get(tensor.dtype)
     if wider is None:
         return staged(tensor)
-    # Widened where it is, since the host may not have the values of a GPU yet.
+    # Widened on its device, since a GPU may not have written the values yet.
     return staged(_near(tensor).to(wider))
 
 
 def concatenated(tensors) -> torch.Tensor:
-    """The values of some tensors, one behind the other."""
+    """Returns the values of some tensors, one after another."""
     for tensor in tensors:
         check(tensor)
     return torch.cat([_near(tensor).reshape(-1) for tensor in tensors])
 
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if Kolo can write it in place, else memory for :func:`copying_back`."""
+    """Returns the tensor itself if Kolo can write it in place, else new memory, to be used with :func:`copying_back`."""
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
@@ -175,28 +175,28 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    """Memory for so many elements like those of ``tensor``."""
+    """Allocates memory for ``elements`` elements like those of ``tensor``."""
     if not _is_near(tensor) or tensor.is_cpu:
         return torch.empty(elements, dtype=tensor.dtype)
     return streams.cuda.room(tensor, (elements,))
 
 
 def room_in(source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for the values of ``tensor`` in the type of ``source`` and where that is."""
+    """Allocates memory for the values of ``tensor``, in the type of ``source`` and on its device."""
     if not _is_near(tensor) or tensor.is_cpu:
         return torch.empty(tensor.shape, dtype=source.dtype)
     return streams.cuda.room(source, tensor.shape)
 
 
 def copying_back(tensor: torch.Tensor, room: torch.Tensor):
-    """What is to be called when Kolo has written ``room``; ``None`` if that is the tensor itself."""
+    """Returns a function to call when Kolo has written ``room``; ``None`` if that is the tensor itself."""
     return None if room is tensor else lambda: copy_back(tensor, room)
 
 
 def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
-    """Copies on the current stream; for a tensor on a device, the host does not wait."""
+    """Copies ``room`` to the tensor on the current stream; for a tensor on a device, the host does not wait."""
     if not _is_near(tensor):
-        # Converted here: not every device does that on the way.
+        # The type is converted on the host, since not every device can do that during a copy.
         tensor.copy_(room.view(tensor.shape).to(tensor.dtype))
         return
     streams.cuda.used_here(room)
@@ -204,7 +204,7 @@ def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
 
 
 def adjoining(tensors) -> bool:
-    """Whether tensors of one length lie one behind the other in host memory, as the parts of one do."""
+    """Returns whether tensors of one length lie one after another in host memory, as the parts of a larger tensor do."""
     first = tensors[0]
     if not first.is_cpu:
         return False
@@ -213,23 +213,23 @@ def adjoining(tensors) -> bool:
         if tensor.data_ptr() != at or not tensor.is_contiguous() or _is_lazy(tensor):
             return False
         at += step
-    # Memory that happens to adjoin may belong to several owners; parts of one share its storage.
+    # Adjoining memory may belong to different owners by chance; parts of one tensor share its storage.
     storage = first.untyped_storage().data_ptr()
     return all(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
 
 
 def _is_near(tensor: torch.Tensor) -> bool:
-    """Whether it is in memory of a kind that Kolo works on."""
+    """Returns whether the tensor is in memory of a kind that Kolo works on."""
     return tensor.device.type in ("cpu", "cuda")
 
 
 def _near(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or its values in the host's memory."""
+    """Returns the tensor itself if it is near, else a copy of it in host memory."""
     return tensor if _is_near(tensor) else tensor.cpu()
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the memory holds the conjugate or the negative of the values."""
+    """Returns whether the memory holds the conjugate or the negative of the values."""
     return tensor.is_conj() or tensor.is_neg()
 
 

@@ -1,4 +1,4 @@
-"""The handles that users of ``torch.distributed`` get."""
+"""The handles that operations of ``torch.distributed`` return to users."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class KoloWork(dist.Work):
-    """An operation, or several that make one call.
+    """An operation, or several that form one call.
 
-    It makes progress whether or not anybody waits. ``wait`` returns when the outputs are complete; for CUDA tensors that
-    are copied to, the current stream then waits for the copies.
+    It makes progress even if no thread waits. ``wait`` returns when the outputs are complete. If results are copied to CUDA
+    tensors, ``wait`` only makes the current stream wait for the copies.
     """
 
     def __init__(self, engine, works: tuple, outputs: list, after, seconds: float, span=None) -> None:
         super().__init__()
-        # Held so that its connections outlive the operation.
+        # Keeps the engine alive, so that its connections outlive the operation.
         self._engine = engine
         self._seconds = seconds
         self._works = works
         self._outputs = outputs
         self._after = after
         self._after_lock = threading.Lock() if after is not None else None
-        #: After the copies to a device that ``after`` queued, on whatever stream that was.
+        #: An event behind the copies to a device that ``after`` queued, on the stream that it used.
         self._copied = None
         self._span = span
         self._sequence = engine.sequence
         self._future = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Blocks until it is over. Raises a subclass of ``DistBackendError`` on failure and past the time-out."""
+        """Blocks until the operation is complete. Raises a subclass of ``DistBackendError`` on failure and past the time-out."""
         seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else self._seconds
         try:
             for work in self._works:
@@ -82,7 +82,7 @@ class KoloWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """The sender, for receives."""
+        """Returns the sender of a received message."""
         self.wait()
         source = self._works[0].wait(0.0) if len(self._works) == 1 else None
         if source is None:
@@ -92,15 +92,15 @@ class KoloWork(dist.Work):
     _source_rank = source_rank
 
     def _get_sequence_number(self) -> int:
-        """Which collective of its group it is, from 1; of a message, the collective before it."""
+        """Returns the number of the collective in its group, from 1; for a message, the number of the last collective before it."""
         return self._sequence
 
     def get_future(self) -> torch.futures.Future:
-        """A future of the list of outputs; failing if the operation fails."""
+        """Returns a future of the list of outputs, which fails if the operation fails."""
         if self._future is None:
             devices = sorted({t.device for t in self._outputs if t.is_cuda}, key=str)
             over = torch.futures.Future(devices=devices)
-            # An exception set on a future from Python ends DDP badly; one raised in a callback arrives well.
+            # DDP does not survive an exception that Python sets on a future, but handles one that a callback raises.
             self._future = over.then(self._settle)
             if self.is_completed():
                 over.set_result(None)
@@ -114,7 +114,7 @@ class KoloWork(dist.Work):
 
 
 class Finished(dist.Work):
-    """What is over already."""
+    """A work that is already complete."""
 
     def __init__(self, outputs: list | None = None) -> None:
         super().__init__()
