@@ -248,6 +248,21 @@ fn info_says_what_becomes_of_registrations_and_of_a_fork() {
     }
 }
 
+/// Uses the stand-in for libcuda, which has one GPU.
+#[test]
+fn info_names_gpus_and_the_way_to_their_memory() {
+    let library =
+        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_libcuda.so");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "-p", "kolo-gdr", "--example", "fake_libcuda"]);
+    assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
+    let output = kolo("info --no-probe").env("KOLO_CUDA_LIBRARY", &library).output().unwrap();
+    let said = text(&output.stdout);
+    for words in ["Stand-in", "staged through pinned host memory", "no adapter is in use"] {
+        assert!(said.contains(words), "no '{words}' in: {said}");
+    }
+}
+
 #[test]
 fn the_example_of_a_cluster_is_one() {
     let example = run("sim --example");

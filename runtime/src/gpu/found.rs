@@ -28,6 +28,28 @@ pub(crate) fn driver(config: &Config) -> Result<Option<Driver>> {
     }
 }
 
+/// Names the GPUs of this host, and says how calls on their memory reach it where no adapter does. `None` without a driver.
+///
+/// # Errors
+/// The driver's words.
+pub(crate) fn installed(config: &Config) -> Option<std::result::Result<InstalledGpus, String>> {
+    let named = config.cuda_library.as_ref().map(OsStr::new);
+    let names = Driver::load(named).ok()?.names();
+    let table = Cuda::open(0, named, Err("no adapter is in use".to_owned()));
+    let path = decide(config.gdr, &table).map_or_else(|refused| refused.to_string(), |plan| plan.to_string());
+    Some(names.map(|names| InstalledGpus { names, path }))
+}
+
+/// The GPUs that a process sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InstalledGpus {
+    /// Their names, by number.
+    pub names: Vec<String>,
+    /// The way of calls to their memory without RDMA, in one line with the reasons.
+    pub path: String,
+}
+
 /// Decides how adapters reach GPU memory.
 ///
 /// # Errors

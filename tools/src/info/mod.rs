@@ -92,7 +92,7 @@ fn collect(config: &Config, probe: bool) -> Report {
     let interfaces = network::interfaces().unwrap_or_default();
     Report {
         transports: transports(config, probe),
-        sections: vec![host(), processors(), memory(), limits(), tcp(), costs(config)],
+        sections: vec![host(), processors(), memory(), gpus(config), limits(), tcp(), costs(config)],
         remarks: remarks(&interfaces),
         interfaces,
         settings: config.settings().lines().map(str::to_owned).collect(),
@@ -238,6 +238,17 @@ fn limits() -> Section {
             ("processes", limit(Resource::Nproc)),
         ],
     }
+}
+
+/// Names the GPUs, and says how calls on their memory run; the row of the transport `rdma` says it for adapters.
+fn gpus(config: &Config) -> Section {
+    let facts = match kolo::installed_gpus(config) {
+        None => vec![("driver", "none".to_owned())],
+        Some(Err(problem)) => vec![("driver", problem)],
+        Some(Ok(gpus)) if gpus.names.is_empty() => vec![("driver", "sees no GPU".to_owned())],
+        Some(Ok(gpus)) => vec![("names", gpus.names.join(", ")), ("memory", gpus.path)],
+    };
+    Section { title: "gpus", facts }
 }
 
 fn tcp() -> Section {

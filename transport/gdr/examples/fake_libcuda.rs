@@ -191,6 +191,18 @@ unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> c_int {
 /// # Safety
 /// As for the driver's function of this name.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> c_int {
+    assert_eq!(device, DEVICE, "the device that was given out");
+    let text = c"Stand-in".to_bytes_with_nul();
+    assert!(text.len() <= len as usize);
+    // SAFETY: the caller's promise.
+    unsafe { name.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
+    0
+}
+
+/// # Safety
+/// As for the driver's function of this name.
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
     assert_eq!(device, DEVICE, "the device that was given out");
     let known = match which {

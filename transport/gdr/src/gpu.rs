@@ -1,6 +1,6 @@
 //! GPUs as owners of memory: which GPU owns an address, and the context in which its copies run.
 
-use std::ffi::{OsStr, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, OsStr, c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
@@ -85,12 +85,36 @@ impl Driver {
         if Path::new(KERNEL_DRIVER).exists() {
             return Ok(());
         }
+        if self.count()? > 0 { Ok(()) } else { Err("the GPU's driver knows of no GPU".to_owned()) }
+    }
+
+    fn count(&self) -> Result<u32, String> {
         self.library.start()?;
         let count = self.library.need(self.library.functions.device_count)?;
         let mut found = 0;
         // SAFETY: the call writes one int.
         self.library.check("counting GPUs", unsafe { count(&raw mut found) })?;
-        if found > 0 { Ok(()) } else { Err("the GPU's driver knows of no GPU".to_owned()) }
+        Ok(u32::try_from(found).unwrap_or(0))
+    }
+
+    /// Returns the names of the GPUs that this process sees, by number. Starts the driver, after which the process must not fork
+    /// children that use GPUs.
+    ///
+    /// # Errors
+    /// The driver's words.
+    pub fn names(&self) -> Result<Vec<String>, String> {
+        (0..self.count()?).map(|number| self.name(number)).collect()
+    }
+
+    fn name(&self, number: u32) -> Result<String, String> {
+        let device = self.library.device(number)?;
+        let name_of = self.library.need(self.library.functions.device_name)?;
+        let mut name = [0_u8; 256];
+        // SAFETY: the call writes a terminated text of at most so many bytes.
+        let code = unsafe { name_of(name.as_mut_ptr().cast(), name.len() as c_int, device) };
+        self.library.check("naming a GPU", code)?;
+        let text = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
     }
 
     /// Returns the owner of the memory at this address, with one call of the driver. Memory counts as a GPU's only if

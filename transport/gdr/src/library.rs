@@ -52,6 +52,7 @@ functions! {
     version = c"cuDriverGetVersion" (*mut c_int);
     device = c"cuDeviceGet" (*mut c_int, c_int);
     device_count = c"cuDeviceGetCount" (*mut c_int);
+    device_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     retain_context = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     release_context = c"cuDevicePrimaryCtxRelease_v2" (c_int);

@@ -127,14 +127,16 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
             return _staged(what, obj, writable, numpy)
         return _from_interface(what, obj, interface, writable)
     # This interface has the same form, with an address in GPU memory.
-    interface = getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None:
+    lends = hasattr(obj, "__dlpack__")
+    interface = _on_gpu(what, obj)
+    # Before version 3, as torch has it, the interface names no stream; DLPack makes the current one wait.
+    if interface is not None and not (lends and interface.get("version", 0) < 3):
         if writable:
             _refuse_immutable(what, obj)
         found = _from_interface(what, obj, interface, writable)
         _wait_for_stream(what, interface, found.address, comm)
         return found
-    if hasattr(obj, "__dlpack__"):
+    if lends:
         return _from_dlpack(what, obj, writable, comm)
     return _from_buffer(what, obj, writable)
 
@@ -182,6 +184,14 @@ def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> 
     for extent in interface["shape"]:
         elements *= extent
     return Memory(address, elements, kind, owner)
+
+
+def _on_gpu(what: str, obj: object) -> dict | None:
+    """The interface of an array on a GPU."""
+    try:
+        return getattr(obj, "__cuda_array_interface__", None)
+    except RuntimeError as problem:
+        raise Usage(f"{what} does not lend its memory: {problem}") from problem
 
 
 def _wait_for_stream(what: str, interface: dict, address: int, comm: _kolo.Comm) -> None:

@@ -129,11 +129,25 @@ class Capsule(Streaming):
         return capsule
 
 
+class Both(Capsule):
+    """Like torch's tensors too: an interface from before streams had a place there, beside DLPack."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.__cuda_array_interface__ = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (self.address.value, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize(
     "make",
-    [Interface, lambda values: Interface(values, 1), lambda values: Interface(values, 2), Capsule, lambda values: Capsule(values, 0)],
-    ids=["interface", "legacy", "per_thread", "capsule", "versioned"],
+    [Interface, lambda values: Interface(values, 1), lambda values: Interface(values, 2), Capsule, lambda values: Capsule(values, 0), Both],
+    ids=["interface", "legacy", "per_thread", "capsule", "versioned", "both"],
 )
 def test_calls_come_after_what_streams_write(make, transport):
     def body(comm):
