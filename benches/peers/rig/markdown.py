@@ -20,9 +20,9 @@ def render(meta, all_points, failures, plots):
 HEAD = """\
 # Benchmarks
 
-Kolo beside other libraries, on one machine, in one run. This page and its plots are written by
-[`benches/peers/run --publish`](../benches/peers/README.md); the method is described there. Run it on your own
-machine: the figures below hold for the one they were taken on."""
+This page compares Kolo with other libraries, on one machine, in one run.
+[`benches/peers/run --publish`](../benches/peers/README.md) writes the page and its plots; the method is described there. Run it on
+your own machine: the figures below hold only for the machine on which they were taken."""
 
 
 def how(meta):
@@ -42,21 +42,21 @@ def how(meta):
     if meta.get("placement"):
         lines.append(f"- {meta['placement']}")
     if not meta["complete"]:
-        lines.append("- **This run was cut short.** Combinations of transport and ranks that not every library had "
-                     "been through are left out.")
+        lines.append("- **This run was cut short.** Combinations of transport and ranks that some library had not "
+                     "finished are left out.")
     if meta["rounds"] == 1:
-        lines.append("- One round only: no spread, and ratios near 1 say nothing.")
+        lines.append("- There was only one round: there is no spread, and ratios near 1 mean nothing.")
     return "\n".join(lines)
 
 
 def again(meta):
     """Reports the programs that ran once more for comparable placement."""
     count = meta.get("again")
-    return f" and {count} program{'s' * (count != 1)} again" if count else ""
+    return f", and {count} program{'s' * (count != 1)} measured again" if count else ""
 
 
 def foreign(meta):
-    return (f"Others used {meta['foreign_median']:.0%} of the machine during the median point, and more than 10 % "
+    return (f"Other processes used {meta['foreign_median']:.0%} of the machine during the median point, and more than 10 % "
             f"during {meta['foreign_disturbed']:.0%} of the points.")
 
 
@@ -64,9 +64,9 @@ def summary(meta, compared):
     if not compared:
         return "No point has both Kolo and a peer."
     text = ["## Summary", "",
-            "Ratio = best peer's time / Kolo's time, per point; more than 1: Kolo is faster. The best peer is chosen "
-            "anew for every point. Geometric means over the sizes; in brackets the points in which a peer is faster, "
-            "of how many.", ""]
+            "Ratio = best peer's time / Kolo's time; if it is more than 1, Kolo is faster. The best peer is chosen for "
+            "each point. The table has geometric means over the sizes, and in brackets the number of points in which a "
+            "peer is faster / all points.", ""]
     ranks = sorted({point.ranks for point in compared})
     for transport, title in TRANSPORTS.items():
         mine = [point for point in compared if point.transport == transport]
@@ -98,8 +98,8 @@ def misses(meta, compared):
     if not lost:
         return "## Where a peer is faster\n\nNowhere in this run."
     text = ["## Where a peer is faster", "",
-            "Spread: the least and the greatest ratio of a round, each against the best peer of that round. A miss "
-            "whose spread reaches beyond 1 is within the noise of this machine.", "",
+            "Spread: the smallest and the largest ratio of a single round, each against the best peer of that round. If "
+            "the spread of a point includes 1, the difference is within the noise of this machine.", "",
             "| transport | collective | ranks | size | Kolo | best peer | | ratio | spread |",
             "|---|---|---:|---:|---:|---:|---|---:|---:|"]
     text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_size(point)} "
@@ -115,8 +115,8 @@ def processor_time(all_points):
     if not rows:
         return ""
     text = ["## Processor time", "",
-            "Seconds of processors, in user mode and in the kernel and of all ranks together, for each GB (10^9 bytes of "
-            "the vector) all-reduced. Ratio = the thriftiest peer's / Kolo's; more than 1: Kolo needs less."]
+            "CPU seconds of all ranks together, in user mode and in the kernel, per GB (10^9 bytes of the vector) "
+            "all-reduced. Ratio = the smallest figure of a peer / Kolo's; if it is more than 1, Kolo needs less."]
     for transport, title in TRANSPORTS.items():
         mine = sorted((point for point in rows if point.transport == transport), key=lambda p: (p.ranks, p.bytes))
         if not mine:
@@ -172,9 +172,9 @@ def section(meta, collective, all_points, plots):
             spread = "" if math.isnan(point.low) else f"{point.low:.2f}–{point.high:.2f}"
             text.append(f"| {point.ranks} | {human_size(point)} | {' | '.join(cells)} | {ratio} | {spread} |")
     if any(point.disturbed for point in mine):
-        text += ["", "`~`: no undisturbed round of some library."]
+        text += ["", "`~`: some library has no undisturbed round."]
     if not all(point.alike for point in mine):
-        text += ["", "`*`: the processors did not lie alike for all libraries."]
+        text += ["", "`*`: the placement of the processors was not the same for all libraries."]
     return "\n".join(text)
 
 

@@ -144,9 +144,9 @@ def moves(points):
     counts = Counter(kind(point, edge) for point in points)
     if edge is None:
         return ""
-    return (f"The host moved the processors about: they were near each other during {counts['near']} measurements, far apart "
-            f"during {counts['far']}, and moved during {counts['moved']}. Libraries are compared while they lay alike; "
-            "where one had no such time, the ratio has a `*`.")
+    return (f"The host moved the processors: they were near each other during {counts['near']} measurements, far apart "
+            f"during {counts['far']}, and moved during {counts['moved']}. Libraries are compared at times with the same placement; "
+            "if one has no such time, the ratio has a `*`.")
 
 
 def unknown(points):

@@ -27,23 +27,23 @@ const COLLECTIVES: [Collective; 5] = [
 const HEAD: &str = "\
 # Scale, on paper
 
-What the simulator says of 64 to 4096 ranks, 8 on each host, with one network interface per host of 10, 100 or 400 Gb/s.
-Made by
+This page has simulated times for 64 to 4096 ranks, 8 on each host, with one network interface of 10, 100 or 400 Gb/s per host.
+It is the output of
 
 ```sh
 kolo sim --scale > docs/scale.md
 ```
 
-with the built-in constants: inside a host shared memory; between hosts the latencies of TCP (10 Gb/s) and RDMA (100 and
-400 Gb/s), see `collectives/src/model.rs`. Sizes are those of `kolo perf`: of the vector, or of the blocks of all ranks together,
-in place but for reduce_scatter and all_to_all; blocks hold one element at least. Bandwidths are bus bandwidths as
-nccl-tests defines them. What the simulator leaves out: congestion inside the network, and everything else that runs. How near
-it comes on one machine, `kolo tune --check` says.
+with the built-in constants (`collectives/src/model.rs`): shared memory inside a host, and between hosts the latencies of TCP
+(10 Gb/s) or RDMA (100 and 400 Gb/s). Sizes are those of `kolo perf`: the length of the vector, or of the blocks of all ranks
+together. Calls are in place, except reduce_scatter and all_to_all. Blocks have at least one element. Bandwidths are bus bandwidths
+as nccl-tests defines them. The simulator does not model congestion inside the network, or other programs. `kolo tune --check` says
+how accurate it is on one machine.
 
-From 100 Gb/s on, long vectors are held up by the memory of a host (100 GB/s in the model, shared by 8 ranks), so that 400 Gb/s
-do little for them; a profile with a larger `host_bytes_per_second` says otherwise.
+From 100 Gb/s on, the memory bandwidth of a host limits long vectors (100 GB/s in the model, shared by 8 ranks), so 400 Gb/s bring
+little. This is different with a profile that has a larger `host_bytes_per_second`.
 
-Times marked * are those of the cost model: with so many steps the simulation would take long. `kolo sim` runs it on request.
+Times marked * come from the cost model, because simulating so many steps would take long. `kolo sim` simulates them on request.
 ";
 
 /// Makes the page.
