@@ -132,7 +132,7 @@ pub enum Error {
         rank: Option<u32>,
         /// The kind of failure.
         kind: JoinFailure,
-        /// What happened, with addresses and the missing ranks.
+        /// Description, with addresses and the missing ranks.
         problem: String,
         /// Things to check.
         remedy: String,
@@ -194,7 +194,7 @@ pub enum Error {
     },
     /// A system call failed.
     System {
-        /// What Kolo was doing.
+        /// Activity of Kolo at that time.
         doing: String,
         /// The system's error.
         source: Arc<std::io::Error>,

@@ -21,7 +21,7 @@ pub(crate) const RECORD_BYTES: usize = 16 << 10;
 const LENGTH_BYTES: usize = 2;
 const TAG_BYTES: usize = 16;
 
-/// Memory that a stream keeps between records. What a longer record needed beyond this is freed.
+/// Memory that a stream keeps between records; memory beyond this, for a longer record, is freed.
 const KEPT_BYTES: usize = 2 << 10;
 
 const _: () = assert!(RECORD_BYTES <= u16::MAX as usize);

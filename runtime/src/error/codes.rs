@@ -12,7 +12,7 @@ use super::{AbortReason, Error, JoinFailure, LossCause, PeerState};
 pub struct Explanation {
     /// The code, such as `K0401`.
     pub code: &'static str,
-    /// What happened, in a few words.
+    /// Description in a few words.
     pub title: &'static str,
     /// Why it happens, in sentences.
     pub cause: &'static str,

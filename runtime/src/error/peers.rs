@@ -11,7 +11,7 @@ use crate::types::DataType;
 pub struct AwaitedRank {
     /// Its number in the communicator concerned.
     pub rank: u32,
-    /// What it was doing.
+    /// Activity of the rank.
     pub state: PeerState,
     /// The state in words, with the operation's name and the transport to the rank.
     pub detail: String,
@@ -29,7 +29,7 @@ impl fmt::Display for AwaitedRank {
     }
 }
 
-/// What a rank was doing when another rank's deadline passed.
+/// Activity of a rank at the time when another rank's deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerState {

@@ -177,10 +177,13 @@ fn pauses_below_the_limit_are_no_loss() {
     });
     // The ranks learn of the end in their next sum.
     group.ranks[0].tell("stop");
-    for (rank, process) in group.ranks.iter_mut().enumerate() {
-        let (which, ..) = process.expect_any(&["@gone", "@again", "@minority", "@fenced"], LONG);
-        assert_eq!(which, 0, "rank {rank}: {}", process.said);
-    }
+    let ends = group
+        .ranks
+        .iter_mut()
+        .map(|process| process.expect_any(&["@gone", "@again", "@minority", "@fenced"], LONG).0);
+    let ends: Vec<usize> = ends.collect();
+    let said: Vec<&str> = group.ranks.iter().map(|process| process.said.as_str()).collect();
+    assert!(ends.iter().all(|end| *end == 0), "{ends:?}: {said:#?}");
 }
 
 /// Of two equal halves, the one with rank 0 goes on; otherwise the larger part does. A host whose cable carries data in
