@@ -2,7 +2,7 @@
 //!
 //! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
 //!    which newcomers wait at their doors. All of them then compute the new members and their places
-//!    ([`seating`](super::seating)).
+//!    ([`seating`](super::assignment)).
 //! 2. Each member calls the chosen newcomers at its door. All come together under the rank that is rank 0 from now on.
 //!    A member that fails, or whose newcomer is gone, says so over the first control plane, and the others stop
 //!    waiting.
@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::agreement::{self, Agreed};
+use super::assignment::{Holder, Listed, Places, Seating, seat};
 use super::connect::{Making, WORLD, broken};
-use super::seating::{Holder, Listed, Places, Seating, seat};
 use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;

@@ -1,6 +1,7 @@
 //! A communicator: its members, the routes to them, and the state that its calls change.
 
 mod agreement;
+mod assignment;
 mod attendance;
 mod awaited;
 mod card;
@@ -13,12 +14,12 @@ mod model;
 pub(crate) mod on_gpus;
 mod recorder;
 mod routes;
-mod seating;
 mod shared;
 mod shared_memory;
 mod survivors;
 mod time_limit;
 
+pub(crate) use assignment::Places;
 pub(crate) use attendance::Attended;
 pub(crate) use awaited::Deadline;
 #[cfg(any(test, fuzzing))]
@@ -28,7 +29,6 @@ pub(crate) use core::Core;
 pub(crate) use forked::leak_in_child;
 pub(crate) use growth::{Left, grow, settings, take};
 pub use recorder::Record;
-pub(crate) use seating::Places;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;
 pub(crate) use survivors::{Elastic, reunite};

@@ -14,9 +14,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
-use super::line::{self, Line};
-use super::peers::door::{Door, DoorAddress, NoAnswer};
-use super::reunion::Reunion;
+use super::peers::listener::{Door, DoorAddress, NoAnswer};
+use super::regroup::Reunion;
+use super::stream::{self, Line};
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
@@ -276,7 +276,7 @@ impl Search {
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
                     .await
                 {
-                    Ok(Ok(keys)) => Ok((line::stream(stream, keys.as_ref()), address)),
+                    Ok(Ok(keys)) => Ok((stream::stream(stream, keys.as_ref()), address)),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";

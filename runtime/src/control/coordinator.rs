@@ -23,13 +23,13 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
-use super::entry::{Caller, Entry, accept, look};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
-pub(crate) use super::line::BoxedStream;
-use super::line::{self, Line};
+use super::host_monitor::{self, Vigil, Vigils};
+use super::incoming::{Caller, Entry, accept, look};
 use super::pending::{Footing, PendingConnections};
 use super::relay::Relay;
-use super::vigil::{self, Vigil, Vigils};
+pub(crate) use super::stream::BoxedStream;
+use super::stream::{self, Line};
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
 use crate::job::limits::{
@@ -315,7 +315,7 @@ impl Driver {
     fn look_at_hosts(&mut self) {
         let looked = self.vigils.look(Instant::now());
         for (connection, silence) in looked.silent {
-            let loss = Loss::new(LossCause::Silent(silence), vigil::text(silence));
+            let loss = Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
             self.drop_connection(connection, loss);
         }
         for connection in looked.asked {
@@ -499,7 +499,7 @@ async fn introduce(
             return Err(made_room());
         }
     };
-    let mut stream = line::stream(stream, keys.as_ref());
+    let mut stream = stream::stream(stream, keys.as_ref());
     let hello = tokio::select! {
         biased;
         hello = read_hello(&mut stream) => hello,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
-use super::peers::door::DoorAddress;
+use super::peers::listener::DoorAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
 use crate::job::Cookie;

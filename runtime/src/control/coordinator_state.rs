@@ -17,8 +17,8 @@ use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
-use super::passing::{self, Underway};
-use super::peers::door::DoorAddress;
+use super::forwarding::{self, Underway};
+use super::peers::listener::DoorAddress;
 use super::ranks;
 use super::wire::{
     ExchangeKey, FromCoordinator, Hello, PREFIX_BYTES, Refusal, ToCoordinator, clip, encode, remember,
@@ -395,17 +395,17 @@ impl CoordinatorState {
 
     /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
     fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
-        if !self.settings.passes || !passing::is_worth_it(frame.len(), ranks.len()) {
+        if !self.settings.passes || !forwarding::is_worth_it(frame.len(), ranks.len()) {
             return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
         }
         let message = frame.slice(PREFIX_BYTES..).to_vec();
         let first = encode(&FromCoordinator::PassOn { key, message });
         for (place, &rank) in ranks.iter().enumerate() {
-            if passing::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
+            if forwarding::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
                 self.send_frame(rank, first.clone());
             }
         }
-        let patience = passing::patience(frame.len());
+        let patience = forwarding::patience(frame.len());
         let waiting = ranks.iter().copied().collect();
         self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
     }

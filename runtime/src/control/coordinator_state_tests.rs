@@ -166,7 +166,7 @@ fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Ve
 #[test]
 fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
     let now = Instant::now();
-    for (ranks, sends) in [(8, 8), (64, passing::FAN_OUT)] {
+    for (ranks, sends) in [(8, 8), (64, forwarding::FAN_OUT)] {
         let sent = exchanged(&mut running(ranks, now), ranks, now);
         assert_eq!(sent.len(), sends, "{ranks} ranks");
         let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::PassOn { .. }));

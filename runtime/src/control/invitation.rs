@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::peers::lobby::{Entrance, GroupId};
+use super::peers::waiting_list::{Entrance, GroupId};
 use crate::error::{Error, Result};
 #[cfg(doc)]
 use crate::job::JobSecret;

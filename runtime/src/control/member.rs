@@ -16,9 +16,9 @@ use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::connect::{Connected, Heard, Inbox};
 use super::coordinator::write_frames;
-use super::line::Line;
-use super::passing::Passing;
-use super::vigil::{self, Look, Vigil};
+use super::forwarding::Passing;
+use super::host_monitor::{self, Look, Vigil};
+use super::stream::Line;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
 };
@@ -544,7 +544,9 @@ async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
         match vigil.look(Instant::now()) {
             Look::Ask => drop(shared.queue.send(beat.clone())),
             Look::Wait => {}
-            Look::Silent(silence) => return Loss::new(LossCause::Silent(silence), vigil::text(silence)),
+            Look::Silent(silence) => {
+                return Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
-use super::peers::door::DoorAddress;
+use super::peers::listener::DoorAddress;
 use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};

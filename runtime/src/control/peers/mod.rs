@@ -4,15 +4,15 @@
 //! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
 //! proves that the member has ended (`door`).
 
-pub(super) mod door;
-mod halls;
-mod lines;
-pub(super) mod lobby;
-pub(super) mod porter;
-mod relays;
-mod renewals;
+pub(super) mod acceptor;
+mod connection;
+mod dissemination;
+mod in_process;
+pub(super) mod listener;
+mod reconnects;
 pub(super) mod rounds;
 pub(super) mod snapshots;
+pub(super) mod waiting_list;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,11 +30,11 @@ use super::runtime::ControlRuntime;
 use super::wire::encode;
 use crate::job::limits::AGREEMENT_BEAT;
 use crate::join::JoinSpec;
-use door::{Door, DoorAddress, NoAnswer};
-use lines::Line;
-use porter::Opening;
-use relays::relays;
-use renewals::Renewals;
+use acceptor::Opening;
+use connection::Line;
+use dissemination::relays;
+use listener::{Door, DoorAddress, NoAnswer};
+use reconnects::Renewals;
 use rounds::{Heard, RoundKey, Rounds};
 
 /// Most frames that wait for a line to a member. Frames beyond them are lost, and are sent again later.
@@ -379,7 +379,7 @@ impl Task {
                 self.untold.remove(&rank);
                 let setbacks = self.setbacks.entry(rank).or_default();
                 *setbacks += 1;
-                let pause = door::pause_after(*setbacks);
+                let pause = listener::pause_after(*setbacks);
                 if pause == AGREEMENT_BEAT {
                     self.unsent.remove(&rank);
                 }

@@ -21,8 +21,8 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
-use super::peers::door::{DoorAddress, NoAnswer};
-use super::peers::porter::Opening;
+use super::peers::acceptor::Opening;
+use super::peers::listener::{DoorAddress, NoAnswer};
 use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
 use crate::join::{JoinSpec, Locator};

@@ -21,15 +21,15 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Event;
-use super::halls;
-use super::lobby::{GroupId, Lobby};
-use super::porter::{self, Answer, House, LeftBehind, Opening, Registry, Shortage};
+use super::acceptor::{self, Answer, House, LeftBehind, Opening, Registry, Shortage};
+use super::in_process;
 use super::snapshots::Desk;
+use super::waiting_list::{GroupId, Lobby};
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
-use crate::control::entry::Entry;
 use crate::control::handshake::{Credentials, Rejection, greet_member};
-use crate::control::line;
+use crate::control::incoming::Entry;
+use crate::control::stream;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
 use crate::job::limits::{
@@ -117,7 +117,7 @@ impl Door {
     pub(in crate::control) fn open_for_threads() -> Result<Self> {
         let (id, key) = draw()?;
         let residents = Registry::default();
-        let porter = tokio::spawn(halls::serve(halls::open(id), residents.clone())).abort_handle();
+        let porter = tokio::spawn(in_process::serve(in_process::open(id), residents.clone())).abort_handle();
         let address = DoorAddress { id, key, addresses: Vec::new() };
         Ok(Self { address, residents, is_local: true, port: None, porter, shortage: Arc::default() })
     }
@@ -144,7 +144,7 @@ impl Door {
             addresses: addresses.clone(),
             counters: house.counters.clone(),
         });
-        let porter = tokio::spawn(porter::serve(listener, most, house)).abort_handle();
+        let porter = tokio::spawn(acceptor::serve(listener, most, house)).abort_handle();
         let address = DoorAddress { id, key, addresses }.bounded();
         Ok(Self { address, residents, is_local: false, port, porter, shortage })
     }
@@ -291,7 +291,7 @@ impl DoorAddress {
         patience: Duration,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
         let (mut stream, at): (BoxedStream, _) = match is_local {
-            true => (Box::new(halls::knock(self.id)?), None),
+            true => (Box::new(in_process::knock(self.id)?), None),
             false => {
                 let (stream, at) = knock_at_port(self, near, credentials, patience).await?;
                 (stream, Some(at))
@@ -361,7 +361,7 @@ impl DoorAddress {
 impl Drop for Door {
     fn drop(&mut self) {
         if self.is_local {
-            halls::close(self.address.id);
+            in_process::close(self.address.id);
         }
         self.porter.abort();
     }
@@ -446,7 +446,7 @@ async fn attempt(
     }
     let _ = stream.set_nodelay(true);
     match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
-        Ok(Ok(keys)) => Ok(line::stream(stream, keys.as_ref())),
+        Ok(Ok(keys)) => Ok(stream::stream(stream, keys.as_ref())),
         Ok(Err(Rejection::Misfit { problem, remedy })) => {
             Err(NoAnswer::Misfit { problem: format!("{address}: {problem}"), remedy })
         }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::control::handshake::Credentials;
-use crate::control::peers::door::{Door, NoAnswer};
-use crate::control::peers::porter::Opening;
+use crate::control::peers::acceptor::Opening;
+use crate::control::peers::listener::{Door, NoAnswer};
 use crate::join::{JoinSpec, Locator};
 
 const GROUP: GroupId = [9; 16];

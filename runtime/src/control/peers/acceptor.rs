@@ -15,16 +15,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::Event;
-use super::door::Tag;
-use super::lobby::{GroupId, Lobby};
+use super::listener::Tag;
 use super::snapshots::Desk;
+use super::waiting_list::{GroupId, Lobby};
 use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
-use crate::control::entry::{CALLERS_MAX, Caller, Entry};
 use crate::control::handshake::{Credentials, Start, greet_after, is_knock, read_magic, read_start};
-use crate::control::line;
+use crate::control::incoming::{CALLERS_MAX, Caller, Entry};
 use crate::control::pending::{Footing, PendingConnections};
 use crate::control::relay::Relay;
+use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
@@ -261,7 +261,7 @@ impl House {
         }
         let progress = |progress| footing.set(progress);
         let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
-        Some(Greeted::Knocked(line::stream(stream, keys.as_ref())))
+        Some(Greeted::Knocked(stream::stream(stream, keys.as_ref())))
     }
 
     /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.

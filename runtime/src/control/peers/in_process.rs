@@ -7,8 +7,8 @@ use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::door::NoAnswer;
-use super::porter::{Residents, receive};
+use super::acceptor::{Residents, receive};
+use super::listener::NoAnswer;
 
 /// Buffer of an in-memory pipe, in each direction.
 const PIPE_BYTES: usize = 16 << 10;

@@ -16,7 +16,7 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::door::{DoorAddress, Tag};
+use super::listener::{DoorAddress, Tag};
 use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
@@ -350,5 +350,5 @@ async fn listen(
 }
 
 #[cfg(test)]
-#[path = "lobby_tests.rs"]
+#[path = "waiting_list_tests.rs"]
 mod tests;

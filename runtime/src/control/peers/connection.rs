@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 
 use super::{Event, UNSENT_MAX};
 use crate::control::coordinator::{BoxedStream, write_frames};
-use crate::control::line;
+use crate::control::stream;
 use crate::control::wire::{decode, read_frame};
 use crate::job::limits::MAX_FRAME_BETWEEN_MEMBERS;
 
@@ -20,7 +20,7 @@ pub(super) struct Line {
     reader: AbortHandle,
     /// Handle to the TCP connection, if the member is on another host; and the frames that the member's kernel may not
     /// have yet.
-    beneath: Option<line::Line>,
+    beneath: Option<stream::Line>,
     underway: Vec<Bytes>,
     /// Time since which such frames have been outstanding.
     since: Instant,
@@ -67,13 +67,13 @@ impl Line {
     /// Whether the other end's kernel has not acknowledged outstanding frames for at least `silence`.
     pub(super) fn is_stuck(&self, silence: Duration, now: Instant) -> bool {
         let is_long = !self.underway.is_empty() && now.saturating_duration_since(self.since) >= silence;
-        let answered = self.beneath.as_ref().filter(|_| is_long).and_then(line::Line::answered);
+        let answered = self.beneath.as_ref().filter(|_| is_long).and_then(stream::Line::answered);
         answered.is_some_and(|answered| !answered.all && answered.ago >= silence)
     }
 
     /// Returns sent frames that may not have arrived.
     pub(super) fn unheard(&self) -> &[Bytes] {
-        let answered = self.beneath.as_ref().and_then(line::Line::answered);
+        let answered = self.beneath.as_ref().and_then(stream::Line::answered);
         if answered.is_some_and(|answered| answered.all) { &[] } else { &self.underway }
     }
 

@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::coordinator_state::ConnectionId;
-use super::line::{Answered, Line};
 use super::probe::Probes;
+use super::stream::{Answered, Line};
 
 /// Number of messages sent within the limit. A cut is therefore noticed at most one such part of the limit late.
 const BEATS: u32 = 16;

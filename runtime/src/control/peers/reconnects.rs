@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
-use super::door::NoAnswer;
-use super::lines::Line;
+use super::connection::Line;
+use super::listener::NoAnswer;
 use super::{Event, Task};
 use crate::control::coordinator::BoxedStream;
-use crate::control::vigil::doubt;
+use crate::control::host_monitor::doubt;
 
 /// Attempts under way. Each sends one connection request within its time, and the first that is answered counts.
 pub(super) struct Renewals {
