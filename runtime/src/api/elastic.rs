@@ -321,7 +321,7 @@ impl Communicator {
                 let problem = "the ranks called different things: all that live call agree, shrink and grow in the same order";
                 Error::Usage { context, problem: problem.to_owned() }
             }
-            Disagreement::NoDoor => {
+            Disagreement::NoListener => {
                 let problem =
                     "this rank has no port at which the others reach it; see its log, and KOLO_PORT_RANGE";
                 Error::Unsupported { context, problem: problem.to_owned() }

@@ -46,7 +46,7 @@ fn sum(comm: &Communicator) -> Result<f32> {
     Ok(data[0])
 }
 
-/// The lowest rank, at whose door the others meet, or another one was away for too long, and is back when the ranks
+/// The lowest rank, at whose port the others meet, or another one was away for too long, and is back when the ranks
 /// agree.
 #[test]
 fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {

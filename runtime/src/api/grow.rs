@@ -15,7 +15,7 @@ use crate::join::JoinSpec;
 impl Communicator {
     /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
     /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it
-    /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's door, or
+    /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's port, or
     /// at another's if this rank dies, until the members take them in by [`Communicator::grow`] or
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
@@ -37,7 +37,7 @@ impl Communicator {
         })
     }
 
-    /// Returns the number of newcomers that wait at this rank's door. Others may wait at the doors of other ranks. A
+    /// Returns the number of newcomers that wait at this rank's port. Others may wait at the ports of other ranks. A
     /// program that needs to know whether any newcomer waits includes this number in a reduction of its own, or asks
     /// [`Communicator::agree`]. Local; costs a lock.
     #[must_use]
@@ -54,7 +54,7 @@ impl Communicator {
         self.shared.world.elastic.bounds
     }
 
-    /// Lets newcomers know the doors of this communicator's members from now on, and writes an invitation where the
+    /// Lets newcomers know the addresses of this communicator's members from now on, and writes an invitation where the
     /// launcher wants one.
     pub(super) fn meet_newcomers(&self) {
         let shared = &self.shared;
@@ -87,7 +87,7 @@ impl Communicator {
         self.take_in(Places::FreeThenLast { most })
     }
 
-    /// Returns whether a newcomer that can be given a slot waits at this rank's door. For Kolo's own bindings.
+    /// Returns whether a newcomer that can be given a slot waits at this rank's port. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn has_candidates(&self) -> bool {
@@ -96,7 +96,7 @@ impl Communicator {
         self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
     }
 
-    /// Returns whether a newcomer waits at this rank's door for a copy of its state. For Kolo's own bindings.
+    /// Returns whether a newcomer waits at this rank's port for a copy of its state. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn is_asked_for_state(&self) -> bool {
@@ -104,9 +104,9 @@ impl Communicator {
         self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
     }
 
-    /// Makes a communicator of the ranks that live and of the newcomers that wait at their doors, of at most `most`
+    /// Makes a communicator of the ranks that live and of the newcomers that wait at their ports, of at most `most`
     /// ranks; further newcomers keep waiting. Ranks keep their order. Newcomers follow, in the order of the ranks at
-    /// whose doors they wait. Without newcomers, the new communicator has the ranks that live, as after
+    /// whose ports they wait. Without newcomers, the new communicator has the ranks that live, as after
     /// [`Communicator::shrink`]. This communicator stays as it is.
     ///
     /// All ranks that live call it with the same `most`, and the newcomers return from
@@ -160,7 +160,7 @@ impl Communicator {
 
 /// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
-    /// Returns the invitation. It is asked for again when no door opens.
+    /// Returns the invitation. It is asked for again when no member answers.
     pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
     pub(super) slot: Option<u32>,
     pub(super) elastic: Elastic,
@@ -168,7 +168,7 @@ pub(super) struct Joining<'a> {
     pub(super) wait_at_most: Option<Duration>,
 }
 
-/// Waits at a member's door, and becomes a member when the members call. Blocks at most as long as the group lives.
+/// Waits at a member's port, and becomes a member when the members call. Blocks at most as long as the group lives.
 pub(super) fn join(
     how: &Joining<'_>,
     config: &Config,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Entrance;
+use crate::control::MemberAddress;
 use crate::job::MAX_WORLD_SIZE;
 
 /// The places that newcomers take.
@@ -16,11 +16,11 @@ pub(crate) enum Places {
     FreeThenLast { most: u32 },
 }
 
-/// A newcomer at a member's door, as the member knows it.
+/// A newcomer at a member's listener, as the member knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) id: u64,
-    pub(super) entrance: Entrance,
+    pub(super) address: MemberAddress,
     pub(super) slot: Option<u32>,
     #[serde(deserialize_with = "crate::control::foreign")]
     pub(super) who: String,
@@ -40,7 +40,7 @@ pub(super) enum Holder {
 pub(super) struct Seating {
     /// Slots with their holders, by slot and therefore by rank.
     pub(super) seats: Vec<(u32, Holder)>,
-    /// Newcomers that cannot become members: the member at whose door each waits, its place in that list, and the
+    /// Newcomers that cannot become members: the member at whose listener each waits, its place in that list, and the
     /// reason.
     pub(super) refused: Vec<(usize, usize, String)>,
 }
@@ -107,11 +107,11 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::DoorAddress;
+    use crate::control::ListenerAddress;
 
     fn newcomer(id: u64, slot: Option<u32>) -> Listed {
-        let entrance = Entrance { door: DoorAddress::default(), host_key: 0 };
-        Listed { id, entrance, slot, who: format!("process {id}") }
+        let address = MemberAddress { listener: ListenerAddress::default(), host_key: 0 };
+        Listed { id, address, slot, who: format!("process {id}") }
     }
 
     /// Returns the new ranks, with members as their places and newcomers as 100 plus their id, and the reasons of those
@@ -134,7 +134,7 @@ mod tests {
     const MOST: Places = Places::Last { most: u32::MAX };
 
     #[test]
-    fn newcomers_go_last_in_the_order_of_doors_and_arrival() {
+    fn newcomers_go_last_in_the_order_of_listeners_and_arrival() {
         let lists = [vec![newcomer(5, None)], vec![newcomer(3, None), newcomer(4, None)]];
         let (seats, refused) = seated(MOST, &[0, 2], 3, &lists);
         assert_eq!(seats, [(0, 0), (2, 1), (3, 105), (4, 103), (5, 104)]);

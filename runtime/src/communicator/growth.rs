@@ -1,9 +1,10 @@
 //! Brings members and newcomers together: see [`Communicator::grow`](crate::Communicator::grow).
 //!
 //! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
-//!    which newcomers wait at their doors. All of them then compute the new members and their places
+//!    which newcomers wait at their listeners. All of them then compute the new members and their places
 //!    ([`seating`](super::assignment)).
-//! 2. Each member calls the chosen newcomers at its door. All come together under the rank that is rank 0 from now on.
+//! 2. Each member calls the chosen newcomers at its listener. All come together under the rank that is rank 0 from now
+//!    on.
 //!    A member that fails, or whose newcomer is gone, says so over the first control plane, and the others stop
 //!    waiting.
 //! 3. They make the communicator, as all ranks do, and confirm it to each other: first the members over the old
@@ -23,8 +24,8 @@ use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Applicant, Called, Control, Entrance, ExchangeKey, Lobby, Meeting, Membership,
-    Offer, Seat, derive,
+    AbortCause, AbortKind, Applicant, Called, Control, ExchangeKey, Lobby, Meeting, MemberAddress,
+    Membership, Offer, Seat, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
@@ -62,7 +63,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let later = shared.membership.later();
         Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm }
     };
-    let first = world_ranks.first().and_then(|first| control.entrance(*first));
+    let first = world_ranks.first().and_then(|first| control.member_address(*first));
     let count = world_ranks.len() as u32;
     let gathering =
         control.reunite(meeting(derive(&left.seed, b"gather"), own as u32, count, first, None))?;
@@ -73,8 +74,8 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let seating = seated(shared, left.ranks, places, &lists)?;
         let lineage = lineage(shared, left.ranks, &seating);
         let at = match &seating.seats[0].1 {
-            Holder::Member(member) => control.entrance(world_ranks[*member]),
-            Holder::Newcomer { host, at } => Some(lists[*host][*at].entrance.clone()),
+            Holder::Member(member) => control.member_address(world_ranks[*member]),
+            Holder::Newcomer { host, at } => Some(lists[*host][*at].address.clone()),
         };
         let tag = derive(&left.seed, b"grow");
         let called = call(shared, (own, &watch), &seating, &lists, &lineage, (at.clone(), tag, deadline))?;
@@ -128,7 +129,7 @@ fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<
     (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
-/// Returns the newcomers at each member's door.
+/// Returns the newcomers at each member's listener.
 fn exchange(
     shared: &Shared,
     gathering: &Control,
@@ -142,7 +143,7 @@ fn exchange(
         id: newcomer.id(),
         who: newcomer.who(),
         slot: newcomer.slot,
-        entrance: Entrance { host_key: newcomer.host_key, door: newcomer.door },
+        address: MemberAddress { host_key: newcomer.host_key, listener: newcomer.listener },
     });
     let told = Told { places, listed: listed.collect() };
     let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
@@ -175,7 +176,7 @@ fn context(rank: u32) -> ErrorContext {
     ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
 }
 
-/// Chooses the newcomers that become members. Refuses those at this rank's door that cannot.
+/// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.
 fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
@@ -212,14 +213,14 @@ fn lineage(shared: &Shared, left: &[u32], seating: &Seating) -> Lineage {
     }
 }
 
-/// Calls the chosen newcomers at this member's door.
+/// Calls the chosen newcomers at this member's listener.
 fn call(
     shared: &Shared,
     (own, watch): (usize, &Arc<Membership>),
     seating: &Seating,
     lists: &[Vec<Listed>],
     lineage: &Lineage,
-    (at, tag, deadline): (Option<Entrance>, [u8; 32], Instant),
+    (at, tag, deadline): (Option<MemberAddress>, [u8; 32], Instant),
 ) -> Result<Vec<Called>> {
     let rank = shared.group.rank;
     let gone = |who: &str| Error::Join {
@@ -236,7 +237,7 @@ fn call(
         if *host != own {
             continue;
         }
-        let (Some(at), Some(lobby)) = (at.clone(), shared.lobby()) else { return Err(gone("no door")) };
+        let (Some(at), Some(lobby)) = (at.clone(), shared.lobby()) else { return Err(gone("no listener")) };
         let seat = Seat {
             at,
             tag,
@@ -281,7 +282,7 @@ pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Opens the lobby for newcomers to this communicator's group at this rank's door. `None` if there is no door.
+/// Opens the lobby for newcomers to this communicator's group at this rank's listener. `None` if there is no listener.
 pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
     let group = shared.group_id();
     let config = shared.config.clone();

@@ -219,15 +219,15 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
-    /// Returns the lobby for newcomers at this rank's door, if it has one.
+    /// Returns the lobby for newcomers at this rank's listener, if it has one.
     pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
         self.lobby.get()
     }
 
-    /// Lets newcomers know the doors of this communicator's members from now on.
+    /// Lets newcomers know the listeners of this communicator's members from now on.
     pub(crate) fn meet_newcomers(&self) {
         if let Some(lobby) = self.lobby.get() {
-            lobby.meet(self.world.control.entrances(&self.group.members));
+            lobby.meet(self.world.control.member_addresses(&self.group.members));
         }
     }
 
@@ -237,10 +237,10 @@ impl Shared {
         self.group.id != super::WORLD || self.world.lineage.is_none()
     }
 
-    /// Returns the lobby. A rank without a door, because it was alone, opens one.
+    /// Returns the lobby. A rank without a listener, because it was alone, opens one.
     pub(crate) fn open_lobby(&self) -> Result<Option<&Arc<Lobby>>> {
         if self.lobby.get().is_none() {
-            self.world.control.open_door()?;
+            self.world.control.open_listener()?;
             if let Some(lobby) = super::growth::open_lobby(self) {
                 let _ = self.lobby.set(lobby);
             }

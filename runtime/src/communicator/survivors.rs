@@ -115,7 +115,7 @@ pub(crate) fn reunite(
         ranks: &world_ranks,
         place: own as u32,
         world_size: world_ranks.len() as u32,
-        at: world_ranks.first().and_then(|first| control.entrance(*first)),
+        at: world_ranks.first().and_then(|first| control.member_address(*first)),
         tag,
         later: shared.membership.later(),
         silent_after: shared.config.silent_after,

@@ -14,7 +14,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
-use super::peers::listener::{Door, DoorAddress, NoAnswer};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress};
 use super::regroup::Reunion;
 use super::stream::{self, Line};
 use super::wire::{
@@ -51,7 +51,7 @@ pub(crate) struct Connected {
     pub(crate) writer: WriteHalf<BoxedStream>,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
-    pub(crate) doors: Vec<Option<DoorAddress>>,
+    pub(crate) listeners: Vec<Option<ListenerAddress>>,
     /// The encoded welcome, if this rank is to pass it on.
     pub(crate) welcome: Option<Vec<u8>>,
     /// Messages that came before the welcome.
@@ -71,11 +71,11 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Messages that other ranks pass on through the door arrive here too.
-    fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
+    /// Messages that other ranks pass on through the listener arrive here too.
+    fn new(stream: ReadHalf<BoxedStream>, listener: Option<&Listener>) -> Self {
         let (to, heard) = mpsc::channel(FRAMES_MAX);
-        if let Some(door) = door {
-            door.take_passed(to.clone());
+        if let Some(listener) = listener {
+            listener.take_passed(to.clone());
         }
         Self { heard, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
     }
@@ -130,7 +130,7 @@ enum Setback {
 pub(crate) async fn become_member(
     spec: &JoinSpec,
     coordinator: Option<&Coordinator>,
-    door: Option<&Door>,
+    listener: Option<&Listener>,
     deadline: Instant,
 ) -> Result<Connected> {
     let mut search = Search::default();
@@ -138,7 +138,7 @@ pub(crate) async fn become_member(
     let until = tokio::time::Instant::from_std(deadline);
     loop {
         search.attempts += 1;
-        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, door)).await {
+        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, listener)).await {
             Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Retry(cause))) => {
@@ -186,11 +186,11 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         coordinator: Option<&Coordinator>,
-        door: Option<&Door>,
+        listener: Option<&Listener>,
     ) -> Result<Connected, Setback> {
         self.waits_for = spec.locator.to_string();
-        // Survivors have no port besides their doors.
-        let own = || door.and_then(Door::own_address);
+        // Survivors have no port besides their listeners.
+        let own = || listener.and_then(Listener::own_address);
         self.reached = coordinator.and_then(|coordinator| coordinator.at.or_else(own));
         let stream = match (coordinator, &spec.locator) {
             (Some(coordinator), _) => attach(coordinator).await?,
@@ -208,20 +208,29 @@ impl Search {
             }
             (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
                 Some(reunion) => {
-                    let (stream, at) = reunion.knock(spec).await.map_err(|no| match no {
-                        no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
-                        no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_)) => Setback::Fatal(Error::Join {
-                            rank: Some(spec.rank),
-                            kind: JoinFailure::Survivors,
-                            problem: format!("the lowest rank that is left has given up: {}", no.text()),
-                            remedy: "Call shrink again".into(),
-                        }),
+                    let (stream, at) = reunion.connect(spec).await.map_err(|error| match error {
+                        error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
+                            Setback::Retry(error.text())
+                        }
+                        error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_)) => {
+                            Setback::Fatal(Error::Join {
+                                rank: Some(spec.rank),
+                                kind: JoinFailure::Survivors,
+                                problem: format!(
+                                    "the lowest rank that is left has given up: {}",
+                                    error.text()
+                                ),
+                                remedy: "Call shrink again".into(),
+                            })
+                        }
                     })?;
                     self.reached = at;
                     stream
                 }
                 None => {
-                    return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
+                    return Err(Setback::Retry(
+                        "survivors meet by the listeners of their control plane".into(),
+                    ));
                 }
             },
             (None, _) => {
@@ -239,7 +248,7 @@ impl Search {
                 Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
                 _ => true,
             };
-        self.wait_for_welcome(spec, stream, door, judged).await
+        self.wait_for_welcome(spec, stream, listener, judged).await
     }
 
     /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.
@@ -306,16 +315,16 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         mut stream: BoxedStream,
-        door: Option<&Door>,
+        listener: Option<&Listener>,
         judged: bool,
     ) -> Result<Connected, Setback> {
         let again = |doing: &str, error: io::Error| Setback::Retry(format!("{doing}: {error}"));
-        let hello = encode(&ToCoordinator::Hello(hello(spec, door)));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let line = stream.line();
         let (read, writer) = tokio::io::split(stream);
-        let mut inbox = Inbox::new(read, door);
+        let mut inbox = Inbox::new(read, listener);
         let mut early = Vec::new();
         loop {
             let (frame, is_passed) = match inbox.next().await {
@@ -341,7 +350,7 @@ impl Search {
                     self.missing = Some(missing);
                     self.rejected = rejected;
                 }
-                FromCoordinator::Welcome { cookie, peers, doors } => {
+                FromCoordinator::Welcome { cookie, peers, listeners } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
                     let coordinator_at = self.reached;
@@ -350,7 +359,7 @@ impl Search {
                         writer,
                         cookie,
                         peers,
-                        doors,
+                        listeners,
                         welcome,
                         early,
                         judged,
@@ -415,7 +424,7 @@ impl Search {
 }
 
 /// Makes a rank's first message.
-fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
+fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -428,7 +437,7 @@ fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        door: door.map(|door| door.address().clone()),
+        listener: listener.map(|listener| listener.address().clone()),
     }
 }
 

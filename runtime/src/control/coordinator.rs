@@ -44,7 +44,7 @@ const PIPE_BYTES: usize = 16 << 10;
 const QUEUED_EVENTS: usize = 1024;
 
 enum Event {
-    /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the door.
+    /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the listener.
     Proven {
         stream: BoxedStream,
         judged: bool,
@@ -270,7 +270,9 @@ impl Driver {
                 match action {
                     Action::Send { connection, frame } => self.send(connection, frame),
                     Action::Close { connection } => self.close(connection),
-                    Action::Watch { connection, limit, door } => self.watch(connection, limit, door),
+                    Action::Watch { connection, limit, listener_port } => {
+                        self.watch(connection, limit, listener_port)
+                    }
                     Action::Gathered => drop(self.published.take()),
                 }
             }
@@ -305,9 +307,9 @@ impl Driver {
         });
     }
 
-    fn watch(&mut self, connection: ConnectionId, limit: Duration, door: Option<u16>) {
+    fn watch(&mut self, connection: ConnectionId, limit: Duration, listener_port: Option<u16>) {
         if let Some(line) = self.connections.get(&connection).and_then(|connection| connection.line.clone()) {
-            let vigil = Vigil::new(line, door, limit, self.state.world_size(), Instant::now());
+            let vigil = Vigil::new(line, listener_port, limit, self.state.world_size(), Instant::now());
             self.vigils.watch(connection, vigil);
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
-use super::peers::listener::DoorAddress;
+use super::peers::listener::ListenerAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
 use crate::job::Cookie;
@@ -38,7 +38,7 @@ pub(crate) enum RankState {
 pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
-    pub(crate) door: Option<DoorAddress>,
+    pub(crate) listener: Option<ListenerAddress>,
     /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
     pub(crate) judged: bool,
     pub(crate) heard: Instant,

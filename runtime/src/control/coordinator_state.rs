@@ -18,7 +18,7 @@ use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
 use super::forwarding::{self, Underway};
-use super::peers::listener::DoorAddress;
+use super::peers::listener::ListenerAddress;
 use super::ranks;
 use super::wire::{
     ExchangeKey, FromCoordinator, Hello, PREFIX_BYTES, Refusal, ToCoordinator, clip, encode, remember,
@@ -41,11 +41,11 @@ pub(crate) enum Action {
     Close {
         connection: ConnectionId,
     },
-    /// Watch whether the connection's host is alive. `door` is the port of its door.
+    /// Watch whether the connection's host is alive. `listener_port` is the port of its listener.
     Watch {
         connection: ConnectionId,
         limit: Duration,
-        door: Option<u16>,
+        listener_port: Option<u16>,
     },
     /// All ranks have joined. Drop the publication by which they find the coordinator.
     Gathered,
@@ -180,9 +180,9 @@ impl CoordinatorState {
         let mut peer = hello.peer;
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
-        let (rank, door) = (peer.rank, hello.door.map(DoorAddress::bounded));
+        let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
         self.states[rank as usize] =
-            RankState::Present(Present { connection, peer, door, judged, heard: now, suspected: false });
+            RankState::Present(Present { connection, peer, listener, judged, heard: now, suspected: false });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
@@ -193,7 +193,7 @@ impl CoordinatorState {
             let welcome = FromCoordinator::Welcome {
                 cookie: self.settings.cookie,
                 peers: present().map(|present| present.peer.clone()).collect(),
-                doors: present().map(|present| present.door.clone()).collect(),
+                listeners: present().map(|present| present.listener.clone()).collect(),
             };
             self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
         } else {
@@ -256,8 +256,9 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Watch { limit_ms } => {
-                let door = present.judged.then(|| present.door.as_ref().and_then(DoorAddress::port));
-                self.watch(connection, limit_ms, door);
+                let listener_port =
+                    present.judged.then(|| present.listener.as_ref().and_then(ListenerAddress::port));
+                self.watch(connection, limit_ms, listener_port);
                 Ok(())
             }
             ToCoordinator::Goodbye => {
@@ -273,11 +274,13 @@ impl CoordinatorState {
         }
     }
 
-    /// Watches the host of a rank. `door` is `Some` only if the rank's silence counts as a failure.
-    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, door: Option<Option<u16>>) {
-        if let Some(door) = door.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0) {
+    /// Watches the host of a rank. `listener_port` is `Some` only if the rank's silence counts as a failure.
+    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, listener_port: Option<Option<u16>>) {
+        if let Some(listener_port) =
+            listener_port.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0)
+        {
             let limit = Duration::from_millis(limit_ms.into());
-            self.actions.push(Action::Watch { connection, limit, door });
+            self.actions.push(Action::Watch { connection, limit, listener_port });
         }
     }
 

@@ -1,4 +1,4 @@
-//! Newcomer's side of copying the members' state, with one connection to each door of an invitation.
+//! Newcomer's side of copying the members' state, with one connection to each listener of an invitation.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -11,9 +11,9 @@ use super::coordinator::BoxedStream;
 use super::handshake::Credentials;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
-use super::peers::listener::NoAnswer;
+use super::peers::listener::ConnectError;
 use super::peers::snapshots::{FromFetcher, Hash, ToFetcher, hear};
-use super::peers::waiting_list::{Entrance, GroupId};
+use super::peers::waiting_list::{GroupId, MemberAddress};
 use super::runtime::ControlRuntime;
 use super::wire::{encode, invalid};
 use crate::error::Result;
@@ -81,11 +81,16 @@ impl Fetcher {
             spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
         }
         let (report, news) = mpsc::channel();
-        let sources = invitation.entrances.iter().cloned().enumerate().map(|(source, at)| {
+        let sources = invitation.addresses.iter().cloned().enumerate().map(|(source, at)| {
             let (ask, mut jobs) = queue::unbounded_channel();
             let near = at.host_key == host_key();
-            let way =
-                Way { source, near, credentials: at.door.credentials(&spec), at, group: invitation.group };
+            let way = Way {
+                source,
+                near,
+                credentials: at.listener.credentials(&spec),
+                at,
+                group: invitation.group,
+            };
             let report = report.clone();
             runtime.spawn(async move {
                 while !jobs.is_closed() {
@@ -122,7 +127,7 @@ impl Fetcher {
 /// The way to one member.
 struct Way {
     source: usize,
-    at: Entrance,
+    at: MemberAddress,
     near: bool,
     credentials: Credentials,
     group: GroupId,
@@ -130,16 +135,16 @@ struct Way {
 
 /// Serves one connection to a member until it ends. Returns why it has ended.
 async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
-    let door = &way.at.door;
+    let listener = &way.at.listener;
     let opening = Opening::State { group: way.group };
-    let is_local = !door.has_port();
-    match door.knock(is_local, way.near, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
+    let is_local = !listener.has_port();
+    match listener.connect(is_local, way.near, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
         Ok(stream) => match fetch(way.source, stream, jobs, report).await {
             Ok(()) => "nothing more is asked".to_owned(),
             Err(error) => error.to_string(),
         },
-        Err(NoAnswer::Gone(why)) => format!("no member that offers its state: {why}"),
-        Err(no) => no.text(),
+        Err(ConnectError::Gone(why)) => format!("no member that offers its state: {why}"),
+        Err(error) => error.text(),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Passing long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a
-//! few ranks, and each passes them on to a few others through their doors.
+//! few ranks, and each passes them on to a few others through their listeners.
 //!
 //! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
 //! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable
-//! door, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose door
-//! others could not reach get later messages from the coordinator directly.
+//! listener, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose
+//! listener others could not reach get later messages from the coordinator directly.
 //!
 //! The tree is that of a heap. A message's receivers have *places* from 0 on, in the order of their ranks (or of the
 //! members of an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
 use super::peers::acceptor::Opening;
-use super::peers::listener::{DoorAddress, NoAnswer};
+use super::peers::listener::{ConnectError, ListenerAddress};
 use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
@@ -35,10 +35,10 @@ pub(super) const FAN_OUT: usize = 4;
 const DIRECT_RANKS: usize = 32;
 
 /// Longest message that the coordinator always sends itself. Sending it costs little compared with a connection to a
-/// door.
+/// listener.
 const DIRECT_BYTES: usize = 4 << 10;
 
-/// Heartbeats without news after which the coordinator sends a message itself. A connection to a door takes
+/// Heartbeats without news after which the coordinator sends a message itself. A connection to a listener takes
 /// milliseconds, or seconds where a thousand processes start on two CPUs.
 const PATIENCE: u32 = 4;
 
@@ -66,8 +66,8 @@ pub(super) fn patience(bytes: usize) -> u32 {
 #[derive(Debug)]
 pub(super) struct Passing {
     spec: JoinSpec,
-    /// The ranks' doors, by rank. The entry is empty for a rank without a door.
-    doors: Arc<[DoorAddress]>,
+    /// The ranks' listeners, by rank. The entry is empty for a rank without a listener.
+    listeners: Arc<[ListenerAddress]>,
     progress: Arc<Progress>,
 }
 
@@ -96,8 +96,8 @@ impl Drop for Counted {
 }
 
 impl Passing {
-    pub(super) fn new(spec: &JoinSpec, doors: Arc<[DoorAddress]>) -> Self {
-        Self { spec: spec.clone(), doors, progress: Arc::default() }
+    pub(super) fn new(spec: &JoinSpec, listeners: Arc<[ListenerAddress]>) -> Self {
+        Self { spec: spec.clone(), listeners, progress: Arc::default() }
     }
 
     /// Returns how many bytes this rank has passed on.
@@ -124,10 +124,10 @@ impl Passing {
         let frame = encode(message);
         for &rank in &receivers[places] {
             let host = |rank: u32| peers.get(rank as usize).map(|peer| peer.host_key);
-            let Some(door) = self.doors.get(rank as usize).cloned() else { continue };
+            let Some(listener) = self.listeners.get(rank as usize).cloned() else { continue };
             let way = Way {
-                credentials: door.credentials(&self.spec),
-                door,
+                credentials: listener.credentials(&self.spec),
+                listener,
                 is_local: matches!(self.spec.locator, Locator::Local(_)),
                 near: host(rank) == host(own),
             };
@@ -146,18 +146,18 @@ impl Passing {
 
 /// The way to another rank.
 struct Way {
-    door: DoorAddress,
+    listener: ListenerAddress,
     credentials: Credentials,
-    /// Whether the door belongs to a thread of this process.
+    /// Whether the listener belongs to a thread of this process.
     is_local: bool,
-    /// Whether the door is on this host.
+    /// Whether the listener is on this host.
     near: bool,
 }
 
 async fn pass(way: &Way, frame: &Bytes, passed_bytes: &AtomicU64) -> Result<(), String> {
-    let Way { door, credentials, is_local, near } = way;
-    let knock = door.knock(*is_local, *near, credentials.clone(), &Opening::Pass, CONNECT_TIMEOUT);
-    let mut stream = knock.await.map_err(NoAnswer::text)?;
+    let Way { listener, credentials, is_local, near } = way;
+    let connect = listener.connect(*is_local, *near, credentials.clone(), &Opening::Pass, CONNECT_TIMEOUT);
+    let mut stream = connect.await.map_err(ConnectError::text)?;
     let said = |error: io::Error| error.to_string();
     stream.write_all(frame).await.map_err(said)?;
     stream.flush().await.map_err(said)?;

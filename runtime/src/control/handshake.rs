@@ -42,7 +42,7 @@ const FLAG_RENDEZVOUS: u32 = 2;
 const FLAG_FULL: u32 = 4;
 
 /// Flag of a caller that wants to reach the member at its own port, not the coordinator that may share that port.
-const FLAG_KNOCK: u32 = 8;
+const FLAG_MEMBER: u32 = 8;
 
 /// The first bytes of a preamble, which tell what the caller wants.
 pub(crate) type Start = [u8; START_BYTES];
@@ -275,7 +275,7 @@ pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
-    greet_for(FLAG_KNOCK, stream, credentials).await
+    greet_for(FLAG_MEMBER, stream, credentials).await
 }
 
 async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
@@ -375,9 +375,9 @@ pub(crate) async fn read_start<S: AsyncRead + Unpin>(
 }
 
 /// Whether a caller of this version wants to reach the member, not its coordinator.
-pub(crate) fn is_knock(start: &Start) -> bool {
+pub(crate) fn is_for_member(start: &Start) -> bool {
     let flags = u32::from_le_bytes([start[12], start[13], start[14], start[15]]);
-    start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_KNOCK != 0
+    start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_MEMBER != 0
 }
 
 /// Performs the coordinator's side as [`greet_rank`] does, after the first bytes.

@@ -105,8 +105,8 @@ impl Silence {
 }
 
 impl Vigil {
-    /// Starts watching. `port` is the port of the other end's door, which accepts connections and which firewalls let
-    /// through.
+    /// Starts watching. `port` is the port of the other end's listener, which accepts connections and which firewalls
+    /// let through.
     pub(crate) fn new(line: Line, port: Option<u16>, limit: Duration, world_size: u32, now: Instant) -> Self {
         let at = line.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
         let most = QUESTIONS_TO_ONE.min(QUESTIONS_TO_ALL / world_size.max(1) as usize).max(1);

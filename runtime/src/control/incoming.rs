@@ -59,7 +59,7 @@ impl Entry {
                 let accepted = listener.poll_accept(context);
                 accepted.map_ok(|(stream, origin)| Caller { stream, origin, start: None })
             }
-            // A closed queue means that the door has closed, so no more callers will come.
+            // A closed queue means that the listener has closed, so no more callers will come.
             Self::Shared { callers, .. } => match callers.poll_recv(context) {
                 Poll::Ready(Some(caller)) => Poll::Ready(Ok(caller)),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,

@@ -80,9 +80,9 @@ pub use wire::{ExchangeKey, PeerInfo};
 pub(crate) use coordinator::Coordinator;
 pub(crate) use fetcher::{Fetcher, Job, News};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
-pub(crate) use peers::listener::DoorAddress;
+pub(crate) use peers::listener::ListenerAddress;
 pub(crate) use peers::snapshots::{Desk, Hash, Snapshot};
-pub(crate) use peers::waiting_list::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
+pub(crate) use peers::waiting_list::{Called, GroupId, Lobby, MemberAddress, Newcomer, Seat};
 pub(crate) use regroup::{Disagreement, Meeting, Purpose, Until};
 pub(crate) use wire::foreign;
 
@@ -104,7 +104,7 @@ use hmac::Mac as _;
 use incoming::Entry;
 use member::{CoordinatorStanding, Shared};
 use peers::Peers;
-use peers::listener::Door;
+use peers::listener::Listener;
 use regroup::Reunion;
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
@@ -127,9 +127,9 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
-    /// Door for the other members and for newcomers.
-    door: OnceLock<Arc<Door>>,
-    /// Connections to the other members' doors, once these are known.
+    /// Listener for the other members and for newcomers.
+    listener: OnceLock<Arc<Listener>>,
+    /// Connections to the other members' listeners, once these are known.
     peers: Option<Peers>,
     process: Process,
 }
@@ -165,18 +165,19 @@ impl Control {
         runtime.spawn(async move {
             let _ = report.send(join_all(&task, alarms).await);
         });
-        let Joined { shared, coordinator, door, doors } = outcome.recv().map_err(|_| Error::Join {
-            rank: Some(spec.rank),
-            kind: JoinFailure::Interrupted,
-            problem: "the control thread ended while joining".into(),
-            remedy: "Keep the ControlRuntime until join has returned".into(),
-        })??;
-        let peers = door.as_ref().map(|door| {
-            let peers = Peers::new(&shared, door, doors);
-            peers.start(runtime, spec, shared.clone(), door.clone());
+        let Joined { shared, coordinator, listener, listeners } =
+            outcome.recv().map_err(|_| Error::Join {
+                rank: Some(spec.rank),
+                kind: JoinFailure::Interrupted,
+                problem: "the control thread ended while joining".into(),
+                remedy: "Keep the ControlRuntime until join has returned".into(),
+            })??;
+        let peers = listener.as_ref().map(|listener| {
+            let peers = Peers::new(&shared, listener, listeners);
+            peers.start(runtime, spec, shared.clone(), listener.clone());
             peers
         });
-        let door = door.map_or_else(OnceLock::new, OnceLock::from);
+        let listener = listener.map_or_else(OnceLock::new, OnceLock::from);
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
             inner: Arc::new(Inner {
@@ -184,7 +185,7 @@ impl Control {
                 spec,
                 runtime,
                 coordinator: std::sync::Mutex::new(coordinator),
-                door,
+                listener,
                 peers,
                 process,
             }),
@@ -211,7 +212,7 @@ impl Control {
 
     /// Returns the port at which this process's endpoints may listen.
     pub(crate) fn port(&self) -> Option<Arc<Port>> {
-        self.inner.door.get()?.port().cloned()
+        self.inner.listener.get()?.port().cloned()
     }
 
     /// Returns facts about all ranks, by rank.
@@ -398,12 +399,12 @@ type Alarm = oneshot::Receiver<(u32, String)>;
 struct Joined {
     shared: Arc<Shared>,
     coordinator: Option<Coordinator>,
-    door: Option<Arc<Door>>,
-    /// The doors of all ranks.
-    doors: Arc<[DoorAddress]>,
+    listener: Option<Arc<Listener>>,
+    /// The listeners of all ranks.
+    listeners: Arc<[ListenerAddress]>,
 }
 
-/// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their doors and become members.
+/// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their listeners and become members.
 async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let started = Instant::now();
     // An alarm whose sender was dropped never sounds.
@@ -414,12 +415,12 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         };
         alarms.iter_mut().find_map(sounds).map_or(Poll::Pending, Poll::Ready)
     });
-    let door = open_door(spec).await;
+    let listener = open_listener(spec).await;
     let coordinator =
-        if spec.rank == 0 { Some(start_coordinator(spec, door.as_deref()).await?) } else { None };
+        if spec.rank == 0 { Some(start_coordinator(spec, listener.as_deref()).await?) } else { None };
     let (mut connected, coordinator) = if let Some(coordinator) = coordinator {
         let until = started + spec.timeout + VERDICT_GRACE;
-        let welcome = connect::become_member(spec, Some(&coordinator), door.as_deref(), until);
+        let welcome = connect::become_member(spec, Some(&coordinator), listener.as_deref(), until);
         match first_of(spec, welcome, alarmed).await {
             Ok(connected) => (connected, Some(coordinator)),
             Err(error) => {
@@ -431,20 +432,20 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
             }
         }
     } else {
-        let welcome = connect::become_member(spec, None, door.as_deref(), started + spec.timeout);
+        let welcome = connect::become_member(spec, None, listener.as_deref(), started + spec.timeout);
         (first_of(spec, welcome, alarmed).await?, None)
     };
     if let (Locator::Local(meeting), 0) = (&spec.locator, spec.rank) {
         meeting.coordinator.send_replace(None);
     }
-    let doors: Arc<[DoorAddress]> =
-        std::mem::take(&mut connected.doors).into_iter().map(Option::unwrap_or_default).collect();
-    let passing = passes(spec).then(|| Passing::new(spec, doors.clone()));
+    let listeners: Arc<[ListenerAddress]> =
+        std::mem::take(&mut connected.listeners).into_iter().map(Option::unwrap_or_default).collect();
+    let passing = passes(spec).then(|| Passing::new(spec, listeners.clone()));
     Ok(Joined {
         shared: member::serve(spec.rank, connected, spec.liveness, passing),
         coordinator,
-        door,
-        doors,
+        listener,
+        listeners,
     })
 }
 
@@ -466,21 +467,21 @@ async fn first_of<T>(
     }
 }
 
-/// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their doors, through which ranks of
-/// an earlier control plane may still connect.
+/// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their listeners, through which ranks
+/// of an earlier control plane may still connect.
 fn passes(spec: &JoinSpec) -> bool {
     !matches!(spec.locator, Locator::Survivors(_))
 }
 
-/// Starts the coordinator. Ranks join at the door's port, unless the launcher has named another one.
-async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coordinator> {
+/// Starts the coordinator. Ranks join at the listener's port, unless the launcher has named another one.
+async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
         .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
     let mut key = RendezvousKey::default();
     getrandom::fill(&mut key)
         .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
-    let shared = door.filter(|_| spec.locator.publishes_key()).and_then(Door::entry);
+    let shared = listener.filter(|_| spec.locator.publishes_key()).and_then(Listener::entry);
     let (shared, addresses) = shared.map_or((None, None), |(entry, at)| (Some(entry), Some(at)));
     let anchor = join::bind(spec, &key, addresses).await?;
     let entry = shared.or(anchor.listener.map(Entry::Own));
@@ -510,18 +511,18 @@ async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coord
     Ok(coordinator)
 }
 
-/// Opens this rank's door, or keeps the one that a survivor already has. A rank that cannot open a door still joins:
-/// only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the door, and they report that it
-/// is missing.
-async fn open_door(spec: &JoinSpec) -> Option<Arc<Door>> {
+/// Opens this rank's listener, or keeps the one that a survivor already has. A rank that cannot open a listener still
+/// joins: only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the listener, and they
+/// report that it is missing.
+async fn open_listener(spec: &JoinSpec) -> Option<Arc<Listener>> {
     if let Locator::Survivors(reunion) = &spec.locator {
-        return Reunion::of(reunion).map(|reunion| reunion.door.clone());
+        return Reunion::of(reunion).map(|reunion| reunion.listener.clone());
     }
     if spec.world_size == 1 {
         return None;
     }
-    match Door::open(spec).await {
-        Ok(door) => Some(Arc::new(door)),
+    match Listener::open(spec).await {
+        Ok(listener) => Some(Arc::new(listener)),
         Err(error) => {
             tracing::warn!(rank = spec.rank, %error, "no port for the other members: this rank cannot shrink or agree");
             None

@@ -1,4 +1,5 @@
-//! A process that wants to become a member of a running group. It waits at a member's door until the members call it.
+//! A process that wants to become a member of a running group. It waits at a member's listener until the members call
+//! it.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -13,8 +14,8 @@ use super::coordinator::{BoxedStream, write_frames};
 use super::handshake::VERSION;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
-use super::peers::listener::{Door, NoAnswer};
-use super::peers::waiting_list::{Entrance, FromNewcomer, Newcomer, Seat, ToNewcomer, beat, hear};
+use super::peers::listener::{ConnectError, Listener};
+use super::peers::waiting_list::{FromNewcomer, MemberAddress, Newcomer, Seat, ToNewcomer, beat, hear};
 use super::regroup::Reunion;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
@@ -23,13 +24,13 @@ use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
 use crate::join::{self, JoinSpec, Locator, host_key, hostname};
 
-/// Time after which a refusal is final if every door of an invitation refuses and none is merely silent. A door may be
-/// full for a moment.
+/// Time after which a refusal is final if every listener of an invitation refuses and none is merely silent. A listener
+/// may be full for a moment.
 const CLOSED_AFTER: Duration = Duration::from_secs(1);
 
-/// A process that wants to become a member, with its own door.
+/// A process that wants to become a member, with its own listener.
 pub(crate) struct Applicant {
-    door: Arc<Door>,
+    listener: Arc<Listener>,
     runtime: ControlRuntime,
     spec: JoinSpec,
     newcomer: Newcomer,
@@ -49,7 +50,7 @@ impl Drop for Offer {
     }
 }
 
-/// Reason why an attempt at one door failed.
+/// Reason why an attempt at one listener failed.
 enum Setback {
     Closed(String),
     Silent(String),
@@ -59,10 +60,10 @@ enum Setback {
 }
 
 impl Applicant {
-    /// Opens the newcomer's own door. `spec` holds all that is known apart from rank and world size.
+    /// Opens the newcomer's own listener. `spec` holds all that is known apart from rank and world size.
     ///
     /// # Errors
-    /// The errors of [`Door::open`].
+    /// The errors of [`Listener::open`].
     pub(crate) fn new(
         invitation: &Invitation,
         mut spec: JoinSpec,
@@ -71,8 +72,8 @@ impl Applicant {
         silent_after: Duration,
         runtime: ControlRuntime,
     ) -> Result<Self> {
-        let is_local = invitation.entrances.iter().all(|entrance| !entrance.door.has_port());
-        spec.one_host |= invitation.entrances.iter().all(|entrance| entrance.door.is_on_one_host());
+        let is_local = invitation.addresses.iter().all(|address| !address.listener.has_port());
+        spec.one_host |= invitation.addresses.iter().all(|address| address.listener.is_on_one_host());
         if let Some(drawn) = &invitation.secret {
             let drawn = JobSecret::drawn(drawn);
             spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
@@ -80,15 +81,15 @@ impl Applicant {
         let (report, opened) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {
-            let door = match is_local {
-                true => Door::open_for_threads(),
-                false => Door::open_port(&task).await,
+            let listener = match is_local {
+                true => Listener::open_for_threads(),
+                false => Listener::open_port(&task).await,
             };
-            let _ = report.send(door);
+            let _ = report.send(listener);
         });
-        let door = Arc::new(opened.recv().map_err(|_| interrupted())??);
+        let listener = Arc::new(opened.recv().map_err(|_| interrupted())??);
         let newcomer = Newcomer {
-            door: door.address().clone(),
+            listener: listener.address().clone(),
             hostname: clip(hostname(), MAX_NAME_BYTES),
             pid: std::process::id(),
             host_key: host_key(),
@@ -96,29 +97,28 @@ impl Applicant {
             slot,
             settings,
         };
-        Ok(Self { door, runtime, spec, newcomer, silent_after })
+        Ok(Self { listener, runtime, spec, newcomer, silent_after })
     }
 
-    /// Waits at a door until the newcomer is called. Blocks as long as one of the members lives, at most for `reach`
-    /// while none answers, and until `until` at most. `invite` returns the invitation, and is called again whenever no
-    /// door lets the newcomer in.
+    /// Waits at a listener until the newcomer is called. Blocks as long as one of the members lives, at most for
+    /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
+    /// whenever no listener lets the newcomer in.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
         reach: Duration,
         until: Option<Instant>,
     ) -> Result<Offer> {
-        let mut known: Vec<Entrance> = Vec::new();
+        let mut known: Vec<MemberAddress> = Vec::new();
         let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
         loop {
             let invitation = invite()?;
-            let mut entrances = invitation.entrances.clone();
-            entrances
-                .extend(known.iter().filter(|entrance| !invitation.entrances.contains(entrance)).cloned());
+            let mut addresses = invitation.addresses.clone();
+            addresses.extend(known.iter().filter(|address| !invitation.addresses.contains(address)).cloned());
             let mut causes = Vec::new();
             let (mut any_silent, mut has_waited) = (false, false);
-            for entrance in entrances {
-                match self.try_door(&invitation, &entrance, &mut known, until)? {
+            for address in addresses {
+                match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
                     Err(Setback::Closed(cause)) => causes.push(cause),
                     Err(Setback::Silent(cause)) => {
@@ -147,28 +147,31 @@ impl Applicant {
         }
     }
 
-    /// Connects to one door and waits there.
-    fn try_door(
+    /// Connects to one listener and waits there.
+    fn try_listener(
         &self,
         invitation: &Invitation,
-        entrance: &Entrance,
-        known: &mut Vec<Entrance>,
+        address: &MemberAddress,
+        known: &mut Vec<MemberAddress>,
         until: Option<Instant>,
     ) -> Result<std::result::Result<Offer, Setback>> {
         let (report, outcome) = mpsc::sync_channel(1);
-        let (door, silent_after) = (self.door.clone(), self.silent_after);
-        let (at, newcomer) = (entrance.clone(), self.newcomer.clone());
-        let (credentials, group) = (entrance.door.credentials(&self.spec), invitation.group);
+        let (listener, silent_after) = (self.listener.clone(), self.silent_after);
+        let (at, newcomer) = (address.clone(), self.newcomer.clone());
+        let (credentials, group) = (address.listener.credentials(&self.spec), invitation.group);
         let (tell, told) = mpsc::channel();
         self.runtime.spawn(async move {
             let near = at.host_key == newcomer.host_key;
             let opening = Opening::Wait { group };
-            let knocked = door.knock(&at.door, near, credentials, &opening, CONNECT_TIMEOUT).await;
-            let offered = match knocked {
+            let connected =
+                listener.connect(&at.listener, near, credentials, &opening, CONNECT_TIMEOUT).await;
+            let offered = match connected {
                 Ok(stream) => wait_inside(stream, newcomer, silent_after, &tell, until).await,
-                Err(no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_))) => Err(Setback::Closed(no.text())),
-                Err(NoAnswer::Silent(cause)) => Err(Setback::Silent(cause)),
-                Err(NoAnswer::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
+                Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
+                    Err(Setback::Closed(error.text()))
+                }
+                Err(ConnectError::Silent(cause)) => Err(Setback::Silent(cause)),
+                Err(ConnectError::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
             };
             let _ = report.send(offered);
         });
@@ -182,8 +185,12 @@ impl Applicant {
     /// Joins the members. Blocks until all have come or the attempt is given up.
     pub(crate) fn take(&self, offer: &mut Offer) -> Result<Control> {
         let near = offer.seat.at.host_key == self.newcomer.host_key;
-        let reunion =
-            Reunion { door: self.door.clone(), at: offer.seat.at.door.clone(), near, tag: offer.seat.tag };
+        let reunion = Reunion {
+            listener: self.listener.clone(),
+            at: offer.seat.at.listener.clone(),
+            near,
+            tag: offer.seat.tag,
+        };
         let spec = JoinSpec {
             rank: offer.seat.rank,
             world_size: offer.seat.world_size,
@@ -219,11 +226,11 @@ async fn wait_inside(
     stream: BoxedStream,
     newcomer: Newcomer,
     silent_after: Duration,
-    tell: &mpsc::Sender<Vec<Entrance>>,
+    tell: &mpsc::Sender<Vec<MemberAddress>>,
     until: Option<Instant>,
 ) -> std::result::Result<Offer, Setback> {
     let mut stream = stream;
-    let gone = |error: std::io::Error| Setback::Silent(format!("waiting at a door: {error}"));
+    let gone = |error: std::io::Error| Setback::Silent(format!("waiting at a listener: {error}"));
     stream.write_all(&encode(&FromNewcomer::Hello(newcomer))).await.map_err(gone)?;
     stream.flush().await.map_err(gone)?;
     let (read, write) = tokio::io::split(stream);
@@ -234,13 +241,15 @@ async fn wait_inside(
     let called = async {
         loop {
             match hear(&mut reader, silent_after).await {
-                Some(ToNewcomer::Welcome { entrances }) => drop(tell.send(entrances)),
+                Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
                 Some(ToNewcomer::Called(seat)) => return Ok(seat),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
                     return Err(Setback::Fatal(misfit(problem, remedy)));
                 }
-                None => return Err(Setback::Lost("the member at whose door it waited is gone".to_owned())),
+                None => {
+                    return Err(Setback::Lost("the member at whose listener it waited is gone".to_owned()));
+                }
             }
         }
     };

@@ -11,10 +11,10 @@ use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
-use super::peers::listener::{Door, DoorAddress, NoAnswer, Tag};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress, Tag};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::Desk;
-use super::peers::waiting_list::{Entrance, GroupId, Lobby};
+use super::peers::waiting_list::{GroupId, Lobby, MemberAddress};
 use super::{Control, Membership};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
@@ -68,26 +68,26 @@ pub(crate) enum Disagreement {
     Timeout { late: Vec<u32>, silent: Vec<u32> },
     /// The members made calls that do not match.
     Mismatch,
-    /// This rank has no door through which to reach the others.
-    NoDoor,
+    /// This rank has no listener through which to reach the others.
+    NoListener,
 }
 
 impl Control {
-    /// Returns the address of this rank's door, for calls without the coordinator. `None` for a job of one rank, or
+    /// Returns the address of this rank's listener, for calls without the coordinator. `None` for a job of one rank, or
     /// without a port.
-    fn door(&self) -> Option<DoorAddress> {
-        self.inner.door.get().map(|door| door.address().clone())
+    fn listener(&self) -> Option<ListenerAddress> {
+        self.inner.listener.get().map(|listener| listener.address().clone())
     }
 
-    /// Opens a door if there is none, for a job of one rank that lets others join.
-    pub(crate) fn open_door(&self) -> Result<()> {
-        if self.inner.door.get().is_some() {
+    /// Opens a listener if there is none, for a job of one rank that lets others join.
+    pub(crate) fn open_listener(&self) -> Result<()> {
+        if self.inner.listener.get().is_some() {
             return Ok(());
         }
         let (report, opened) = std::sync::mpsc::sync_channel(1);
         let spec = self.inner.spec.clone();
         self.inner.runtime.spawn(async move {
-            let _ = report.send(Door::open(&spec).await);
+            let _ = report.send(Listener::open(&spec).await);
         });
         let opened = opened.recv().map_err(|_| Error::Join {
             rank: Some(self.rank()),
@@ -95,48 +95,55 @@ impl Control {
             problem: "the control thread ended".to_owned(),
             remedy: "Keep the ControlRuntime as long as its communicators".to_owned(),
         })?;
-        let _ = self.inner.door.set(Arc::new(opened?));
+        let _ = self.inner.listener.set(Arc::new(opened?));
         Ok(())
     }
 
-    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. `None` without a door.
+    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. `None` without a
+    /// listener.
     pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
-        self.inner.door.get().map(|door| door.lobby(group, make))
+        self.inner.listener.get().map(|listener| listener.lobby(group, make))
     }
 
     /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none. `None`
-    /// without a door.
+    /// without a listener.
     pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.door.get().map(|door| door.open_desk(group))
+        self.inner.listener.get().map(|listener| listener.open_desk(group))
     }
 
     /// Returns the desk of this group, if it was opened.
     pub(crate) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.door.get()?.desk(group)
+        self.inner.listener.get()?.desk(group)
     }
 
     /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
     pub(crate) fn lacked_descriptors(&self, since: Instant) -> bool {
-        self.inner.door.get().is_some_and(|door| door.lacked_descriptors(since))
+        self.inner.listener.get().is_some_and(|listener| listener.lacked_descriptors(since))
     }
 
-    /// Returns the known doors of some ranks, with the other facts that newcomers need.
-    pub(crate) fn entrances(&self, ranks: &[u32]) -> Vec<Entrance> {
-        ranks.iter().filter_map(|rank| self.entrance(*rank)).collect()
+    /// Returns the known listeners of some ranks, with the other facts that newcomers need.
+    pub(crate) fn member_addresses(&self, ranks: &[u32]) -> Vec<MemberAddress> {
+        ranks.iter().filter_map(|rank| self.member_address(*rank)).collect()
     }
 
-    /// Returns the door of a rank.
-    pub(crate) fn entrance(&self, rank: u32) -> Option<Entrance> {
-        let peers = || self.inner.peers.as_ref()?.door(rank).filter(|door| *door != DoorAddress::default());
-        let door = if rank == self.rank() { self.door() } else { peers() }?;
-        Some(Entrance { door, host_key: self.peer_info()[rank as usize].host_key })
+    /// Returns the listener of a rank.
+    pub(crate) fn member_address(&self, rank: u32) -> Option<MemberAddress> {
+        let peers = || {
+            self.inner
+                .peers
+                .as_ref()?
+                .listener(rank)
+                .filter(|listener| *listener != ListenerAddress::default())
+        };
+        let listener = if rank == self.rank() { self.listener() } else { peers() }?;
+        Some(MemberAddress { listener, host_key: self.peer_info()[rank as usize].host_key })
     }
 
     /// Makes an invitation, which leads newcomers to the living members.
     pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
         let secret =
             self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
-        Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances(), secret))
+        Some(Invitation::new(lobby.group(), self.member_address(self.rank())?, lobby.addresses(), secret))
     }
 
     /// Tells members that a communicator is aborted, if there is no coordinator to do it.
@@ -158,7 +165,7 @@ impl Control {
             problem: problem.to_owned(),
             remedy: "Call shrink, or grow, again".to_owned(),
         };
-        let Some(door) = self.inner.door.get() else {
+        let Some(listener) = self.inner.listener.get() else {
             if world_size > 1 {
                 return Err(missing("this rank has no way to the others"));
             }
@@ -169,9 +176,11 @@ impl Control {
             return Err(missing("this rank is not among those that are left"));
         }
         let at = at.ok_or_else(|| missing("the way to the lowest rank is not known"))?;
-        let center = ranks.iter().find(|rank| self.entrance(**rank).is_some_and(|own| own.door == at.door));
+        let center = ranks
+            .iter()
+            .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));
         let near = at.host_key == self.peer_info()[spec.rank as usize].host_key;
-        let reunion = Reunion { door: door.clone(), at: at.door, near, tag };
+        let reunion = Reunion { listener: listener.clone(), at: at.listener, near, tag };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
@@ -198,8 +207,8 @@ pub(crate) struct Meeting<'a> {
     pub(crate) place: u32,
     /// The new world size, newcomers included.
     pub(crate) world_size: u32,
-    /// The door of the new rank 0.
-    pub(crate) at: Option<Entrance>,
+    /// The listener of the new rank 0.
+    pub(crate) at: Option<MemberAddress>,
     pub(crate) tag: Tag,
     /// The next agreement of a member that has given up this meeting.
     pub(crate) later: RoundKey,
@@ -223,7 +232,7 @@ impl Membership {
         let number = self.next_round();
         let mut part = Part { kinds: purpose as u8, flags, seed: [0; 32] };
         // Without randomness, others might guess the name of a meeting, but they still could not enter without the key
-        // of its door.
+        // of its listener.
         let _ = getrandom::fill(&mut part.seed);
         let own = self.members().iter().position(|rank| *rank == shared.rank).unwrap_or_default() as u32;
         if self.members().len() == 1 {
@@ -233,7 +242,7 @@ impl Membership {
         if let Some(by) = shared.fenced_by(self.communicator()) {
             return Err(Disagreement::Fenced { by });
         }
-        let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoDoor) };
+        let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoListener) };
         let key = RoundKey { communicator: self.communicator(), number };
         let grace = match until {
             Until::GivingUp(_) => None,
@@ -255,9 +264,9 @@ impl Membership {
 
 /// A meeting of survivors, as one of them sees it.
 pub(super) struct Reunion {
-    pub(super) door: Arc<Door>,
-    /// The door of the rank that runs the coordinator.
-    pub(super) at: DoorAddress,
+    pub(super) listener: Arc<Listener>,
+    /// The listener of the rank that runs the coordinator.
+    pub(super) at: ListenerAddress,
     pub(super) near: bool,
     pub(super) tag: Tag,
 }
@@ -269,21 +278,21 @@ impl Reunion {
 
     /// Whether silence on connections counts as a failure. Between threads of one process it does not.
     pub(super) fn is_judged(&self) -> bool {
-        !self.door.is_local()
+        !self.listener.is_local()
     }
 
     /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
     /// has given up this meeting, a retry is useless.
-    pub(super) async fn knock(
+    pub(super) async fn connect(
         &self,
         spec: &JoinSpec,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let credentials = self.at.credentials(spec);
-        self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
+        self.listener.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
     }
 
-    /// Hands survivors that come to this door to the coordinator, until the result is dropped.
+    /// Hands survivors that come to this listener to the coordinator, until the result is dropped.
     pub(super) fn receive(&self, coordinator: &Coordinator) -> Box<dyn Send> {
-        self.door.receive(self.tag, coordinator)
+        self.listener.receive(self.tag, coordinator)
     }
 }

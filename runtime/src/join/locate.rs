@@ -43,7 +43,7 @@ pub(crate) struct Advert {
 static WARNED: Once = Once::new();
 
 /// Warns, on rank 0, if any process that reaches its port may become a rank of this job.
-fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
+fn warn_of_open_port(spec: &JoinSpec, at: Option<SocketAddr>) {
     let reach = at.map(|address| address.ip());
     if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {
         return;
@@ -85,7 +85,7 @@ pub(crate) async fn bind(
     match &spec.locator {
         Locator::Tcp { host, port } => {
             let listener = bind_patiently(only_loopback(host), *port, &spec.source).await?;
-            warn_of_open_door(spec, listener.local_addr().ok());
+            warn_of_open_port(spec, listener.local_addr().ok());
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::File { path } => {
@@ -93,7 +93,7 @@ pub(crate) async fn bind(
             Ok(Anchor { listener, published: Some(Box::new(posted)) })
         }
         Locator::Multicast { group, port, job, interface } => {
-            warn_of_open_door(spec, addresses.first().copied());
+            warn_of_open_port(spec, addresses.first().copied());
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
             let notice = Notice::new(addresses, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {

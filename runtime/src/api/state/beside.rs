@@ -1,4 +1,4 @@
-//! Transfer of state beside training: members keep a copy of one step and serve it at their doors, and a newcomer
+//! Transfer of state beside training: members keep a copy of one step and serve it at their ports, and a newcomer
 //! fetches it before it joins.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The porter of a process, which accepts connections at its door and hands each to the service that it wants.
+//! The acceptor of a process, which accepts connections at its listener and hands each to the service that it wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,7 +20,7 @@ use super::snapshots::Desk;
 use super::waiting_list::{GroupId, Lobby};
 use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
-use crate::control::handshake::{Credentials, Start, greet_after, is_knock, read_magic, read_start};
+use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
 use crate::control::incoming::{CALLERS_MAX, Caller, Entry};
 use crate::control::pending::{Footing, PendingConnections};
 use crate::control::relay::Relay;
@@ -80,16 +80,16 @@ impl LeftBehind {
     }
 }
 
-/// The services of a process that are reached through its door.
+/// The services of a process that are reached through its listener.
 #[derive(Default)]
-pub(super) struct Residents {
+pub(super) struct Services {
     pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
     pub(super) coordinators: HashMap<Tag, Coordinator>,
     /// Meetings that are over. A latecomer to one of them is told so.
     pub(super) over: VecDeque<Tag>,
     /// Members left behind, by job and rank. They are told so even after this process has left the job. Otherwise a
-    /// member that knocks would take the door's owner for one that has left, and if all owners counted as gone, it
-    /// could form a quorum of one.
+    /// member that connects would take the listener's owner for one that has left, and if all owners counted as gone,
+    /// it could form a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
     pub(super) desks: HashMap<GroupId, Weak<Desk>>,
@@ -99,7 +99,7 @@ pub(super) struct Residents {
     joins: Option<mpsc::Sender<Caller>>,
 }
 
-impl Residents {
+impl Services {
     /// Lets ranks join at this port from now on. `at` is the port's address.
     pub(super) fn let_join(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Entry {
         let (callers, entry) = mpsc::channel(CALLERS_MAX);
@@ -138,7 +138,7 @@ impl Shortage {
         }
     }
 
-    /// Notes a failed knock of which only the error text is left, if descriptors were lacking.
+    /// Notes a failed attempt to connect of which only the error text is left, if descriptors were lacking.
     pub(super) fn note_text(&self, why: &str) {
         let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
         if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
@@ -147,7 +147,7 @@ impl Shortage {
     }
 
     /// Whether the process has lacked descriptors since the given time, or has none now. In the latter case it cannot
-    /// knock either.
+    /// connect either.
     pub(super) fn was_since(&self, since: Instant) -> bool {
         let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.is_some_and(|noted| noted >= since)
@@ -159,13 +159,13 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-pub(super) type Registry = Arc<watch::Sender<Residents>>;
+pub(super) type Registry = Arc<watch::Sender<Services>>;
 
 /// Everything that is reached at one port of a process.
 #[derive(Clone)]
-pub(super) struct House {
+pub(super) struct Acceptor {
     pub(super) credentials: Credentials,
-    pub(super) residents: Registry,
+    pub(super) services: Registry,
     /// The endpoints of the process's communicators.
     pub(super) endpoints: Arc<Port>,
     pub(super) relay: Arc<Relay>,
@@ -176,27 +176,27 @@ pub(super) struct House {
 }
 
 /// Serves the port. Strangers cannot keep members out: see [`PendingConnections`].
-pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: House) {
+pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, acceptor: Acceptor) {
     let mut callers = JoinSet::new();
     let mut pending = PendingConnections::new(most_handshakes);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, origin)) => {
-                    house.endpoints.is_fed();
+                    acceptor.endpoints.is_fed();
                     if pending.is_full() {
-                        pending.make_room(house.rejected());
+                        pending.make_room(acceptor.rejected());
                     }
                     let (give_up, given_up) = oneshot::channel();
                     let footing = Footing::default();
-                    let (standing, house) = (footing.clone(), house.clone());
+                    let (standing, acceptor) = (footing.clone(), acceptor.clone());
                     let task = callers.spawn(async move {
                         let caller = Caller { stream, origin, start: None };
-                        let greeting = house.greet(caller, &footing, given_up);
+                        let greeting = acceptor.greet(caller, &footing, given_up);
                         match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
-                            Ok(Some(Greeted::Knocked(stream))) => receive(stream, house.residents, true).await,
+                            Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, true).await,
                             Ok(Some(Greeted::HandedOn)) => {}
-                            Ok(None) | Err(_) => drop(house.counters.rejected.fetch_add(1, Ordering::Relaxed)),
+                            Ok(None) | Err(_) => drop(acceptor.counters.rejected.fetch_add(1, Ordering::Relaxed)),
                         }
                     });
                     pending.enter(task.id(), origin.ip(), standing, give_up);
@@ -205,9 +205,9 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: 
                 }
                 // Most likely descriptors ran out, which passes.
                 Err(error) => {
-                    house.endpoints.starves(&error);
-                    pending.make_room(house.rejected());
-                    house.shortage.note(&error);
+                    acceptor.endpoints.starves(&error);
+                    pending.make_room(acceptor.rejected());
+                    acceptor.shortage.note(&error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -218,14 +218,14 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: 
     }
 }
 
-impl House {
+impl Acceptor {
     fn rejected(&self) -> u64 {
         self.counters.rejected.load(Ordering::Relaxed)
     }
 
     /// Hands a connection to the service that its first bytes name: an endpoint, the relay, or the coordinator. A
-    /// caller that knocks and proves its keys is returned instead. Returns `None` for a stranger, or for a connection
-    /// that made room for another.
+    /// caller that connects to the member and proves its keys is returned instead. Returns `None` for a stranger, or
+    /// for a connection that made room for another.
     async fn greet(
         &self,
         caller: Caller,
@@ -248,20 +248,20 @@ impl House {
                 return Some(Greeted::HandedOn);
             }
             Beginning::Relay(magic) => {
-                let cookies = self.residents.borrow().worlds.keys().copied().collect();
+                let cookies = self.services.borrow().worlds.keys().copied().collect();
                 tokio::spawn(self.relay.clone().serve(stream, magic, cookies));
                 return Some(Greeted::HandedOn);
             }
             Beginning::Kolo(start) => start,
         };
-        let joins = self.residents.borrow().joins.clone();
-        if let Some(joins) = joins.filter(|_| !is_knock(&start)) {
+        let joins = self.services.borrow().joins.clone();
+        if let Some(joins) = joins.filter(|_| !is_for_member(&start)) {
             let _ = joins.try_send(Caller { stream, origin, start: Some(start) });
             return Some(Greeted::HandedOn);
         }
         let progress = |progress| footing.set(progress);
         let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
-        Some(Greeted::Knocked(stream::stream(stream, keys.as_ref())))
+        Some(Greeted::Proven(stream::stream(stream, keys.as_ref())))
     }
 
     /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.
@@ -292,7 +292,7 @@ enum Beginning {
 /// Outcome of greeting a caller.
 enum Greeted {
     HandedOn,
-    Knocked(BoxedStream),
+    Proven(BoxedStream),
 }
 
 async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
@@ -307,35 +307,35 @@ async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
 }
 
 /// Reads a caller's first frame and hands the connection to the service that it names.
-pub(super) async fn receive(stream: BoxedStream, residents: Registry, judged: bool) {
-    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
+pub(super) async fn receive(stream: BoxedStream, services: Registry, judged: bool) {
+    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, services, judged)).await;
 }
 
-async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> io::Result<()> {
+async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> io::Result<()> {
     let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
     let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
     match opening {
         Opening::Line { cookie, from } => {
-            let host = residents.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
+            let host = services.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
             let Some(host) = host else {
-                let told = residents.borrow().left_behind(cookie, from).cloned();
+                let told = services.borrow().left_behind(cookie, from).cloned();
                 return answer(&mut stream, &told.map_or(Answer::Unknown, Answer::LeftBehind)).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            let _ = host.send(Event::Called { rank: from, stream });
+            let _ = host.send(Event::Accepted { rank: from, stream });
         }
         Opening::Join { tag } => {
             // This rank may learn of the decision a little later than the caller.
-            let mut news = residents.subscribe();
-            let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
+            let mut news = services.subscribe();
+            let is_known = |all: &Services| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
             let arrival = news.wait_for(is_known).await;
-            let coordinator = arrival.ok().and_then(|residents| residents.coordinators.get(&tag).cloned());
+            let coordinator = arrival.ok().and_then(|services| services.coordinators.get(&tag).cloned());
             let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
             answer(&mut stream, &Answer::Taken).await?;
             coordinator.seat(stream, judged).await?;
         }
         Opening::Wait { group } => {
-            let lobby = residents.borrow().lobbies.get(&group).and_then(Weak::upgrade);
+            let lobby = services.borrow().lobbies.get(&group).and_then(Weak::upgrade);
             let Some(lobby) = lobby.filter(|lobby| lobby.is_open()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
@@ -343,7 +343,7 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
             lobby.receive(stream).await?;
         }
         Opening::State { group } => {
-            let desk = residents.borrow().desks.get(&group).and_then(Weak::upgrade);
+            let desk = services.borrow().desks.get(&group).and_then(Weak::upgrade);
             let Some(desk) = desk.filter(|desk| desk.has_room()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
@@ -352,7 +352,7 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
             tokio::spawn(desk.receive(stream));
         }
         Opening::Pass => {
-            let Some(passed) = residents.borrow().passed.clone() else {
+            let Some(passed) = services.borrow().passed.clone() else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;

@@ -2,7 +2,7 @@
 //!
 //! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, state machines of
 //! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
-//! proves that the member has ended (`door`).
+//! proves that the member has ended (`listener`).
 
 pub(super) mod acceptor;
 mod connection;
@@ -33,7 +33,7 @@ use crate::join::JoinSpec;
 use acceptor::Opening;
 use connection::Line;
 use dissemination::relays;
-use listener::{Door, DoorAddress, NoAnswer};
+use listener::{ConnectError, Listener, ListenerAddress};
 use reconnects::Renewals;
 use rounds::{Heard, RoundKey, Rounds};
 
@@ -79,18 +79,18 @@ pub(crate) enum Agreed {
 /// An event for the task.
 pub(super) enum Event {
     /// Another member has connected.
-    Called {
+    Accepted {
         rank: u32,
         stream: BoxedStream,
     },
-    Knocked {
+    Connected {
         rank: u32,
-        outcome: Result<BoxedStream, NoAnswer>,
+        outcome: Result<BoxedStream, ConnectError>,
     },
     /// An attempt has ended to replace a line whose other end acknowledges nothing.
     Renewed {
         rank: u32,
-        outcome: Result<BoxedStream, NoAnswer>,
+        outcome: Result<BoxedStream, ConnectError>,
     },
     Said {
         rank: u32,
@@ -136,20 +136,20 @@ pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
     /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
-    doors: Arc<[DoorAddress]>,
+    listeners: Arc<[ListenerAddress]>,
 }
 
 impl Peers {
     /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(shared: &Shared, door: &Door, doors: Arc<[DoorAddress]>) -> Self {
+    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
-        door.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), doors }
+        listener.move_in(shared.cookie, &events);
+        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
     }
 
-    /// Returns the door of a rank.
-    pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
-        self.doors.get(rank as usize).cloned()
+    /// Returns the listener of a rank.
+    pub(super) fn listener(&self, rank: u32) -> Option<ListenerAddress> {
+        self.listeners.get(rank as usize).cloned()
     }
 
     /// Starts the task on the first call. Later calls do nothing.
@@ -158,7 +158,7 @@ impl Peers {
         runtime: &ControlRuntime,
         spec: &JoinSpec,
         shared: Arc<Shared>,
-        door: Arc<Door>,
+        listener: Arc<Listener>,
     ) {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
@@ -166,14 +166,14 @@ impl Peers {
             near: near(&shared),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
-            door,
-            doors: self.doors.clone(),
+            listener,
+            listeners: self.listeners.clone(),
             spec: spec.clone(),
             events: self.events.downgrade(),
             inbox,
             lines: BTreeMap::new(),
             next_line: 0,
-            knocking: BTreeMap::new(),
+            connecting: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             unsent: BTreeMap::new(),
             heard: BTreeMap::new(),
@@ -262,8 +262,8 @@ struct Task {
     near: Vec<bool>,
     rounds: Rounds,
     shared: Arc<Shared>,
-    door: Arc<Door>,
-    doors: Arc<[DoorAddress]>,
+    listener: Arc<Listener>,
+    listeners: Arc<[ListenerAddress]>,
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
@@ -271,7 +271,7 @@ struct Task {
     lines: BTreeMap<u32, Vec<Line>>,
     next_line: u64,
     /// Members to which an attempt to connect is under way (`None`), or the time before which it is not repeated.
-    knocking: BTreeMap<u32, Option<Instant>>,
+    connecting: BTreeMap<u32, Option<Instant>>,
     /// Number of failed attempts in a row.
     setbacks: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
@@ -311,22 +311,22 @@ impl Task {
 
     fn next_wakeup(&self) -> Option<Instant> {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
-        let knock = self.knocking.values().copied().flatten().min();
+        let connect = self.connecting.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
         // A member that waits for an answer also checks its lines.
         let renewal = rounds.or(ping).and(self.renewals.due());
-        [rounds, ping, knock, renewal].into_iter().flatten().min()
+        [rounds, ping, connect, renewal].into_iter().flatten().min()
     }
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Called { rank, stream }
-                if (rank as usize) < self.doors.len() && rank != self.shared.rank =>
+            Event::Accepted { rank, stream }
+                if (rank as usize) < self.listeners.len() && rank != self.shared.rank =>
             {
                 self.adopt(rank, stream);
             }
-            Event::Called { .. } => {}
-            Event::Knocked { rank, outcome } => self.knocked(rank, outcome),
+            Event::Accepted { .. } => {}
+            Event::Connected { rank, outcome } => self.connect_ended(rank, outcome),
             Event::Renewed { rank, outcome } => self.renewed(rank, outcome),
             Event::Said { rank, said } => {
                 self.heard.insert(rank, Instant::now());
@@ -340,7 +340,7 @@ impl Task {
                 }
                 // Another attempt to connect shows whether the member has ended.
                 if lines.is_empty() && self.needs(rank) {
-                    self.knock(rank);
+                    self.connect(rank);
                 }
             }
             Event::Bring { key, members, part, silent_after, reply } => {
@@ -360,21 +360,21 @@ impl Task {
         }
     }
 
-    fn knocked(&mut self, rank: u32, outcome: Result<BoxedStream, NoAnswer>) {
+    fn connect_ended(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
         match outcome {
             Ok(stream) => {
-                self.knocking.remove(&rank);
+                self.connecting.remove(&rank);
                 self.setbacks.remove(&rank);
                 self.adopt(rank, stream);
             }
-            Err(NoAnswer::Gone(text)) => self.gone(rank, text),
-            Err(NoAnswer::LeftBehind(told)) => {
+            Err(ConnectError::Gone(text)) => self.gone(rank, text),
+            Err(ConnectError::LeftBehind(told)) => {
                 // This must come before `gone`: a member that counts as gone would help to make a quorum.
                 self.left_behind(rank, |communicator| told.is_of(communicator));
-                self.gone(rank, NoAnswer::LeftBehind(told).text());
+                self.gone(rank, ConnectError::LeftBehind(told).text());
             }
-            Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
-                let text = no.text();
+            Err(error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. })) => {
+                let text = error.text();
                 tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
                 self.untold.remove(&rank);
                 let setbacks = self.setbacks.entry(rank).or_default();
@@ -383,7 +383,7 @@ impl Task {
                 if pause == AGREEMENT_BEAT {
                     self.unsent.remove(&rank);
                 }
-                self.knocking.insert(rank, Some(Instant::now() + pause));
+                self.connecting.insert(rank, Some(Instant::now() + pause));
             }
         }
     }
@@ -394,7 +394,7 @@ impl Task {
     }
 
     fn gone(&mut self, rank: u32, text: String) {
-        self.knocking.remove(&rank);
+        self.connecting.remove(&rank);
         self.setbacks.remove(&rank);
         self.unsent.remove(&rank);
         self.untold.remove(&rank);
@@ -483,8 +483,8 @@ impl Task {
         }
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);
-            let everywhere = members.is_some_and(|members| members.len() == self.doors.len());
-            self.door.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
+            let everywhere = members.is_some_and(|members| members.len() == self.listeners.len());
+            self.listener.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
             self.untold.retain(|rank| !ranks.contains(rank));
         }
         for (key, stand) in self.rounds.take_ends() {
@@ -496,15 +496,15 @@ impl Task {
             }
         }
         let due: Vec<u32> = self
-            .knocking
+            .connecting
             .iter()
             .filter(|(_, at)| at.is_some_and(|at| at <= now))
             .map(|(rank, _)| *rank)
             .collect();
         for rank in due {
-            self.knocking.remove(&rank);
+            self.connecting.remove(&rank);
             if self.needs(rank) {
-                self.knock(rank);
+                self.connect(rank);
             }
         }
         self.renew(now);
@@ -554,34 +554,36 @@ impl Task {
         if unsent.len() < UNSENT_MAX {
             unsent.push(frame);
         }
-        self.knock(rank);
+        self.connect(rank);
     }
 
-    fn knock(&mut self, rank: u32) {
-        let (Some(events), Some(at)) = (self.events.upgrade(), self.doors.get(rank as usize)) else { return };
-        if self.knocking.contains_key(&rank) || self.gone.contains_key(&rank) {
+    fn connect(&mut self, rank: u32) {
+        let (Some(events), Some(at)) = (self.events.upgrade(), self.listeners.get(rank as usize)) else {
+            return;
+        };
+        if self.connecting.contains_key(&rank) || self.gone.contains_key(&rank) {
             return;
         }
-        self.knocking.insert(rank, None);
+        self.connecting.insert(rank, None);
         let patience = self.rounds.longest_silence();
-        let knocking = self.knock_with(rank, at.clone(), patience);
+        let connecting = self.connecting_to(rank, at.clone(), patience);
         tokio::spawn(async move {
-            let outcome = knocking.await;
-            let _ = events.send(Event::Knocked { rank, outcome });
+            let outcome = connecting.await;
+            let _ = events.send(Event::Connected { rank, outcome });
         });
     }
 
-    /// Connects to a rank at the given door.
-    fn knock_with(
+    /// Connects to a rank at the given listener.
+    fn connecting_to(
         &self,
         rank: u32,
-        at: DoorAddress,
+        at: ListenerAddress,
         patience: Duration,
-    ) -> impl Future<Output = Result<BoxedStream, NoAnswer>> + use<> {
-        let (door, near) = (self.door.clone(), self.near[rank as usize]);
+    ) -> impl Future<Output = Result<BoxedStream, ConnectError>> + use<> {
+        let (listener, near) = (self.listener.clone(), self.near[rank as usize]);
         let credentials = at.credentials(&self.spec);
         let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
-        async move { door.knock(&at, near, credentials, &opening, patience).await }
+        async move { listener.connect(&at, near, credentials, &opening, patience).await }
     }
 
     /// Adds a new line to a rank. The new line also sends the frames that other lines may not have delivered.

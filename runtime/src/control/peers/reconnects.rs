@@ -10,7 +10,7 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 
 use super::connection::Line;
-use super::listener::NoAnswer;
+use super::listener::ConnectError;
 use super::{Event, Task};
 use crate::control::coordinator::BoxedStream;
 use crate::control::host_monitor::doubt;
@@ -48,30 +48,32 @@ impl Task {
             newest.filter(|(_, line)| line.is_stuck(doubtful, now)).map(|(rank, _)| rank).collect();
         for rank in stuck {
             if self.needs(rank) && !self.gone.contains_key(&rank) {
-                self.knock_anew(rank);
+                self.reconnect(rank);
             }
         }
     }
 
-    fn knock_anew(&mut self, rank: u32) {
-        let (Some(events), Some(at)) = (self.events.upgrade(), self.doors.get(rank as usize)) else { return };
-        let knocking = self.knock_with(rank, at.clone(), self.rounds.longest_silence());
+    fn reconnect(&mut self, rank: u32) {
+        let (Some(events), Some(at)) = (self.events.upgrade(), self.listeners.get(rank as usize)) else {
+            return;
+        };
+        let connecting = self.connecting_to(rank, at.clone(), self.rounds.longest_silence());
         let attempts = self.renewals.attempts.entry(rank).or_default();
         attempts.retain(|attempt| !attempt.is_finished());
         attempts.push(tokio::spawn(async move {
-            let outcome = knocking.await;
+            let outcome = connecting.await;
             let _ = events.send(Event::Renewed { rank, outcome });
         }));
     }
 
-    pub(super) fn renewed(&mut self, rank: u32, outcome: Result<BoxedStream, NoAnswer>) {
-        if let Err(NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) = outcome {
+    pub(super) fn renewed(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
+        if let Err(ConnectError::Silent(_) | ConnectError::Misfit { .. }) = outcome {
             return; // There is a line, and there are other attempts.
         }
         for attempt in self.renewals.attempts.remove(&rank).into_iter().flatten() {
             attempt.abort();
         }
         tracing::debug!(rank = self.shared.rank, to = rank, "a line that had become slow is made anew");
-        self.knocked(rank, outcome);
+        self.connect_ended(rank, outcome);
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Rounds {
     left_behind: BTreeMap<u64, BTreeSet<u32>>,
     /// Communicators whose members have gone on without this one, each with the place of one of these members.
     fenced: BTreeMap<u64, u32>,
-    /// Ranks left behind that the door must remember beyond the communicator's life.
+    /// Ranks left behind that the listener must remember beyond the communicator's life.
     news: Vec<(u64, Vec<u32>)>,
     longest_silence: Duration,
 }

@@ -1,7 +1,7 @@
-//! Copies of a member's state, which newcomers fetch at its door while the member continues to work.
+//! Copies of a member's state, which newcomers fetch at its listener while the member continues to work.
 //!
-//! A newcomer presents the key of the door and waits. The members notice the request and take a copy at the same step.
-//! Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
+//! A newcomer presents the key of the listener and waits. The members notice the request and take a copy at the same
+//! step. Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
-//! Lobby: newcomers that wait at a member's door until the members call them.
+//! Lobby: newcomers that wait at a member's listener until the members call them.
 //!
-//! A newcomer brings the key of the door, which it has from an invitation, and introduces itself. It is told at once if
-//! it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone is
-//! forgotten, and a newcomer whose member is silent or gone goes to another door. A lobby belongs to a group, not to
-//! one of its communicators, so newcomers continue to wait while the members shrink.
+//! A newcomer brings the key of the listener, which it has from an invitation, and introduces itself. It is told at
+//! once if it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone
+//! is forgotten, and a newcomer whose member is silent or gone goes to another listener. A lobby belongs to a group,
+//! not to one of its communicators, so newcomers continue to wait while the members shrink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,12 +16,12 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::listener::{DoorAddress, Tag};
+use super::listener::{ListenerAddress, Tag};
 use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
-use crate::job::limits::{MAX_BLOB_BYTES, MAX_ENTRANCES, MAX_LOBBY};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_LOBBY, MAX_MEMBER_ADDRESSES};
 
 /// Identifies a group of ranks, however its members change.
 pub(crate) type GroupId = [u8; 16];
@@ -32,8 +32,8 @@ pub(in crate::control) const BEAT: Duration = Duration::from_millis(200);
 /// A process (or thread) that wants to become a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Newcomer {
-    /// Its own door. The door's number distinguishes it from all other processes.
-    pub(crate) door: DoorAddress,
+    /// Its own listener. The listener's number distinguishes it from all other processes.
+    pub(crate) listener: ListenerAddress,
     #[serde(deserialize_with = "foreign")]
     pub(crate) hostname: String,
     pub(crate) pid: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Newcomer {
 impl Newcomer {
     /// Returns the number that distinguishes it from all other processes.
     pub(crate) const fn id(&self) -> u64 {
-        self.door.id
+        self.listener.id
     }
 
     /// Describes it: "process 4711 on node7".
@@ -58,18 +58,18 @@ impl Newcomer {
     }
 }
 
-/// A member's door, with the facts that a newcomer needs.
+/// A member's listener, with the facts that a newcomer needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Entrance {
-    pub(crate) door: DoorAddress,
+pub(crate) struct MemberAddress {
+    pub(crate) listener: ListenerAddress,
     pub(crate) host_key: u64,
 }
 
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
-    /// Door at which all members meet.
-    pub(crate) at: Entrance,
+    /// Listener at which all members meet.
+    pub(crate) at: MemberAddress,
     pub(crate) tag: Tag,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Seat {
     pub(crate) lineage: Vec<u8>,
 }
 
-/// A message from a newcomer to the member at whose door it waits.
+/// A message from a newcomer to the member at whose listener it waits.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum FromNewcomer {
     Hello(Newcomer),
@@ -88,9 +88,9 @@ pub(in crate::control) enum FromNewcomer {
 /// A message from the member to the newcomer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum ToNewcomer {
-    /// The newcomer may wait. These are the doors of the members now.
+    /// The newcomer may wait. These are the listeners of the members now.
     Welcome {
-        entrances: Vec<Entrance>,
+        addresses: Vec<MemberAddress>,
     },
     Refused {
         #[serde(deserialize_with = "foreign")]
@@ -107,7 +107,7 @@ const GONE: &str = "the newcomer is gone";
 /// A check of newcomers. It returns the problem and the remedy if a newcomer may not wait.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
-/// The newcomers that wait at this member's door.
+/// The newcomers that wait at this member's listener.
 pub(crate) struct Lobby {
     group: GroupId,
     check: Check,
@@ -119,8 +119,8 @@ pub(crate) struct Lobby {
 struct State {
     waiting: Vec<Waiting>,
     arrivals: u64,
-    entrances: Vec<Entrance>,
-    /// Door numbers of all processes that are or were members, as far as this member knows.
+    addresses: Vec<MemberAddress>,
+    /// Listener numbers of all processes that are or were members, as far as this member knows.
     members: BTreeSet<u64>,
     is_closed: bool,
 }
@@ -170,22 +170,22 @@ impl Lobby {
         self.group
     }
 
-    /// Sets the doors of the members. Newcomers try them when this member is gone.
-    pub(crate) fn meet(&self, mut entrances: Vec<Entrance>) {
+    /// Sets the listeners of the members. Newcomers try them when this member is gone.
+    pub(crate) fn meet(&self, mut addresses: Vec<MemberAddress>) {
         let mut state = self.lock();
-        state.members.extend(entrances.iter().map(|entrance| entrance.door.id));
-        // A few doors are enough, and fit into a frame.
-        entrances.truncate(MAX_ENTRANCES);
-        let news = encode(&ToNewcomer::Welcome { entrances: entrances.clone() });
+        state.members.extend(addresses.iter().map(|address| address.listener.id));
+        // A few listeners are enough, and fit into a frame.
+        addresses.truncate(MAX_MEMBER_ADDRESSES);
+        let news = encode(&ToNewcomer::Welcome { addresses: addresses.clone() });
         for waiting in &state.waiting {
             let _ = waiting.queue.send(news.clone());
         }
-        state.entrances = entrances;
+        state.addresses = addresses;
     }
 
-    /// Returns the doors of the members.
-    pub(crate) fn entrances(&self) -> Vec<Entrance> {
-        self.lock().entrances.clone()
+    /// Returns the listeners of the members.
+    pub(crate) fn addresses(&self) -> Vec<MemberAddress> {
+        self.lock().addresses.clone()
     }
 
     /// Closes the lobby when this member is fenced out or leaves. Newcomers no longer wait here.
@@ -266,7 +266,7 @@ impl Lobby {
         // The newcomer has given up its earlier connection.
         state.forget(newcomer.id());
         tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
-        let _ = queue.send(encode(&ToNewcomer::Welcome { entrances: state.entrances.clone() }));
+        let _ = queue.send(encode(&ToNewcomer::Welcome { addresses: state.addresses.clone() }));
         state.arrivals += 1;
         let arrival = state.arrivals;
         let who = (newcomer.id(), arrival);
@@ -291,7 +291,7 @@ impl Lobby {
                 ));
             }
             if state.waiting.len() >= MAX_LOBBY {
-                let problem = format!("{MAX_LOBBY} newcomers wait at this door, which are the most");
+                let problem = format!("{MAX_LOBBY} newcomers wait at this listener, which are the most");
                 return Some((problem, "Let the group take some in first".to_owned()));
             }
         }

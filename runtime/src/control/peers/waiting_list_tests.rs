@@ -1,16 +1,16 @@
 use super::*;
 use crate::control::handshake::Credentials;
 use crate::control::peers::acceptor::Opening;
-use crate::control::peers::listener::{Door, NoAnswer};
+use crate::control::peers::listener::{ConnectError, Listener};
 use crate::join::{JoinSpec, Locator};
 
 const GROUP: GroupId = [9; 16];
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn newcomer(door: &Door) -> Newcomer {
+fn newcomer(listener: &Listener) -> Newcomer {
     Newcomer {
-        door: door.address().clone(),
+        listener: listener.address().clone(),
         hostname: "node7".into(),
         pid: 4711,
         host_key: 3,
@@ -20,15 +20,15 @@ fn newcomer(door: &Door) -> Newcomer {
     }
 }
 
-fn lobby(door: &Door) -> Arc<Lobby> {
+fn lobby(listener: &Listener) -> Arc<Lobby> {
     let check: Check =
         Box::new(|newcomer| (newcomer.settings != [7]).then(|| ("other settings".into(), "use 7".into())));
-    door.lobby(GROUP, || Lobby::new(GROUP, Duration::from_secs(1), check))
+    listener.lobby(GROUP, || Lobby::new(GROUP, Duration::from_secs(1), check))
 }
 
-async fn knock(from: &Door, at: &Door, group: GroupId) -> Result<BoxedStream, NoAnswer> {
+async fn connect(from: &Listener, at: &Listener, group: GroupId) -> Result<BoxedStream, ConnectError> {
     let credentials = at.address().credentials(&spec());
-    from.knock(at.address(), true, credentials, &Opening::Wait { group }, PATIENCE).await
+    from.connect(at.address(), true, credentials, &Opening::Wait { group }, PATIENCE).await
 }
 
 fn spec() -> JoinSpec {
@@ -38,8 +38,8 @@ fn spec() -> JoinSpec {
 }
 
 /// Returns the member's answer to a hello.
-async fn answer(from: &Door, at: &Door, hello: &FromNewcomer) -> Option<ToNewcomer> {
-    let mut stream = knock(from, at, GROUP).await.expect("the lobby is open");
+async fn answer(from: &Listener, at: &Listener, hello: &FromNewcomer) -> Option<ToNewcomer> {
+    let mut stream = connect(from, at, GROUP).await.expect("the lobby is open");
     stream.write_all(&encode(hello)).await.expect("it reads");
     stream.flush().await.expect("it reads");
     let (read, _write) = tokio::io::split(stream);
@@ -56,15 +56,15 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[tokio::test(flavor = "current_thread")]
 async fn who_does_not_fit_is_told_why() {
-    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
-    let lobby = lobby(&door);
-    lobby.meet(vec![Entrance { door: door.address().clone(), host_key: 3 }]);
+    let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
+    let lobby = lobby(&listener);
+    lobby.meet(vec![MemberAddress { listener: listener.address().clone(), host_key: 3 }]);
     let refused = |change: &dyn Fn(&mut Newcomer)| {
         let mut hello = newcomer(&own);
         change(&mut hello);
-        let (own, door) = (&own, &door);
+        let (own, listener) = (&own, &listener);
         async move {
-            match answer(own, door, &FromNewcomer::Hello(hello)).await {
+            match answer(own, listener, &FromNewcomer::Hello(hello)).await {
                 Some(ToNewcomer::Refused { problem, .. }) => problem,
                 other => panic!("{other:?}"),
             }
@@ -73,26 +73,26 @@ async fn who_does_not_fit_is_told_why() {
     let told = refused(&|newcomer| newcomer.version = "0.0.1".into()).await;
     assert!(told.contains(&format!("runs Kolo {VERSION}, the newcomer 0.0.1")), "{told}");
     assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "other settings");
-    let told = refused(&|newcomer| newcomer.door = door.address().clone()).await;
+    let told = refused(&|newcomer| newcomer.listener = listener.address().clone()).await;
     assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
     assert!(lobby.waiting().is_empty());
     // This group is another one, or no longer exists.
-    let unknown = knock(&own, &door, [1; 16]).await;
-    assert!(matches!(unknown, Err(NoAnswer::Gone(_))));
+    let unknown = connect(&own, &listener, [1; 16]).await;
+    assert!(matches!(unknown, Err(ConnectError::Gone(_))));
     lobby.close();
-    assert!(matches!(knock(&own, &door, GROUP).await, Err(NoAnswer::Gone(_))));
+    assert!(matches!(connect(&own, &listener, GROUP).await, Err(ConnectError::Gone(_))));
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
-    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
-    let lobby = lobby(&door);
+    let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
+    let lobby = lobby(&listener);
     let hello = FromNewcomer::Hello(newcomer(&own));
-    let mut stream = knock(&own, &door, GROUP).await.unwrap();
+    let mut stream = connect(&own, &listener, GROUP).await.unwrap();
     stream.write_all(&encode(&hello)).await.unwrap();
     until("it waits", || lobby.waiting().len() == 1).await;
     // The newcomer has lost its connection and comes again. The new connection counts.
-    let mut again = knock(&own, &door, GROUP).await.unwrap();
+    let mut again = connect(&own, &listener, GROUP).await.unwrap();
     again.write_all(&encode(&hello)).await.unwrap();
     until("only the new one", || lobby.lock().arrivals == 2).await;
     assert_eq!(lobby.waiting(), [newcomer(&own)]);
@@ -100,7 +100,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     assert_eq!(lobby.waiting().len(), 1, "the end of the old connection means nothing");
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seat = Seat {
-        at: Entrance { door: door.address().clone(), host_key: 3 },
+        at: MemberAddress { listener: listener.address().clone(), host_key: 3 },
         tag: [1; 32],
         rank: 2,
         world_size: 3,
@@ -118,56 +118,56 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn strangers_and_garbage_do_no_harm() {
-    let door = Door::open_port(&spec()).await.unwrap();
-    let own = Door::open_port(&spec()).await.unwrap();
-    let lobby = lobby(&door);
-    // A caller without the key of the door is rejected.
+    let listener = Listener::open_port(&spec()).await.unwrap();
+    let own = Listener::open_port(&spec()).await.unwrap();
+    let lobby = lobby(&listener);
+    // A caller without the key of the listener is rejected.
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
-    let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
-    let Err(NoAnswer::Silent(text)) = outcome else { panic!("it was let in") };
+    let outcome = own.connect(listener.address(), true, credentials, &opening, PATIENCE).await;
+    let Err(ConnectError::Silent(text)) = outcome else { panic!("it was let in") };
     assert!(text.contains("another rendezvous key"), "{text}");
     // So is a caller with another secret.
-    let mut credentials = door.address().credentials(&spec());
+    let mut credentials = listener.address().credentials(&spec());
     credentials.secret = crate::job::JobSecret::new("x");
-    let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
-    assert!(matches!(outcome, Err(NoAnswer::Misfit { problem, .. }) if problem.contains("job secret")));
+    let outcome = own.connect(listener.address(), true, credentials, &opening, PATIENCE).await;
+    assert!(matches!(outcome, Err(ConnectError::Misfit { problem, .. }) if problem.contains("job secret")));
     // So are frames that are no hello, or too long.
     let mut garbage = encode(&FromNewcomer::Beat).to_vec();
     for _ in 0..20 {
-        let mut stream = knock(&own, &door, GROUP).await.unwrap();
+        let mut stream = connect(&own, &listener, GROUP).await.unwrap();
         let _ = stream.write_all(&garbage).await;
         let _ = stream.flush().await;
         assert_eq!(read_frame(&mut stream, 1000).await.ok().flatten(), None, "the connection ends");
         garbage = garbage.iter().map(|byte| byte.wrapping_mul(31).wrapping_add(17)).collect();
     }
     assert!(lobby.waiting().is_empty());
-    let welcome = answer(&own, &door, &FromNewcomer::Hello(newcomer(&own))).await;
-    assert_eq!(welcome, Some(ToNewcomer::Welcome { entrances: Vec::new() }), "and whoever fits is welcome");
+    let welcome = answer(&own, &listener, &FromNewcomer::Hello(newcomer(&own))).await;
+    assert_eq!(welcome, Some(ToNewcomer::Welcome { addresses: Vec::new() }), "and whoever fits is welcome");
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_newcomer_of_the_largest_group_hears_of_some_doors() {
-    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
-    let lobby = lobby(&door);
-    let entrance = Entrance { door: door.address().clone(), host_key: u64::MAX };
-    lobby.meet(vec![entrance; crate::job::MAX_WORLD_SIZE as usize]);
-    let Some(ToNewcomer::Welcome { entrances }) =
-        answer(&own, &door, &FromNewcomer::Hello(newcomer(&own))).await
+async fn a_newcomer_of_the_largest_group_hears_of_some_listeners() {
+    let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
+    let lobby = lobby(&listener);
+    let address = MemberAddress { listener: listener.address().clone(), host_key: u64::MAX };
+    lobby.meet(vec![address; crate::job::MAX_WORLD_SIZE as usize]);
+    let Some(ToNewcomer::Welcome { addresses }) =
+        answer(&own, &listener, &FromNewcomer::Hello(newcomer(&own))).await
     else {
         panic!("no welcome")
     };
-    assert_eq!(entrances.len(), MAX_ENTRANCES);
+    assert_eq!(addresses.len(), MAX_MEMBER_ADDRESSES);
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_lobby_has_an_end() {
-    let door = Door::open_for_threads().unwrap();
-    let lobby = lobby(&door);
+    let listener = Listener::open_for_threads().unwrap();
+    let lobby = lobby(&listener);
     let mut streams = Vec::new();
     for _ in 0..=MAX_LOBBY {
-        let own = Door::open_for_threads().unwrap();
-        let mut stream = knock(&own, &door, GROUP).await.unwrap();
+        let own = Listener::open_for_threads().unwrap();
+        let mut stream = connect(&own, &listener, GROUP).await.unwrap();
         stream.write_all(&encode(&FromNewcomer::Hello(newcomer(&own)))).await.unwrap();
         let frame = read_frame(&mut stream, MAX_BLOB_BYTES).await.unwrap().expect("an answer");
         streams.push((decode::<ToNewcomer>(&frame).unwrap(), stream, own));
