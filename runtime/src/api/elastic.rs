@@ -281,8 +281,8 @@ impl Communicator {
         };
         match disagreement {
             Disagreement::Fenced { by } => {
-                if let Some(lobby) = self.shared.lobby() {
-                    lobby.close();
+                if let Some(waiting_list) = self.shared.waiting_list() {
+                    waiting_list.close();
                 }
                 let reason = format!(
                     "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on without it; it \

@@ -28,8 +28,8 @@ impl Communicator {
     /// if a rank that was alone cannot open one; [`Error::Usage`] after a fork.
     pub fn accept(&self) -> Result<Invitation> {
         self.shared.check_process(|| Waited::other("accept"))?;
-        let lobby = self.shared.open_lobby()?;
-        let invitation = lobby.and_then(|lobby| self.shared.world.control.invitation(lobby));
+        let waiting_list = self.shared.open_waiting_list()?;
+        let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
             context: self.growing("accept"),
             problem: "this rank has no port at which newcomers reach it; see its log, and KOLO_PORT_RANGE"
@@ -42,8 +42,8 @@ impl Communicator {
     /// [`Communicator::agree`]. Local; costs a lock.
     #[must_use]
     pub fn waiting(&self) -> u32 {
-        let lobby = if self.shared.is_ours() { self.shared.lobby() } else { None };
-        lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
+        let waiting_list = if self.shared.is_ours() { self.shared.waiting_list() } else { None };
+        waiting_list.map_or(0, |list| list.newcomers().len() as u32)
     }
 
     /// Returns the least and the greatest number of ranks (0: not given) that the launcher has set by `KOLO_ELASTIC`,
@@ -93,15 +93,17 @@ impl Communicator {
     pub fn has_candidates(&self) -> bool {
         let slots = self.shared.slots();
         let fits = |slot: Option<u32>| slot.is_none_or(|slot| !slots.contains(&slot));
-        self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
+        self.shared
+            .waiting_list()
+            .is_some_and(|list| list.newcomers().iter().any(|newcomer| fits(newcomer.slot)))
     }
 
     /// Returns whether a newcomer waits at this rank's port for a copy of its state. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn is_asked_for_state(&self) -> bool {
-        let desk = || self.shared.world.control.desk(self.shared.group_id());
-        self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
+        let snapshot_server = || self.shared.world.control.snapshot_server(self.shared.group_id());
+        self.shared.is_ours() && snapshot_server().is_some_and(|server| server.is_asked())
     }
 
     /// Makes a communicator of the ranks that live and of the newcomers that wait at their ports, of at most `most`

@@ -24,8 +24,8 @@ use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Applicant, Called, Control, ExchangeKey, Lobby, Meeting, MemberAddress,
-    Membership, Offer, Seat, derive,
+    AbortCause, AbortKind, Applicant, Called, Control, ExchangeKey, Meeting, MemberAddress, Membership,
+    Offer, Seat, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
@@ -138,7 +138,7 @@ fn exchange(
     deadline: Instant,
 ) -> Result<Vec<Vec<Listed>>> {
     let rank = shared.group.rank;
-    let waiting = shared.lobby().map_or_else(Vec::new, |lobby| lobby.waiting());
+    let waiting = shared.waiting_list().map_or_else(Vec::new, |list| list.newcomers());
     let listed = waiting.into_iter().map(|newcomer| Listed {
         id: newcomer.id(),
         who: newcomer.who(),
@@ -191,8 +191,12 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
     }
     let seating = seat(places, &slots, shared.slot_count(), lists);
     for (host, at, problem) in &seating.refused {
-        if let Some(lobby) = shared.lobby().filter(|_| left[*host] == shared.group.rank) {
-            lobby.refuse(lists[*host][*at].id, problem.clone(), "Start it with another slot, or with none");
+        if let Some(waiting_list) = shared.waiting_list().filter(|_| left[*host] == shared.group.rank) {
+            waiting_list.refuse(
+                lists[*host][*at].id,
+                problem.clone(),
+                "Start it with another slot, or with none",
+            );
         }
     }
     Ok(seating)
@@ -237,7 +241,9 @@ fn call(
         if *host != own {
             continue;
         }
-        let (Some(at), Some(lobby)) = (at.clone(), shared.lobby()) else { return Err(gone("no listener")) };
+        let (Some(at), Some(waiting_list)) = (at.clone(), shared.waiting_list()) else {
+            return Err(gone("no listener"));
+        };
         let seat = Seat {
             at,
             tag,
@@ -254,7 +260,7 @@ fn call(
                 watch.abort(AbortCause::new(own as u32, AbortKind::Transport, reason));
             }
         });
-        called.push(lobby.call(newcomer.id, seat, lost).ok_or_else(|| gone(&newcomer.who))?);
+        called.push(waiting_list.call(newcomer.id, seat, lost).ok_or_else(|| gone(&newcomer.who))?);
     }
     Ok(called)
 }
@@ -282,8 +288,9 @@ pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Opens the lobby for newcomers to this communicator's group at this rank's listener. `None` if there is no listener.
-pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
+/// Opens the waiting list of newcomers to this communicator's group at this rank's listener. `None` if there is no
+/// listener.
+pub(super) fn open_waiting_list(shared: &Shared) -> Option<Arc<WaitingList>> {
     let group = shared.group_id();
     let config = shared.config.clone();
     let check = move |newcomer: &crate::control::Newcomer| {
@@ -291,6 +298,6 @@ pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
         let problem = format!("the newcomer has other settings: {difference}");
         Some((problem, "Give it the settings of the group, by variables or in code".to_owned()))
     };
-    let make = || Lobby::new(group, shared.config.silent_after, Box::new(check));
-    shared.world.control.lobby(group, make)
+    let make = || WaitingList::new(group, shared.config.silent_after, Box::new(check));
+    shared.world.control.waiting_list(group, make)
 }

@@ -13,8 +13,8 @@ use super::invitation::Invitation;
 use super::peers::Agreed;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress, Tag};
 use super::peers::rounds::RoundKey;
-use super::peers::snapshots::Desk;
-use super::peers::waiting_list::{GroupId, Lobby, MemberAddress};
+use super::peers::snapshots::SnapshotServer;
+use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
 use super::{Control, Membership};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
@@ -99,21 +99,25 @@ impl Control {
         Ok(())
     }
 
-    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. `None` without a
+    /// Returns the waiting list in which newcomers wait for this group, and makes it if there is none. `None` without a
     /// listener.
-    pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
-        self.inner.listener.get().map(|listener| listener.lobby(group, make))
+    pub(crate) fn waiting_list(
+        &self,
+        group: GroupId,
+        make: impl FnOnce() -> WaitingList,
+    ) -> Option<Arc<WaitingList>> {
+        self.inner.listener.get().map(|listener| listener.waiting_list(group, make))
     }
 
-    /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none. `None`
-    /// without a listener.
-    pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.listener.get().map(|listener| listener.open_desk(group))
+    /// Returns the snapshot server from which newcomers fetch the state of this group, and makes it if there is none.
+    /// `None` without a listener.
+    pub(crate) fn open_snapshot_server(&self, group: GroupId) -> Option<Arc<SnapshotServer>> {
+        self.inner.listener.get().map(|listener| listener.open_snapshot_server(group))
     }
 
-    /// Returns the desk of this group, if it was opened.
-    pub(crate) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.listener.get()?.desk(group)
+    /// Returns the snapshot server of this group, if it was opened.
+    pub(crate) fn snapshot_server(&self, group: GroupId) -> Option<Arc<SnapshotServer>> {
+        self.inner.listener.get()?.snapshot_server(group)
     }
 
     /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
@@ -140,10 +144,15 @@ impl Control {
     }
 
     /// Makes an invitation, which leads newcomers to the living members.
-    pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
+    pub(crate) fn invitation(&self, waiting_list: &WaitingList) -> Option<Invitation> {
         let secret =
             self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
-        Some(Invitation::new(lobby.group(), self.member_address(self.rank())?, lobby.addresses(), secret))
+        Some(Invitation::new(
+            waiting_list.group(),
+            self.member_address(self.rank())?,
+            waiting_list.addresses(),
+            secret,
+        ))
     }
 
     /// Tells members that a communicator is aborted, if there is no coordinator to do it.

@@ -98,7 +98,7 @@ pub(crate) const MAX_LISTENER_BYTES: usize = 32 + MAX_LISTENER_ADDRESSES * 33;
 
 /// Most newcomers that wait at one listener. Their facts, of some 300 bytes each, fit into one blob when members tell
 /// each other who is waiting.
-pub(crate) const MAX_LOBBY: usize = 64;
+pub(crate) const MAX_WAITING_NEWCOMERS: usize = 64;
 
 /// Most listeners that an invitation names. Its text, of some 150 characters per listener, stays short enough for a
 /// variable.

@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 
 use super::Event;
 use super::listener::Tag;
-use super::snapshots::Desk;
-use super::waiting_list::{GroupId, Lobby};
+use super::snapshots::SnapshotServer;
+use super::waiting_list::{GroupId, WaitingList};
 use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
@@ -91,8 +91,8 @@ pub(super) struct Services {
     /// member that connects would take the listener's owner for one that has left, and if all owners counted as gone,
     /// it could form a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
-    pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
-    pub(super) desks: HashMap<GroupId, Weak<Desk>>,
+    pub(super) waiting_lists: HashMap<GroupId, Weak<WaitingList>>,
+    pub(super) snapshot_servers: HashMap<GroupId, Weak<SnapshotServer>>,
     /// Queue for messages that ranks pass on.
     pub(super) passed: Option<mpsc::Sender<Heard>>,
     /// Queue for ranks that join, if they join at this port too.
@@ -335,21 +335,21 @@ async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> i
             coordinator.seat(stream, judged).await?;
         }
         Opening::Wait { group } => {
-            let lobby = services.borrow().lobbies.get(&group).and_then(Weak::upgrade);
-            let Some(lobby) = lobby.filter(|lobby| lobby.is_open()) else {
+            let waiting_list = services.borrow().waiting_lists.get(&group).and_then(Weak::upgrade);
+            let Some(waiting_list) = waiting_list.filter(|list| list.is_open()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            lobby.receive(stream).await?;
+            waiting_list.receive(stream).await?;
         }
         Opening::State { group } => {
-            let desk = services.borrow().desks.get(&group).and_then(Weak::upgrade);
-            let Some(desk) = desk.filter(|desk| desk.has_room()) else {
+            let snapshot_server = services.borrow().snapshot_servers.get(&group).and_then(Weak::upgrade);
+            let Some(snapshot_server) = snapshot_server.filter(|server| server.has_room()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            // This task runs until the newcomer leaves or the desk is dropped.
-            tokio::spawn(desk.receive(stream));
+            // This task runs until the newcomer leaves or the snapshot server is dropped.
+            tokio::spawn(snapshot_server.receive(stream));
         }
         Opening::Pass => {
             let Some(passed) = services.borrow().passed.clone() else {

@@ -23,8 +23,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Event;
 use super::acceptor::{self, Acceptor, Answer, LeftBehind, Opening, Registry, Shortage};
 use super::in_process;
-use super::snapshots::Desk;
-use super::waiting_list::{GroupId, Lobby};
+use super::snapshots::SnapshotServer;
+use super::waiting_list::{GroupId, WaitingList};
 use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
 use crate::control::handshake::{Credentials, Rejection, greet_member};
@@ -203,33 +203,37 @@ impl Listener {
         self.services.send_modify(|services| services.passed = Some(to));
     }
 
-    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. Newcomers are let in as
-    /// long as the lobby exists.
-    pub(in crate::control) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Arc<Lobby> {
+    /// Returns the waiting list in which newcomers wait for this group, and makes it if there is none. Newcomers are
+    /// let in as long as the waiting list exists.
+    pub(in crate::control) fn waiting_list(
+        &self,
+        group: GroupId,
+        make: impl FnOnce() -> WaitingList,
+    ) -> Arc<WaitingList> {
         let mut found = None;
         self.services.send_modify(|services| {
-            services.lobbies.retain(|_, lobby| lobby.strong_count() > 0);
-            let lobby = services.lobbies.get(&group).and_then(std::sync::Weak::upgrade);
-            let lobby = lobby.unwrap_or_else(|| Arc::new(make()));
-            services.lobbies.insert(group, Arc::downgrade(&lobby));
-            found = Some(lobby);
+            services.waiting_lists.retain(|_, waiting_list| waiting_list.strong_count() > 0);
+            let waiting_list = services.waiting_lists.get(&group).and_then(std::sync::Weak::upgrade);
+            let waiting_list = waiting_list.unwrap_or_else(|| Arc::new(make()));
+            services.waiting_lists.insert(group, Arc::downgrade(&waiting_list));
+            found = Some(waiting_list);
         });
         found.expect("it was set above")
     }
 
-    /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none.
-    pub(in crate::control) fn open_desk(&self, group: GroupId) -> Arc<Desk> {
-        let desk = self.desk(group).unwrap_or_default();
+    /// Returns the snapshot server from which newcomers fetch the state of this group, and makes it if there is none.
+    pub(in crate::control) fn open_snapshot_server(&self, group: GroupId) -> Arc<SnapshotServer> {
+        let snapshot_server = self.snapshot_server(group).unwrap_or_default();
         self.services.send_modify(|services| {
-            services.desks.retain(|_, desk| desk.strong_count() > 0);
-            services.desks.insert(group, Arc::downgrade(&desk));
+            services.snapshot_servers.retain(|_, snapshot_server| snapshot_server.strong_count() > 0);
+            services.snapshot_servers.insert(group, Arc::downgrade(&snapshot_server));
         });
-        desk
+        snapshot_server
     }
 
-    /// Returns the desk of this group, if there is one.
-    pub(in crate::control) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.services.borrow().desks.get(&group).and_then(std::sync::Weak::upgrade)
+    /// Returns the snapshot server of this group, if there is one.
+    pub(in crate::control) fn snapshot_server(&self, group: GroupId) -> Option<Arc<SnapshotServer>> {
+        self.services.borrow().snapshot_servers.get(&group).and_then(std::sync::Weak::upgrade)
     }
 
     /// Hands survivors with this tag to `coordinator`, until the result is dropped.

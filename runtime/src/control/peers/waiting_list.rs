@@ -1,9 +1,9 @@
-//! Lobby: newcomers that wait at a member's listener until the members call them.
+//! Newcomers that wait at a member's listener until the members call them.
 //!
 //! A newcomer brings the key of the listener, which it has from an invitation, and introduces itself. It is told at
 //! once if it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone
-//! is forgotten, and a newcomer whose member is silent or gone goes to another listener. A lobby belongs to a group,
-//! not to one of its communicators, so newcomers continue to wait while the members shrink.
+//! is forgotten, and a newcomer whose member is silent or gone goes to another listener. A waiting list belongs to a
+//! group, not to one of its communicators, so newcomers continue to wait while the members shrink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,7 +21,7 @@ use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
-use crate::job::limits::{MAX_BLOB_BYTES, MAX_LOBBY, MAX_MEMBER_ADDRESSES};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_MEMBER_ADDRESSES, MAX_WAITING_NEWCOMERS};
 
 /// Identifies a group of ranks, however its members change.
 pub(crate) type GroupId = [u8; 16];
@@ -108,7 +108,7 @@ const GONE: &str = "the newcomer is gone";
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
 /// The newcomers that wait at this member's listener.
-pub(crate) struct Lobby {
+pub(crate) struct WaitingList {
     group: GroupId,
     check: Check,
     silent_after: Duration,
@@ -145,9 +145,9 @@ impl State {
     }
 }
 
-impl std::fmt::Debug for Lobby {
+impl std::fmt::Debug for WaitingList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lobby")
+        f.write_str("WaitingList")
     }
 }
 
@@ -157,7 +157,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Lobby {
+impl WaitingList {
     pub(crate) fn new(group: GroupId, silent_after: Duration, check: Check) -> Self {
         Self { group, check, silent_after, state: Mutex::default() }
     }
@@ -171,7 +171,7 @@ impl Lobby {
     }
 
     /// Sets the listeners of the members. Newcomers try them when this member is gone.
-    pub(crate) fn meet(&self, mut addresses: Vec<MemberAddress>) {
+    pub(crate) fn set_members(&self, mut addresses: Vec<MemberAddress>) {
         let mut state = self.lock();
         state.members.extend(addresses.iter().map(|address| address.listener.id));
         // A few listeners are enough, and fit into a frame.
@@ -188,7 +188,7 @@ impl Lobby {
         self.lock().addresses.clone()
     }
 
-    /// Closes the lobby when this member is fenced out or leaves. Newcomers no longer wait here.
+    /// Closes the waiting list when this member is fenced out or leaves. Newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -200,7 +200,7 @@ impl Lobby {
     }
 
     /// Returns the waiting newcomers in order of arrival.
-    pub(crate) fn waiting(&self) -> Vec<Newcomer> {
+    pub(crate) fn newcomers(&self) -> Vec<Newcomer> {
         let state = self.lock();
         let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();
         all.sort_by_key(|waiting| waiting.arrival);
@@ -223,7 +223,7 @@ impl Lobby {
             (waiting.gone.clone(), waiting.arrival)
         };
         gone.on_raise(lost);
-        Some(Called { id, arrival, lobby: self.clone() })
+        Some(Called { id, arrival, waiting_list: self.clone() })
     }
 
     /// Tells a waiting newcomer why it cannot become a member, and removes it.
@@ -290,8 +290,9 @@ impl Lobby {
                     "Join with a new builder: each draws an identity of its own".to_owned(),
                 ));
             }
-            if state.waiting.len() >= MAX_LOBBY {
-                let problem = format!("{MAX_LOBBY} newcomers wait at this listener, which are the most");
+            if state.waiting.len() >= MAX_WAITING_NEWCOMERS {
+                let problem =
+                    format!("{MAX_WAITING_NEWCOMERS} newcomers wait at this listener, which are the most");
                 return Some((problem, "Let the group take some in first".to_owned()));
             }
         }
@@ -304,12 +305,12 @@ impl Lobby {
 pub(crate) struct Called {
     id: u64,
     arrival: u64,
-    lobby: Arc<Lobby>,
+    waiting_list: Arc<WaitingList>,
 }
 
 impl Drop for Called {
     fn drop(&mut self) {
-        self.lobby.forget(self.id, self.arrival);
+        self.waiting_list.forget(self.id, self.arrival);
     }
 }
 
@@ -334,7 +335,7 @@ pub(in crate::control) async fn hear<T: serde::de::DeserializeOwned>(
 }
 
 async fn listen(
-    lobby: Weak<Lobby>,
+    waiting_list: Weak<WaitingList>,
     (id, arrival): (u64, u64),
     read: ReadHalf<BoxedStream>,
     silent_after: Duration,
@@ -343,9 +344,9 @@ async fn listen(
     let mut reader = BufReader::new(read);
     while let Some(FromNewcomer::Beat) = hear(&mut reader, silent_after).await {}
     gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
-    if let Some(lobby) = lobby.upgrade() {
+    if let Some(waiting_list) = waiting_list.upgrade() {
         tracing::info!("a newcomer is gone");
-        lobby.forget(id, arrival);
+        waiting_list.forget(id, arrival);
     }
 }
 

@@ -20,10 +20,10 @@ fn newcomer(listener: &Listener) -> Newcomer {
     }
 }
 
-fn lobby(listener: &Listener) -> Arc<Lobby> {
+fn waiting_list(listener: &Listener) -> Arc<WaitingList> {
     let check: Check =
         Box::new(|newcomer| (newcomer.settings != [7]).then(|| ("other settings".into(), "use 7".into())));
-    listener.lobby(GROUP, || Lobby::new(GROUP, Duration::from_secs(1), check))
+    listener.waiting_list(GROUP, || WaitingList::new(GROUP, Duration::from_secs(1), check))
 }
 
 async fn connect(from: &Listener, at: &Listener, group: GroupId) -> Result<BoxedStream, ConnectError> {
@@ -39,7 +39,7 @@ fn spec() -> JoinSpec {
 
 /// Returns the member's answer to a hello.
 async fn answer(from: &Listener, at: &Listener, hello: &FromNewcomer) -> Option<ToNewcomer> {
-    let mut stream = connect(from, at, GROUP).await.expect("the lobby is open");
+    let mut stream = connect(from, at, GROUP).await.expect("the waiting list is open");
     stream.write_all(&encode(hello)).await.expect("it reads");
     stream.flush().await.expect("it reads");
     let (read, _write) = tokio::io::split(stream);
@@ -57,8 +57,8 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 #[tokio::test(flavor = "current_thread")]
 async fn who_does_not_fit_is_told_why() {
     let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
-    let lobby = lobby(&listener);
-    lobby.meet(vec![MemberAddress { listener: listener.address().clone(), host_key: 3 }]);
+    let waiting_list = waiting_list(&listener);
+    waiting_list.set_members(vec![MemberAddress { listener: listener.address().clone(), host_key: 3 }]);
     let refused = |change: &dyn Fn(&mut Newcomer)| {
         let mut hello = newcomer(&own);
         change(&mut hello);
@@ -75,29 +75,29 @@ async fn who_does_not_fit_is_told_why() {
     assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "other settings");
     let told = refused(&|newcomer| newcomer.listener = listener.address().clone()).await;
     assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
-    assert!(lobby.waiting().is_empty());
+    assert!(waiting_list.newcomers().is_empty());
     // This group is another one, or no longer exists.
     let unknown = connect(&own, &listener, [1; 16]).await;
     assert!(matches!(unknown, Err(ConnectError::Gone(_))));
-    lobby.close();
+    waiting_list.close();
     assert!(matches!(connect(&own, &listener, GROUP).await, Err(ConnectError::Gone(_))));
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
-    let lobby = lobby(&listener);
+    let waiting_list = waiting_list(&listener);
     let hello = FromNewcomer::Hello(newcomer(&own));
     let mut stream = connect(&own, &listener, GROUP).await.unwrap();
     stream.write_all(&encode(&hello)).await.unwrap();
-    until("it waits", || lobby.waiting().len() == 1).await;
+    until("it waits", || waiting_list.newcomers().len() == 1).await;
     // The newcomer has lost its connection and comes again. The new connection counts.
     let mut again = connect(&own, &listener, GROUP).await.unwrap();
     again.write_all(&encode(&hello)).await.unwrap();
-    until("only the new one", || lobby.lock().arrivals == 2).await;
-    assert_eq!(lobby.waiting(), [newcomer(&own)]);
+    until("only the new one", || waiting_list.lock().arrivals == 2).await;
+    assert_eq!(waiting_list.newcomers(), [newcomer(&own)]);
     drop(stream);
-    assert_eq!(lobby.waiting().len(), 1, "the end of the old connection means nothing");
+    assert_eq!(waiting_list.newcomers().len(), 1, "the end of the old connection means nothing");
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seat = Seat {
         at: MemberAddress { listener: listener.address().clone(), host_key: 3 },
@@ -109,9 +109,9 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     };
     let noted = lost.clone();
     let note = Box::new(move || noted.store(true, std::sync::atomic::Ordering::Relaxed));
-    let _called = lobby.call(own.address().id, seat.clone(), note).expect("it waits");
-    assert!(lobby.waiting().is_empty(), "it is on its way");
-    assert!(lobby.call(12345, seat, Box::new(|| ())).is_none(), "nobody of that name");
+    let _called = waiting_list.call(own.address().id, seat.clone(), note).expect("it waits");
+    assert!(waiting_list.newcomers().is_empty(), "it is on its way");
+    assert!(waiting_list.call(12345, seat, Box::new(|| ())).is_none(), "nobody of that name");
     // This newcomer is silent from the beginning.
     until("silence is noticed", || lost.load(std::sync::atomic::Ordering::Relaxed)).await;
 }
@@ -120,7 +120,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
 async fn strangers_and_garbage_do_no_harm() {
     let listener = Listener::open_port(&spec()).await.unwrap();
     let own = Listener::open_port(&spec()).await.unwrap();
-    let lobby = lobby(&listener);
+    let waiting_list = waiting_list(&listener);
     // A caller without the key of the listener is rejected.
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
@@ -141,7 +141,7 @@ async fn strangers_and_garbage_do_no_harm() {
         assert_eq!(read_frame(&mut stream, 1000).await.ok().flatten(), None, "the connection ends");
         garbage = garbage.iter().map(|byte| byte.wrapping_mul(31).wrapping_add(17)).collect();
     }
-    assert!(lobby.waiting().is_empty());
+    assert!(waiting_list.newcomers().is_empty());
     let welcome = answer(&own, &listener, &FromNewcomer::Hello(newcomer(&own))).await;
     assert_eq!(welcome, Some(ToNewcomer::Welcome { addresses: Vec::new() }), "and whoever fits is welcome");
 }
@@ -149,9 +149,9 @@ async fn strangers_and_garbage_do_no_harm() {
 #[tokio::test(flavor = "current_thread")]
 async fn a_newcomer_of_the_largest_group_hears_of_some_listeners() {
     let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
-    let lobby = lobby(&listener);
+    let waiting_list = waiting_list(&listener);
     let address = MemberAddress { listener: listener.address().clone(), host_key: u64::MAX };
-    lobby.meet(vec![address; crate::job::MAX_WORLD_SIZE as usize]);
+    waiting_list.set_members(vec![address; crate::job::MAX_WORLD_SIZE as usize]);
     let Some(ToNewcomer::Welcome { addresses }) =
         answer(&own, &listener, &FromNewcomer::Hello(newcomer(&own))).await
     else {
@@ -161,11 +161,11 @@ async fn a_newcomer_of_the_largest_group_hears_of_some_listeners() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_lobby_has_an_end() {
+async fn a_waiting_list_has_an_end() {
     let listener = Listener::open_for_threads().unwrap();
-    let lobby = lobby(&listener);
+    let waiting_list = waiting_list(&listener);
     let mut streams = Vec::new();
-    for _ in 0..=MAX_LOBBY {
+    for _ in 0..=MAX_WAITING_NEWCOMERS {
         let own = Listener::open_for_threads().unwrap();
         let mut stream = connect(&own, &listener, GROUP).await.unwrap();
         stream.write_all(&encode(&FromNewcomer::Hello(newcomer(&own)))).await.unwrap();
@@ -173,9 +173,9 @@ async fn a_lobby_has_an_end() {
         streams.push((decode::<ToNewcomer>(&frame).unwrap(), stream, own));
     }
     let is_welcome = |(answer, _, _): &(ToNewcomer, _, _)| matches!(answer, ToNewcomer::Welcome { .. });
-    assert!(streams[..MAX_LOBBY].iter().all(is_welcome));
+    assert!(streams[..MAX_WAITING_NEWCOMERS].iter().all(is_welcome));
     assert!(
-        matches!(&streams[MAX_LOBBY].0, ToNewcomer::Refused { problem, .. } if problem.contains("the most"))
+        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Refused { problem, .. } if problem.contains("the most"))
     );
-    assert_eq!(lobby.waiting().len(), MAX_LOBBY);
+    assert_eq!(waiting_list.newcomers().len(), MAX_WAITING_NEWCOMERS);
 }
