@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::{patience, reunite};
-use crate::control::{Called, Disagreement, Purpose, Until};
+use crate::control::{AdmittedNewcomer, Disagreement, Purpose, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::MOST_PATIENCE;
@@ -122,7 +122,7 @@ impl Communicator {
         purpose: Purpose,
         operation: &str,
         until: Until,
-        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
         let since = Instant::now();
         self.meet(purpose, operation, until, form).map_err(|error| match error {
@@ -139,7 +139,7 @@ impl Communicator {
         purpose: Purpose,
         operation: &str,
         until: Until,
-        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
         let mut in_vain = 0;
         loop {
@@ -148,8 +148,8 @@ impl Communicator {
                 return Err(self.came_too_late(operation));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
-            let (made, called) = form(&ranks, left.seed)
-                .map_or_else(|error| (Err(error), Vec::new()), |(made, called)| (Ok(made), called));
+            let (made, admitted) = form(&ranks, left.seed)
+                .map_or_else(|error| (Err(error), Vec::new()), |(made, admitted)| (Ok(made), admitted));
             let own = match &made {
                 Ok(_) => IS_MADE | MAY_MEET_AGAIN,
                 Err(error) if may_be_theirs(error) => MAY_MEET_AGAIN,
@@ -191,8 +191,8 @@ impl Communicator {
                     return Err(error);
                 }
             }
-            // Lets the newcomers that were called wait again.
-            drop(called);
+            // Lets the newcomers that were admitted wait again.
+            drop(admitted);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::elastic::may_be_theirs;
 use crate::call::Waited;
-use crate::communicator::{Elastic, Left, Places, WORLD, grow, patience, settings, take};
+use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, patience, settings};
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, ErrorContext, Result};
@@ -151,7 +151,7 @@ impl Communicator {
         self.shared.check_process(|| Waited::other("grow"))?;
         self.form_anew(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
-            Ok((Self::make(growth.making)?, growth.called))
+            Ok((Self::make(growth.making)?, growth.admitted))
         })
     }
 
@@ -170,7 +170,7 @@ pub(super) struct Joining<'a> {
     pub(super) wait_at_most: Option<Duration>,
 }
 
-/// Waits at a member's port, and becomes a member when the members call. Blocks at most as long as the group lives.
+/// Waits at a member's port, and becomes a member when the members admit it. Blocks at most as long as the group lives.
 pub(super) fn join(
     how: &Joining<'_>,
     config: &Config,
@@ -184,8 +184,8 @@ pub(super) fn join(
     let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
-        let deadline = Instant::now() + offer.seat.patience;
-        let made = take(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
+        let deadline = Instant::now() + offer.admission.patience;
+        let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
             Ok(made) if made.all_enter(deadline) => {
                 made.meet_newcomers();

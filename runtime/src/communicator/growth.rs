@@ -2,8 +2,8 @@
 //!
 //! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
 //!    which newcomers wait at their listeners. All of them then compute the new members and their places
-//!    ([`seating`](super::assignment)).
-//! 2. Each member calls the chosen newcomers at its listener. All come together under the rank that is rank 0 from now
+//!    ([`assignment`](super::assignment)).
+//! 2. Each member admits the chosen newcomers at its listener. All come together under the rank that is rank 0 from now
 //!    on.
 //!    A member that fails, or whose newcomer is gone, says so over the first control plane, and the others stop
 //!    waiting.
@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::agreement::{self, Agreed};
-use super::assignment::{Holder, Listed, Places, Seating, seat};
+use super::assignment::{Assignment, Holder, Listed, Places, assign};
 use super::connect::{Making, WORLD, broken};
 use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Applicant, Called, Control, ExchangeKey, Meeting, MemberAddress, Membership,
-    Offer, Seat, WaitingList, derive,
+    AbortCause, AbortKind, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey, Meeting,
+    MemberAddress, Membership, Offer, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
-/// Identity under which members meet before they call newcomers.
+/// Identity under which members meet before they admit newcomers.
 const GATHERING: u64 = 2;
 
 /// A member's message to the others.
@@ -39,10 +39,10 @@ struct Told {
     listed: Vec<Listed>,
 }
 
-/// Parts of the new communicator, with the newcomers that this member has called. Dropping it ends their connections.
+/// Parts of the new communicator, with the newcomers that this member has admitted. Dropping it ends their connections.
 pub(crate) struct Growth {
     pub(crate) making: Making,
-    pub(crate) called: Vec<Called>,
+    pub(crate) admitted: Vec<AdmittedNewcomer>,
 }
 
 /// The members of the communicator that live, and a number that only they know.
@@ -71,16 +71,17 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     let watch = Arc::new(gathering.register(GATHERING, members.clone()));
     let attempt = || -> Result<Growth> {
         let lists = exchange(shared, &gathering, &members, places, deadline)?;
-        let seating = seated(shared, left.ranks, places, &lists)?;
-        let lineage = lineage(shared, left.ranks, &seating);
-        let at = match &seating.seats[0].1 {
+        let assignment = assigned(shared, left.ranks, places, &lists)?;
+        let lineage = lineage(shared, left.ranks, &assignment);
+        let at = match &assignment.slots[0].1 {
             Holder::Member(member) => control.member_address(world_ranks[*member]),
             Holder::Newcomer { host, at } => Some(lists[*host][*at].address.clone()),
         };
         let tag = derive(&left.seed, b"grow");
-        let called = call(shared, (own, &watch), &seating, &lists, &lineage, (at.clone(), tag, deadline))?;
-        let place = seating.seats.iter().position(|(_, holder)| *holder == Holder::Member(own));
-        let (place, world_size) = (place.unwrap_or_default() as u32, seating.seats.len() as u32);
+        let admitted =
+            admit(shared, (own, &watch), &assignment, &lists, &lineage, (at.clone(), tag, deadline))?;
+        let place = assignment.slots.iter().position(|(_, holder)| *holder == Holder::Member(own));
+        let (place, world_size) = (place.unwrap_or_default() as u32, assignment.slots.len() as u32);
         let (sound, alarm) = oneshot::channel();
         // Weak, since the hook belongs to the flag.
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
@@ -100,9 +101,9 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             shared.world.processor.clone(),
             // The newcomers know nothing of the network, so all ranks measure it, as at the start of a job.
             None,
-            relayed(shared, &seating, &world_ranks),
+            relayed(shared, &assignment, &world_ranks),
         );
-        Ok(Growth { making: making(world, shared.config.clone(), deadline), called })
+        Ok(Growth { making: making(world, shared.config.clone(), deadline), admitted })
     };
     attempt().inspect_err(|error| {
         let reason = format!("rank {} has given up: {error}", shared.group.rank);
@@ -119,14 +120,14 @@ fn making(world: World, config: Config, deadline: Instant) -> Making {
 }
 
 /// Returns the peers that this member has met at a relay, by their new places.
-fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<u32> {
+fn relayed(shared: &Shared, assignment: &Assignment, world_ranks: &[u32]) -> BTreeSet<u32> {
     shared.note_relayed();
     let before = shared.world.relayed_of(world_ranks);
     let is_one = |holder: &Holder| match holder {
         Holder::Member(member) => before.contains(&(*member as u32)),
         Holder::Newcomer { .. } => false,
     };
-    (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
+    (0..).zip(&assignment.slots).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
 /// Returns the newcomers at each member's listener.
@@ -177,7 +178,7 @@ fn context(rank: u32) -> ErrorContext {
 }
 
 /// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.
-fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
+fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Assignment> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
@@ -189,8 +190,8 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
     if places == Places::Free && slots.len() as u32 == shared.slot_count() {
         return Err(usage(format!("none of the {} slots is free: use grow to have more", slots.len())));
     }
-    let seating = seat(places, &slots, shared.slot_count(), lists);
-    for (host, at, problem) in &seating.refused {
+    let assignment = assign(places, &slots, shared.slot_count(), lists);
+    for (host, at, problem) in &assignment.refused {
         if let Some(waiting_list) = shared.waiting_list().filter(|_| left[*host] == shared.group.rank) {
             waiting_list.refuse(
                 lists[*host][*at].id,
@@ -199,33 +200,33 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
             );
         }
     }
-    Ok(seating)
+    Ok(assignment)
 }
 
-fn lineage(shared: &Shared, left: &[u32], seating: &Seating) -> Lineage {
+fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
     let before = |holder: &Holder| match holder {
         Holder::Member(member) => left[*member],
         Holder::Newcomer { .. } => NEWCOMER,
     };
-    let highest = seating.seats.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
+    let highest = assignment.slots.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
     Lineage {
         epoch: shared.world.epoch() + 1,
-        ranks_before: seating.seats.iter().map(|(_, holder)| before(holder)).collect(),
+        ranks_before: assignment.slots.iter().map(|(_, holder)| before(holder)).collect(),
         group: shared.group_id(),
-        slots: seating.seats.iter().map(|(slot, _)| *slot).collect(),
+        slots: assignment.slots.iter().map(|(slot, _)| *slot).collect(),
         slot_count: shared.slot_count().max(highest),
     }
 }
 
-/// Calls the chosen newcomers at this member's listener.
-fn call(
+/// Admits the chosen newcomers at this member's listener.
+fn admit(
     shared: &Shared,
     (own, watch): (usize, &Arc<Membership>),
-    seating: &Seating,
+    assignment: &Assignment,
     lists: &[Vec<Listed>],
     lineage: &Lineage,
     (at, tag, deadline): (Option<MemberAddress>, [u8; 32], Instant),
-) -> Result<Vec<Called>> {
+) -> Result<Vec<AdmittedNewcomer>> {
     let rank = shared.group.rank;
     let gone = |who: &str| Error::Join {
         rank: Some(rank),
@@ -234,8 +235,8 @@ fn call(
         remedy: "Call grow again".to_owned(),
     };
     let lineage = postcard::to_stdvec(lineage).map_err(|error| broken(rank, &error))?;
-    let mut called = Vec::new();
-    for (place, (_, holder)) in seating.seats.iter().enumerate() {
+    let mut admitted = Vec::new();
+    for (place, (_, holder)) in assignment.slots.iter().enumerate() {
         let Holder::Newcomer { host, at: number } = holder else { continue };
         let newcomer = &lists[*host][*number];
         if *host != own {
@@ -244,11 +245,11 @@ fn call(
         let (Some(at), Some(waiting_list)) = (at.clone(), shared.waiting_list()) else {
             return Err(gone("no listener"));
         };
-        let seat = Seat {
+        let admission = Admission {
             at,
             tag,
             rank: place as u32,
-            world_size: seating.seats.len() as u32,
+            world_size: assignment.slots.len() as u32,
             patience: deadline.saturating_duration_since(Instant::now()),
             lineage: lineage.clone(),
         };
@@ -260,25 +261,25 @@ fn call(
                 watch.abort(AbortCause::new(own as u32, AbortKind::Transport, reason));
             }
         });
-        called.push(waiting_list.call(newcomer.id, seat, lost).ok_or_else(|| gone(&newcomer.who))?);
+        admitted.push(waiting_list.admit(newcomer.id, admission, lost).ok_or_else(|| gone(&newcomer.who))?);
     }
-    Ok(called)
+    Ok(admitted)
 }
 
-/// Joins the others, as a newcomer that was called. Blocks until all have come, or the attempt is given up.
-pub(crate) fn take(
+/// Joins the others, as a newcomer that was admitted. Blocks until all have come, or the attempt is given up.
+pub(crate) fn join_admitted(
     applicant: &Applicant,
     offer: &mut Offer,
     (config, elastic): (&Config, &Elastic),
 ) -> Result<Making> {
-    let deadline = Instant::now() + offer.seat.patience;
-    let lineage: Lineage =
-        postcard::from_bytes(&offer.seat.lineage).map_err(|error| broken(offer.seat.rank, &error))?;
-    let size = offer.seat.world_size as usize;
+    let deadline = Instant::now() + offer.admission.patience;
+    let lineage: Lineage = postcard::from_bytes(&offer.admission.lineage)
+        .map_err(|error| broken(offer.admission.rank, &error))?;
+    let size = offer.admission.world_size as usize;
     if lineage.ranks_before.len() != size || lineage.slots.len() != size {
-        return Err(broken(offer.seat.rank, &"its lists are of another length"));
+        return Err(broken(offer.admission.rank, &"its lists are of another length"));
     }
-    let control = applicant.take(offer)?;
+    let control = applicant.join(offer)?;
     let world = World::changed(control, lineage, elastic.clone(), OnceLock::new(), None, BTreeSet::new());
     Ok(making(world, config.clone(), deadline))
 }

@@ -27,7 +27,7 @@ pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};
 pub(crate) use core::Core;
 pub(crate) use forked::leak_in_child;
-pub(crate) use growth::{Left, grow, settings, take};
+pub(crate) use growth::{Left, grow, join_admitted, settings};
 pub use recorder::Record;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;

@@ -145,7 +145,7 @@ impl Coordinator {
     }
 
     /// Takes a rank that has already proven its keys. `judged`: its silence counts as a failure.
-    pub(crate) async fn seat(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
+    pub(crate) async fn serve(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the coordinator has closed");
         self.events.send(Event::Proven { stream, judged }).await.map_err(gone)
     }

@@ -82,7 +82,9 @@ pub(crate) use fetcher::{Fetcher, Job, News};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::listener::ListenerAddress;
 pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
-pub(crate) use peers::waiting_list::{Called, GroupId, MemberAddress, Newcomer, Seat, WaitingList};
+pub(crate) use peers::waiting_list::{
+    Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
+};
 pub(crate) use regroup::{Disagreement, Meeting, Purpose, Until};
 pub(crate) use wire::foreign;
 

@@ -15,7 +15,7 @@ use super::handshake::VERSION;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Listener};
-use super::peers::waiting_list::{FromNewcomer, MemberAddress, Newcomer, Seat, ToNewcomer, beat, hear};
+use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
 use super::regroup::Reunion;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
@@ -39,7 +39,7 @@ pub(crate) struct Applicant {
 
 /// A place in the group that a newcomer has been offered, with its connection to the member that offered it.
 pub(crate) struct Offer {
-    pub(crate) seat: Seat,
+    pub(crate) admission: Admission,
     alarm: Option<oneshot::Receiver<(u32, String)>>,
     reader: AbortHandle,
 }
@@ -100,7 +100,7 @@ impl Applicant {
         Ok(Self { listener, runtime, spec, newcomer, silent_after })
     }
 
-    /// Waits at a listener until the newcomer is called. Blocks as long as one of the members lives, at most for
+    /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
     /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
     /// whenever no listener lets the newcomer in.
     pub(crate) fn wait(
@@ -166,7 +166,7 @@ impl Applicant {
             let connected =
                 listener.connect(&at.listener, near, credentials, &opening, CONNECT_TIMEOUT).await;
             let offered = match connected {
-                Ok(stream) => wait_inside(stream, newcomer, silent_after, &tell, until).await,
+                Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
                 Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
                     Err(Setback::Closed(error.text()))
                 }
@@ -183,19 +183,19 @@ impl Applicant {
     }
 
     /// Joins the members. Blocks until all have come or the attempt is given up.
-    pub(crate) fn take(&self, offer: &mut Offer) -> Result<Control> {
-        let near = offer.seat.at.host_key == self.newcomer.host_key;
+    pub(crate) fn join(&self, offer: &mut Offer) -> Result<Control> {
+        let near = offer.admission.at.host_key == self.newcomer.host_key;
         let reunion = Reunion {
             listener: self.listener.clone(),
-            at: offer.seat.at.listener.clone(),
+            at: offer.admission.at.listener.clone(),
             near,
-            tag: offer.seat.tag,
+            tag: offer.admission.tag,
         };
         let spec = JoinSpec {
-            rank: offer.seat.rank,
-            world_size: offer.seat.world_size,
+            rank: offer.admission.rank,
+            world_size: offer.admission.world_size,
             locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
-            timeout: offer.seat.patience,
+            timeout: offer.admission.patience,
             source: "an invitation".to_owned(),
             ..self.spec.clone()
         };
@@ -221,8 +221,8 @@ pub(crate) fn first_invitation(
     }
 }
 
-/// Introduces the newcomer and waits until it is called.
-async fn wait_inside(
+/// Introduces the newcomer and waits until it is admitted.
+async fn wait_for_admission(
     stream: BoxedStream,
     newcomer: Newcomer,
     silent_after: Duration,
@@ -238,12 +238,12 @@ async fn wait_inside(
     tokio::spawn(write_frames(write, frames, |_| ()));
     tokio::spawn(beat(queue.downgrade(), encode(&FromNewcomer::Beat)));
     let mut reader = BufReader::new(read);
-    let called = async {
+    let admitted = async {
         loop {
             match hear(&mut reader, silent_after).await {
                 Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
-                Some(ToNewcomer::Called(seat)) => return Ok(seat),
+                Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
                     return Err(Setback::Fatal(misfit(problem, remedy)));
                 }
@@ -253,19 +253,19 @@ async fn wait_inside(
             }
         }
     };
-    let seat = match until {
-        None => called.await?,
-        Some(until) => match tokio::time::timeout_at(until.into(), called).await {
-            Ok(called) => called?,
-            Err(_) => return Err(Setback::Lost("it was not called in time".to_owned())),
+    let admission = match until {
+        None => admitted.await?,
+        Some(until) => match tokio::time::timeout_at(until.into(), admitted).await {
+            Ok(admitted) => admitted?,
+            Err(_) => return Err(Setback::Lost("it was not admitted in time".to_owned())),
         },
     };
     let (sound, alarm) = oneshot::channel();
     let reader = tokio::spawn(listen(reader, queue, silent_after, sound)).abort_handle();
-    Ok(Offer { seat, alarm: Some(alarm), reader })
+    Ok(Offer { admission, alarm: Some(alarm), reader })
 }
 
-/// Raises the alarm when the member that called gives up the attempt or is gone.
+/// Raises the alarm when the member that admitted it gives up the attempt or is gone.
 async fn listen(
     mut reader: BufReader<ReadHalf<BoxedStream>>,
     queue: queue::UnboundedSender<bytes::Bytes>,

@@ -37,7 +37,7 @@ use crate::job::limits::{
 pub(in crate::control) enum Opening {
     /// A member of the job with this cookie opens a line.
     Line { cookie: Cookie, from: u32 },
-    /// A survivor, or a newcomer that was called, joins the coordinator with this tag.
+    /// A survivor, or a newcomer that was admitted, joins the coordinator with this tag.
     Join { tag: Tag },
     /// A newcomer wants to become a member of this group, and waits.
     Wait { group: GroupId },
@@ -332,7 +332,7 @@ async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> i
             let coordinator = arrival.ok().and_then(|services| services.coordinators.get(&tag).cloned());
             let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
             answer(&mut stream, &Answer::Taken).await?;
-            coordinator.seat(stream, judged).await?;
+            coordinator.serve(stream, judged).await?;
         }
         Opening::Wait { group } => {
             let waiting_list = services.borrow().waiting_lists.get(&group).and_then(Weak::upgrade);

@@ -1,4 +1,4 @@
-//! Newcomers that wait at a member's listener until the members call them.
+//! Newcomers that wait at a member's listener until the members admit them.
 //!
 //! A newcomer brings the key of the listener, which it has from an invitation, and introduces itself. It is told at
 //! once if it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone
@@ -67,7 +67,7 @@ pub(crate) struct MemberAddress {
 
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seat {
+pub(crate) struct Admission {
     /// Listener at which all members meet.
     pub(crate) at: MemberAddress,
     pub(crate) tag: Tag,
@@ -99,7 +99,7 @@ pub(in crate::control) enum ToNewcomer {
         remedy: String,
     },
     Beat,
-    Called(Seat),
+    Admitted(Admission),
 }
 
 const GONE: &str = "the newcomer is gone";
@@ -132,7 +132,7 @@ struct Waiting {
     queue: mpsc::UnboundedSender<Bytes>,
     /// Raised when the newcomer is gone.
     gone: Arc<AbortFlag>,
-    is_called: bool,
+    is_admitted: bool,
     reader: AbortHandle,
 }
 
@@ -202,28 +202,28 @@ impl WaitingList {
     /// Returns the waiting newcomers in order of arrival.
     pub(crate) fn newcomers(&self) -> Vec<Newcomer> {
         let state = self.lock();
-        let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();
+        let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_admitted).collect();
         all.sort_by_key(|waiting| waiting.arrival);
         all.into_iter().map(|waiting| waiting.newcomer.clone()).collect()
     }
 
-    /// Offers a seat to a waiting newcomer. `lost` runs if the newcomer goes before the result is dropped. Returns
+    /// Admits a waiting newcomer. `lost` runs if the newcomer goes before the result is dropped. Returns
     /// `None` if it is already gone.
-    pub(crate) fn call(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         id: u64,
-        seat: Seat,
+        admission: Admission,
         lost: Box<dyn Fn() + Send + Sync>,
-    ) -> Option<Called> {
+    ) -> Option<AdmittedNewcomer> {
         let (gone, arrival) = {
             let mut state = self.lock();
             let waiting = state.waiting.iter_mut().find(|waiting| waiting.newcomer.id() == id)?;
-            waiting.is_called = true;
-            waiting.queue.send(encode(&ToNewcomer::Called(seat))).ok()?;
+            waiting.is_admitted = true;
+            waiting.queue.send(encode(&ToNewcomer::Admitted(admission))).ok()?;
             (waiting.gone.clone(), waiting.arrival)
         };
         gone.on_raise(lost);
-        Some(Called { id, arrival, waiting_list: self.clone() })
+        Some(AdmittedNewcomer { id, arrival, waiting_list: self.clone() })
     }
 
     /// Tells a waiting newcomer why it cannot become a member, and removes it.
@@ -272,7 +272,7 @@ impl WaitingList {
         let who = (newcomer.id(), arrival);
         let listening = listen(Arc::downgrade(&self), who, read, self.silent_after, gone.clone());
         let reader = tokio::spawn(listening).abort_handle();
-        state.waiting.push(Waiting { newcomer, arrival, queue, gone, is_called: false, reader });
+        state.waiting.push(Waiting { newcomer, arrival, queue, gone, is_admitted: false, reader });
         Ok(())
     }
 
@@ -300,15 +300,15 @@ impl WaitingList {
     }
 }
 
-/// A newcomer that was called. Dropping this ends its connection: by then it has become a member, or it comes back and
-/// waits again.
-pub(crate) struct Called {
+/// A newcomer that was admitted. Dropping this ends its connection: by then it has become a member, or it comes back
+/// and waits again.
+pub(crate) struct AdmittedNewcomer {
     id: u64,
     arrival: u64,
     waiting_list: Arc<WaitingList>,
 }
 
-impl Drop for Called {
+impl Drop for AdmittedNewcomer {
     fn drop(&mut self) {
         self.waiting_list.forget(self.id, self.arrival);
     }

@@ -99,7 +99,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     drop(stream);
     assert_eq!(waiting_list.newcomers().len(), 1, "the end of the old connection means nothing");
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let seat = Seat {
+    let admission = Admission {
         at: MemberAddress { listener: listener.address().clone(), host_key: 3 },
         tag: [1; 32],
         rank: 2,
@@ -109,9 +109,9 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     };
     let noted = lost.clone();
     let note = Box::new(move || noted.store(true, std::sync::atomic::Ordering::Relaxed));
-    let _called = waiting_list.call(own.address().id, seat.clone(), note).expect("it waits");
+    let _admitted = waiting_list.admit(own.address().id, admission.clone(), note).expect("it waits");
     assert!(waiting_list.newcomers().is_empty(), "it is on its way");
-    assert!(waiting_list.call(12345, seat, Box::new(|| ())).is_none(), "nobody of that name");
+    assert!(waiting_list.admit(12345, admission, Box::new(|| ())).is_none(), "nobody of that name");
     // This newcomer is silent from the beginning.
     until("silence is noticed", || lost.load(std::sync::atomic::Ordering::Relaxed)).await;
 }
