@@ -16,7 +16,7 @@ use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
 use super::peers::listener::{ConnectError, Listener, ListenerAddress};
 use super::regroup::Reunion;
-use super::stream::{self, Line};
+use super::stream::{self, TcpHandle};
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
@@ -59,7 +59,7 @@ pub(crate) struct Connected {
     /// Whether silence on this connection counts as a failure.
     pub(crate) judged: bool,
     /// Handle to the connection, if the coordinator is on another host.
-    pub(crate) line: Option<Line>,
+    pub(crate) tcp: Option<TcpHandle>,
     /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
@@ -285,7 +285,7 @@ impl Search {
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
                     .await
                 {
-                    Ok(Ok(keys)) => Ok((stream::stream(stream, keys.as_ref()), address)),
+                    Ok(Ok(keys)) => Ok((stream::boxed(stream, keys.as_ref()), address)),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
@@ -322,7 +322,7 @@ impl Search {
         let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
-        let line = stream.line();
+        let tcp = stream.tcp_handle();
         let (read, writer) = tokio::io::split(stream);
         let mut inbox = Inbox::new(read, listener);
         let mut early = Vec::new();
@@ -363,7 +363,7 @@ impl Search {
                         welcome,
                         early,
                         judged,
-                        line,
+                        tcp,
                         coordinator_at,
                     });
                 }

@@ -29,7 +29,7 @@ use super::incoming::{Caller, Entry, accept, look};
 use super::pending::{Footing, PendingConnections};
 use super::relay::Relay;
 pub(crate) use super::stream::BoxedStream;
-use super::stream::{self, Line};
+use super::stream::{self, TcpHandle};
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
 use crate::job::limits::{
@@ -161,7 +161,7 @@ struct Connection {
     queued_bytes: Arc<AtomicUsize>,
     reader: AbortHandle,
     writer: AbortHandle,
-    line: Option<Line>,
+    tcp: Option<TcpHandle>,
 }
 
 struct Driver {
@@ -308,8 +308,8 @@ impl Driver {
     }
 
     fn watch(&mut self, connection: ConnectionId, limit: Duration, listener_port: Option<u16>) {
-        if let Some(line) = self.connections.get(&connection).and_then(|connection| connection.line.clone()) {
-            let vigil = Vigil::new(line, listener_port, limit, self.state.world_size(), Instant::now());
+        if let Some(tcp) = self.connections.get(&connection).and_then(|connection| connection.tcp.clone()) {
+            let vigil = Vigil::new(tcp, listener_port, limit, self.state.world_size(), Instant::now());
             self.vigils.watch(connection, vigil);
         }
     }
@@ -337,7 +337,7 @@ impl Driver {
     fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
         let connection = self.next_connection;
         self.next_connection += 1;
-        let line = stream.line();
+        let tcp = stream.tcp_handle();
         let (read, write) = tokio::io::split(stream);
         let (queue, frames) = mpsc::unbounded_channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -352,7 +352,7 @@ impl Driver {
             }
             None => self.readers.spawn(async {}),
         };
-        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer, line });
+        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer, tcp });
         connection
     }
 
@@ -501,7 +501,7 @@ async fn introduce(
             return Err(made_room());
         }
     };
-    let mut stream = stream::stream(stream, keys.as_ref());
+    let mut stream = stream::boxed(stream, keys.as_ref());
     let hello = tokio::select! {
         biased;
         hello = read_hello(&mut stream) => hello,

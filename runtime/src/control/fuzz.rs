@@ -13,7 +13,7 @@ use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, CoordinatorState};
 use super::handshake::{Credentials, greet_coordinator, greet_rank};
 use super::invitation::Invitation;
-use super::peers::Said;
+use super::peers::PeerMessage;
 use super::peers::acceptor::Opening;
 use super::peers::snapshots::{FromFetcher, ToFetcher};
 use super::peers::waiting_list::{FromNewcomer, ToNewcomer};
@@ -166,9 +166,9 @@ pub(crate) fn coordinator_state(script: &[u8]) {
 pub(crate) fn members(script: &[u8]) {
     const MEMBERS: u32 = 5;
     const ME: u32 = 1;
-    if let Ok(said) = decode::<Said>(script) {
+    if let Ok(said) = decode::<PeerMessage>(script) {
         let frame = encode(&said);
-        assert_eq!(decode::<Said>(&frame[4..]).map(|again| encode(&again)).ok(), Some(frame));
+        assert_eq!(decode::<PeerMessage>(&frame[4..]).map(|again| encode(&again)).ok(), Some(frame));
     }
     let second = Duration::from_secs(1);
     let settings = Settings {

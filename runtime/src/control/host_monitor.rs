@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::coordinator_state::ConnectionId;
 use super::probe::Probes;
-use super::stream::{Answered, Line};
+use super::stream::{Acknowledged, TcpHandle};
 
 /// Number of messages sent within the limit. A cut is therefore noticed at most one such part of the limit late.
 const BEATS: u32 = 16;
@@ -44,7 +44,7 @@ pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
 /// A connection whose other end is watched.
 #[derive(Debug)]
 pub(crate) struct Vigil {
-    line: Line,
+    tcp: TcpHandle,
     /// Address at which the host is probed.
     at: Option<SocketAddr>,
     probes: Probes,
@@ -82,7 +82,7 @@ impl Silence {
     }
 
     /// Checks the host. `probed`: the host has answered a probe.
-    fn look(&mut self, answered: Answered, probed: bool, limit: Duration, now: Instant) -> Look {
+    fn look(&mut self, answered: Acknowledged, probed: bool, limit: Duration, now: Instant) -> Look {
         let was_stopped = now.saturating_duration_since(self.due) > self.period;
         self.due = now + self.period;
         let silence = now.saturating_duration_since(self.since);
@@ -107,11 +107,17 @@ impl Silence {
 impl Vigil {
     /// Starts watching. `port` is the port of the other end's listener, which accepts connections and which firewalls
     /// let through.
-    pub(crate) fn new(line: Line, port: Option<u16>, limit: Duration, world_size: u32, now: Instant) -> Self {
-        let at = line.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
+    pub(crate) fn new(
+        tcp: TcpHandle,
+        port: Option<u16>,
+        limit: Duration,
+        world_size: u32,
+        now: Instant,
+    ) -> Self {
+        let at = tcp.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
         let most = QUESTIONS_TO_ONE.min(QUESTIONS_TO_ALL / world_size.max(1) as usize).max(1);
         let silence = Silence::new(period(limit, world_size), now);
-        Self { line, at, probes: Probes::at_most(most), limit, silence }
+        Self { tcp, at, probes: Probes::at_most(most), limit, silence }
     }
 
     /// Returns the time of the next check.
@@ -120,7 +126,7 @@ impl Vigil {
     }
 
     pub(crate) fn look(&mut self, now: Instant) -> Look {
-        let Some(answered) = self.line.answered() else {
+        let Some(answered) = self.tcp.acknowledged() else {
             // The task that reads the connection reports how it has ended.
             self.silence = Silence::new(self.silence.period, now);
             return Look::Wait;
@@ -202,7 +208,7 @@ mod tests {
             if stopped.contains(&ms) || at(ms) < silence.due {
                 continue;
             }
-            let answered = Answered { all: sent.is_none(), ago: Duration::from_millis(ms - answered_at) };
+            let answered = Acknowledged { all: sent.is_none(), ago: Duration::from_millis(ms - answered_at) };
             match silence.look(answered, std::mem::take(&mut probed), LIMIT, at(ms)) {
                 Look::Ask => sent = Some(ms + 1),
                 Look::Wait => {}
@@ -239,7 +245,7 @@ mod tests {
     fn a_host_that_is_looked_at_seldom_is_asked_before_it_counts_as_silent() {
         let began = Instant::now();
         let later = |ms| began + Duration::from_millis(ms);
-        let unanswered = |ms| Answered { all: false, ago: Duration::from_millis(ms) };
+        let unanswered = |ms| Acknowledged { all: false, ago: Duration::from_millis(ms) };
         let mut silence = Silence::new(period(LIMIT, 4096), began);
         assert_eq!(silence.look(unanswered(2000), false, LIMIT, later(1024)), Look::Wait);
         assert_eq!(silence.due, later(1024) + LIMIT / QUESTIONS);
@@ -256,7 +262,7 @@ mod tests {
         let began = Instant::now();
         let mut silence = Silence::new(period(LIMIT, 8), began);
         let mut look = |ms| {
-            let unanswered = Answered { all: false, ago: Duration::from_millis(ms) };
+            let unanswered = Acknowledged { all: false, ago: Duration::from_millis(ms) };
             silence.look(unanswered, false, LIMIT, began + Duration::from_millis(ms))
         };
         let looks = [63, 126, 189, 252, 315, 378, 441, 504, 590, 680, 770, 860, 935, 1003];

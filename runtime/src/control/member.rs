@@ -18,7 +18,7 @@ use super::connect::{Connected, Heard, Inbox};
 use super::coordinator::write_frames;
 use super::forwarding::Passing;
 use super::host_monitor::{self, Look, Vigil};
-use super::stream::Line;
+use super::stream::TcpHandle;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
 };
@@ -480,7 +480,7 @@ async fn run(
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Connected { mut inbox, writer, judged, early, line, .. } = connected;
+    let Connected { mut inbox, writer, judged, early, tcp, .. } = connected;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToCoordinator::Heartbeat);
     let beats = Mutex::new(Instant::now());
@@ -527,18 +527,18 @@ async fn run(
     let loss = tokio::select! {
         loss = reading => loss,
         loss = beating => loss,
-        loss = watching(&shared, line.filter(|_| judged), &beat) => loss,
+        loss = watching(&shared, tcp.filter(|_| judged), &beat) => loss,
     };
     writing.abort();
     shared.coordinator_gone(&loss);
 }
 
 /// Returns when the coordinator's host has been silent for too long. Starts once the host is watched.
-async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
+async fn watching(shared: &Shared, tcp: Option<TcpHandle>, beat: &Bytes) -> Loss {
     let mut watched = shared.watched.subscribe();
     let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
-    let (Some(limit), Some(line)) = (limit, line) else { return std::future::pending().await };
-    let mut vigil = Vigil::new(line, None, limit, shared.peers.len() as u32, Instant::now());
+    let (Some(limit), Some(tcp)) = (limit, tcp) else { return std::future::pending().await };
+    let mut vigil = Vigil::new(tcp, None, limit, shared.peers.len() as u32, Instant::now());
     loop {
         tokio::time::sleep_until(vigil.due().into()).await;
         match vigil.look(Instant::now()) {

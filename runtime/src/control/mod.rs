@@ -354,7 +354,7 @@ impl Inner {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
-            peers.wait_until_told(LAST_WORDS_TIMEOUT);
+            peers.wait_until_delivered(LAST_WORDS_TIMEOUT);
         }
     }
 

@@ -35,8 +35,8 @@ use crate::job::limits::{
 /// First frame on a new connection. It says what the caller wants.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Opening {
-    /// A member of the job with this cookie opens a line.
-    Line { cookie: Cookie, from: u32 },
+    /// A member of the job with this cookie opens a connection.
+    Connect { cookie: Cookie, from: u32 },
     /// A survivor, or a newcomer that was admitted, joins the coordinator with this tag.
     Join { tag: Tag },
     /// A newcomer wants to become a member of this group, and waits.
@@ -124,7 +124,7 @@ impl Services {
     }
 }
 
-/// Time when this process last lacked a descriptor for a line to another member.
+/// Time when this process last lacked a descriptor for a connection to another member.
 #[derive(Debug, Default)]
 pub(super) struct Shortage(Mutex<Option<Instant>>);
 
@@ -261,7 +261,7 @@ impl Acceptor {
         }
         let progress = |progress| footing.set(progress);
         let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
-        Some(Greeted::Proven(stream::stream(stream, keys.as_ref())))
+        Some(Greeted::Proven(stream::boxed(stream, keys.as_ref())))
     }
 
     /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.
@@ -315,7 +315,7 @@ async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> i
     let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
     let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
     match opening {
-        Opening::Line { cookie, from } => {
+        Opening::Connect { cookie, from } => {
             let host = services.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
             let Some(host) = host else {
                 let told = services.borrow().left_behind(cookie, from).cloned();

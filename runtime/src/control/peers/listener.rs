@@ -169,7 +169,7 @@ impl Listener {
         Some((entry?, addresses.clone()))
     }
 
-    /// Whether this process has lacked descriptors for lines to other members at some time since `since`.
+    /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
     pub(in crate::control) fn lacked_descriptors(&self, since: Instant) -> bool {
         !self.is_local && self.shortage.was_since(since)
     }
@@ -183,7 +183,7 @@ impl Listener {
         &self.address
     }
 
-    /// Sends lines from members of this job to `events` from now on.
+    /// Sends connections from members of this job to `events` from now on.
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.services.send_modify(|services| {
             services.worlds.insert(cookie, events.downgrade());
@@ -375,9 +375,9 @@ impl Drop for Listener {
 
 /// Returns the pause before the next attempt at a listener, after this many failures in a row. It is short at first: an
 /// ending process closes its sockets one after another, so its listener may still accept and drop a connection after
-/// the line to it has ended, and refuse the next one.
-pub(super) fn pause_after(setbacks: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << (setbacks - 1).min(16)).min(AGREEMENT_BEAT)
+/// the connection to it has ended, and refuse the next one.
+pub(super) fn pause_after(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(16)).min(AGREEMENT_BEAT)
 }
 
 struct Received {
@@ -452,7 +452,7 @@ async fn attempt(
     }
     let _ = stream.set_nodelay(true);
     match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
-        Ok(Ok(keys)) => Ok(stream::stream(stream, keys.as_ref())),
+        Ok(Ok(keys)) => Ok(stream::boxed(stream, keys.as_ref())),
         Ok(Err(Rejection::Misfit { problem, remedy })) => {
             Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
         }
@@ -474,7 +474,7 @@ mod tests {
         let connect = |cookie: Cookie, from: u32| {
             let (own, at, credentials) = (&own, listener.address(), listener.address().credentials(&spec));
             async move {
-                let opening = Opening::Line { cookie, from };
+                let opening = Opening::Connect { cookie, from };
                 own.connect(at, true, credentials, &opening, Duration::from_secs(20)).await.err()
             }
         };

@@ -1,8 +1,9 @@
-//! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form a new group.
+//! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form
+//! a new group.
 //!
-//! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, state machines of
-//! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
-//! proves that the member has ended (`listener`).
+//! Per job and process, one task owns the connections to other members and the open agreements (`rounds`, state
+//! machines of [`kolo_membership`]). A connection is opened when there is a message to send, and opened again when it
+//! ends. Only a refusal by the system proves that the member has ended (`listener`).
 
 pub(super) mod acceptor;
 mod connection;
@@ -31,18 +32,18 @@ use super::wire::encode;
 use crate::job::limits::AGREEMENT_BEAT;
 use crate::join::JoinSpec;
 use acceptor::Opening;
-use connection::Line;
-use dissemination::relays;
+use connection::Connection;
+use dissemination::targets;
 use listener::{ConnectError, Listener, ListenerAddress};
-use reconnects::Renewals;
-use rounds::{Heard, RoundKey, Rounds};
+use reconnects::Reconnects;
+use rounds::{Receipt, RoundKey, Rounds};
 
-/// Most frames that wait for a line to a member. Frames beyond them are lost, and are sent again later.
+/// Most frames that wait for a connection to a member. Frames beyond them are lost, and are sent again later.
 const UNSENT_MAX: usize = 64;
 
 /// A message between members.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum PeerMessage {
     Round {
         key: RoundKey,
         message: Message,
@@ -87,18 +88,18 @@ pub(super) enum Event {
         rank: u32,
         outcome: Result<BoxedStream, ConnectError>,
     },
-    /// An attempt has ended to replace a line whose other end acknowledges nothing.
-    Renewed {
+    /// An attempt has ended to replace a connection whose other end acknowledges nothing.
+    Reconnected {
         rank: u32,
         outcome: Result<BoxedStream, ConnectError>,
     },
-    Said {
+    Received {
         rank: u32,
-        said: Said,
+        message: PeerMessage,
     },
     Ended {
         rank: u32,
-        line: u64,
+        connection: u64,
     },
     Bring {
         key: RoundKey,
@@ -125,7 +126,7 @@ pub(super) enum Event {
         cause: AbortCause,
     },
     /// A sender that is dropped once every rank that was told of an abort has answered or is gone.
-    AwaitTold(std::sync::mpsc::SyncSender<()>),
+    AwaitDelivery(std::sync::mpsc::SyncSender<()>),
 }
 
 type Reply = std::sync::mpsc::Sender<Agreed>;
@@ -171,25 +172,25 @@ impl Peers {
             spec: spec.clone(),
             events: self.events.downgrade(),
             inbox,
-            lines: BTreeMap::new(),
-            next_line: 0,
+            connections: BTreeMap::new(),
+            next_connection: 0,
             connecting: BTreeMap::new(),
-            setbacks: BTreeMap::new(),
+            failures: BTreeMap::new(),
             unsent: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            last_heard: BTreeMap::new(),
             gone: BTreeMap::new(),
             watches: Vec::new(),
             next_ping: Instant::now(),
-            renewals: Renewals::new(Instant::now()),
-            untold: BTreeSet::new(),
-            await_told: Vec::new(),
+            reconnects: Reconnects::new(Instant::now()),
+            awaiting_ack: BTreeSet::new(),
+            delivery_waiters: Vec::new(),
         };
         runtime.spawn(task.run());
     }
 
-    /// Agrees with the members of a communicator. All members bring their parts to the same rounds in the same order. Blocks until the
-    /// deadline at most. With `grace`, the members then wait no longer for those that have not come, and the call blocks for that much
-    /// longer.
+    /// Agrees with the members of a communicator. All members bring their parts to the same rounds in the same order.
+    /// Blocks until the deadline at most. With `grace`, the members then wait no longer for those that have not come,
+    /// and the call blocks for that much longer.
     pub(super) fn agree(
         &self,
         key: RoundKey,
@@ -217,8 +218,8 @@ impl Peers {
         }
     }
 
-    /// Watches members. The result reports one that is gone or silent, or that has come to agreement `later`, which shows that it has
-    /// given up the present one.
+    /// Watches members. The result reports one that is gone or silent, or that has come to agreement `later`, which
+    /// shows that it has given up the present one.
     pub(super) fn watch(
         &self,
         ranks: Vec<u32>,
@@ -230,15 +231,16 @@ impl Peers {
         alarmed
     }
 
-    /// Tells members that a communicator is aborted. They pass it on: see [`relays`].
+    /// Tells members that a communicator is aborted. They pass it on: see [`dissemination`].
     pub(super) fn abort(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
 
-    /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for `patience`.
-    pub(super) fn wait_until_told(&self, patience: Duration) {
+    /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for
+    /// `patience`.
+    pub(super) fn wait_until_delivered(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
-        let _ = self.events.send(Event::AwaitTold(told));
+        let _ = self.events.send(Event::AwaitDelivery(told));
         // Nothing is ever sent here. The other end is dropped.
         let _ = all.recv_timeout(patience);
     }
@@ -267,22 +269,22 @@ struct Task {
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
-    /// Lines to each rank, the newest first. There are two if both have connected at the same time.
-    lines: BTreeMap<u32, Vec<Line>>,
-    next_line: u64,
+    /// Connections to each rank, the newest first. There are two if both have connected at the same time.
+    connections: BTreeMap<u32, Vec<Connection>>,
+    next_connection: u64,
     /// Members to which an attempt to connect is under way (`None`), or the time before which it is not repeated.
     connecting: BTreeMap<u32, Option<Instant>>,
     /// Number of failed attempts in a row.
-    setbacks: BTreeMap<u32, u32>,
+    failures: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
-    heard: BTreeMap<u32, Instant>,
+    last_heard: BTreeMap<u32, Instant>,
     gone: BTreeMap<u32, String>,
     watches: Vec<Watch>,
     next_ping: Instant,
-    renewals: Renewals,
+    reconnects: Reconnects,
     /// Ranks that were told of an abort and have not answered.
-    untold: BTreeSet<u32>,
-    await_told: Vec<std::sync::mpsc::SyncSender<()>>,
+    awaiting_ack: BTreeSet<u32>,
+    delivery_waiters: Vec<std::sync::mpsc::SyncSender<()>>,
 }
 
 impl Task {
@@ -302,10 +304,10 @@ impl Task {
                 },
                 () = sleep => {}
             }
-            self.look();
+            self.advance();
         }
-        for line in self.lines.values().flatten() {
-            line.end();
+        for connection in self.connections.values().flatten() {
+            connection.end();
         }
     }
 
@@ -313,9 +315,9 @@ impl Task {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
         let connect = self.connecting.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
-        // A member that waits for an answer also checks its lines.
-        let renewal = rounds.or(ping).and(self.renewals.due());
-        [rounds, ping, connect, renewal].into_iter().flatten().min()
+        // A member that waits for an answer also checks its connections.
+        let reconnect = rounds.or(ping).and(self.reconnects.due());
+        [rounds, ping, connect, reconnect].into_iter().flatten().min()
     }
 
     fn handle(&mut self, event: Event) {
@@ -327,19 +329,19 @@ impl Task {
             }
             Event::Accepted { .. } => {}
             Event::Connected { rank, outcome } => self.connect_ended(rank, outcome),
-            Event::Renewed { rank, outcome } => self.renewed(rank, outcome),
-            Event::Said { rank, said } => {
-                self.heard.insert(rank, Instant::now());
-                self.hear(rank, said);
+            Event::Reconnected { rank, outcome } => self.reconnect_ended(rank, outcome),
+            Event::Received { rank, message } => {
+                self.last_heard.insert(rank, Instant::now());
+                self.receive(rank, message);
             }
-            Event::Ended { rank, line } => {
-                let lines = self.lines.entry(rank).or_default();
-                lines.retain(|other| other.number != line);
-                if lines.is_empty() {
-                    self.untold.remove(&rank);
+            Event::Ended { rank, connection } => {
+                let connections = self.connections.entry(rank).or_default();
+                connections.retain(|other| other.number != connection);
+                if connections.is_empty() {
+                    self.awaiting_ack.remove(&rank);
                 }
                 // Another attempt to connect shows whether the member has ended.
-                if lines.is_empty() && self.needs(rank) {
+                if connections.is_empty() && self.needs(rank) {
                     self.connect(rank);
                 }
             }
@@ -355,8 +357,8 @@ impl Task {
                 self.next_ping = since;
                 self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
-            Event::Abort { members, communicator, cause } => self.spread(&members, communicator, cause),
-            Event::AwaitTold(told) => self.await_told.push(told),
+            Event::Abort { members, communicator, cause } => self.disseminate(&members, communicator, cause),
+            Event::AwaitDelivery(told) => self.delivery_waiters.push(told),
         }
     }
 
@@ -364,7 +366,7 @@ impl Task {
         match outcome {
             Ok(stream) => {
                 self.connecting.remove(&rank);
-                self.setbacks.remove(&rank);
+                self.failures.remove(&rank);
                 self.adopt(rank, stream);
             }
             Err(ConnectError::Gone(text)) => self.gone(rank, text),
@@ -375,11 +377,11 @@ impl Task {
             }
             Err(error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. })) => {
                 let text = error.text();
-                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
-                self.untold.remove(&rank);
-                let setbacks = self.setbacks.entry(rank).or_default();
-                *setbacks += 1;
-                let pause = listener::pause_after(*setbacks);
+                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
+                self.awaiting_ack.remove(&rank);
+                let failures = self.failures.entry(rank).or_default();
+                *failures += 1;
+                let pause = listener::pause_after(*failures);
                 if pause == AGREEMENT_BEAT {
                     self.unsent.remove(&rank);
                 }
@@ -395,9 +397,9 @@ impl Task {
 
     fn gone(&mut self, rank: u32, text: String) {
         self.connecting.remove(&rank);
-        self.setbacks.remove(&rank);
+        self.failures.remove(&rank);
         self.unsent.remove(&rank);
-        self.untold.remove(&rank);
+        self.awaiting_ack.remove(&rank);
         tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
         self.gone.insert(rank, text);
         self.rounds.gone(rank);
@@ -416,52 +418,53 @@ impl Task {
         self.shared.fence(communicator, by);
     }
 
-    fn spread(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
-        let said = encode(&Said::Abort { communicator, cause });
+    fn disseminate(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
+        let abort = encode(&PeerMessage::Abort { communicator, cause });
         let silent = self.shared.silent();
-        for rank in relays(members, self.shared.rank) {
+        for rank in targets(members, self.shared.rank) {
             if self.gone.contains_key(&rank) {
                 continue;
             }
-            self.send(rank, said.clone());
+            self.send(rank, abort.clone());
             if silent.contains(&rank) {
                 continue; // No answer is expected from this rank.
             }
             // Its answer confirms the earlier messages.
-            self.send(rank, encode(&Said::Ping));
-            self.untold.insert(rank);
+            self.send(rank, encode(&PeerMessage::Ping));
+            self.awaiting_ack.insert(rank);
         }
     }
 
-    fn hear(&mut self, rank: u32, said: Said) {
-        match said {
-            Said::Round { key, message } => {
+    fn receive(&mut self, rank: u32, message: PeerMessage) {
+        match message {
+            PeerMessage::Round { key, message } => {
                 self.note_given_up(rank, key);
                 let members = self.shared.members_of(key.communicator);
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
-                match self.rounds.hear(rank, key, message, members, &known_gone) {
-                    Heard::Taken => {}
-                    Heard::Closed => self.send(rank, encode(&Said::Closed { key })),
-                    Heard::LeftBehind => {
-                        self.send(rank, encode(&Said::LeftBehind { communicator: key.communicator }));
+                match self.rounds.receive(rank, key, message, members, &known_gone) {
+                    Receipt::Taken => {}
+                    Receipt::Closed => self.send(rank, encode(&PeerMessage::Closed { key })),
+                    Receipt::LeftBehind => {
+                        self.send(rank, encode(&PeerMessage::LeftBehind { communicator: key.communicator }));
                     }
                 }
             }
-            Said::LeftBehind { communicator } => self.left_behind(rank, |id| id == communicator),
-            Said::Closed { key } => self.rounds.closed(rank, key),
-            Said::Abort { communicator, cause } => {
+            PeerMessage::LeftBehind { communicator } => self.left_behind(rank, |id| id == communicator),
+            PeerMessage::Closed { key } => self.rounds.closed(rank, key),
+            PeerMessage::Abort { communicator, cause } => {
                 if let Some(members) = self.shared.aborted_by_member(communicator, cause.clone()) {
-                    self.spread(&members, communicator, cause);
+                    self.disseminate(&members, communicator, cause);
                 }
             }
-            Said::Ping => self.send(rank, encode(&Said::Pong)),
-            Said::Pong => {
-                self.untold.remove(&rank);
+            PeerMessage::Ping => self.send(rank, encode(&PeerMessage::Pong)),
+            PeerMessage::Pong => {
+                self.awaiting_ack.remove(&rank);
             }
         }
     }
 
-    /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that follows.
+    /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that
+    /// follows.
     fn note_given_up(&mut self, rank: u32, key: RoundKey) {
         for watch in &mut self.watches {
             let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
@@ -475,17 +478,17 @@ impl Task {
     }
 
     /// Runs after every event: lets time pass, and sends the messages that follow.
-    fn look(&mut self) {
+    fn advance(&mut self) {
         let now = Instant::now();
         self.rounds.tick(now);
         for (rank, key, message) in self.rounds.take_messages() {
-            self.send(rank, encode(&Said::Round { key, message }));
+            self.send(rank, encode(&PeerMessage::Round { key, message }));
         }
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);
             let everywhere = members.is_some_and(|members| members.len() == self.listeners.len());
             self.listener.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
-            self.untold.retain(|rank| !ranks.contains(rank));
+            self.awaiting_ack.retain(|rank| !ranks.contains(rank));
         }
         for (key, stand) in self.rounds.take_ends() {
             if let Stand::Decided(decision) = stand
@@ -507,17 +510,18 @@ impl Task {
                 self.connect(rank);
             }
         }
-        self.renew(now);
+        self.reconnect_slow(now);
         self.keep_watch(now);
-        if self.untold.is_empty() {
-            self.await_told.clear();
+        if self.awaiting_ack.is_empty() {
+            self.delivery_waiters.clear();
         }
     }
 
     fn keep_watch(&mut self, now: Instant) {
         let mut watches = std::mem::take(&mut self.watches);
         watches.retain_mut(|watch| {
-            let heard = |rank: &u32| self.heard.get(rank).copied().unwrap_or(watch.since).max(watch.since);
+            let heard =
+                |rank: &u32| self.last_heard.get(rank).copied().unwrap_or(watch.since).max(watch.since);
             let gone = watch.ranks.iter().find_map(|rank| Some((*rank, self.gone.get(rank)?.clone())));
             let silent = || {
                 let is_silent = |rank: &&u32| now.saturating_duration_since(heard(rank)) > watch.silent_after;
@@ -537,7 +541,7 @@ impl Task {
             self.next_ping = now + AGREEMENT_BEAT;
             let ranks: BTreeSet<u32> = watches.iter().flat_map(|watch| watch.ranks.iter().copied()).collect();
             for rank in ranks {
-                self.send(rank, encode(&Said::Ping));
+                self.send(rank, encode(&PeerMessage::Ping));
             }
         }
         self.watches = watches;
@@ -547,8 +551,10 @@ impl Task {
         if self.gone.contains_key(&rank) {
             return;
         }
-        if let Some(line) = self.lines.get_mut(&rank).and_then(|lines| lines.first_mut()) {
-            return line.send(frame);
+        if let Some(connection) =
+            self.connections.get_mut(&rank).and_then(|connections| connections.first_mut())
+        {
+            return connection.send(frame);
         }
         let unsent = self.unsent.entry(rank).or_default();
         if unsent.len() < UNSENT_MAX {
@@ -582,21 +588,23 @@ impl Task {
     ) -> impl Future<Output = Result<BoxedStream, ConnectError>> + use<> {
         let (listener, near) = (self.listener.clone(), self.near[rank as usize]);
         let credentials = at.credentials(&self.spec);
-        let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
+        let opening = Opening::Connect { cookie: self.shared.cookie, from: self.shared.rank };
         async move { listener.connect(&at, near, credentials, &opening, patience).await }
     }
 
-    /// Adds a new line to a rank. The new line also sends the frames that other lines may not have delivered.
+    /// Adds a new connection to a rank. The new connection also sends the frames that other connections may not have
+    /// delivered.
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
-        let number = self.next_line;
-        self.next_line += 1;
-        let mut line = Line::new(rank, number, stream, events);
-        let lines = self.lines.entry(rank).or_default();
-        let unheard = lines.first().map(|line| line.unheard().to_vec()).unwrap_or_default();
-        for frame in unheard.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
-            line.send(frame);
+        let number = self.next_connection;
+        self.next_connection += 1;
+        let mut connection = Connection::new(rank, number, stream, events);
+        let connections = self.connections.entry(rank).or_default();
+        let unacknowledged =
+            connections.first().map(|connection| connection.unacknowledged().to_vec()).unwrap_or_default();
+        for frame in unacknowledged.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
+            connection.send(frame);
         }
-        lines.insert(0, line);
+        connections.insert(0, connection);
     }
 }

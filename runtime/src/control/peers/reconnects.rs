@@ -1,51 +1,54 @@
-//! Renewal of lines to other hosts that a network cut has made slow.
+//! Replacement of connections to other hosts that a network cut has made slow.
 //!
 //! A kernel resends data lost in a cut when a timer fires, up to some tenths of a second after the network works again.
-//! A member that waits for the answer would take the other for silent in the meantime. It therefore opens a new line
-//! earlier, as soon as the silence is in doubt.
+//! A member that waits for the answer would take the other for silent in the meantime. It therefore opens a new
+//! connection earlier, as soon as the silence is in doubt.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
-use super::connection::Line;
+use super::connection::Connection;
 use super::listener::ConnectError;
 use super::{Event, Task};
 use crate::control::coordinator::BoxedStream;
 use crate::control::host_monitor::doubt;
 
 /// Attempts under way. Each sends one connection request within its time, and the first that is answered counts.
-pub(super) struct Renewals {
+pub(super) struct Reconnects {
     due: Instant,
-    /// Whether there are lines to other hosts.
-    leads_away: bool,
+    /// Whether there are connections to other hosts.
+    crosses_hosts: bool,
     attempts: BTreeMap<u32, Vec<JoinHandle<()>>>,
 }
 
-impl Renewals {
+impl Reconnects {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { due: now, leads_away: false, attempts: BTreeMap::new() }
+        Self { due: now, crosses_hosts: false, attempts: BTreeMap::new() }
     }
 
-    /// Returns the time of the next check of the lines, or `None` without lines to other hosts.
+    /// Returns the time of the next check of the connections, or `None` without connections to other hosts.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.leads_away.then_some(self.due)
+        self.crosses_hosts.then_some(self.due)
     }
 }
 
 impl Task {
-    /// Starts new lines to members whose silence is in doubt.
-    pub(super) fn renew(&mut self, now: Instant) {
-        if now < self.renewals.due {
+    /// Starts new connections to members whose silence is in doubt.
+    pub(super) fn reconnect_slow(&mut self, now: Instant) {
+        if now < self.reconnects.due {
             return;
         }
         let (doubtful, again) = doubt(self.rounds.longest_silence());
-        self.renewals.due = now + again;
-        self.renewals.leads_away = self.lines.values().flatten().any(Line::leads_to_another_host);
-        let newest = self.lines.iter().filter_map(|(rank, lines)| Some((*rank, lines.first()?)));
-        let stuck: Vec<u32> =
-            newest.filter(|(_, line)| line.is_stuck(doubtful, now)).map(|(rank, _)| rank).collect();
+        self.reconnects.due = now + again;
+        self.reconnects.crosses_hosts = self.connections.values().flatten().any(Connection::crosses_hosts);
+        let newest =
+            self.connections.iter().filter_map(|(rank, connections)| Some((*rank, connections.first()?)));
+        let stuck: Vec<u32> = newest
+            .filter(|(_, connection)| connection.is_stuck(doubtful, now))
+            .map(|(rank, _)| rank)
+            .collect();
         for rank in stuck {
             if self.needs(rank) && !self.gone.contains_key(&rank) {
                 self.reconnect(rank);
@@ -58,22 +61,22 @@ impl Task {
             return;
         };
         let connecting = self.connecting_to(rank, at.clone(), self.rounds.longest_silence());
-        let attempts = self.renewals.attempts.entry(rank).or_default();
+        let attempts = self.reconnects.attempts.entry(rank).or_default();
         attempts.retain(|attempt| !attempt.is_finished());
         attempts.push(tokio::spawn(async move {
             let outcome = connecting.await;
-            let _ = events.send(Event::Renewed { rank, outcome });
+            let _ = events.send(Event::Reconnected { rank, outcome });
         }));
     }
 
-    pub(super) fn renewed(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
+    pub(super) fn reconnect_ended(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
         if let Err(ConnectError::Silent(_) | ConnectError::Misfit { .. }) = outcome {
-            return; // There is a line, and there are other attempts.
+            return; // There is a connection, and there are other attempts.
         }
-        for attempt in self.renewals.attempts.remove(&rank).into_iter().flatten() {
+        for attempt in self.reconnects.attempts.remove(&rank).into_iter().flatten() {
             attempt.abort();
         }
-        tracing::debug!(rank = self.shared.rank, to = rank, "a line that had become slow is made anew");
+        tracing::debug!(rank = self.shared.rank, to = rank, "replaced a slow connection");
         self.connect_ended(rank, outcome);
     }
 }

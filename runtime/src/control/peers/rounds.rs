@@ -52,7 +52,7 @@ pub(super) struct Rounds {
 
 /// Outcome of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Receipt {
     Taken,
     /// This member is no longer in such a communicator.
     Closed,
@@ -183,31 +183,31 @@ impl Rounds {
     }
 
     /// Handles a member's message. `members` are those of the communicator, if it is registered.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         from: u32,
         key: RoundKey,
         message: Message,
         members: Option<Arc<[u32]>>,
         known_gone: &BTreeSet<u32>,
-    ) -> Heard {
+    ) -> Receipt {
         let now = self.clock();
         let is_out = self.left_behind.get(&key.communicator).is_some_and(|ranks| ranks.contains(&from));
         let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
         let known = self.rounds.get(&key).map(|round| round.members.clone());
         if is_out && !is_over {
             // The sender takes part in a later agreement than the one that was decided without it.
-            return Heard::LeftBehind;
+            return Receipt::LeftBehind;
         }
         let members = members.filter(|_| is_over || !self.fenced.contains_key(&key.communicator));
-        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Heard::Closed };
-        let Some(place) = place(&members, from) else { return Heard::Closed };
+        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Receipt::Closed };
+        let Some(place) = place(&members, from) else { return Receipt::Closed };
         if message.is_within(members.len() as u32)
             && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
         {
             round.agreement.hear(place, message, now);
         }
-        Heard::Taken
+        Receipt::Taken
     }
 
     /// Records that the members of a communicator, one of them in place `by`, have gone on without this one. This
