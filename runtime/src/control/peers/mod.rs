@@ -14,6 +14,7 @@ mod reconnects;
 pub(super) mod rounds;
 pub(super) mod snapshots;
 pub(super) mod waiting_list;
+mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +38,7 @@ use dissemination::targets;
 use listener::{ConnectError, Listener, ListenerAddress};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
+use watches::Watch;
 
 /// Most frames that wait for a connection to a member. Frames beyond them are lost, and are sent again later.
 const UNSENT_MAX: usize = 64;
@@ -252,14 +254,6 @@ fn near(shared: &Shared) -> Vec<bool> {
     shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
 }
 
-struct Watch {
-    ranks: Vec<u32>,
-    later: RoundKey,
-    silent_after: Duration,
-    since: Instant,
-    alarm: Option<oneshot::Sender<(u32, String)>>,
-}
-
 struct Task {
     near: Vec<bool>,
     rounds: Rounds,
@@ -463,20 +457,6 @@ impl Task {
         }
     }
 
-    /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that
-    /// follows.
-    fn note_given_up(&mut self, rank: u32, key: RoundKey) {
-        for watch in &mut self.watches {
-            let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
-            if is_later
-                && watch.ranks.contains(&rank)
-                && let Some(alarm) = watch.alarm.take()
-            {
-                let _ = alarm.send((rank, "it has given up".to_owned()));
-            }
-        }
-    }
-
     /// Runs after every event: lets time pass, and sends the messages that follow.
     fn advance(&mut self) {
         let now = Instant::now();
@@ -515,36 +495,6 @@ impl Task {
         if self.awaiting_ack.is_empty() {
             self.delivery_waiters.clear();
         }
-    }
-
-    fn keep_watch(&mut self, now: Instant) {
-        let mut watches = std::mem::take(&mut self.watches);
-        watches.retain_mut(|watch| {
-            let heard =
-                |rank: &u32| self.last_heard.get(rank).copied().unwrap_or(watch.since).max(watch.since);
-            let gone = watch.ranks.iter().find_map(|rank| Some((*rank, self.gone.get(rank)?.clone())));
-            let silent = || {
-                let is_silent = |rank: &&u32| now.saturating_duration_since(heard(rank)) > watch.silent_after;
-                watch.ranks.iter().find(is_silent).map(|rank| (*rank, "it does not answer".to_owned()))
-            };
-            let is_wanted = watch.alarm.as_ref().is_some_and(|alarm| !alarm.is_closed());
-            match gone.or_else(silent) {
-                Some(found) => {
-                    let _ = watch.alarm.take().map(|alarm| alarm.send(found));
-                    false
-                }
-                None => is_wanted,
-            }
-        });
-        let is_due = now >= self.next_ping;
-        if is_due && !watches.is_empty() {
-            self.next_ping = now + AGREEMENT_BEAT;
-            let ranks: BTreeSet<u32> = watches.iter().flat_map(|watch| watch.ranks.iter().copied()).collect();
-            for rank in ranks {
-                self.send(rank, encode(&PeerMessage::Ping));
-            }
-        }
-        self.watches = watches;
     }
 
     fn send(&mut self, rank: u32, frame: Bytes) {
