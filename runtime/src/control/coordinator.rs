@@ -24,7 +24,7 @@ use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
-use super::host_monitor::{self, Vigil, Vigils};
+use super::host_monitor::{self, HostMonitor, HostMonitors};
 use super::incoming::{Caller, Entry, accept, look};
 use super::pending::{Footing, PendingConnections};
 use super::relay::Relay;
@@ -123,7 +123,7 @@ impl Coordinator {
             readers: JoinSet::new(),
             writers: JoinSet::new(),
             relay: Arc::default(),
-            vigils: Vigils::default(),
+            host_monitors: HostMonitors::default(),
             lingerers: Vec::new(),
             counters: counters.clone(),
         };
@@ -185,7 +185,7 @@ struct Driver {
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     relay: Arc<Relay>,
-    vigils: Vigils,
+    host_monitors: HostMonitors,
     /// Dropped when the driver ends, which notifies the threads that wait for it.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
@@ -221,7 +221,7 @@ impl Driver {
                     }
                 }
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
-                () = when(self.vigils.due()) => self.look_at_hosts(),
+                () = when(self.host_monitors.due()) => self.check_hosts(),
                 Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
                 Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
@@ -295,7 +295,7 @@ impl Driver {
     /// Closes a connection once its writer has finished. The reader goes on until the other side closes, for a limited
     /// time.
     fn close(&mut self, connection: ConnectionId) {
-        self.vigils.forget(connection);
+        self.host_monitors.forget(connection);
         let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
             return;
         };
@@ -309,24 +309,25 @@ impl Driver {
 
     fn watch(&mut self, connection: ConnectionId, limit: Duration, listener_port: Option<u16>) {
         if let Some(tcp) = self.connections.get(&connection).and_then(|connection| connection.tcp.clone()) {
-            let vigil = Vigil::new(tcp, listener_port, limit, self.state.world_size(), Instant::now());
-            self.vigils.watch(connection, vigil);
+            let monitor =
+                HostMonitor::new(tcp, listener_port, limit, self.state.world_size(), Instant::now());
+            self.host_monitors.watch(connection, monitor);
         }
     }
 
-    fn look_at_hosts(&mut self) {
-        let looked = self.vigils.look(Instant::now());
-        for (connection, silence) in looked.silent {
+    fn check_hosts(&mut self) {
+        let checked = self.host_monitors.check(Instant::now());
+        for (connection, silence) in checked.silent {
             let loss = Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
             self.drop_connection(connection, loss);
         }
-        for connection in looked.asked {
+        for connection in checked.due {
             self.send(connection, self.state.beat());
         }
     }
 
     fn drop_connection(&mut self, connection: ConnectionId, loss: Loss) {
-        self.vigils.forget(connection);
+        self.host_monitors.forget(connection);
         if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
             reader.abort();
             writer.abort();

@@ -17,7 +17,7 @@ use super::board::{Status, StatusBoard};
 use super::connect::{Connected, Heard, Inbox};
 use super::coordinator::write_frames;
 use super::forwarding::Passing;
-use super::host_monitor::{self, Look, Vigil};
+use super::host_monitor::{self, Check, HostMonitor};
 use super::stream::TcpHandle;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
@@ -538,13 +538,13 @@ async fn watching(shared: &Shared, tcp: Option<TcpHandle>, beat: &Bytes) -> Loss
     let mut watched = shared.watched.subscribe();
     let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
     let (Some(limit), Some(tcp)) = (limit, tcp) else { return std::future::pending().await };
-    let mut vigil = Vigil::new(tcp, None, limit, shared.peers.len() as u32, Instant::now());
+    let mut monitor = HostMonitor::new(tcp, None, limit, shared.peers.len() as u32, Instant::now());
     loop {
-        tokio::time::sleep_until(vigil.due().into()).await;
-        match vigil.look(Instant::now()) {
-            Look::Ask => drop(shared.queue.send(beat.clone())),
-            Look::Wait => {}
-            Look::Silent(silence) => {
+        tokio::time::sleep_until(monitor.due().into()).await;
+        match monitor.check(Instant::now()) {
+            Check::Heartbeat => drop(shared.queue.send(beat.clone())),
+            Check::Wait => {}
+            Check::Silent(silence) => {
                 return Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
             }
         }

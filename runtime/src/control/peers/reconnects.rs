@@ -2,7 +2,7 @@
 //!
 //! A kernel resends data lost in a cut when a timer fires, up to some tenths of a second after the network works again.
 //! A member that waits for the answer would take the other for silent in the meantime. It therefore opens a new
-//! connection earlier, as soon as the silence is in doubt.
+//! connection earlier, as soon as the silence is suspicious.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::connection::Connection;
 use super::listener::ConnectError;
 use super::{Event, Task};
 use crate::control::coordinator::BoxedStream;
-use crate::control::host_monitor::doubt;
+use crate::control::host_monitor::suspicion;
 
 /// Attempts under way. Each sends one connection request within its time, and the first that is answered counts.
 pub(super) struct Reconnects {
@@ -35,18 +35,18 @@ impl Reconnects {
 }
 
 impl Task {
-    /// Starts new connections to members whose silence is in doubt.
+    /// Starts new connections to members whose silence is suspicious.
     pub(super) fn reconnect_slow(&mut self, now: Instant) {
         if now < self.reconnects.due {
             return;
         }
-        let (doubtful, again) = doubt(self.rounds.longest_silence());
+        let (suspicious_after, again) = suspicion(self.rounds.longest_silence());
         self.reconnects.due = now + again;
         self.reconnects.crosses_hosts = self.connections.values().flatten().any(Connection::crosses_hosts);
         let newest =
             self.connections.iter().filter_map(|(rank, connections)| Some((*rank, connections.first()?)));
         let stuck: Vec<u32> = newest
-            .filter(|(_, connection)| connection.is_stuck(doubtful, now))
+            .filter(|(_, connection)| connection.is_stuck(suspicious_after, now))
             .map(|(rank, _)| rank)
             .collect();
         for rank in stuck {
