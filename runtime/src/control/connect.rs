@@ -36,11 +36,11 @@ const FRAMES_MAX: usize = 4;
 
 /// A message or event that reaches a rank.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     /// A frame from the coordinator.
     Frame(Vec<u8>),
     /// A frame of the coordinator's that another rank has passed on.
-    PassedOn(Vec<u8>),
+    Forwarded(Vec<u8>),
     /// The connection to the coordinator has ended.
     Ended(io::Result<()>),
 }
@@ -66,22 +66,22 @@ pub(crate) struct Connected {
 
 /// Messages to a rank, in order. The connection is read as long as this exists.
 pub(crate) struct Inbox {
-    heard: mpsc::Receiver<Heard>,
+    received: mpsc::Receiver<Received>,
     reader: AbortHandle,
 }
 
 impl Inbox {
     /// Messages that other ranks pass on through the listener arrive here too.
     fn new(stream: ReadHalf<BoxedStream>, listener: Option<&Listener>) -> Self {
-        let (to, heard) = mpsc::channel(FRAMES_MAX);
+        let (to, received) = mpsc::channel(FRAMES_MAX);
         if let Some(listener) = listener {
-            listener.take_passed(to.clone());
+            listener.take_forwarded(to.clone());
         }
-        Self { heard, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
+        Self { received, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
     }
 
-    pub(crate) async fn next(&mut self) -> Heard {
-        self.heard.recv().await.unwrap_or(Heard::Ended(Ok(())))
+    pub(crate) async fn next(&mut self) -> Received {
+        self.received.recv().await.unwrap_or(Received::Ended(Ok(())))
     }
 }
 
@@ -91,16 +91,16 @@ impl Drop for Inbox {
     }
 }
 
-async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
+async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Received>) {
     let mut reader = BufReader::new(stream);
     loop {
-        let heard = match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
-            Ok(Some(frame)) => Heard::Frame(frame),
-            Ok(None) => Heard::Ended(Ok(())),
-            Err(error) => Heard::Ended(Err(error)),
+        let received = match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
+            Ok(Some(frame)) => Received::Frame(frame),
+            Ok(None) => Received::Ended(Ok(())),
+            Err(error) => Received::Ended(Err(error)),
         };
-        let is_last = matches!(heard, Heard::Ended(_));
-        if to.send(heard).await.is_err() || is_last {
+        let is_last = matches!(received, Received::Ended(_));
+        if to.send(received).await.is_err() || is_last {
             return;
         }
     }
@@ -327,22 +327,22 @@ impl Search {
         let mut inbox = Inbox::new(read, listener);
         let mut early = Vec::new();
         loop {
-            let (frame, is_passed) = match inbox.next().await {
-                Heard::Frame(frame) => (frame, false),
-                Heard::PassedOn(frame) => (frame, true),
-                Heard::Ended(Ok(())) => {
+            let (frame, is_forwarded) = match inbox.next().await {
+                Received::Frame(frame) => (frame, false),
+                Received::Forwarded(frame) => (frame, true),
+                Received::Ended(Ok(())) => {
                     return Err(Setback::Retry(
                         "rank 0 closed the connection while waiting for others".into(),
                     ));
                 }
-                Heard::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
+                Received::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
             };
             let mut message = decode(&frame).map_err(|e| again("waiting for the other ranks", e))?;
             let mut welcome = None;
-            if let FromCoordinator::PassOn { key: None, message: inner } = message {
+            if let FromCoordinator::Forward { key: None, message: inner } = message {
                 message = decode(&inner).map_err(|e| again("waiting for the other ranks", e))?;
                 welcome = Some(inner);
-            } else if is_passed {
+            } else if is_forwarded {
                 continue;
             }
             match message {

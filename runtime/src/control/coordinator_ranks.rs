@@ -21,7 +21,7 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) timeout: Duration,
     pub(crate) liveness: Liveness,
     /// Whether ranks pass messages on to each other.
-    pub(crate) passes: bool,
+    pub(crate) forwards: bool,
 }
 
 /// Stage in the life of a rank.

@@ -17,7 +17,7 @@ use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
-use super::forwarding::{self, Underway};
+use super::forwarding::{self, InFlight};
 use super::peers::listener::ListenerAddress;
 use super::ranks;
 use super::wire::{
@@ -68,7 +68,7 @@ pub(crate) struct CoordinatorState {
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
     /// Messages that ranks are passing on to each other.
-    underway: Vec<Underway>,
+    in_flight: Vec<InFlight>,
     /// Ranks that did not get a message from other ranks.
     unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
@@ -92,7 +92,7 @@ impl CoordinatorState {
             states,
             ranks: HashMap::new(),
             exchanges: Exchanges::default(),
-            underway: Vec::new(),
+            in_flight: Vec::new(),
             unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
@@ -249,9 +249,9 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Received { key } => {
-                for underway in self.underway.iter_mut().filter(|underway| underway.key == key) {
-                    underway.waiting.remove(&rank);
-                    underway.left = underway.patience;
+                for in_flight in self.in_flight.iter_mut().filter(|in_flight| in_flight.key == key) {
+                    in_flight.waiting.remove(&rank);
+                    in_flight.left = in_flight.patience;
                 }
                 Ok(())
             }
@@ -332,7 +332,7 @@ impl CoordinatorState {
             return;
         }
         self.next_tick = now + self.settings.liveness.heartbeat;
-        self.look_after_underway();
+        self.resend_overdue();
         if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
             self.tell_all(&waiting);
@@ -398,11 +398,11 @@ impl CoordinatorState {
 
     /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
     fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
-        if !self.settings.passes || !forwarding::is_worth_it(frame.len(), ranks.len()) {
+        if !self.settings.forwards || !forwarding::is_worthwhile(frame.len(), ranks.len()) {
             return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
         }
         let message = frame.slice(PREFIX_BYTES..).to_vec();
-        let first = encode(&FromCoordinator::PassOn { key, message });
+        let first = encode(&FromCoordinator::Forward { key, message });
         for (place, &rank) in ranks.iter().enumerate() {
             if forwarding::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
                 self.send_frame(rank, first.clone());
@@ -410,29 +410,29 @@ impl CoordinatorState {
         }
         let patience = forwarding::patience(frame.len());
         let waiting = ranks.iter().copied().collect();
-        self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
+        self.in_flight.push(InFlight { key, frame, receivers: ranks, waiting, patience, left: patience });
     }
 
     /// Sends messages directly to ranks that still lack them after a while.
-    fn look_after_underway(&mut self) {
-        let mut all = std::mem::take(&mut self.underway);
-        all.retain_mut(|underway| {
-            if underway.waiting.is_empty() {
+    fn resend_overdue(&mut self) {
+        let mut all = std::mem::take(&mut self.in_flight);
+        all.retain_mut(|in_flight| {
+            if in_flight.waiting.is_empty() {
                 return false;
             }
-            underway.left -= 1;
-            if underway.left > 0 {
+            in_flight.left -= 1;
+            if in_flight.left > 0 {
                 return true;
             }
-            self.unreached.extend(underway.unreached());
-            let waiting: Vec<u32> = underway.waiting.iter().copied().collect();
+            self.unreached.extend(in_flight.unreached());
+            let waiting: Vec<u32> = in_flight.waiting.iter().copied().collect();
             tracing::debug!(ranks = ranks::compact(&waiting), "nobody has passed a message on to them");
-            for &rank in &underway.waiting {
-                self.send_frame(rank, underway.frame.clone());
+            for &rank in &in_flight.waiting {
+                self.send_frame(rank, in_flight.frame.clone());
             }
             false
         });
-        self.underway = all;
+        self.in_flight = all;
     }
 
     fn send_frame(&mut self, rank: u32, frame: Bytes) {

@@ -15,7 +15,7 @@ fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
         source: "a test".into(),
         timeout: Duration::from_secs(10),
         liveness: Liveness::default(),
-        passes: true,
+        forwards: true,
     };
     CoordinatorState::new(settings, now)
 }
@@ -169,7 +169,7 @@ fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
     for (ranks, sends) in [(8, 8), (64, forwarding::FAN_OUT)] {
         let sent = exchanged(&mut running(ranks, now), ranks, now);
         assert_eq!(sent.len(), sends, "{ranks} ranks");
-        let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::PassOn { .. }));
+        let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::Forward { .. }));
         assert_eq!(passes, ranks > 8);
     }
 }
@@ -206,7 +206,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     }
     let first: Vec<_> = told(&mut coordinator).0.into_iter().map(|(to, _)| to).collect();
     assert_eq!(first, [0, 1, 2, 3, 60, 61, 62, 63]);
-    let FromCoordinator::PassOn { message, .. } = &passed[0].1 else { panic!("{passed:?}") };
+    let FromCoordinator::Forward { message, .. } = &passed[0].1 else { panic!("{passed:?}") };
     assert_eq!(Some(&late[0].1), decode(message).ok().as_ref(), "the same as the others have");
 }
 

@@ -107,7 +107,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
         source: "a script".into(),
         timeout: Duration::from_secs(5),
         liveness: Liveness::default(),
-        passes: true,
+        forwards: true,
     };
     let mut now = Instant::now();
     let mut coordinator = CoordinatorState::new(settings, now);

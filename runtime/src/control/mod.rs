@@ -27,7 +27,7 @@
 //! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
-//! | `passing` | long messages of the coordinator that ranks pass on to each other |
+//! | `forwarding` | long messages of the coordinator that ranks pass on to each other |
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
@@ -100,7 +100,7 @@ pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};
 use coordinator_ranks::CoordinatorSettings;
-use forwarding::Passing;
+use forwarding::Forwarder;
 use handshake::Credentials;
 use hmac::Mac as _;
 use incoming::Entry;
@@ -115,7 +115,7 @@ use wire::ToCoordinator;
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
 
 /// Longest time that a leaving rank waits until its messages have been passed on. After that, rank 0 sends them itself.
-const PASSING_GRACE: Duration = Duration::from_secs(1);
+const FORWARDING_GRACE: Duration = Duration::from_secs(1);
 
 /// A rank's place in a job. Cloning is cheap. When the last clone is dropped, it says goodbye (see [`Control::leave`])
 /// or, in a panicking thread, tells the others that this rank is lost.
@@ -251,7 +251,7 @@ impl Control {
         let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let bytes = |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
         coordinator.as_ref().map(|coordinator| {
-            let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.passed_bytes();
+            let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.forwarded_bytes();
             (sent, bytes(&coordinator.counters.received_bytes))
         })
     }
@@ -338,7 +338,7 @@ impl Inner {
 
     fn part(&self, last_words: &ToCoordinator) {
         if !self.runtime.is_current() && !self.shared.anything_aborted() {
-            self.shared.wait_until_passed(PASSING_GRACE);
+            self.shared.wait_until_forwarded(FORWARDING_GRACE);
         }
         let mut state = self.shared.lock();
         if state.coordinator == CoordinatorStanding::Open {
@@ -442,9 +442,9 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     }
     let listeners: Arc<[ListenerAddress]> =
         std::mem::take(&mut connected.listeners).into_iter().map(Option::unwrap_or_default).collect();
-    let passing = passes(spec).then(|| Passing::new(spec, listeners.clone()));
+    let forwarder = forwards(spec).then(|| Forwarder::new(spec, listeners.clone()));
     Ok(Joined {
-        shared: member::serve(spec.rank, connected, spec.liveness, passing),
+        shared: member::serve(spec.rank, connected, spec.liveness, forwarder),
         coordinator,
         listener,
         listeners,
@@ -471,7 +471,7 @@ async fn first_of<T>(
 
 /// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their listeners, through which ranks
 /// of an earlier control plane may still connect.
-fn passes(spec: &JoinSpec) -> bool {
+fn forwards(spec: &JoinSpec) -> bool {
     !matches!(spec.locator, Locator::Survivors(_))
 }
 
@@ -496,7 +496,7 @@ async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Resu
         source: wire::clip(spec.source.clone(), MAX_SOURCE_BYTES),
         timeout: spec.timeout,
         liveness: spec.liveness,
-        passes: passes(spec),
+        forwards: forwards(spec),
     };
     let coordinator = Coordinator::start(settings, credentials, entry, anchor.published);
     match &spec.locator {

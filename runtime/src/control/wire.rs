@@ -119,8 +119,9 @@ pub(crate) enum FromCoordinator {
         /// The listeners, by rank.
         listeners: Vec<Option<ListenerAddress>>,
     },
-    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see `passing`.
-    PassOn {
+    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see
+    /// `forwarding`.
+    Forward {
         key: Option<ExchangeKey>,
         message: Vec<u8>,
     },

@@ -128,7 +128,7 @@ pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longest time for a member to pass a message of the coordinator on to another member: 16 MiB, the longest message, at
 /// 0.3 MB/s.
-pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const FORWARD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a rank which gave up an exchange waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);

@@ -18,7 +18,7 @@ use super::Event;
 use super::listener::Tag;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
-use crate::control::connect::Heard;
+use crate::control::connect::Received;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
 use crate::control::incoming::{CALLERS_MAX, Caller, Entry};
@@ -28,8 +28,8 @@ use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
-    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, MAX_LEFT_BEHIND,
-    MAX_REMEMBERED, PASS_TIMEOUT,
+    ACCEPT_PAUSE, FORWARD_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME,
+    MAX_LEFT_BEHIND, MAX_REMEMBERED,
 };
 
 /// First frame on a new connection. It says what the caller wants.
@@ -42,7 +42,7 @@ pub(in crate::control) enum Opening {
     /// A newcomer wants to become a member of this group, and waits.
     Wait { group: GroupId },
     /// A member of the job passes on a message of the coordinator.
-    Pass,
+    Forward,
     /// A newcomer fetches the state of this group.
     State { group: GroupId },
 }
@@ -94,7 +94,7 @@ pub(super) struct Services {
     pub(super) waiting_lists: HashMap<GroupId, Weak<WaitingList>>,
     pub(super) snapshot_servers: HashMap<GroupId, Weak<SnapshotServer>>,
     /// Queue for messages that ranks pass on.
-    pub(super) passed: Option<mpsc::Sender<Heard>>,
+    pub(super) forwarded: Option<mpsc::Sender<Received>>,
     /// Queue for ranks that join, if they join at this port too.
     joins: Option<mpsc::Sender<Caller>>,
 }
@@ -351,14 +351,14 @@ async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> i
             // This task runs until the newcomer leaves or the snapshot server is dropped.
             tokio::spawn(snapshot_server.receive(stream));
         }
-        Opening::Pass => {
-            let Some(passed) = services.borrow().passed.clone() else {
+        Opening::Forward => {
+            let Some(forwarded) = services.borrow().forwarded.clone() else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            tokio::spawn(tokio::time::timeout(PASS_TIMEOUT, async move {
+            tokio::spawn(tokio::time::timeout(FORWARD_TIMEOUT, async move {
                 if let Ok(Some(payload)) = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await {
-                    let _ = passed.send(Heard::PassedOn(payload)).await;
+                    let _ = forwarded.send(Received::Forwarded(payload)).await;
                 }
             }));
         }

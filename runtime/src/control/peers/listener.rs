@@ -25,7 +25,7 @@ use super::acceptor::{self, Acceptor, Answer, LeftBehind, Opening, Registry, Sho
 use super::in_process;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
-use crate::control::connect::{Heard, dial};
+use crate::control::connect::{Received, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
 use crate::control::handshake::{Credentials, Rejection, greet_member};
 use crate::control::incoming::Entry;
@@ -199,8 +199,8 @@ impl Listener {
     }
 
     /// Sends messages that members pass on to `to` from now on.
-    pub(in crate::control) fn take_passed(&self, to: mpsc::Sender<Heard>) {
-        self.services.send_modify(|services| services.passed = Some(to));
+    pub(in crate::control) fn take_forwarded(&self, to: mpsc::Sender<Received>) {
+        self.services.send_modify(|services| services.forwarded = Some(to));
     }
 
     /// Returns the waiting list in which newcomers wait for this group, and makes it if there is none. Newcomers are
@@ -241,7 +241,7 @@ impl Listener {
         self.services.send_modify(|services| {
             services.coordinators.insert(tag, coordinator.clone());
         });
-        Box::new(Received { tag, services: self.services.clone() })
+        Box::new(RegisteredCoordinator { tag, services: self.services.clone() })
     }
 
     /// Connects to another member's listener. `near`: the listener is on this host. Every step may take `patience`.
@@ -380,12 +380,12 @@ pub(super) fn pause_after(failures: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(16)).min(AGREEMENT_BEAT)
 }
 
-struct Received {
+struct RegisteredCoordinator {
     tag: Tag,
     services: Registry,
 }
 
-impl Drop for Received {
+impl Drop for RegisteredCoordinator {
     fn drop(&mut self) {
         self.services.send_modify(|services| {
             services.coordinators.remove(&self.tag);
