@@ -25,8 +25,8 @@ use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
 use super::host_monitor::{self, HostMonitor, HostMonitors};
-use super::incoming::{Caller, Entry, accept, look};
-use super::pending::{Footing, PendingConnections};
+use super::incoming::{Accepted, Incoming, accept, try_accept};
+use super::pending::{PendingConnections, ProgressCell};
 use super::relay::Relay;
 pub(crate) use super::stream::BoxedStream;
 use super::stream::{self, TcpHandle};
@@ -99,17 +99,17 @@ impl Coordinator {
     pub(crate) fn start(
         settings: CoordinatorSettings,
         credentials: Credentials,
-        entry: Option<Entry>,
+        incoming: Option<Incoming>,
         published: Option<Box<dyn Send>>,
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
-        let counters = entry.as_ref().map_or_else(Arc::default, Entry::counters);
-        let at = entry.as_ref().and_then(Entry::at);
+        let counters = incoming.as_ref().map_or_else(Arc::default, Incoming::counters);
+        let at = incoming.as_ref().and_then(Incoming::at);
         let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
             state: CoordinatorState::new(settings, Instant::now()),
             credentials,
-            entry,
+            incoming,
             accept_after: None,
             spare: spare_descriptor(),
             published,
@@ -167,7 +167,7 @@ struct Connection {
 struct Driver {
     state: CoordinatorState,
     credentials: Credentials,
-    entry: Option<Entry>,
+    incoming: Option<Incoming>,
     /// Time before which no connection is accepted, set when descriptors ran out.
     accept_after: Option<tokio::time::Instant>,
     /// Spare descriptor. It is closed for a moment when no others are left, so that the next caller in the backlog can
@@ -212,24 +212,24 @@ impl Driver {
                     }
                     None => break,
                 },
-                accepted = accept(self.entry.as_mut(), self.accept_after) => {
+                accepted = accept(self.incoming.as_mut(), self.accept_after) => {
                     self.take_all(accepted).await;
                     // Connections just accepted, and those closed in their favour, get their turn before the next ones.
                     tokio::task::yield_now().await;
                     while let Some(ended) = self.handshakes.try_join_next_with_id() {
-                        self.leave_crowd(ended);
+                        self.handshake_ended(ended);
                     }
                 }
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
                 () = when(self.host_monitors.due()) => self.check_hosts(),
-                Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
+                Some(ended) = self.handshakes.join_next_with_id() => self.handshake_ended(ended),
                 Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
                 Some(_) = self.writers.join_next() => {}
             }
         }
         self.act();
-        drop(self.entry.take());
+        drop(self.incoming.take());
         // Queued messages are still sent. The time limit keeps a rank that does not read from holding this up.
         self.connections.clear();
         let flush = async { while self.writers.join_next().await.is_some() {} };
@@ -357,19 +357,19 @@ impl Driver {
         connection
     }
 
-    fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
+    fn handshake_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
         self.pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
     }
 
     /// Accepts a connection and others that wait at the port, at most so many that other connections do not suffer.
-    async fn take_all(&mut self, first: io::Result<Caller>) {
+    async fn take_all(&mut self, first: io::Result<Accepted>) {
         let mut accepted = first;
         for _ in 0..ACCEPTS_AT_ONCE {
             match accepted {
                 Ok(caller) => self.greet(caller),
                 Err(error) => return self.cannot_accept(&error).await,
             }
-            let Some(Poll::Ready(next)) = look(self.entry.as_mut()).await else { return };
+            let Some(Poll::Ready(next)) = try_accept(self.incoming.as_mut()).await else { return };
             accepted = next;
         }
         if let Ok(caller) = accepted {
@@ -395,12 +395,12 @@ impl Driver {
         }
         // Callers that wait at the port are dropped, not left waiting. A rank connects again.
         if self.spare.take().is_some() {
-            drop(look(self.entry.as_mut()).await);
+            drop(try_accept(self.incoming.as_mut()).await);
         }
         self.spare = spare_descriptor();
     }
 
-    fn greet(&mut self, caller: Caller) {
+    fn greet(&mut self, caller: Accepted) {
         let origin = caller.origin;
         let _ = caller.stream.set_nodelay(true);
         if self.pending.is_full() {
@@ -408,12 +408,12 @@ impl Driver {
         }
         let Some(events) = self.events.upgrade() else { return };
         let (credentials, counters) = (self.credentials.clone(), self.counters.clone());
-        let (give_up, given_up) = oneshot::channel();
-        let footing = Footing::default();
-        let standing = footing.clone();
+        let (evict, evicted) = oneshot::channel();
+        let progress = ProgressCell::default();
+        let standing = progress.clone();
         let (relay, cookie) = (self.relay.clone(), self.state.cookie());
         let task = self.handshakes.spawn(async move {
-            let greeting = introduce(caller, &credentials, &footing, given_up);
+            let greeting = introduce(caller, &credentials, &progress, evicted);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
                     let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
@@ -435,7 +435,7 @@ impl Driver {
                 }
             }
         });
-        self.pending.enter(task.id(), origin.ip(), standing, give_up);
+        self.pending.enter(task.id(), origin.ip(), standing, evict);
     }
 
     fn await_hello(&mut self, mut stream: BoxedStream, judged: bool) {
@@ -468,10 +468,10 @@ enum Introduced {
 
 /// Performs the handshake and reads the first frame.
 async fn introduce(
-    Caller { mut stream, start, .. }: Caller,
+    Accepted { mut stream, start, .. }: Accepted,
     credentials: &Credentials,
-    footing: &Footing,
-    mut given_up: oneshot::Receiver<u64>,
+    progress: &ProgressCell,
+    mut evicted: oneshot::Receiver<u64>,
 ) -> Result<Introduced, Rejection> {
     let made_room = || Rejection::Foreign("it made room for another".into());
     let greet = async {
@@ -485,19 +485,19 @@ async fn introduce(
                 read_start(magic, &mut stream).await?
             }
         };
-        greet_after(start, &mut stream, credentials, |progress| footing.set(progress)).await.map(Ok)
+        greet_after(start, &mut stream, credentials, |reached| progress.set(reached)).await.map(Ok)
     };
     let greeted = tokio::select! {
         biased;
         greeted = greet => Ok(greeted?),
-        turned_away = &mut given_up => Err(turned_away),
+        rejected = &mut evicted => Err(rejected),
     };
     let keys = match greeted {
         Ok(Ok(keys)) => keys,
         Ok(Err(magic)) => return Ok(Introduced::ToRelay(stream, magic)),
-        Err(turned_away) => {
-            if footing.is_silent() {
-                turn_away(&mut stream, turned_away.unwrap_or_default());
+        Err(rejected) => {
+            if progress.is_silent() {
+                reject(&mut stream, rejected.unwrap_or_default());
             }
             return Err(made_room());
         }
@@ -506,14 +506,14 @@ async fn introduce(
     let hello = tokio::select! {
         biased;
         hello = read_hello(&mut stream) => hello,
-        _ = given_up => return Err(made_room()),
+        _ = evicted => return Err(made_room()),
     };
     hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
 }
 
 /// Tells a connection why it is closed in favour of another. A rank tries again.
-pub(super) fn turn_away(stream: &mut TcpStream, turned_away: u64) {
-    if let Some(answer) = too_many(turned_away) {
+pub(super) fn reject(stream: &mut TcpStream, rejected: u64) {
+    if let Some(answer) = too_many(rejected) {
         // Bytes left unread would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);
         let _ = stream.try_write(&answer);

@@ -73,7 +73,7 @@ pub(crate) struct CoordinatorState {
     unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
-    turned_away: Vec<String>,
+    misfits: Vec<String>,
     /// Connections of strangers that were rejected, as counted by the driver.
     rejected: u64,
     next_tick: Instant,
@@ -96,7 +96,7 @@ impl CoordinatorState {
             unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
-            turned_away: Vec::new(),
+            misfits: Vec::new(),
             rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
             next_judgement: now + settings.liveness.dead_after,
@@ -133,14 +133,14 @@ impl CoordinatorState {
     /// Notes a connection that passed the handshake but does not fit, or an address that was turned away, for the error message if the
     /// job does not gather.
     pub(crate) fn note_misfit(&mut self, note: String) {
-        if self.turned_away.len() < 8 {
-            self.turned_away.push(note);
+        if self.misfits.len() < 8 {
+            self.misfits.push(note);
         }
     }
 
     /// Notes it unless it is already noted.
     pub(crate) fn note_misfit_once(&mut self, note: String) {
-        if !self.turned_away.contains(&note) {
+        if !self.misfits.contains(&note) {
             self.note_misfit(note);
         }
     }
@@ -512,8 +512,8 @@ impl CoordinatorState {
             self.states.len(),
             self.missing_text()
         );
-        if !self.turned_away.is_empty() {
-            problem += &format!("; turned away: {}", self.turned_away.join("; "));
+        if !self.misfits.is_empty() {
+            problem += &format!("; turned away: {}", self.misfits.join("; "));
         }
         if self.rejected > 0 {
             problem += &format!("; {}", rejected_text(self.rejected));

@@ -1,5 +1,5 @@
-//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a
-//! few ranks, and each passes them on to a few others through their listeners.
+//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to
+//! only a few ranks, and each passes them on to a few others through their listeners.
 //!
 //! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
 //! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable

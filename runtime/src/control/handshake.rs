@@ -38,7 +38,7 @@ const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
 const FLAG_RENDEZVOUS: u32 = 2;
 /// Flag of a coordinator that closes this connection because there are too many. The nonce then begins with the number
-/// of connections that it has turned away.
+/// of connections that it has rejected.
 const FLAG_FULL: u32 = 4;
 
 /// Flag of a caller that wants to reach the member at its own port, not the coordinator that may share that port.
@@ -244,9 +244,9 @@ impl Preamble {
 }
 
 /// Makes the coordinator's message to a connection that it closes for lack of room.
-pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
+pub(crate) fn too_many(rejected: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
-    preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
+    preamble.nonce[..8].copy_from_slice(&rejected.to_le_bytes());
     Some(preamble.to_bytes())
 }
 

@@ -103,7 +103,7 @@ use coordinator_ranks::CoordinatorSettings;
 use forwarding::Forwarder;
 use handshake::Credentials;
 use hmac::Mac as _;
-use incoming::Entry;
+use incoming::Incoming;
 use member::{CoordinatorStanding, Shared};
 use peers::Peers;
 use peers::listener::Listener;
@@ -483,10 +483,10 @@ async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Resu
     let mut key = RendezvousKey::default();
     getrandom::fill(&mut key)
         .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
-    let shared = listener.filter(|_| spec.locator.publishes_key()).and_then(Listener::entry);
-    let (shared, addresses) = shared.map_or((None, None), |(entry, at)| (Some(entry), Some(at)));
+    let shared = listener.filter(|_| spec.locator.publishes_key()).and_then(Listener::incoming);
+    let (shared, addresses) = shared.map_or((None, None), |(incoming, at)| (Some(incoming), Some(at)));
     let anchor = join::bind(spec, &key, addresses).await?;
-    let entry = shared.or(anchor.listener.map(Entry::Own));
+    let incoming = shared.or(anchor.listener.map(Incoming::Own));
     let credentials =
         Credentials { secret: spec.secret.clone(), rendezvous: spec.locator.publishes_key().then_some(key) };
     let settings = CoordinatorSettings {
@@ -498,7 +498,7 @@ async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Resu
         liveness: spec.liveness,
         forwards: forwards(spec),
     };
-    let coordinator = Coordinator::start(settings, credentials, entry, anchor.published);
+    let coordinator = Coordinator::start(settings, credentials, incoming, anchor.published);
     match &spec.locator {
         Locator::Local(meeting) => {
             meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));

@@ -19,10 +19,10 @@ use super::listener::Tag;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
 use crate::control::connect::Received;
-use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, reject};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
-use crate::control::incoming::{CALLERS_MAX, Caller, Entry};
-use crate::control::pending::{Footing, PendingConnections};
+use crate::control::incoming::{ACCEPTED_MAX, Accepted, Incoming};
+use crate::control::pending::{PendingConnections, ProgressCell};
 use crate::control::relay::Relay;
 use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
@@ -96,15 +96,15 @@ pub(super) struct Services {
     /// Queue for messages that ranks pass on.
     pub(super) forwarded: Option<mpsc::Sender<Received>>,
     /// Queue for ranks that join, if they join at this port too.
-    joins: Option<mpsc::Sender<Caller>>,
+    joins: Option<mpsc::Sender<Accepted>>,
 }
 
 impl Services {
     /// Lets ranks join at this port from now on. `at` is the port's address.
-    pub(super) fn let_join(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Entry {
-        let (callers, entry) = mpsc::channel(CALLERS_MAX);
-        self.joins = Some(callers);
-        Entry::Shared { at, callers: entry, counters }
+    pub(super) fn accept_joins(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Incoming {
+        let (accepted, incoming) = mpsc::channel(ACCEPTED_MAX);
+        self.joins = Some(accepted);
+        Incoming::Shared { at, accepted: incoming, counters }
     }
 
     fn left_behind(&self, cookie: Cookie, rank: u32) -> Option<&LeftBehind> {
@@ -171,13 +171,13 @@ pub(super) struct Acceptor {
     pub(super) relay: Arc<Relay>,
     /// The coordinator's counters, if ranks join here.
     pub(super) counters: Arc<CoordinatorCounters>,
-    /// Times when descriptors for callers were lacking.
+    /// Times when descriptors for connections were lacking.
     pub(super) shortage: Arc<Shortage>,
 }
 
 /// Serves the port. Strangers cannot keep members out: see [`PendingConnections`].
 pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, acceptor: Acceptor) {
-    let mut callers = JoinSet::new();
+    let mut tasks = JoinSet::new();
     let mut pending = PendingConnections::new(most_handshakes);
     loop {
         tokio::select! {
@@ -187,19 +187,19 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, accepto
                     if pending.is_full() {
                         pending.make_room(acceptor.rejected());
                     }
-                    let (give_up, given_up) = oneshot::channel();
-                    let footing = Footing::default();
-                    let (standing, acceptor) = (footing.clone(), acceptor.clone());
-                    let task = callers.spawn(async move {
-                        let caller = Caller { stream, origin, start: None };
-                        let greeting = acceptor.greet(caller, &footing, given_up);
+                    let (evict, evicted) = oneshot::channel();
+                    let progress = ProgressCell::default();
+                    let (standing, acceptor) = (progress.clone(), acceptor.clone());
+                    let task = tasks.spawn(async move {
+                        let caller = Accepted { stream, origin, start: None };
+                        let greeting = acceptor.greet(caller, &progress, evicted);
                         match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                             Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, true).await,
                             Ok(Some(Greeted::HandedOn)) => {}
                             Ok(None) | Err(_) => drop(acceptor.counters.rejected.fetch_add(1, Ordering::Relaxed)),
                         }
                     });
-                    pending.enter(task.id(), origin.ip(), standing, give_up);
+                    pending.enter(task.id(), origin.ip(), standing, evict);
                     // The new task gets its turn before the next connection is accepted.
                     tokio::task::yield_now().await;
                 }
@@ -211,7 +211,7 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, accepto
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(ended) = callers.join_next_with_id() => {
+            Some(ended) = tasks.join_next_with_id() => {
                 pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
             }
         }
@@ -228,17 +228,17 @@ impl Acceptor {
     /// for a connection that made room for another.
     async fn greet(
         &self,
-        caller: Caller,
-        footing: &Footing,
-        given_up: oneshot::Receiver<u64>,
+        caller: Accepted,
+        progress: &ProgressCell,
+        evicted: oneshot::Receiver<u64>,
     ) -> Option<Greeted> {
-        let Caller { mut stream, origin, .. } = caller;
+        let Accepted { mut stream, origin, .. } = caller;
         let _ = stream.set_nodelay(true);
         let start = tokio::select! {
             biased;
             start = read_beginning(&mut stream) => start?,
-            turned_away = given_up => {
-                turn_away(&mut stream, turned_away.unwrap_or_default());
+            rejected = evicted => {
+                reject(&mut stream, rejected.unwrap_or_default());
                 return None;
             }
         };
@@ -256,11 +256,11 @@ impl Acceptor {
         };
         let joins = self.services.borrow().joins.clone();
         if let Some(joins) = joins.filter(|_| !is_for_member(&start)) {
-            let _ = joins.try_send(Caller { stream, origin, start: Some(start) });
+            let _ = joins.try_send(Accepted { stream, origin, start: Some(start) });
             return Some(Greeted::HandedOn);
         }
-        let progress = |progress| footing.set(progress);
-        let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
+        let note = |reached| progress.set(reached);
+        let keys = greet_after(start, &mut stream, &self.credentials, note).await.ok()?;
         Some(Greeted::Proven(stream::boxed(stream, keys.as_ref())))
     }
 

@@ -47,9 +47,9 @@ pub(super) async fn serve(
     mut incoming: mpsc::UnboundedReceiver<DuplexStream>,
     services: Arc<watch::Sender<Services>>,
 ) {
-    let mut callers = JoinSet::new();
+    let mut tasks = JoinSet::new();
     while let Some(stream) = incoming.recv().await {
-        callers.spawn(receive(Box::new(stream), services.clone(), false));
-        while callers.try_join_next().is_some() {}
+        tasks.spawn(receive(Box::new(stream), services.clone(), false));
+        while tasks.try_join_next().is_some() {}
     }
 }

@@ -28,7 +28,7 @@ use super::waiting_list::{GroupId, WaitingList};
 use crate::control::connect::{Received, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
 use crate::control::handshake::{Credentials, Rejection, greet_member};
-use crate::control::incoming::Entry;
+use crate::control::incoming::Incoming;
 use crate::control::stream;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
@@ -161,12 +161,14 @@ impl Listener {
         Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
     }
 
-    /// Returns the entry for joining ranks, with the addresses at which they reach it. `None` for a thread's listener.
-    pub(crate) fn entry(&self) -> Option<(Entry, Vec<SocketAddr>)> {
+    /// Returns the connections of joining ranks, with the addresses at which they reach it. `None` for a thread's
+    /// listener.
+    pub(crate) fn incoming(&self) -> Option<(Incoming, Vec<SocketAddr>)> {
         let OpenPort { port, addresses, counters } = self.port.as_ref()?;
-        let mut entry = None;
-        self.services.send_modify(|services| entry = Some(services.let_join(port.at(), counters.clone())));
-        Some((entry?, addresses.clone()))
+        let mut incoming = None;
+        self.services
+            .send_modify(|services| incoming = Some(services.accept_joins(port.at(), counters.clone())));
+        Some((incoming?, addresses.clone()))
     }
 
     /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
