@@ -350,8 +350,8 @@ impl Drop for Communicator {
         if !leak_in_child(&self.shared) {
             // After a panic, started operations are not waited for, so that the other ranks hear of it at once.
             let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
-            let in_order = drive::close(&self.shared, limit);
-            self.shared.world.left(in_order);
+            let departure = drive::close(&self.shared, limit);
+            self.shared.world.left(departure);
         }
     }
 }

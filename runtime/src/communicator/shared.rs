@@ -20,7 +20,7 @@ use super::survivors::{Elastic, Lineage};
 use super::time_limit::TimeLimit;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
-use crate::control::{Control, Membership, WaitingList};
+use crate::control::{Control, Departure, Membership, WaitingList};
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
@@ -145,12 +145,12 @@ impl World {
     }
 
     /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain, since the
-    /// end of the process must not overtake the coordinator's messages. A communicator that was not dropped `in_order`
-    /// does not wait.
-    pub(crate) fn left(&self, in_order: bool) {
+    /// end of the process must not overtake the coordinator's messages. After an abrupt
+    /// departure it does not wait.
+    pub(crate) fn left(&self, departure: Departure) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // A rank that leaves because of a panic is lost, and its last words say so.
-            self.control.leave_or_die(in_order);
+            // A rank that leaves because of a panic is lost, and tells the others so.
+            self.control.leave_or_die(departure);
         }
     }
 

@@ -11,6 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::OnSilence;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
@@ -57,7 +58,7 @@ pub(crate) struct Connected {
     /// Messages that came before the welcome.
     pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection counts as a failure.
-    pub(crate) judged: bool,
+    pub(crate) on_silence: OnSilence,
     /// Handle to the connection, if the coordinator is on another host.
     pub(crate) tcp: Option<TcpHandle>,
     /// Address at which the coordinator listens.
@@ -242,13 +243,13 @@ impl Search {
                 stream
             }
         };
-        let judged = coordinator.is_none()
-            && match &spec.locator {
-                Locator::Local(_) => false,
-                Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
-                _ => true,
-            };
-        self.wait_for_welcome(spec, stream, listener, judged).await
+        let on_silence = match &spec.locator {
+            _ if coordinator.is_some() => OnSilence::Ignore,
+            Locator::Local(_) => OnSilence::Ignore,
+            Locator::Survivors(reunion) => Reunion::of(reunion).map_or(OnSilence::Ignore, |r| r.on_silence()),
+            _ => OnSilence::Fail,
+        };
+        self.wait_for_welcome(spec, stream, listener, on_silence).await
     }
 
     /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.
@@ -316,7 +317,7 @@ impl Search {
         spec: &JoinSpec,
         mut stream: BoxedStream,
         listener: Option<&Listener>,
-        judged: bool,
+        on_silence: OnSilence,
     ) -> Result<Connected, Setback> {
         let again = |doing: &str, error: io::Error| Setback::Retry(format!("{doing}: {error}"));
         let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
@@ -362,7 +363,7 @@ impl Search {
                         listeners,
                         welcome,
                         early,
-                        judged,
+                        on_silence,
                         tcp,
                         coordinator_at,
                     });

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
@@ -47,12 +48,12 @@ enum Event {
     /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the listener.
     Proven {
         stream: BoxedStream,
-        judged: bool,
+        on_silence: OnSilence,
     },
     Greeted {
         stream: BoxedStream,
         hello: Hello,
-        judged: bool,
+        on_silence: OnSilence,
     },
     Misfit {
         note: String,
@@ -135,7 +136,10 @@ impl Coordinator {
     pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
-        self.events.send(Event::Proven { stream: Box::new(far), judged: false }).await.map_err(gone)?;
+        self.events
+            .send(Event::Proven { stream: Box::new(far), on_silence: OnSilence::Ignore })
+            .await
+            .map_err(gone)?;
         Ok(Box::new(near))
     }
 
@@ -144,10 +148,10 @@ impl Coordinator {
         let _ = self.events.send(Event::Publish { published }).await;
     }
 
-    /// Takes a rank that has already proven its keys. `judged`: its silence counts as a failure.
-    pub(crate) async fn serve(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
+    /// Takes a rank that has already proven its keys.
+    pub(crate) async fn serve(&self, stream: BoxedStream, on_silence: OnSilence) -> io::Result<()> {
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the coordinator has closed");
-        self.events.send(Event::Proven { stream, judged }).await.map_err(gone)
+        self.events.send(Event::Proven { stream, on_silence }).await.map_err(gone)
     }
 
     /// Lets rank 0 leave. `done` is dropped when the coordinator has ended.
@@ -239,10 +243,10 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Proven { stream, judged } => self.await_hello(stream, judged),
-            Event::Greeted { stream, hello, judged } => {
+            Event::Proven { stream, on_silence } => self.await_hello(stream, on_silence),
+            Event::Greeted { stream, hello, on_silence } => {
                 let connection = self.adopt(stream);
-                self.state.hello(connection, hello, judged, now);
+                self.state.hello(connection, hello, on_silence, now);
             }
             Event::Publish { published } => self.published = Some(published),
             Event::Misfit { note } => self.state.note_misfit(note),
@@ -416,7 +420,7 @@ impl Driver {
             let greeting = introduce(caller, &credentials, &progress, evicted);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
-                    let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
+                    let _ = events.send(Event::Greeted { stream, hello, on_silence: OnSilence::Fail }).await;
                     return;
                 }
                 Ok(Ok(Introduced::ToRelay(stream, magic))) => {
@@ -438,11 +442,11 @@ impl Driver {
         self.pending.enter(task.id(), origin.ip(), standing, evict);
     }
 
-    fn await_hello(&mut self, mut stream: BoxedStream, judged: bool) {
+    fn await_hello(&mut self, mut stream: BoxedStream, on_silence: OnSilence) {
         let Some(events) = self.events.upgrade() else { return };
         self.closing.spawn(async move {
             if let Ok(Ok(hello)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, read_hello(&mut stream)).await {
-                let _ = events.send(Event::Greeted { stream, hello, judged }).await;
+                let _ = events.send(Event::Greeted { stream, hello, on_silence }).await;
             }
         });
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
@@ -40,7 +41,7 @@ pub(crate) struct Present {
     pub(crate) peer: PeerInfo,
     pub(crate) listener: Option<ListenerAddress>,
     /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
-    pub(crate) judged: bool,
+    pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,
     pub(crate) suspected: bool,
 }

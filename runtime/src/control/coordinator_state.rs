@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
@@ -165,7 +166,13 @@ impl CoordinatorState {
     }
 
     /// Handles a rank's introduction.
-    pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
+    pub(crate) fn hello(
+        &mut self,
+        connection: ConnectionId,
+        hello: Hello,
+        on_silence: OnSilence,
+        now: Instant,
+    ) {
         let who = describe(&hello.peer);
         let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
         if let Some(refusal) = objection(&self.settings, &self.states, ending, &hello) {
@@ -181,8 +188,14 @@ impl CoordinatorState {
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
-        self.states[rank as usize] =
-            RankState::Present(Present { connection, peer, listener, judged, heard: now, suspected: false });
+        self.states[rank as usize] = RankState::Present(Present {
+            connection,
+            peer,
+            listener,
+            on_silence,
+            heard: now,
+            suspected: false,
+        });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
@@ -256,8 +269,8 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Watch { limit_ms } => {
-                let listener_port =
-                    present.judged.then(|| present.listener.as_ref().and_then(ListenerAddress::port));
+                let listener_port = (present.on_silence == OnSilence::Fail)
+                    .then(|| present.listener.as_ref().and_then(ListenerAddress::port));
                 self.watch(connection, limit_ms, listener_port);
                 Ok(())
             }
@@ -342,7 +355,7 @@ impl CoordinatorState {
                 .states
                 .iter()
                 .filter_map(RankState::present)
-                .filter(|t| t.judged)
+                .filter(|t| t.on_silence == OnSilence::Fail)
                 .map(|t| t.connection)
                 .collect();
             for connection in to {
@@ -357,7 +370,7 @@ impl CoordinatorState {
         for (rank, state) in self.states.iter_mut().enumerate() {
             let RankState::Present(present) = state else { continue };
             let silent = now.saturating_duration_since(present.heard);
-            if !present.judged {
+            if present.on_silence == OnSilence::Ignore {
                 continue;
             }
             if silent >= liveness.dead_after {

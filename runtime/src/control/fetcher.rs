@@ -11,7 +11,7 @@ use super::coordinator::BoxedStream;
 use super::handshake::Credentials;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
-use super::peers::listener::ConnectError;
+use super::peers::listener::{ConnectError, Locality};
 use super::peers::snapshots::{FromFetcher, Hash, ToFetcher, hear};
 use super::peers::waiting_list::{GroupId, MemberAddress};
 use super::runtime::ControlRuntime;
@@ -86,7 +86,10 @@ impl Fetcher {
             let near = at.host_key == host_key();
             let way = Way {
                 source,
-                near,
+                locality: match at.listener.has_port() {
+                    true => Locality::of_hosts(host_key(), at.host_key),
+                    false => Locality::SameProcess,
+                },
                 credentials: at.listener.credentials(&spec),
                 at,
                 group: invitation.group,
@@ -128,7 +131,7 @@ impl Fetcher {
 struct Way {
     source: usize,
     at: MemberAddress,
-    near: bool,
+    locality: Locality,
     credentials: Credentials,
     group: GroupId,
 }
@@ -137,8 +140,7 @@ struct Way {
 async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
     let listener = &way.at.listener;
     let opening = Opening::State { group: way.group };
-    let is_local = !listener.has_port();
-    match listener.connect(is_local, way.near, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
+    match listener.connect(way.locality, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
         Ok(stream) => match fetch(way.source, stream, jobs, report).await {
             Ok(()) => "nothing more is asked".to_owned(),
             Err(error) => error.to_string(),

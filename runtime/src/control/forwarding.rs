@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
 use super::peers::acceptor::Opening;
-use super::peers::listener::{ConnectError, ListenerAddress};
+use super::peers::listener::{ConnectError, ListenerAddress, Locality};
 use super::wire::{FromCoordinator, PeerInfo, encode};
 use crate::job::limits::{CONNECT_TIMEOUT, FORWARD_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
@@ -128,8 +128,11 @@ impl Forwarder {
             let way = Way {
                 credentials: listener.credentials(&self.spec),
                 listener,
-                is_local: matches!(self.spec.locator, Locator::Local(_)),
-                near: host(rank) == host(own),
+                locality: match self.spec.locator {
+                    Locator::Local(_) => Locality::SameProcess,
+                    _ if host(rank) == host(own) => Locality::SameHost,
+                    _ => Locality::OtherHost,
+                },
             };
             let (frame, in_flight) = (frame.clone(), InFlightGuard::new(&self.progress));
             tokio::spawn(async move {
@@ -148,15 +151,12 @@ impl Forwarder {
 struct Way {
     listener: ListenerAddress,
     credentials: Credentials,
-    /// Whether the listener belongs to a thread of this process.
-    is_local: bool,
-    /// Whether the listener is on this host.
-    near: bool,
+    locality: Locality,
 }
 
 async fn send(way: &Way, frame: &Bytes, forwarded_bytes: &AtomicU64) -> Result<(), String> {
-    let Way { listener, credentials, is_local, near } = way;
-    let connect = listener.connect(*is_local, *near, credentials.clone(), &Opening::Forward, CONNECT_TIMEOUT);
+    let Way { listener, credentials, locality } = way;
+    let connect = listener.connect(*locality, credentials.clone(), &Opening::Forward, CONNECT_TIMEOUT);
     let mut stream = connect.await.map_err(ConnectError::text)?;
     let said = |error: io::Error| error.to_string();
     stream.write_all(frame).await.map_err(said)?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kolo_membership::{Agreement, Message, Part, Settings, Stand};
 use tokio::io::AsyncReadExt;
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, CoordinatorState};
@@ -130,7 +131,12 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                     Hello { peer, world_size, job: String::new(), source: String::new(), listener: None };
                 // The driver never reuses the number of a connection.
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
-                coordinator.hello(connection, hello, step % 2 == 0, now);
+                coordinator.hello(
+                    connection,
+                    hello,
+                    if step % 2 == 0 { OnSilence::Fail } else { OnSilence::Ignore },
+                    now,
+                );
             }
             2..=4 => {
                 let length = rest.first().map_or(0, |length| usize::from(*length)).min(rest.len());

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
+use super::OnSilence;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::connect::{Connected, Inbox, Received};
@@ -480,7 +481,8 @@ async fn run(
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Connected { mut inbox, writer, judged, early, tcp, .. } = connected;
+    let Connected { mut inbox, writer, on_silence, early, tcp, .. } = connected;
+    let fails = on_silence == OnSilence::Fail;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToCoordinator::Heartbeat);
     let beats = Mutex::new(Instant::now());
@@ -491,18 +493,18 @@ async fn run(
         loop {
             // Silence must be noticed when it reaches the limit, not at the next heartbeat.
             let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
-            let wakeup = if judged { due.min(silent_at) } else { due };
+            let wakeup = if fails { due.min(silent_at) } else { due };
             tokio::time::sleep_until(wakeup.into()).await;
             let now = Instant::now();
             let late = now.saturating_duration_since(wakeup);
             if now >= due {
                 shared.observe_boards(now);
                 due = now + liveness.heartbeat;
-                if judged {
+                if fails {
                     let _ = shared.queue.send(beat.clone());
                 }
             }
-            if !judged {
+            if !fails {
                 continue;
             }
             let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -527,7 +529,7 @@ async fn run(
     let loss = tokio::select! {
         loss = reading => loss,
         loss = beating => loss,
-        loss = watching(&shared, tcp.filter(|_| judged), &beat) => loss,
+        loss = watching(&shared, tcp.filter(|_| fails), &beat) => loss,
     };
     writing.abort();
     shared.coordinator_gone(&loss);

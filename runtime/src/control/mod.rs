@@ -93,7 +93,7 @@ use kolo_transport::tcp::Port;
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
-    CLOSING_TIMEOUT, GOODBYE_TIMEOUT, LAST_WORDS_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
+    ABORT_DELIVERY_TIMEOUT, CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
 };
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
@@ -122,6 +122,24 @@ const FORWARDING_GRACE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Control {
     inner: Arc<Inner>,
+}
+
+/// How a rank leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// All its operations have ended. Rank 0 waits for the others' goodbyes.
+    Orderly,
+    /// Operations are still open. Rank 0 waits for nobody.
+    Abrupt,
+}
+
+/// Meaning of silence on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnSilence {
+    /// The other end counts as lost.
+    Fail,
+    /// None, since both ends are threads of one process.
+    Ignore,
 }
 
 struct Inner {
@@ -290,13 +308,13 @@ impl Control {
     /// Says goodbye, so that the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
     /// [`Liveness::linger`]). A second call does nothing.
     pub fn leave(&self) {
-        self.inner.leave(true);
+        self.inner.leave(Departure::Orderly);
     }
 
     /// Says goodbye or, in a panicking thread, reports that this rank is lost and why. Rank 0 waits for the others'
-    /// goodbyes only if `in_order`.
-    pub(crate) fn leave_or_die(&self, in_order: bool) {
-        self.inner.leave_or_die(in_order);
+    /// goodbyes only after an orderly departure.
+    pub(crate) fn leave_or_die(&self, departure: Departure) {
+        self.inner.leave_or_die(departure);
     }
 
     /// Returns the name of the group that begins with a communicator: see [`GroupId`].
@@ -312,31 +330,32 @@ impl Control {
 }
 
 impl Inner {
-    fn leave(&self, in_order: bool) {
+    fn leave(&self, departure: Departure) {
         if !self.process.is_current() {
             return; // A child made by `fork`: the membership is the parent's.
         }
-        self.pass_on_last_words();
-        self.part(&ToCoordinator::Goodbye);
+        self.wait_for_abort_delivery();
+        self.announce(&ToCoordinator::Goodbye);
         self.wait_for_goodbye();
-        let lingers = in_order && !self.shared.anything_aborted();
+        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
         self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 
-    fn leave_or_die(&self, in_order: bool) {
+    fn leave_or_die(&self, departure: Departure) {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // This waits until the coordinator has the reason. Otherwise the end of the process would overtake it.
             let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
+            self.announce(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
             self.wait_for_goodbye();
             self.close_coordinator(Duration::ZERO);
         } else {
-            self.leave(in_order);
+            self.leave(departure);
         }
     }
 
-    fn part(&self, last_words: &ToCoordinator) {
+    /// Tells the coordinator, once, that this rank goes.
+    fn announce(&self, departure: &ToCoordinator) {
         if !self.runtime.is_current() && !self.shared.anything_aborted() {
             self.shared.wait_until_forwarded(FORWARDING_GRACE);
         }
@@ -344,17 +363,17 @@ impl Inner {
         if state.coordinator == CoordinatorStanding::Open {
             state.coordinator = CoordinatorStanding::Left { answered: false };
             drop(state);
-            self.shared.send(last_words);
+            self.shared.send(departure);
         }
     }
 
     /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
     /// that wait for it would report it as lost when its connections end.
-    fn pass_on_last_words(&self) {
+    fn wait_for_abort_delivery(&self) {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
-            peers.wait_until_delivered(LAST_WORDS_TIMEOUT);
+            peers.wait_until_delivered(ABORT_DELIVERY_TIMEOUT);
         }
     }
 
@@ -380,7 +399,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.leave_or_die(true);
+        self.leave_or_die(Departure::Orderly);
     }
 }
 

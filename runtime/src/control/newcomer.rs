@@ -14,7 +14,7 @@ use super::coordinator::{BoxedStream, write_frames};
 use super::handshake::VERSION;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
-use super::peers::listener::{ConnectError, Listener};
+use super::peers::listener::{ConnectError, Listener, Locality};
 use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
 use super::regroup::Reunion;
 use super::runtime::ControlRuntime;
@@ -161,10 +161,10 @@ impl Applicant {
         let (credentials, group) = (address.listener.credentials(&self.spec), invitation.group);
         let (tell, told) = mpsc::channel();
         self.runtime.spawn(async move {
-            let near = at.host_key == newcomer.host_key;
+            let locality = Locality::of_hosts(newcomer.host_key, at.host_key);
             let opening = Opening::Wait { group };
             let connected =
-                listener.connect(&at.listener, near, credentials, &opening, CONNECT_TIMEOUT).await;
+                listener.connect(&at.listener, locality, credentials, &opening, CONNECT_TIMEOUT).await;
             let offered = match connected {
                 Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
                 Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
@@ -184,11 +184,11 @@ impl Applicant {
 
     /// Joins the members. Blocks until all have come or the attempt is given up.
     pub(crate) fn join(&self, offer: &mut Offer) -> Result<Control> {
-        let near = offer.admission.at.host_key == self.newcomer.host_key;
+        let locality = Locality::of_hosts(self.newcomer.host_key, offer.admission.at.host_key);
         let reunion = Reunion {
             listener: self.listener.clone(),
             at: offer.admission.at.listener.clone(),
-            near,
+            locality,
             tag: offer.admission.tag,
         };
         let spec = JoinSpec {

@@ -11,11 +11,11 @@ use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
-use super::peers::listener::{ConnectError, Listener, ListenerAddress, Tag};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, Tag};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
-use super::{Control, Membership};
+use super::{Control, Membership, OnSilence};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
@@ -188,8 +188,8 @@ impl Control {
         let center = ranks
             .iter()
             .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));
-        let near = at.host_key == self.peer_info()[spec.rank as usize].host_key;
-        let reunion = Reunion { listener: listener.clone(), at: at.listener, near, tag };
+        let locality = Locality::of_hosts(self.peer_info()[spec.rank as usize].host_key, at.host_key);
+        let reunion = Reunion { listener: listener.clone(), at: at.listener, locality, tag };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
@@ -276,7 +276,7 @@ pub(super) struct Reunion {
     pub(super) listener: Arc<Listener>,
     /// The listener of the rank that runs the coordinator.
     pub(super) at: ListenerAddress,
-    pub(super) near: bool,
+    pub(super) locality: Locality,
     pub(super) tag: Tag,
 }
 
@@ -285,9 +285,9 @@ impl Reunion {
         opaque.0.clone().downcast().ok()
     }
 
-    /// Whether silence on connections counts as a failure. Between threads of one process it does not.
-    pub(super) fn is_judged(&self) -> bool {
-        !self.listener.is_local()
+    /// Returns what silence on connections means. Between threads of one process it means nothing.
+    pub(super) fn on_silence(&self) -> OnSilence {
+        if self.listener.is_local() { OnSilence::Ignore } else { OnSilence::Fail }
     }
 
     /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
@@ -297,7 +297,7 @@ impl Reunion {
         spec: &JoinSpec,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let credentials = self.at.credentials(spec);
-        self.listener.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
+        self.listener.join_at(&self.at, self.locality, credentials, self.tag, CONNECT_TIMEOUT).await
     }
 
     /// Hands survivors that come to this listener to the coordinator, until the result is dropped.

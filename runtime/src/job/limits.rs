@@ -121,7 +121,7 @@ pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Longest time that a leaving rank waits until members have heard that it has given up, if no coordinator tells them.
 /// They hear it within milliseconds unless they are stopped, and they wait as long for it before they blame a rank.
-pub(crate) const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(300);
+pub(crate) const ABORT_DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Longest time that the closing coordinator waits for its last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);

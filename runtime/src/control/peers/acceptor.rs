@@ -18,6 +18,7 @@ use super::Event;
 use super::listener::Tag;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
+use crate::control::OnSilence;
 use crate::control::connect::Received;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, reject};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
@@ -57,6 +58,14 @@ pub(in crate::control) enum Answer {
     LeftBehind(LeftBehind),
 }
 
+/// Which ranks of the job a communicator has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// All of them, so that a rank that it goes on without is left behind in every communicator.
+    Job,
+    Some,
+}
+
 /// Communicators whose members have gone on without a rank that may not know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) struct LeftBehind {
@@ -72,8 +81,8 @@ impl LeftBehind {
         self.everywhere || self.communicators.contains(&communicator)
     }
 
-    fn add(&mut self, communicator: u64, everywhere: bool) {
-        self.everywhere |= everywhere;
+    fn add(&mut self, communicator: u64, scope: Scope) {
+        self.everywhere |= scope == Scope::Job;
         if !self.communicators.contains(&communicator) && self.communicators.len() < MAX_LEFT_BEHIND {
             self.communicators.push(communicator);
         }
@@ -112,11 +121,11 @@ impl Services {
     }
 
     /// Records that the members of a communicator have gone on without this rank.
-    pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, everywhere: bool) {
+    pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, scope: Scope) {
         let place = self.left_behind.iter().position(|(who, _)| *who == (cookie, rank));
         let mut entry = place.and_then(|place| self.left_behind.remove(place));
         let (_, told) = entry.get_or_insert_with(|| ((cookie, rank), LeftBehind::default()));
-        told.add(communicator, everywhere);
+        told.add(communicator, scope);
         self.left_behind.extend(entry);
         while self.left_behind.len() > MAX_REMEMBERED {
             self.left_behind.pop_front();
@@ -194,7 +203,7 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, accepto
                         let caller = Accepted { stream, origin, start: None };
                         let greeting = acceptor.greet(caller, &progress, evicted);
                         match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
-                            Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, true).await,
+                            Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, OnSilence::Fail).await,
                             Ok(Some(Greeted::HandedOn)) => {}
                             Ok(None) | Err(_) => drop(acceptor.counters.rejected.fetch_add(1, Ordering::Relaxed)),
                         }
@@ -307,11 +316,11 @@ async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
 }
 
 /// Reads a caller's first frame and hands the connection to the service that it names.
-pub(super) async fn receive(stream: BoxedStream, services: Registry, judged: bool) {
-    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, services, judged)).await;
+pub(super) async fn receive(stream: BoxedStream, services: Registry, on_silence: OnSilence) {
+    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, dispatch(stream, services, on_silence)).await;
 }
 
-async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> io::Result<()> {
+async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSilence) -> io::Result<()> {
     let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
     let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
     match opening {
@@ -332,7 +341,7 @@ async fn show_in(mut stream: BoxedStream, services: Registry, judged: bool) -> i
             let coordinator = arrival.ok().and_then(|services| services.coordinators.get(&tag).cloned());
             let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
             answer(&mut stream, &Answer::Taken).await?;
-            coordinator.serve(stream, judged).await?;
+            coordinator.serve(stream, on_silence).await?;
         }
         Opening::Wait { group } => {
             let waiting_list = services.borrow().waiting_lists.get(&group).and_then(Weak::upgrade);

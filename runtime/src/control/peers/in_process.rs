@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::acceptor::{Services, receive};
 use super::listener::ConnectError;
+use crate::control::OnSilence;
 
 /// Buffer of an in-memory pipe, in each direction.
 const PIPE_BYTES: usize = 16 << 10;
@@ -49,7 +50,7 @@ pub(super) async fn serve(
 ) {
     let mut tasks = JoinSet::new();
     while let Some(stream) = incoming.recv().await {
-        tasks.spawn(receive(Box::new(stream), services.clone(), false));
+        tasks.spawn(receive(Box::new(stream), services.clone(), OnSilence::Ignore));
         while tasks.try_join_next().is_some() {}
     }
 }

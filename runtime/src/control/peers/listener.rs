@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Event;
-use super::acceptor::{self, Acceptor, Answer, LeftBehind, Opening, Registry, Shortage};
+use super::acceptor::{self, Acceptor, Answer, LeftBehind, Opening, Registry, Scope, Shortage};
 use super::in_process;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
@@ -83,6 +83,22 @@ impl ConnectError {
             Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
             Self::LeftBehind(_) => "it has gone on without this rank".to_owned(),
         }
+    }
+}
+
+/// Where a listener is, as seen from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::control) enum Locality {
+    /// It belongs to a thread of this process.
+    SameProcess,
+    SameHost,
+    OtherHost,
+}
+
+impl Locality {
+    /// Compares the keys of two hosts.
+    pub(in crate::control) fn of_hosts(own: u64, other: u64) -> Self {
+        if own == other { Self::SameHost } else { Self::OtherHost }
     }
 }
 
@@ -181,6 +197,11 @@ impl Listener {
         self.is_local
     }
 
+    /// Returns where another listener is. All members' listeners are of one kind.
+    fn locality(&self, of_host: Locality) -> Locality {
+        if self.is_local { Locality::SameProcess } else { of_host }
+    }
+
     pub(crate) const fn address(&self) -> &ListenerAddress {
         &self.address
     }
@@ -193,10 +214,9 @@ impl Listener {
     }
 
     /// Records that the members of a communicator have gone on without these ranks of the job, which will be told so.
-    /// `everywhere`: the communicator has all ranks of the job.
-    pub(super) fn leave_behind(&self, cookie: Cookie, ranks: &[u32], communicator: u64, everywhere: bool) {
+    pub(super) fn leave_behind(&self, cookie: Cookie, ranks: &[u32], communicator: u64, scope: Scope) {
         self.services.send_modify(|services| {
-            ranks.iter().for_each(|rank| services.leave_behind(cookie, *rank, communicator, everywhere));
+            ranks.iter().for_each(|rank| services.leave_behind(cookie, *rank, communicator, scope));
         });
     }
 
@@ -246,16 +266,16 @@ impl Listener {
         Box::new(RegisteredCoordinator { tag, services: self.services.clone() })
     }
 
-    /// Connects to another member's listener. `near`: the listener is on this host. Every step may take `patience`.
+    /// Connects to another member's listener. Every step may take `patience`.
     pub(in crate::control) async fn connect(
         &self,
         at: &ListenerAddress,
-        near: bool,
+        locality: Locality,
         credentials: Credentials,
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        let answer = at.connect(self.is_local, near, credentials, opening, patience).await;
+        let answer = at.connect(self.locality(locality), credentials, opening, patience).await;
         if let Err(ConnectError::Silent(why)) = &answer {
             self.shortage.note_text(why);
         }
@@ -266,42 +286,39 @@ impl Listener {
     pub(crate) async fn join_at(
         &self,
         at: &ListenerAddress,
-        near: bool,
+        locality: Locality,
         credentials: Credentials,
         tag: Tag,
         patience: Duration,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        at.reach(self.is_local, near, credentials, &Opening::Join { tag }, patience).await
+        at.reach(self.locality(locality), credentials, &Opening::Join { tag }, patience).await
     }
 }
 
 impl ListenerAddress {
-    /// Connects to a listener as [`Listener::connect`] does. `is_local`: the listener belongs to a thread of this
-    /// process.
+    /// Connects to a listener as [`Listener::connect`] does.
     pub(in crate::control) async fn connect(
         &self,
-        is_local: bool,
-        near: bool,
+        locality: Locality,
         credentials: Credentials,
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        self.reach(is_local, near, credentials, opening, patience).await.map(|(stream, _)| stream)
+        self.reach(locality, credentials, opening, patience).await.map(|(stream, _)| stream)
     }
 
     /// Does the same, and also returns the address that answered.
     async fn reach(
         &self,
-        is_local: bool,
-        near: bool,
+        locality: Locality,
         credentials: Credentials,
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        let (mut stream, at): (BoxedStream, _) = match is_local {
-            true => (Box::new(in_process::connect(self.id)?), None),
-            false => {
-                let (stream, at) = connect_to_port(self, near, credentials, patience).await?;
+        let (mut stream, at): (BoxedStream, _) = match locality {
+            Locality::SameProcess => (Box::new(in_process::connect(self.id)?), None),
+            Locality::SameHost | Locality::OtherHost => {
+                let (stream, at) = connect_to_port(self, locality, credentials, patience).await?;
                 (stream, Some(at))
             }
         };
@@ -350,7 +367,7 @@ impl ListenerAddress {
 
     /// Returns the addresses to try from this host. On the listener's own host it is loopback, because the other
     /// addresses may also be those of other hosts.
-    fn candidates(&self, near: bool) -> Vec<SocketAddr> {
+    fn candidates(&self, locality: Locality) -> Vec<SocketAddr> {
         let far: Vec<SocketAddr> = self
             .addresses
             .iter()
@@ -359,7 +376,9 @@ impl ListenerAddress {
             .take(MAX_LISTENER_ADDRESSES)
             .collect();
         match self.addresses.first() {
-            Some(any) if near => vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), any.port())],
+            Some(any) if locality == Locality::SameHost => {
+                vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), any.port())]
+            }
             _ if far.is_empty() => self.addresses.iter().copied().take(1).collect(),
             _ => far,
         }
@@ -410,12 +429,12 @@ fn draw() -> Result<(u64, RendezvousKey)> {
 /// not answer.
 async fn connect_to_port(
     at: &ListenerAddress,
-    near: bool,
+    locality: Locality,
     credentials: Credentials,
     patience: Duration,
 ) -> std::result::Result<(BoxedStream, SocketAddr), ConnectError> {
     let mut attempts = JoinSet::new();
-    for (i, address) in at.candidates(near).into_iter().enumerate() {
+    for (i, address) in at.candidates(locality).into_iter().enumerate() {
         let credentials = credentials.clone();
         attempts.spawn(async move {
             tokio::time::sleep(STAGGER * i as u32).await;
@@ -477,13 +496,15 @@ mod tests {
             let (own, at, credentials) = (&own, listener.address(), listener.address().credentials(&spec));
             async move {
                 let opening = Opening::Connect { cookie, from };
-                own.connect(at, true, credentials, &opening, Duration::from_secs(20)).await.err()
+                own.connect(at, Locality::SameHost, credentials, &opening, Duration::from_secs(20))
+                    .await
+                    .err()
             }
         };
         let (this, other): (Cookie, Cookie) = ([7; 16], [8; 16]);
         // These jobs have no members here any more, so a member that asks takes this one for gone.
         assert!(matches!(connect(this, 1).await, Some(ConnectError::Gone(_))));
-        listener.leave_behind(this, &[1, 2], 5, false);
+        listener.leave_behind(this, &[1, 2], 5, Scope::Some);
         let told = |answer| match answer {
             Some(ConnectError::LeftBehind(told)) => told,
             Some(other) => panic!("{}", other.text()),
@@ -497,11 +518,11 @@ mod tests {
         assert!(matches!(connect(this, 3).await, Some(ConnectError::Gone(_))));
         assert!(matches!(connect(other, 1).await, Some(ConnectError::Gone(_))));
         // A communicator of all ranks counts for every communicator.
-        listener.leave_behind(this, &[1], 9, true);
+        listener.leave_behind(this, &[1], 9, Scope::Job);
         assert!(told(connect(this, 1).await).is_of(6) && !told(connect(this, 2).await).is_of(6));
         // The oldest entries are forgotten, so that the list does not grow.
         let many: Vec<u32> = (10..10 + MAX_REMEMBERED as u32).collect();
-        listener.leave_behind(this, &many, 5, false);
+        listener.leave_behind(this, &many, 5, Scope::Some);
         assert!(matches!(connect(this, 2).await, Some(ConnectError::Gone(_))));
         assert!(told(connect(this, 10).await).is_of(5));
     }

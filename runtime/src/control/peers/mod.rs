@@ -29,13 +29,13 @@ use super::abort::AbortCause;
 use super::coordinator::BoxedStream;
 use super::member::Shared;
 use super::runtime::ControlRuntime;
-use super::wire::encode;
+use super::wire::{PeerInfo, encode};
 use crate::job::limits::AGREEMENT_BEAT;
 use crate::join::JoinSpec;
-use acceptor::Opening;
+use acceptor::{Opening, Scope};
 use connection::Connection;
 use dissemination::targets;
-use listener::{ConnectError, Listener, ListenerAddress};
+use listener::{ConnectError, Listener, ListenerAddress, Locality};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
 use watches::Watch;
@@ -166,7 +166,7 @@ impl Peers {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
         let task = Task {
-            near: near(&shared),
+            localities: localities(&shared),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             listener,
@@ -248,14 +248,16 @@ impl Peers {
     }
 }
 
-/// Returns which ranks are on this rank's host.
-fn near(shared: &Shared) -> Vec<bool> {
+/// Returns where the other ranks are, by rank.
+fn localities(shared: &Shared) -> Vec<Locality> {
     let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
-    shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
+    let locality =
+        |peer: &PeerInfo| own.map_or(Locality::OtherHost, |own| Locality::of_hosts(own, peer.host_key));
+    shared.peers.iter().map(locality).collect()
 }
 
 struct Task {
-    near: Vec<bool>,
+    localities: Vec<Locality>,
     rounds: Rounds,
     shared: Arc<Shared>,
     listener: Arc<Listener>,
@@ -466,8 +468,9 @@ impl Task {
         }
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);
-            let everywhere = members.is_some_and(|members| members.len() == self.listeners.len());
-            self.listener.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
+            let has_all = members.is_some_and(|members| members.len() == self.listeners.len());
+            let scope = if has_all { Scope::Job } else { Scope::Some };
+            self.listener.leave_behind(self.shared.cookie, &ranks, communicator, scope);
             self.awaiting_ack.retain(|rank| !ranks.contains(rank));
         }
         for (key, stand) in self.rounds.take_ends() {
@@ -536,10 +539,10 @@ impl Task {
         at: ListenerAddress,
         patience: Duration,
     ) -> impl Future<Output = Result<BoxedStream, ConnectError>> + use<> {
-        let (listener, near) = (self.listener.clone(), self.near[rank as usize]);
+        let (listener, locality) = (self.listener.clone(), self.localities[rank as usize]);
         let credentials = at.credentials(&self.spec);
         let opening = Opening::Connect { cookie: self.shared.cookie, from: self.shared.rank };
-        async move { listener.connect(&at, near, credentials, &opening, patience).await }
+        async move { listener.connect(&at, locality, credentials, &opening, patience).await }
     }
 
     /// Adds a new connection to a rank. The new connection also sends the frames that other connections may not have

@@ -1,7 +1,7 @@
 use super::*;
 use crate::control::handshake::Credentials;
 use crate::control::peers::acceptor::Opening;
-use crate::control::peers::listener::{ConnectError, Listener};
+use crate::control::peers::listener::{ConnectError, Listener, Locality};
 use crate::join::{JoinSpec, Locator};
 
 const GROUP: GroupId = [9; 16];
@@ -28,7 +28,7 @@ fn waiting_list(listener: &Listener) -> Arc<WaitingList> {
 
 async fn connect(from: &Listener, at: &Listener, group: GroupId) -> Result<BoxedStream, ConnectError> {
     let credentials = at.address().credentials(&spec());
-    from.connect(at.address(), true, credentials, &Opening::Wait { group }, PATIENCE).await
+    from.connect(at.address(), Locality::SameHost, credentials, &Opening::Wait { group }, PATIENCE).await
 }
 
 fn spec() -> JoinSpec {
@@ -124,13 +124,13 @@ async fn strangers_and_garbage_do_no_harm() {
     // A caller without the key of the listener is rejected.
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
-    let outcome = own.connect(listener.address(), true, credentials, &opening, PATIENCE).await;
+    let outcome = own.connect(listener.address(), Locality::SameHost, credentials, &opening, PATIENCE).await;
     let Err(ConnectError::Silent(text)) = outcome else { panic!("it was let in") };
     assert!(text.contains("another rendezvous key"), "{text}");
     // So is a caller with another secret.
     let mut credentials = listener.address().credentials(&spec());
     credentials.secret = crate::job::JobSecret::new("x");
-    let outcome = own.connect(listener.address(), true, credentials, &opening, PATIENCE).await;
+    let outcome = own.connect(listener.address(), Locality::SameHost, credentials, &opening, PATIENCE).await;
     assert!(matches!(outcome, Err(ConnectError::Misfit { problem, .. }) if problem.contains("job secret")));
     // So are frames that are no hello, or too long.
     let mut garbage = encode(&FromNewcomer::Beat).to_vec();
