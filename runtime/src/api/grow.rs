@@ -56,9 +56,9 @@ impl Communicator {
 
     /// Lets newcomers know the addresses of this communicator's members from now on, and writes an invitation where the
     /// launcher wants one.
-    pub(super) fn meet_newcomers(&self) {
+    pub(super) fn publish_members(&self) {
         let shared = &self.shared;
-        shared.meet_newcomers();
+        shared.publish_members();
         // Every rank writes one. Ranks of other hosts, or of other launchers on this host, use other paths, and no
         // rank knows which ranks use the same.
         let is_whole = shared.group.id == WORLD;
@@ -149,7 +149,7 @@ impl Communicator {
     fn take_in(&self, places: Places) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("grow"))?;
-        self.form_anew(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
+        self.form_again(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
             Ok((Self::make(growth.making)?, growth.admitted))
         })
@@ -188,7 +188,7 @@ pub(super) fn join(
         let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
             Ok(made) if made.all_enter(deadline) => {
-                made.meet_newcomers();
+                made.publish_members();
                 return Ok(made);
             }
             Ok(made) => made.abort("the members have not come to its end"),

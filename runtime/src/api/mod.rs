@@ -112,7 +112,7 @@ impl Communicator {
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
         if communicator.shared.is_complete() {
-            communicator.meet_newcomers();
+            communicator.publish_members();
         }
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;

@@ -24,13 +24,13 @@ use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey, Meeting,
-    MemberAddress, Membership, Offer, WaitingList, derive,
+    AbortCause, AbortKind, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey, MemberAddress,
+    Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
 /// Identity under which members meet before they admit newcomers.
-const GATHERING: u64 = 2;
+const INTERIM: u64 = 2;
 
 /// A member's message to the others.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,28 +58,27 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     let own = left.ranks.iter().position(|rank| *rank == shared.group.rank).unwrap_or_default();
     let control = &shared.world.control;
     let silent_after = shared.config.silent_after;
-    let meeting = |tag, place, world_size, at, alarm| {
+    let spec = |regroup_id, place, world_size, at, alarm| {
         let ranks = &world_ranks[..];
         let later = shared.membership.later();
-        Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm }
+        RegroupSpec { ranks, place, world_size, at, regroup_id, later, silent_after, deadline, alarm }
     };
     let first = world_ranks.first().and_then(|first| control.member_address(*first));
     let count = world_ranks.len() as u32;
-    let gathering =
-        control.reunite(meeting(derive(&left.seed, b"gather"), own as u32, count, first, None))?;
+    let interim = control.regroup(spec(derive(&left.seed, b"interim"), own as u32, count, first, None))?;
     let members: Arc<[u32]> = (0..count).collect();
-    let watch = Arc::new(gathering.register(GATHERING, members.clone()));
+    let watch = Arc::new(interim.register(INTERIM, members.clone()));
     let attempt = || -> Result<Growth> {
-        let lists = exchange(shared, &gathering, &members, places, deadline)?;
+        let lists = exchange(shared, &interim, &members, places, deadline)?;
         let assignment = assigned(shared, left.ranks, places, &lists)?;
         let lineage = lineage(shared, left.ranks, &assignment);
         let at = match &assignment.slots[0].1 {
             Holder::Member(member) => control.member_address(world_ranks[*member]),
             Holder::Newcomer { host, at } => Some(lists[*host][*at].address.clone()),
         };
-        let tag = derive(&left.seed, b"grow");
+        let regroup_id = derive(&left.seed, b"grow");
         let admitted =
-            admit(shared, (own, &watch), &assignment, &lists, &lineage, (at.clone(), tag, deadline))?;
+            admit(shared, (own, &watch), &assignment, &lists, &lineage, (at.clone(), regroup_id, deadline))?;
         let place = assignment.slots.iter().position(|(_, holder)| *holder == Holder::Member(own));
         let (place, world_size) = (place.unwrap_or_default() as u32, assignment.slots.len() as u32);
         let (sound, alarm) = oneshot::channel();
@@ -93,7 +92,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
                 let _ = sound.send((own as u32, cause));
             }
         }));
-        let next = control.reunite(meeting(tag, place, world_size, at, Some(alarm)))?;
+        let next = control.regroup(spec(regroup_id, place, world_size, at, Some(alarm)))?;
         let world = World::changed(
             next,
             lineage,
@@ -133,7 +132,7 @@ fn relayed(shared: &Shared, assignment: &Assignment, world_ranks: &[u32]) -> BTr
 /// Returns the newcomers at each member's listener.
 fn exchange(
     shared: &Shared,
-    gathering: &Control,
+    interim: &Control,
     members: &[u32],
     places: Places,
     deadline: Instant,
@@ -148,8 +147,8 @@ fn exchange(
     });
     let told = Told { places, listed: listed.collect() };
     let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
-    let key = ExchangeKey { communicator: GATHERING, round: 0 };
-    let blobs = gathering.exchange(key, members, blob, deadline)?;
+    let key = ExchangeKey { communicator: INTERIM, round: 0 };
+    let blobs = interim.exchange(key, members, blob, deadline)?;
     let all: std::result::Result<Vec<Told>, _> =
         blobs.iter().map(|blob| postcard::from_bytes(blob)).collect();
     let all = all.map_err(|error| broken(rank, &error))?;
@@ -225,7 +224,7 @@ fn admit(
     assignment: &Assignment,
     lists: &[Vec<Listed>],
     lineage: &Lineage,
-    (at, tag, deadline): (Option<MemberAddress>, [u8; 32], Instant),
+    (at, regroup_id, deadline): (Option<MemberAddress>, [u8; 32], Instant),
 ) -> Result<Vec<AdmittedNewcomer>> {
     let rank = shared.group.rank;
     let gone = |who: &str| Error::Join {
@@ -247,7 +246,7 @@ fn admit(
         };
         let admission = Admission {
             at,
-            tag,
+            regroup_id,
             rank: place as u32,
             world_size: assignment.slots.len() as u32,
             patience: deadline.saturating_duration_since(Instant::now()),

@@ -31,4 +31,4 @@ pub(crate) use growth::{Left, grow, join_admitted, settings};
 pub use recorder::Record;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;
-pub(crate) use survivors::{Elastic, reunite};
+pub(crate) use survivors::{Elastic, regroup};

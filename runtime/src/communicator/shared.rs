@@ -225,7 +225,7 @@ impl Shared {
     }
 
     /// Lets newcomers know the listeners of this communicator's members from now on.
-    pub(crate) fn meet_newcomers(&self) {
+    pub(crate) fn publish_members(&self) {
         if let Some(waiting_list) = self.waiting_list.get() {
             waiting_list.set_members(self.world.control.member_addresses(&self.group.members));
         }
@@ -244,7 +244,7 @@ impl Shared {
             if let Some(waiting_list) = super::growth::open_waiting_list(self) {
                 let _ = self.waiting_list.set(waiting_list);
             }
-            self.meet_newcomers();
+            self.publish_members();
         }
         Ok(self.waiting_list.get())
     }

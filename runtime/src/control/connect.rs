@@ -16,7 +16,7 @@ use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
 use super::peers::listener::{ConnectError, Listener, ListenerAddress};
-use super::regroup::Reunion;
+use super::regroup::Regroup;
 use super::stream::{self, TcpHandle};
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
@@ -195,8 +195,8 @@ impl Search {
         self.reached = coordinator.and_then(|coordinator| coordinator.at.or_else(own));
         let stream = match (coordinator, &spec.locator) {
             (Some(coordinator), _) => attach(coordinator).await?,
-            (None, Locator::Local(meeting)) => {
-                let mut coordinators = meeting.coordinator.subscribe();
+            (None, Locator::Local(rendezvous)) => {
+                let mut coordinators = rendezvous.coordinator.subscribe();
                 let found = coordinators
                     .wait_for(Option::is_some)
                     .await
@@ -207,9 +207,9 @@ impl Search {
                     found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
                 attach(&coordinator).await?
             }
-            (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
-                Some(reunion) => {
-                    let (stream, at) = reunion.connect(spec).await.map_err(|error| match error {
+            (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
+                Some(regroup) => {
+                    let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
                         error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
                             Setback::Retry(error.text())
                         }
@@ -246,7 +246,7 @@ impl Search {
         let on_silence = match &spec.locator {
             _ if coordinator.is_some() => OnSilence::Ignore,
             Locator::Local(_) => OnSilence::Ignore,
-            Locator::Survivors(reunion) => Reunion::of(reunion).map_or(OnSilence::Ignore, |r| r.on_silence()),
+            Locator::Survivors(regroup) => Regroup::of(regroup).map_or(OnSilence::Ignore, |r| r.on_silence()),
             _ => OnSilence::Fail,
         };
         self.wait_for_welcome(spec, stream, listener, on_silence).await

@@ -85,7 +85,7 @@ pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
 };
-pub(crate) use regroup::{Disagreement, Meeting, Purpose, Until};
+pub(crate) use regroup::{Disagreement, Purpose, RegroupSpec, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
@@ -107,7 +107,7 @@ use incoming::Incoming;
 use member::{CoordinatorStanding, Shared};
 use peers::Peers;
 use peers::listener::Listener;
-use regroup::Reunion;
+use regroup::Regroup;
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
@@ -456,8 +456,8 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         let welcome = connect::become_member(spec, None, listener.as_deref(), started + spec.timeout);
         (first_of(spec, welcome, alarmed).await?, None)
     };
-    if let (Locator::Local(meeting), 0) = (&spec.locator, spec.rank) {
-        meeting.coordinator.send_replace(None);
+    if let (Locator::Local(rendezvous), 0) = (&spec.locator, spec.rank) {
+        rendezvous.coordinator.send_replace(None);
     }
     let listeners: Arc<[ListenerAddress]> =
         std::mem::take(&mut connected.listeners).into_iter().map(Option::unwrap_or_default).collect();
@@ -519,12 +519,12 @@ async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Resu
     };
     let coordinator = Coordinator::start(settings, credentials, incoming, anchor.published);
     match &spec.locator {
-        Locator::Local(meeting) => {
-            meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
+        Locator::Local(rendezvous) => {
+            rendezvous.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
         }
-        Locator::Survivors(reunion) => {
-            if let Some(reunion) = Reunion::of(reunion) {
-                coordinator.publish(reunion.receive(&coordinator)).await;
+        Locator::Survivors(regroup) => {
+            if let Some(regroup) = Regroup::of(regroup) {
+                coordinator.publish(regroup.receive(&coordinator)).await;
             }
         }
         _ => {}
@@ -536,8 +536,8 @@ async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Resu
 /// joins: only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the listener, and they
 /// report that it is missing.
 async fn open_listener(spec: &JoinSpec) -> Option<Arc<Listener>> {
-    if let Locator::Survivors(reunion) = &spec.locator {
-        return Reunion::of(reunion).map(|reunion| reunion.listener.clone());
+    if let Locator::Survivors(regroup) = &spec.locator {
+        return Regroup::of(regroup).map(|regroup| regroup.listener.clone());
     }
     if spec.world_size == 1 {
         return None;

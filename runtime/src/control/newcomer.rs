@@ -16,7 +16,7 @@ use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Listener, Locality};
 use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
-use super::regroup::Reunion;
+use super::regroup::Regroup;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
@@ -185,16 +185,16 @@ impl Applicant {
     /// Joins the members. Blocks until all have come or the attempt is given up.
     pub(crate) fn join(&self, offer: &mut Offer) -> Result<Control> {
         let locality = Locality::of_hosts(self.newcomer.host_key, offer.admission.at.host_key);
-        let reunion = Reunion {
+        let regroup = Regroup {
             listener: self.listener.clone(),
             at: offer.admission.at.listener.clone(),
             locality,
-            tag: offer.admission.tag,
+            regroup_id: offer.admission.regroup_id,
         };
         let spec = JoinSpec {
             rank: offer.admission.rank,
             world_size: offer.admission.world_size,
-            locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
+            locator: Locator::Survivors(join::SurvivorRendezvous(Arc::new(regroup))),
             timeout: offer.admission.patience,
             source: "an invitation".to_owned(),
             ..self.spec.clone()

@@ -1,4 +1,4 @@
-//! Reunion of a communicator's survivors: agreements among its members, and a new control plane for them.
+//! Regrouping of a communicator's survivors: agreements among its members, and a new control plane for them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
-use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, Tag};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
@@ -165,8 +165,9 @@ impl Control {
     /// Makes a control plane for some ranks, and possibly newcomers, all of which call this. The rank that becomes rank
     /// 0 runs the coordinator. Blocks until all have come, one of them is gone or silent, an alarm sounds, or the
     /// deadline passes.
-    pub(crate) fn reunite(&self, meeting: Meeting<'_>) -> Result<Self> {
-        let Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm } = meeting;
+    pub(crate) fn regroup(&self, new: RegroupSpec<'_>) -> Result<Self> {
+        let RegroupSpec { ranks, place, world_size, at, regroup_id, later, silent_after, deadline, alarm } =
+            new;
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
         let missing = |problem: &str| Error::Join {
             rank: Some(spec.rank),
@@ -178,7 +179,7 @@ impl Control {
             if world_size > 1 {
                 return Err(missing("this rank has no way to the others"));
             }
-            let locator = Locator::Local(join::LocalMeeting::default());
+            let locator = Locator::Local(join::LocalRendezvous::default());
             return Self::join(&JoinSpec { rank: 0, world_size: 1, locator, ..spec.clone() }, runtime);
         };
         if !ranks.contains(&spec.rank) {
@@ -189,12 +190,12 @@ impl Control {
             .iter()
             .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));
         let locality = Locality::of_hosts(self.peer_info()[spec.rank as usize].host_key, at.host_key);
-        let reunion = Reunion { listener: listener.clone(), at: at.listener, locality, tag };
+        let regroup = Regroup { listener: listener.clone(), at: at.listener, locality, regroup_id };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
             world_size,
-            locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
+            locator: Locator::Survivors(join::SurvivorRendezvous(Arc::new(regroup))),
             timeout: left,
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
@@ -208,8 +209,8 @@ impl Control {
     }
 }
 
-/// The facts about a reunion.
-pub(crate) struct Meeting<'a> {
+/// The facts about a regrouping.
+pub(crate) struct RegroupSpec<'a> {
     /// Ranks of the existing members until now.
     pub(crate) ranks: &'a [u32],
     /// This rank's new rank.
@@ -218,8 +219,8 @@ pub(crate) struct Meeting<'a> {
     pub(crate) world_size: u32,
     /// The listener of the new rank 0.
     pub(crate) at: Option<MemberAddress>,
-    pub(crate) tag: Tag,
-    /// The next agreement of a member that has given up this meeting.
+    pub(crate) regroup_id: RegroupId,
+    /// The next agreement of a member that has given up this regrouping.
     pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
@@ -240,8 +241,8 @@ impl Membership {
         let shared = self.control().shared();
         let number = self.next_round();
         let mut part = Part { kinds: purpose as u8, flags, seed: [0; 32] };
-        // Without randomness, others might guess the name of a meeting, but they still could not enter without the key
-        // of its listener.
+        // Without randomness, others might guess the name of a regrouping, but they still could not enter without the
+        // key of its listener.
         let _ = getrandom::fill(&mut part.seed);
         let own = self.members().iter().position(|rank| *rank == shared.rank).unwrap_or_default() as u32;
         if self.members().len() == 1 {
@@ -271,17 +272,17 @@ impl Membership {
     }
 }
 
-/// A meeting of survivors, as one of them sees it.
-pub(super) struct Reunion {
+/// A regrouping of survivors, as one of them sees it.
+pub(super) struct Regroup {
     pub(super) listener: Arc<Listener>,
     /// The listener of the rank that runs the coordinator.
     pub(super) at: ListenerAddress,
     pub(super) locality: Locality,
-    pub(super) tag: Tag,
+    pub(super) regroup_id: RegroupId,
 }
 
-impl Reunion {
-    pub(super) fn of(opaque: &join::Reunion) -> Option<Arc<Self>> {
+impl Regroup {
+    pub(super) fn of(opaque: &join::SurvivorRendezvous) -> Option<Arc<Self>> {
         opaque.0.clone().downcast().ok()
     }
 
@@ -291,17 +292,17 @@ impl Reunion {
     }
 
     /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
-    /// has given up this meeting, a retry is useless.
+    /// has given up this regrouping, a retry is useless.
     pub(super) async fn connect(
         &self,
         spec: &JoinSpec,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let credentials = self.at.credentials(spec);
-        self.listener.join_at(&self.at, self.locality, credentials, self.tag, CONNECT_TIMEOUT).await
+        self.listener.join_at(&self.at, self.locality, credentials, self.regroup_id, CONNECT_TIMEOUT).await
     }
 
     /// Hands survivors that come to this listener to the coordinator, until the result is dropped.
     pub(super) fn receive(&self, coordinator: &Coordinator) -> Box<dyn Send> {
-        self.listener.receive(self.tag, coordinator)
+        self.listener.receive(self.regroup_id, coordinator)
     }
 }

@@ -98,7 +98,7 @@ pub(crate) async fn bind(
             let notice = Notice::new(addresses, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
                 rank: Some(0),
-                kind: JoinFailure::MeetingPlace,
+                kind: JoinFailure::Rendezvous,
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
                 remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
             })?;
@@ -206,7 +206,7 @@ async fn publish_in_store(
         if Instant::now() + RETRY_MOST >= deadline {
             return Err(Error::Join {
                 rank: Some(0),
-                kind: JoinFailure::MeetingPlace,
+                kind: JoinFailure::Rendezvous,
                 problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
                 remedy: format!(
                     "See whether torchrun's agent runs there; if another launcher set these variables, unset \

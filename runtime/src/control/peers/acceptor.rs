@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::Event;
-use super::listener::Tag;
+use super::listener::RegroupId;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
 use crate::control::OnSilence;
@@ -38,8 +38,8 @@ use crate::job::limits::{
 pub(in crate::control) enum Opening {
     /// A member of the job with this cookie opens a connection.
     Connect { cookie: Cookie, from: u32 },
-    /// A survivor, or a newcomer that was admitted, joins the coordinator with this tag.
-    Join { tag: Tag },
+    /// A survivor, or a newcomer that was admitted, joins the coordinator with this id.
+    Join { regroup_id: RegroupId },
     /// A newcomer wants to become a member of this group, and waits.
     Wait { group: GroupId },
     /// A member of the job passes on a message of the coordinator.
@@ -93,9 +93,9 @@ impl LeftBehind {
 #[derive(Default)]
 pub(super) struct Services {
     pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
-    pub(super) coordinators: HashMap<Tag, Coordinator>,
-    /// Meetings that are over. A latecomer to one of them is told so.
-    pub(super) over: VecDeque<Tag>,
+    pub(super) coordinators: HashMap<RegroupId, Coordinator>,
+    /// Regroupings that are over. A latecomer to one of them is told so.
+    pub(super) over: VecDeque<RegroupId>,
     /// Members left behind, by job and rank. They are told so even after this process has left the job. Otherwise a
     /// member that connects would take the listener's owner for one that has left, and if all owners counted as gone,
     /// it could form a quorum of one.
@@ -333,12 +333,14 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
             answer(&mut stream, &Answer::Taken).await?;
             let _ = host.send(Event::Accepted { rank: from, stream });
         }
-        Opening::Join { tag } => {
+        Opening::Join { regroup_id } => {
             // This rank may learn of the decision a little later than the caller.
             let mut news = services.subscribe();
-            let is_known = |all: &Services| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
+            let is_known =
+                |all: &Services| all.coordinators.contains_key(&regroup_id) || all.over.contains(&regroup_id);
             let arrival = news.wait_for(is_known).await;
-            let coordinator = arrival.ok().and_then(|services| services.coordinators.get(&tag).cloned());
+            let coordinator =
+                arrival.ok().and_then(|services| services.coordinators.get(&regroup_id).cloned());
             let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
             answer(&mut stream, &Answer::Taken).await?;
             coordinator.serve(stream, on_silence).await?;

@@ -39,8 +39,8 @@ use crate::job::limits::{
 use crate::job::{Cookie, RendezvousKey};
 use crate::join::{JoinSpec, Locator, open_port};
 
-/// Identifies a meeting of survivors.
-pub(crate) type Tag = [u8; 32];
+/// Identifies a regrouping of survivors.
+pub(crate) type RegroupId = [u8; 32];
 
 /// Time between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
@@ -258,12 +258,12 @@ impl Listener {
         self.services.borrow().snapshot_servers.get(&group).and_then(std::sync::Weak::upgrade)
     }
 
-    /// Hands survivors with this tag to `coordinator`, until the result is dropped.
-    pub(crate) fn receive(&self, tag: Tag, coordinator: &Coordinator) -> Box<dyn Send> {
+    /// Hands survivors with this id to `coordinator`, until the result is dropped.
+    pub(crate) fn receive(&self, regroup_id: RegroupId, coordinator: &Coordinator) -> Box<dyn Send> {
         self.services.send_modify(|services| {
-            services.coordinators.insert(tag, coordinator.clone());
+            services.coordinators.insert(regroup_id, coordinator.clone());
         });
-        Box::new(RegisteredCoordinator { tag, services: self.services.clone() })
+        Box::new(RegisteredCoordinator { regroup_id, services: self.services.clone() })
     }
 
     /// Connects to another member's listener. Every step may take `patience`.
@@ -288,10 +288,10 @@ impl Listener {
         at: &ListenerAddress,
         locality: Locality,
         credentials: Credentials,
-        tag: Tag,
+        regroup_id: RegroupId,
         patience: Duration,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        at.reach(self.locality(locality), credentials, &Opening::Join { tag }, patience).await
+        at.reach(self.locality(locality), credentials, &Opening::Join { regroup_id }, patience).await
     }
 }
 
@@ -402,15 +402,15 @@ pub(super) fn pause_after(failures: u32) -> Duration {
 }
 
 struct RegisteredCoordinator {
-    tag: Tag,
+    regroup_id: RegroupId,
     services: Registry,
 }
 
 impl Drop for RegisteredCoordinator {
     fn drop(&mut self) {
         self.services.send_modify(|services| {
-            services.coordinators.remove(&self.tag);
-            remember(&mut services.over, self.tag);
+            services.coordinators.remove(&self.regroup_id);
+            remember(&mut services.over, self.regroup_id);
         });
     }
 }

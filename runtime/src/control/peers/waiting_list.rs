@@ -16,7 +16,7 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::listener::{ListenerAddress, Tag};
+use super::listener::{ListenerAddress, RegroupId};
 use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
@@ -70,7 +70,7 @@ pub(crate) struct MemberAddress {
 pub(crate) struct Admission {
     /// Listener at which all members meet.
     pub(crate) at: MemberAddress,
-    pub(crate) tag: Tag,
+    pub(crate) regroup_id: RegroupId,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) patience: Duration,

@@ -101,7 +101,7 @@ async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let admission = Admission {
         at: MemberAddress { listener: listener.address().clone(), host_key: 3 },
-        tag: [1; 32],
+        regroup_id: [1; 32],
         rank: 2,
         world_size: 3,
         patience: PATIENCE,
