@@ -103,8 +103,8 @@ impl Credentials {
             key
         };
         Derived {
-            proof: mac(&expand(b"kolo hub, proof"), b"kolo hub", &[transcript]),
-            to_coordinator: expand(b"kolo to hub"),
+            proof: mac(&expand(b"kolo coordinator, proof"), b"kolo coordinator", &[transcript]),
+            to_coordinator: expand(b"kolo to coordinator"),
             to_rank: expand(b"kolo to rank"),
         }
     }

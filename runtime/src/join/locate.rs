@@ -165,7 +165,7 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
 
 /// PyTorch puts "/" before the keys of a plain store, so its own keys and Kolo's do not collide.
 fn store_key(prefix: &str) -> String {
-    format!("/{prefix}/hub")
+    format!("/{prefix}/coordinator")
 }
 
 async fn open_store(host: &str, port: u16) -> Result<Store, String> {
