@@ -17,7 +17,6 @@ use super::peers::waiting_list::{GroupId, MemberAddress};
 use super::runtime::ControlRuntime;
 use super::wire::{encode, invalid};
 use crate::error::Result;
-use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, RETRY_MOST};
 use crate::join::{JoinSpec, host_key};
 
@@ -76,10 +75,7 @@ impl Fetcher {
     pub(crate) fn new(invitation: &Invitation, spec: &JoinSpec) -> Result<Self> {
         let runtime = ControlRuntime::new()?;
         let mut spec = spec.clone();
-        if let Some(drawn) = &invitation.secret {
-            let drawn = JobSecret::drawn(drawn);
-            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
-        }
+        spec.secret = invitation.job_secret(spec.secret.as_ref());
         let (report, news) = mpsc::channel();
         let sources = invitation.addresses.iter().cloned().enumerate().map(|(source, at)| {
             let (ask, mut jobs) = queue::unbounded_channel();

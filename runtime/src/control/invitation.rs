@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::peers::waiting_list::{GroupId, MemberAddress};
 use crate::error::{Error, Result};
-#[cfg(doc)]
 use crate::job::JobSecret;
 use crate::job::limits::MAX_MEMBER_ADDRESSES;
 use crate::job::mac;
@@ -46,6 +45,13 @@ impl Invitation {
         others.retain(|address| *address != own);
         others.truncate(MAX_MEMBER_ADDRESSES - 1);
         Self { group, addresses: std::iter::once(own).chain(others).collect(), secret }
+    }
+
+    /// Returns the job's secret, of which the newcomer may know a part.
+    pub(super) fn job_secret(&self, known: Option<&JobSecret>) -> Option<JobSecret> {
+        let Some(drawn) = &self.secret else { return known.cloned() };
+        let drawn = JobSecret::drawn(drawn);
+        Some(known.map_or(drawn.clone(), |known| drawn.mixed_with(known)))
     }
 }
 

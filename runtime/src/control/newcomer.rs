@@ -20,7 +20,6 @@ use super::regroup::Regroup;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
-use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
 use crate::join::{self, JoinSpec, Locator, host_key, hostname};
 
@@ -74,10 +73,7 @@ impl Applicant {
     ) -> Result<Self> {
         let is_local = invitation.addresses.iter().all(|address| !address.listener.has_port());
         spec.one_host |= invitation.addresses.iter().all(|address| address.listener.is_on_one_host());
-        if let Some(drawn) = &invitation.secret {
-            let drawn = JobSecret::drawn(drawn);
-            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
-        }
+        spec.secret = invitation.job_secret(spec.secret.as_ref());
         let (report, opened) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {
