@@ -120,7 +120,7 @@ pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(address).await
 }
 
-enum Setback {
+enum AttemptError {
     /// Another attempt may succeed.
     Retry(String),
     /// Another attempt cannot help.
@@ -141,8 +141,8 @@ pub(crate) async fn become_member(
         search.attempts += 1;
         match tokio::time::timeout_at(until, search.attempt(spec, coordinator, listener)).await {
             Ok(Ok(connected)) => return Ok(connected),
-            Ok(Err(Setback::Fatal(error))) => return Err(error),
-            Ok(Err(Setback::Retry(cause))) => {
+            Ok(Err(AttemptError::Fatal(error))) => return Err(error),
+            Ok(Err(AttemptError::Retry(cause))) => {
                 tracing::debug!(rank = spec.rank, cause, "looking for rank 0");
                 search.came_to(cause);
                 search.missing = None;
@@ -188,7 +188,7 @@ impl Search {
         spec: &JoinSpec,
         coordinator: Option<&Coordinator>,
         listener: Option<&Listener>,
-    ) -> Result<Connected, Setback> {
+    ) -> Result<Connected, AttemptError> {
         self.waits_for = spec.locator.to_string();
         // Survivors have no port besides their listeners.
         let own = || listener.and_then(Listener::own_address);
@@ -203,18 +203,18 @@ impl Search {
                     .ok()
                     .and_then(|coordinator| coordinator.clone());
                 let found = found.and_then(|coordinator| coordinator.downcast::<Coordinator>().ok());
-                let coordinator =
-                    found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
+                let coordinator = found
+                    .ok_or_else(|| AttemptError::Retry("rank 0 has not started its coordinator".into()))?;
                 attach(&coordinator).await?
             }
             (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
                 Some(regroup) => {
                     let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
                         error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
-                            Setback::Retry(error.text())
+                            AttemptError::Retry(error.text())
                         }
                         error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_)) => {
-                            Setback::Fatal(Error::Join {
+                            AttemptError::Fatal(Error::Join {
                                 rank: Some(spec.rank),
                                 kind: JoinFailure::Survivors,
                                 problem: format!(
@@ -229,13 +229,13 @@ impl Search {
                     stream
                 }
                 None => {
-                    return Err(Setback::Retry(
+                    return Err(AttemptError::Retry(
                         "survivors meet by the listeners of their control plane".into(),
                     ));
                 }
             },
             (None, _) => {
-                let advert = find(spec).await.map_err(Setback::Retry)?;
+                let advert = find(spec).await.map_err(AttemptError::Retry)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
                 let (stream, address) = self.connect(spec, &advert).await?;
@@ -257,7 +257,7 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         advert: &Advert,
-    ) -> Result<(BoxedStream, SocketAddr), Setback> {
+    ) -> Result<(BoxedStream, SocketAddr), AttemptError> {
         let mut attempts = JoinSet::new();
         let credentials = Credentials { secret: spec.secret.clone(), rendezvous: advert.key };
         for (i, &address) in advert.candidates.iter().enumerate() {
@@ -306,10 +306,10 @@ impl Search {
             }
         }
         if let Some((address, rejection)) = misfit {
-            return Err(setback(spec, rejection, &address.to_string()));
+            return Err(attempt_error(spec, rejection, &address.to_string()));
         }
         causes.truncate(4);
-        Err(Setback::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
+        Err(AttemptError::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
     }
 
     async fn wait_for_welcome(
@@ -318,8 +318,8 @@ impl Search {
         mut stream: BoxedStream,
         listener: Option<&Listener>,
         on_silence: OnSilence,
-    ) -> Result<Connected, Setback> {
-        let again = |doing: &str, error: io::Error| Setback::Retry(format!("{doing}: {error}"));
+    ) -> Result<Connected, AttemptError> {
+        let again = |doing: &str, error: io::Error| AttemptError::Retry(format!("{doing}: {error}"));
         let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
@@ -332,7 +332,7 @@ impl Search {
                 Received::Frame(frame) => (frame, false),
                 Received::Forwarded(frame) => (frame, true),
                 Received::Ended(Ok(())) => {
-                    return Err(Setback::Retry(
+                    return Err(AttemptError::Retry(
                         "rank 0 closed the connection while waiting for others".into(),
                     ));
                 }
@@ -353,7 +353,7 @@ impl Search {
                 }
                 FromCoordinator::Welcome { cookie, peers, listeners } => {
                     check_peers(&peers, spec.world_size)
-                        .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
+                        .map_err(|problem| AttemptError::Retry(format!("rank 0's welcome: {problem}")))?;
                     let coordinator_at = self.reached;
                     return Ok(Connected {
                         inbox,
@@ -369,11 +369,11 @@ impl Search {
                     });
                 }
                 FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
-                    return Err(Setback::Retry(problem));
+                    return Err(AttemptError::Retry(problem));
                 }
                 FromCoordinator::Refused(Refusal { kind, problem, remedy, retry: false }) => {
                     let rank = Some(spec.rank);
-                    return Err(Setback::Fatal(Error::Join { rank, kind, problem, remedy }));
+                    return Err(AttemptError::Fatal(Error::Join { rank, kind, problem, remedy }));
                 }
                 // Other ranks already have their welcome.
                 other if early.len() < MAX_REMEMBERED => early.push(other),
@@ -442,8 +442,8 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
     }
 }
 
-async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, Setback> {
-    coordinator.attach().await.map_err(|e| Setback::Retry(e.to_string()))
+async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, AttemptError> {
+    coordinator.attach().await.map_err(|e| AttemptError::Retry(e.to_string()))
 }
 
 /// Checks that there is one entry per rank, in order, because all later code relies on it.
@@ -462,10 +462,10 @@ fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
+fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
     match rejection {
-        Rejection::Foreign(cause) => Setback::Retry(format!("{at}: {cause}")),
-        Rejection::Misfit { problem, remedy } => Setback::Fatal(Error::Join {
+        Rejection::Foreign(cause) => AttemptError::Retry(format!("{at}: {cause}")),
+        Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Disagreement,
             problem: format!("{problem} ({at})"),

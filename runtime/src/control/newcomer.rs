@@ -50,7 +50,7 @@ impl Drop for Offer {
 }
 
 /// Reason why an attempt at one listener failed.
-enum Setback {
+enum AttemptError {
     Closed(String),
     Silent(String),
     /// The newcomer has waited there, and the member is gone.
@@ -116,16 +116,16 @@ impl Applicant {
             for address in addresses {
                 match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
-                    Err(Setback::Closed(cause)) => causes.push(cause),
-                    Err(Setback::Silent(cause)) => {
+                    Err(AttemptError::Closed(cause)) => causes.push(cause),
+                    Err(AttemptError::Silent(cause)) => {
                         any_silent = true;
                         causes.push(cause);
                     }
-                    Err(Setback::Lost(cause)) => {
+                    Err(AttemptError::Lost(cause)) => {
                         has_waited = true;
                         causes.push(cause);
                     }
-                    Err(Setback::Fatal(error)) => return Err(error),
+                    Err(AttemptError::Fatal(error)) => return Err(error),
                 }
                 out_of_time(until)?;
             }
@@ -150,7 +150,7 @@ impl Applicant {
         address: &MemberAddress,
         known: &mut Vec<MemberAddress>,
         until: Option<Instant>,
-    ) -> Result<std::result::Result<Offer, Setback>> {
+    ) -> Result<std::result::Result<Offer, AttemptError>> {
         let (report, outcome) = mpsc::sync_channel(1);
         let (listener, silent_after) = (self.listener.clone(), self.silent_after);
         let (at, newcomer) = (address.clone(), self.newcomer.clone());
@@ -164,10 +164,12 @@ impl Applicant {
             let offered = match connected {
                 Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
                 Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
-                    Err(Setback::Closed(error.text()))
+                    Err(AttemptError::Closed(error.text()))
                 }
-                Err(ConnectError::Silent(cause)) => Err(Setback::Silent(cause)),
-                Err(ConnectError::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
+                Err(ConnectError::Silent(cause)) => Err(AttemptError::Silent(cause)),
+                Err(ConnectError::Misfit { problem, remedy }) => {
+                    Err(AttemptError::Fatal(misfit(problem, remedy)))
+                }
             };
             let _ = report.send(offered);
         });
@@ -224,9 +226,9 @@ async fn wait_for_admission(
     silent_after: Duration,
     tell: &mpsc::Sender<Vec<MemberAddress>>,
     until: Option<Instant>,
-) -> std::result::Result<Offer, Setback> {
+) -> std::result::Result<Offer, AttemptError> {
     let mut stream = stream;
-    let gone = |error: std::io::Error| Setback::Silent(format!("waiting at a listener: {error}"));
+    let gone = |error: std::io::Error| AttemptError::Silent(format!("waiting at a listener: {error}"));
     stream.write_all(&encode(&FromNewcomer::Hello(newcomer))).await.map_err(gone)?;
     stream.flush().await.map_err(gone)?;
     let (read, write) = tokio::io::split(stream);
@@ -241,10 +243,12 @@ async fn wait_for_admission(
                 Some(ToNewcomer::Beat) => {}
                 Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
-                    return Err(Setback::Fatal(misfit(problem, remedy)));
+                    return Err(AttemptError::Fatal(misfit(problem, remedy)));
                 }
                 None => {
-                    return Err(Setback::Lost("the member at whose listener it waited is gone".to_owned()));
+                    return Err(AttemptError::Lost(
+                        "the member at whose listener it waited is gone".to_owned(),
+                    ));
                 }
             }
         }
@@ -253,7 +257,7 @@ async fn wait_for_admission(
         None => admitted.await?,
         Some(until) => match tokio::time::timeout_at(until.into(), admitted).await {
             Ok(admitted) => admitted?,
-            Err(_) => return Err(Setback::Lost("it was not admitted in time".to_owned())),
+            Err(_) => return Err(AttemptError::Lost("it was not admitted in time".to_owned())),
         },
     };
     let (sound, alarm) = oneshot::channel();
