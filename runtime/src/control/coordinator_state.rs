@@ -8,6 +8,8 @@
 //! While the job is gathering, a closed connection only makes the rank absent again. The phases are Gathering -> Running -> Lingering
 //! (rank 0 has left) -> Closing -> done, or Gathering -> Closing when time runs out.
 
+mod delivery;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -16,14 +18,12 @@ use bytes::Bytes;
 use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
-use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
+use super::coordinator_exchange::{Contribution, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
-use super::forwarding::{self, InFlight};
+use super::forwarding::InFlight;
 use super::peers::listener::ListenerAddress;
 use super::ranks;
-use super::wire::{
-    ExchangeKey, FromCoordinator, Hello, PREFIX_BYTES, Refusal, ToCoordinator, clip, encode, remember,
-};
+use super::wire::{FromCoordinator, Hello, Refusal, ToCoordinator, clip, encode, remember};
 use crate::error::{JOIN_REMEDY, JoinFailure, LossCause};
 use crate::job::Cookie;
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
@@ -396,56 +396,6 @@ impl CoordinatorState {
             self.lose(rank, Loss::new(LossCause::Silent(silent), text));
             self.actions.push(Action::Close { connection });
         }
-    }
-
-    fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        for delivery in deliveries {
-            match delivery {
-                Delivery::To(rank, frame) => self.send_frame(rank, frame),
-                Delivery::Completed { key, members, frame } => {
-                    self.send_to_all_of(Some(key), members, frame);
-                }
-            }
-        }
-    }
-
-    /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
-    fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
-        if !self.settings.forwards || !forwarding::is_worthwhile(frame.len(), ranks.len()) {
-            return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
-        }
-        let message = frame.slice(PREFIX_BYTES..).to_vec();
-        let first = encode(&FromCoordinator::Forward { key, message });
-        for (place, &rank) in ranks.iter().enumerate() {
-            if forwarding::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
-                self.send_frame(rank, first.clone());
-            }
-        }
-        let patience = forwarding::patience(frame.len());
-        let waiting = ranks.iter().copied().collect();
-        self.in_flight.push(InFlight { key, frame, receivers: ranks, waiting, patience, left: patience });
-    }
-
-    /// Sends messages directly to ranks that still lack them after a while.
-    fn resend_overdue(&mut self) {
-        let mut all = std::mem::take(&mut self.in_flight);
-        all.retain_mut(|in_flight| {
-            if in_flight.waiting.is_empty() {
-                return false;
-            }
-            in_flight.left -= 1;
-            if in_flight.left > 0 {
-                return true;
-            }
-            self.unreached.extend(in_flight.unreached());
-            let waiting: Vec<u32> = in_flight.waiting.iter().copied().collect();
-            tracing::debug!(ranks = ranks::compact(&waiting), "nobody has passed a message on to them");
-            for &rank in &in_flight.waiting {
-                self.send_frame(rank, in_flight.frame.clone());
-            }
-            false
-        });
-        self.in_flight = all;
     }
 
     fn send_frame(&mut self, rank: u32, frame: Bytes) {
