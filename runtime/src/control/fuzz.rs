@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Agreement, Message, Part, Settings, Stand};
+use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use tokio::io::AsyncReadExt;
 
 use super::OnSilence;
@@ -194,7 +194,7 @@ pub(crate) fn members(script: &[u8]) {
             0 => agreement.gone(member, now),
             1 if !has_called => {
                 has_called = true;
-                agreement.bring(Part { kinds: 1, flags: u64::from(*argument), seed: [3; 32] }, now);
+                agreement.vote(Vote { kinds: 1, flags: u64::from(*argument), seed: [3; 32] }, now);
             }
             1..=3 => {
                 now += Duration::from_millis(u64::from(*argument) * 20);
@@ -207,14 +207,14 @@ pub(crate) fn members(script: &[u8]) {
                 if let Ok(message) = decode::<Message>(payload.get(1..).unwrap_or_default())
                     && message.is_within(MEMBERS)
                 {
-                    agreement.hear(member, message, now);
+                    agreement.receive(member, message, now);
                 }
             }
         }
         for (to, message) in agreement.take_messages() {
             assert!(to < MEMBERS && to != ME && message.is_within(MEMBERS), "to {to}: {message:?}");
         }
-        if let Stand::Decided(decision) = agreement.stand(now) {
+        if let State::Decided(decision) = agreement.state(now) {
             assert_eq!(*decided.get_or_insert_with(|| decision.clone()), decision, "a decision stays");
         }
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Decision, Part};
+use kolo_membership::{Decision, Vote};
 use tokio::sync::oneshot;
 
 use super::abort::AbortCause;
@@ -240,14 +240,14 @@ impl Membership {
     ) -> std::result::Result<Decision, Disagreement> {
         let shared = self.control().shared();
         let number = self.next_round();
-        let mut part = Part { kinds: purpose as u8, flags, seed: [0; 32] };
+        let mut vote = Vote { kinds: purpose as u8, flags, seed: [0; 32] };
         // Without randomness, others might guess the name of a regrouping, but they still could not enter without the
         // key of its listener.
-        let _ = getrandom::fill(&mut part.seed);
+        let _ = getrandom::fill(&mut vote.seed);
         let own = self.members().iter().position(|rank| *rank == shared.rank).unwrap_or_default() as u32;
         if self.members().len() == 1 {
             let members = std::iter::once(own).collect();
-            return Ok(Decision { members, flags, kinds: part.kinds, seed: part.seed });
+            return Ok(Decision { members, flags, kinds: vote.kinds, seed: vote.seed });
         }
         if let Some(by) = shared.fenced_by(self.communicator()) {
             return Err(Disagreement::Fenced { by });
@@ -258,7 +258,7 @@ impl Membership {
             Until::GivingUp(_) => None,
             Until::Deciding(_) => Some(silent_after * (STRANDED_SILENCES + 1) + DECIDING),
         };
-        match peers.agree(key, self.members(), part, silent_after, until.deadline(), grace) {
+        match peers.agree(key, self.members(), vote, silent_after, until.deadline(), grace) {
             Agreed::Decided(decision) if !decision.members.contains(own) => {
                 let by = decision.members.iter().next().unwrap_or_default();
                 Err(Disagreement::Fenced { by })

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kolo_membership::{Decision, Message, Part, Stand};
+use kolo_membership::{Decision, Message, State, Vote};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -103,10 +103,10 @@ pub(super) enum Event {
         rank: u32,
         connection: u64,
     },
-    Bring {
+    Vote {
         key: RoundKey,
         members: Arc<[u32]>,
-        part: Part,
+        vote: Vote,
         silent_after: Duration,
         reply: Reply,
     },
@@ -190,21 +190,21 @@ impl Peers {
         runtime.spawn(task.run());
     }
 
-    /// Agrees with the members of a communicator. All members bring their parts to the same rounds in the same order.
+    /// Agrees with the members of a communicator. All members vote in the same rounds in the same order.
     /// Blocks until the deadline at most. With `grace`, the members then wait no longer for those that have not come,
     /// and the call blocks for that much longer.
     pub(super) fn agree(
         &self,
         key: RoundKey,
         members: &Arc<[u32]>,
-        part: Part,
+        vote: Vote,
         silent_after: Duration,
         deadline: Instant,
         grace: Option<Duration>,
     ) -> Agreed {
         let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
         let (reply, outcome) = std::sync::mpsc::channel();
-        let _ = self.events.send(Event::Bring { key, members: members.clone(), part, silent_after, reply });
+        let _ = self.events.send(Event::Vote { key, members: members.clone(), vote, silent_after, reply });
         let mut agreed = outcome.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         if let (Err(std::sync::mpsc::RecvTimeoutError::Timeout), Some(grace)) = (&agreed, grace) {
             let _ = self.events.send(Event::WaitNoLonger { key });
@@ -341,10 +341,10 @@ impl Task {
                     self.connect(rank);
                 }
             }
-            Event::Bring { key, members, part, silent_after, reply } => {
+            Event::Vote { key, members, vote, silent_after, reply } => {
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
                 let suspects = self.shared.silent();
-                self.rounds.bring(key, members, part, silent_after, reply, (&known_gone, &suspects));
+                self.rounds.vote(key, members, vote, silent_after, reply, (&known_gone, &suspects));
             }
             Event::WaitNoLonger { key } => self.rounds.wait_no_longer(key),
             Event::GiveUp { key } => self.rounds.give_up(key),
@@ -473,8 +473,8 @@ impl Task {
             self.listener.leave_behind(self.shared.cookie, &ranks, communicator, scope);
             self.awaiting_ack.retain(|rank| !ranks.contains(rank));
         }
-        for (key, stand) in self.rounds.take_ends() {
-            if let Stand::Decided(decision) = stand
+        for (key, state) in self.rounds.take_ends() {
+            if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()
             {
                 // This was decided without this rank, which was taken for silent.
