@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::message::{Ballot, Decision, Message, Part};
+use crate::attempt::{Attempt, Phase};
+use crate::message::{Ballot, Decision, Message, Vote};
 use crate::set::Set;
 
 /// Beats of silence of the proposer after which a member contacts all others that may propose in its place.
-const WORRY_BEATS: u32 = 2;
+const TAKEOVER_BEATS: u32 = 2;
 
 /// Most doublings of the pause after refused ballots.
 const BACKOFF_MAX: u32 = 5;
@@ -29,10 +30,10 @@ pub struct Settings {
 
 /// State of an agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stand {
-    /// Not decided: the `late` members have not brought their part, and the `silent` ones do not answer.
+pub enum State {
+    /// Not decided: the `late` members have not voted, and the `silent` ones do not answer.
     Open {
-        /// Members that are alive and have not brought their part, as far as this member knows.
+        /// Members that are alive and have not voted, as far as this member knows.
         late: Vec<u32>,
         /// Members that were asked and do not answer.
         silent: Vec<u32>,
@@ -47,13 +48,13 @@ pub enum Stand {
 #[derive(Debug)]
 pub struct Agreement {
     settings: Settings,
-    own: Option<Part>,
-    /// Whether this member's part was brought on its behalf, because a caller's deadline had passed.
-    stood_in_for: bool,
-    /// Calls of the members that no longer wait for missing parts.
+    own: Option<Vote>,
+    /// Whether this member has voted by proxy, because a caller's deadline had passed.
+    voted_by_proxy: bool,
+    /// Calls of the members that no longer wait for missing votes.
     overdue: Option<u8>,
-    /// Parts that others have brought to this member.
-    parts: BTreeMap<u32, Part>,
+    /// Votes that others have sent to this member.
+    votes: BTreeMap<u32, Vote>,
     gone: Set,
     /// Time at which each member was last heard.
     heard: BTreeMap<u32, Duration>,
@@ -76,28 +77,16 @@ pub struct Agreement {
     pub(crate) flaw: Option<crate::simulator::Flaw>,
 }
 
-/// A ballot that this member proposes.
-#[derive(Debug)]
-struct Attempt {
-    ballot: Ballot,
-    /// The value, once the ballot is in the second phase.
-    value: Option<Decision>,
-    /// Members that have answered in this phase, each with the members that it considers gone.
-    answers: BTreeMap<u32, Set>,
-    /// The decision accepted in the latest ballot, as far as the promises tell.
-    best: Option<(Ballot, Decision)>,
-}
-
 impl Agreement {
-    /// Makes a member that has brought nothing and heard nothing.
+    /// Makes a member that has neither voted nor heard anything.
     #[must_use]
     pub fn new(settings: Settings, now: Duration) -> Self {
         Self {
             settings,
             own: None,
-            stood_in_for: false,
+            voted_by_proxy: false,
             overdue: None,
-            parts: BTreeMap::new(),
+            votes: BTreeMap::new(),
             gone: Set::default(),
             heard: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -117,15 +106,15 @@ impl Agreement {
         }
     }
 
-    /// Brings this member's part, unless one was brought on its behalf. From now on [`Agreement::tick`] must be called.
-    pub fn bring(&mut self, part: Part, now: Duration) {
-        self.own.get_or_insert(part);
+    /// Votes, unless this member has voted by proxy. From now on [`Agreement::tick`] must be called.
+    pub fn vote(&mut self, vote: Vote, now: Duration) {
+        self.own.get_or_insert(vote);
         self.next_beat = now;
         self.tick(now);
     }
 
-    /// Stops waiting for missing parts. This member has brought its part; for each living member that has not, a part
-    /// with no flag set is brought. So all members reach the same decision, including those that call later.
+    /// Stops waiting for missing votes. This member has voted; for each living member that has not, a vote
+    /// with no flag set is cast. So all members reach the same decision, including those that call later.
     pub fn wait_no_longer(&mut self, now: Duration) {
         if let Some(own) = self.own {
             self.overdue = Some(own.kinds);
@@ -134,10 +123,10 @@ impl Agreement {
         }
     }
 
-    /// Whether a part was brought on this member's behalf, so that it works for a decision without its caller.
+    /// Whether this member has voted by proxy, so that it works for a decision without its caller.
     #[must_use]
-    pub const fn is_stood_in_for(&self) -> bool {
-        self.stood_in_for
+    pub const fn has_voted_by_proxy(&self) -> bool {
+        self.voted_by_proxy
     }
 
     /// Records that the system has reported the end of a member's process. The report must be true: see the crate's
@@ -176,19 +165,19 @@ impl Agreement {
 
     /// Returns the state of the agreement.
     #[must_use]
-    pub fn stand(&self, now: Duration) -> Stand {
+    pub fn state(&self, now: Duration) -> State {
         if let Some(decided) = &self.decided {
-            return Stand::Decided(decided.clone());
+            return State::Decided(decided.clone());
         }
         if self.stranded {
-            return Stand::Stranded;
+            return State::Stranded;
         }
         let (silent, awaited): (Vec<u32>, Vec<u32>) = self
             .others()
-            .filter(|other| !self.parts.contains_key(other))
+            .filter(|other| !self.votes.contains_key(other))
             .partition(|other| self.is_silent(*other, now));
         let late = if self.proposer(now) == self.settings.me { awaited } else { Vec::new() };
-        Stand::Open { late, silent }
+        State::Open { late, silent }
     }
 
     /// Returns the members that have ended, as far as this member knows.
@@ -218,10 +207,10 @@ impl Agreement {
         self.next_beat = now + self.settings.beat;
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
-            // A member that has brought its part and falls silent may by now bring its part to another member, which it
+            // A member that has voted and falls silent may by now vote to another member, which it
             // takes for the proposer.
-            let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * WORRY_BEATS;
-            let is_missing = |other: &u32| !self.parts.contains_key(other) || quiet(other);
+            let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * TAKEOVER_BEATS;
+            let is_missing = |other: &u32| !self.votes.contains_key(other) || quiet(other);
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
             for other in self.others().filter(is_missing).collect::<Vec<_>>() {
                 self.ask(other, question.clone(), now);
@@ -229,14 +218,15 @@ impl Agreement {
             self.repeat(now);
             self.judge(now);
         } else {
-            self.bring_to(proposer, now);
+            self.vote_to(proposer, now);
             self.out.extend(self.overdue.map(|kinds| (proposer, Message::Overdue { kinds })));
             let waited = self.unanswered(proposer, now);
-            if waited >= self.settings.beat * WORRY_BEATS {
+            if waited >= self.settings.beat * TAKEOVER_BEATS {
                 // Only a few are asked at first: if all members of a large group asked all others, answers would come too late.
                 let beats = waited.div_duration_f64(self.settings.beat) as u32;
                 let lower = self.others().filter(|other| *other < self.settings.me && *other != proposer);
-                for other in lower.take(1 << beats.saturating_sub(WORRY_BEATS).min(16)).collect::<Vec<_>>() {
+                for other in lower.take(1 << beats.saturating_sub(TAKEOVER_BEATS).min(16)).collect::<Vec<_>>()
+                {
                     self.ask(other, Message::Asked, now);
                 }
             }
@@ -245,7 +235,7 @@ impl Agreement {
     }
 
     /// Handles a message.
-    pub fn hear(&mut self, from: u32, message: Message, now: Duration) {
+    pub fn receive(&mut self, from: u32, message: Message, now: Duration) {
         if from == self.settings.me || from >= self.settings.members {
             return;
         }
@@ -271,21 +261,21 @@ impl Agreement {
             self.heard.insert(from, now);
         }
         match message {
-            Message::Part(part) => {
-                self.parts.insert(from, part);
-                // This sign of life keeps other members from taking over while the parts of others are awaited.
+            Message::Vote(vote) => {
+                self.votes.insert(from, vote);
+                // This sign of life keeps other members from taking over while the votes of others are awaited.
                 self.out.push((from, Message::Here));
             }
             Message::Asked => match self.own {
-                Some(part) => self.out.push((from, Message::Part(part))),
+                Some(vote) => self.out.push((from, Message::Vote(vote))),
                 None => self.out.push((from, Message::Here)),
             },
-            Message::Overdue { kinds } => self.stand_in(from, kinds, now),
+            Message::Overdue { kinds } => self.vote_by_proxy(from, kinds, now),
             Message::Here => {}
             Message::Prepare { ballot, gone } => self.prepare(from, ballot, &gone, now),
             Message::Accept { ballot, gone, value } => self.accept(from, ballot, &gone, value, now),
             Message::Promise { ballot, gone, accepted } => self.promised(from, ballot, gone, accepted),
-            Message::Accepted { ballot, gone } => self.answered(from, ballot, true, gone),
+            Message::Accepted { ballot, gone } => self.answered(from, ballot, Phase::Accept, gone),
             Message::Refused { promised } => self.refused(promised, now),
             Message::Decided(value) => self.decided = Some(value),
             Message::Stranded => self.stranded |= self.own.is_some() && self.proposer(now) == from,
@@ -293,14 +283,14 @@ impl Agreement {
         self.step(now);
     }
 
-    /// Handles the deadline of a caller: brings this member's part if that is missing, and from now on tells the others too.
-    fn stand_in(&mut self, from: u32, kinds: u8, now: Duration) {
+    /// Handles the deadline of a caller: votes for this member if it has not voted, and from now on tells the others too.
+    fn vote_by_proxy(&mut self, from: u32, kinds: u8, now: Duration) {
         let is_news = self.overdue.replace(kinds).is_none();
         let own = *self.own.get_or_insert_with(|| {
-            self.stood_in_for = true;
-            Part { kinds, flags: 0, seed: [0; 32] }
+            self.voted_by_proxy = true;
+            Vote { kinds, flags: 0, seed: [0; 32] }
         });
-        self.out.push((from, Message::Part(own)));
+        self.out.push((from, Message::Vote(own)));
         if is_news {
             self.next_beat = now;
             self.tick(now);
@@ -336,9 +326,9 @@ impl Agreement {
         self.out.push((member, message));
     }
 
-    fn bring_to(&mut self, proposer: u32, now: Duration) {
-        if let Some(part) = self.own {
-            self.ask(proposer, Message::Part(part), now);
+    fn vote_to(&mut self, proposer: u32, now: Duration) {
+        if let Some(vote) = self.own {
+            self.ask(proposer, Message::Vote(vote), now);
         }
     }
 
@@ -351,7 +341,7 @@ impl Agreement {
         if proposer != self.settings.me {
             // The proposer may have changed since the last beat.
             if !self.asked.contains_key(&proposer) {
-                self.bring_to(proposer, now);
+                self.vote_to(proposer, now);
             }
             return;
         }
@@ -361,9 +351,9 @@ impl Agreement {
         while self.advance() {}
     }
 
-    /// Whether every member has brought its part, is gone, or is silent.
+    /// Whether every member has voted, is gone, or is silent.
     fn is_ready(&self, now: Duration) -> bool {
-        self.others().all(|other| self.parts.contains_key(&other) || self.is_silent(other, now))
+        self.others().all(|other| self.votes.contains_key(&other) || self.is_silent(other, now))
     }
 
     /// Begins the first phase of a new ballot.
@@ -407,34 +397,25 @@ impl Agreement {
 
     /// Makes this member's own choice of a value.
     fn proposal(&self) -> Decision {
-        let own = self.own.expect("only who has brought a part proposes");
+        let own = self.own.expect("only a member that has voted proposes");
         let mut value = Decision {
             members: [self.settings.me].into_iter().collect(),
             flags: own.flags,
             kinds: own.kinds,
             seed: own.seed,
         };
-        for (other, part) in self.parts.iter().filter(|(other, _)| !self.gone.contains(**other)) {
+        for (other, vote) in self.votes.iter().filter(|(other, _)| !self.gone.contains(**other)) {
             value.members.insert(*other);
-            value.flags &= part.flags;
-            value.kinds |= part.kinds;
+            value.flags &= vote.flags;
+            value.kinds |= vote.kinds;
         }
         value
-    }
-
-    /// Makes the request of the current phase for one member.
-    fn request(&self, attempt: &Attempt) -> Message {
-        let (ballot, gone) = (attempt.ballot, self.gone.clone());
-        match &attempt.value {
-            None => Message::Prepare { ballot, gone },
-            Some(value) => Message::Accept { ballot, gone, value: value.clone() },
-        }
     }
 
     /// Sends the request to all members whose answer is missing or does not count by rule 3.
     fn request_all(&mut self) {
         let Some(attempt) = &self.attempt else { return };
-        let request = self.request(attempt);
+        let request = attempt.request(&self.gone);
         let lacks = |other: &u32| attempt.answers.get(other).is_none_or(|gone| !gone.includes(&self.gone));
         let to: Vec<u32> = self.others().filter(lacks).collect();
         self.out.extend(to.into_iter().map(|other| (other, request.clone())));
@@ -549,11 +530,11 @@ impl Agreement {
         if accepted.as_ref().map(|(ballot, _)| *ballot) > attempt.best.as_ref().map(|(ballot, _)| *ballot) {
             attempt.best = accepted;
         }
-        self.answered(from, ballot, false, gone);
+        self.answered(from, ballot, Phase::Prepare, gone);
     }
 
-    fn answered(&mut self, from: u32, ballot: Ballot, accepts: bool, gone: Set) {
-        let is_of_phase = |a: &&mut Attempt| a.ballot == ballot && a.value.is_some() == accepts;
+    fn answered(&mut self, from: u32, ballot: Ballot, phase: Phase, gone: Set) {
+        let is_of_phase = |a: &&mut Attempt| a.ballot == ballot && a.phase() == phase;
         let Some(attempt) = self.attempt.as_mut().filter(is_of_phase) else { return };
         let knows_more = !self.gone.includes(&gone);
         let knows_less = !gone.includes(&self.gone);

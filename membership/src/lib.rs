@@ -1,12 +1,12 @@
 //! Agreement among the members of a communicator, though any of them may die at any time.
 //!
-//! Every member brings a part: its call, some flags and a random seed. All members that survive get the same
-//! [`Decision`]: the members that took part, the flags that all of these brought, and one seed. There is no master. Any
+//! Every member votes: its call, some flags and a random seed. All members that survive get the same
+//! [`Decision`]: the members that took part, the flags that all of these have set, and one seed. There is no master. Any
 //! member may propose, and the lowest one that is neither gone nor silent does.
 //!
-//! A member whose program has not called takes part in decisions of the others, but no decision is made while its part
+//! A member whose program has not called takes part in decisions of the others, but no decision is made while its vote
 //! is missing. Once the deadline of a caller has passed ([`Agreement::wait_no_longer`]), the late members' own
-//! [`Agreement`]s bring the missing parts, with no flag set. A program that calls later gets that decision like the
+//! [`Agreement`]s cast the missing votes, with no flag set. A program that calls later gets that decision like the
 //! others.
 //!
 //! # The protocol
@@ -39,11 +39,12 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod attempt;
 mod message;
 mod set;
 #[cfg(test)]
 mod simulator;
 
-pub use agreement::{Agreement, Settings, Stand};
-pub use message::{Ballot, Decision, Message, Part};
+pub use agreement::{Agreement, Settings, State};
+pub use message::{Ballot, Decision, Message, Vote};
 pub use set::Set;

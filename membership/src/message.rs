@@ -16,9 +16,9 @@ pub struct Ballot {
 /// Bound on the rounds in messages from other processes, so that there is always a next round.
 const ROUNDS_MAX: u64 = 1 << 62;
 
-/// The part that a member brings.
+/// The vote of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Part {
+pub struct Vote {
     /// Its call, as one bit that the caller chooses.
     pub kinds: u8,
     /// Flags. The decision has those bits that all participants have set.
@@ -43,16 +43,16 @@ pub struct Decision {
 /// A message from one member to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// The sender's part, sent to the member that it considers the proposer.
-    Part(Part),
-    /// Asks for the part or, failing that, for a sign of life.
+    /// The sender's vote, sent to the member that it considers the proposer.
+    Vote(Vote),
+    /// Asks for the vote or, failing that, for a sign of life.
     Asked,
-    /// Asks after a caller's deadline has passed: a receiver that has brought no part must bring one with no flag set.
+    /// Asks after a caller's deadline has passed: a receiver that has cast no vote must cast one with no flag set.
     Overdue {
         /// The call of that caller.
         kinds: u8,
     },
-    /// Sign of life of a member that has not brought its part yet.
+    /// Sign of life of a member that has not voted yet.
     Here,
     /// First phase: asks the receiver to take no part in earlier ballots.
     Prepare {
@@ -105,7 +105,7 @@ impl Message {
         let within = |set: &Set| set.highest().is_none_or(|highest| highest < members);
         let ballot_within = |ballot: &Ballot| ballot.by < members && ballot.round < ROUNDS_MAX;
         match self {
-            Self::Part(_) | Self::Asked | Self::Overdue { .. } | Self::Here | Self::Stranded => true,
+            Self::Vote(_) | Self::Asked | Self::Overdue { .. } | Self::Here | Self::Stranded => true,
             Self::Prepare { ballot, gone } | Self::Accepted { ballot, gone } => {
                 ballot_within(ballot) && within(gone)
             }

@@ -64,7 +64,7 @@ pub enum JoinFailure {
     /// World sizes, jobs, secrets or settings differ.
     Disagreement,
     /// The file, store or multicast group at which ranks meet does not work.
-    MeetingPlace,
+    Rendezvous,
     /// None of the permitted transports reaches a rank.
     NoTransport,
     /// A rank sent something that this version does not understand.

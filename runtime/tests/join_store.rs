@@ -135,7 +135,8 @@ fn torchruns_ranks_meet_in_its_store_and_again_after_a_restart() {
     let keys: Vec<String> =
         store.values.lock().unwrap().keys().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
     assert!(
-        keys.contains(&"/kolo/run/0/hub".to_owned()) && keys.contains(&"/kolo/run/1/hub".to_owned()),
+        keys.contains(&"/kolo/run/0/coordinator".to_owned())
+            && keys.contains(&"/kolo/run/1/coordinator".to_owned()),
         "{keys:?}"
     );
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::acts::Difference;
-use crate::draw::Draw;
 use crate::plan::{Expect, Launched, Outcome, Plan, Step, Way};
+use kolo_tests::random::Random;
 
 /// Requirements of a kind on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) struct Kind {
     /// Whether the short run has one.
     pub quick: bool,
     pub needs: Needs,
-    pub plan: Box<dyn Fn(&mut Draw) -> Plan>,
+    pub plan: Box<dyn Fn(&mut Random) -> Plan>,
 }
 
 impl std::fmt::Debug for Kind {
@@ -39,7 +39,7 @@ impl Kind {
     pub(crate) fn new(
         name: impl Into<String>,
         weight: usize,
-        plan: impl Fn(&mut Draw) -> Plan + 'static,
+        plan: impl Fn(&mut Random) -> Plan + 'static,
     ) -> Self {
         Self { name: name.into(), weight, quick: true, needs: Needs::Nothing, plan: Box::new(plan) }
     }
@@ -68,17 +68,17 @@ pub(crate) fn all() -> Vec<Kind> {
     kinds
 }
 
-fn moment(draw: &mut Draw, most_ms: u64) -> Duration {
+fn moment(draw: &mut Random, most_ms: u64) -> Duration {
     Duration::from_micros(draw.below(most_ms * 1000))
 }
 
 /// Plans ranks that make calls until something fails.
-fn at_work(draw: &mut Draw, ranks: u32, way: Way, expect: Expect) -> Plan {
+fn at_work(draw: &mut Random, ranks: u32, way: Way, expect: Expect) -> Plan {
     let longest = if ranks > 8 { 3000 } else { draw.pick(&[60_000, 60_000, 600_000]) };
-    Plan::new(ranks, way, expect).word("seed", draw.next() >> 1).word("longest", longest)
+    Plan::new(ranks, way, expect).word("seed", draw.number() >> 1).word("longest", longest)
 }
 
-fn kill_at_work(draw: &mut Draw, ranks: u32, victims: &[u32]) -> Plan {
+fn kill_at_work(draw: &mut Random, ranks: u32, victims: &[u32]) -> Plan {
     let way = draw.pick(&Way::LOCAL);
     let within = if ranks > 8 { 2 * SOON_S } else { SOON_S };
     let signals = victims.iter().map(|victim| Step::Signal(*victim, Signal::KILL));
@@ -156,7 +156,7 @@ fn deaths() -> Vec<Kind> {
 }
 
 /// Plans a rank that does something to itself before a call.
-fn own_act(draw: &mut Draw, ranks: u32, victim: u32, act: &str, expect: Expect) -> Plan {
+fn own_act(draw: &mut Random, ranks: u32, victim: u32, act: &str, expect: Expect) -> Plan {
     let way = draw.pick(&Way::LOCAL);
     at_work(draw, ranks, way, expect).word("act", act).word("at", draw.between(1, 60)).word("who", victim)
 }
@@ -222,7 +222,7 @@ fn differences() -> Vec<Kind> {
 }
 
 /// Plans a rank that is stopped, and stays so unless the trial lets it continue.
-fn stopped(draw: &mut Draw, victim: u32, way: Way, expect: Expect) -> Plan {
+fn stopped(draw: &mut Random, victim: u32, way: Way, expect: Expect) -> Plan {
     at_work(draw, 4, way, expect).then([
         Step::Running,
         Step::Pause(moment(draw, 30)),

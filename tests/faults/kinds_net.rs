@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::draw::Draw;
 use crate::kinds::{Kind, Needs};
 use crate::net::{Change, Rule};
 use crate::plan::{Expect, Outcome, Plan, Step, Way};
+use kolo_tests::random::Random;
 
 /// Seconds for reports of what is noticed at once. Silence takes additional time.
 const SOON_S: u64 = 6;
@@ -23,12 +23,12 @@ pub(crate) fn all() -> Vec<Kind> {
     kinds
 }
 
-fn at_work(draw: &mut Draw, expect: Expect) -> Plan {
-    Plan::new(4, Way::Network, expect).word("seed", draw.next() >> 1).word("longest", 3000)
+fn at_work(draw: &mut Random, expect: Expect) -> Plan {
+    Plan::new(4, Way::Network, expect).word("seed", draw.number() >> 1).word("longest", 3000)
 }
 
 /// Plans ranks that make calls, and changes the network once all do.
-fn change_at_work(draw: &mut Draw, expect: Expect, change: Change) -> Plan {
+fn change_at_work(draw: &mut Random, expect: Expect, change: Change) -> Plan {
     at_work(draw, expect).then([
         Step::Running,
         Step::Pause(Duration::from_millis(draw.below(60))),
@@ -37,7 +37,7 @@ fn change_at_work(draw: &mut Draw, expect: Expect, change: Change) -> Plan {
     ])
 }
 
-fn two_ranks(draw: &mut Draw) -> (u32, u32) {
+fn two_ranks(draw: &mut Random) -> (u32, u32) {
     let first = draw.between(1, 3) as u32;
     (first, 1 + (first + draw.below(2) as u32) % 3)
 }
@@ -120,7 +120,7 @@ fn cuts() -> Vec<Kind> {
 }
 
 /// Plans conditions that programs must tolerate: no errors, right results.
-fn fine(draw: &mut Draw, calls: u64) -> Plan {
+fn fine(draw: &mut Random, calls: u64) -> Plan {
     at_work(draw, Expect::new(Outcome::Fine, &[], 25).of_all()).word("calls", calls).word("pause_us", 500)
 }
 

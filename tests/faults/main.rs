@@ -16,12 +16,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use draw::Draw;
 use kinds::{Kind, Needs};
+use kolo_tests::random::Random;
 use table::Record;
 
 mod acts;
-mod draw;
 mod judge;
 mod kinds;
 mod kinds_net;
@@ -126,12 +125,12 @@ fn trials(options: &Options, kinds: &[Kind]) -> Vec<(usize, u64)> {
             Some(count) => (kinds[at].weight * count).div_ceil(weight.max(1)),
             None => usize::from(kinds[at].quick),
         };
-        let mut draw = Draw::new(options.seed ^ (at as u64) << 32);
+        let mut draw = Random::new(options.seed ^ (at as u64) << 32);
         // The seed is short enough to be typed.
-        trials.extend((0..count).map(|_| (at, draw.next() >> 32)));
+        trials.extend((0..count).map(|_| (at, draw.number() >> 32)));
     }
     // The trials are shuffled, so that long and short ones run side by side.
-    let mut draw = Draw::new(options.seed);
+    let mut draw = Random::new(options.seed);
     for at in (1..trials.len()).rev() {
         trials.swap(at, draw.below(at as u64 + 1) as usize);
     }
@@ -151,7 +150,7 @@ fn work(options: &Options) -> ExitCode {
     let worker = options.worker.unwrap_or(0);
     for (at, seed) in trials(options, &kinds).into_iter().skip(worker).step_by(options.jobs) {
         let kind = &kinds[at];
-        let plan = (kind.plan)(&mut Draw::new(seed));
+        let plan = (kind.plan)(&mut Random::new(seed));
         let began = Instant::now();
         let report = match (kind.needs, &plan.launched) {
             _ if adopts.is_err() => trial::skipped("orphans cannot be adopted here".into()),

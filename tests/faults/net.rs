@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::draw::Draw;
+use kolo_tests::random::Random;
 
 /// Rule for packets from one rank's host to another's. `None` means all hosts.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl Net {
             // This range is reserved for documentation (RFC 5737).
             run(&format!("ip -n {name} address add {}/24 dev {device}", address(host)))?;
         }
-        let switch = move || forward(&ports, &rules, &over, Draw::new(seed));
+        let switch = move || forward(&ports, &rules, &over, Random::new(seed));
         net.switch = Some(std::thread::spawn(switch));
         Ok(net)
     }
@@ -192,7 +192,7 @@ fn tun(name: &str) -> std::io::Result<File> {
 /// Packets in flight: time of arrival, order of sending, destination, and contents.
 type OnTheirWay = BinaryHeap<Reverse<(Instant, u64, usize, Vec<u8>)>>;
 
-fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw: Draw) {
+fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw: Random) {
     let mut on_their_way = OnTheirWay::new();
     let (mut packet, mut sent) = (vec![0_u8; 65536], 0);
     while !over.load(Ordering::Relaxed) {
@@ -234,7 +234,7 @@ fn destination(packet: &[u8], ports: usize) -> Option<usize> {
 }
 
 /// Returns the delay of a packet, or `None` if it is lost.
-fn fate(rules: &[Rule], from: u32, to: u32, draw: &mut Draw) -> Option<Duration> {
+fn fate(rules: &[Rule], from: u32, to: u32, draw: &mut Random) -> Option<Duration> {
     let concerns =
         |rule: &&Rule| rule.from.is_none_or(|rank| rank == from) && rule.to.is_none_or(|rank| rank == to);
     let mut delay = Duration::ZERO;

@@ -9,7 +9,7 @@ use kolo::{Communicator, Error, ReduceOp, Result};
 use kolo_tests::system::machine_time;
 
 use crate::acts::{self, Act};
-use crate::draw::Draw;
+use kolo_tests::random::Random;
 
 /// A rank's command line of `name=value` words.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    fn draw(draw: &mut Draw, ranks: u32, longest: u64) -> Self {
+    fn draw(draw: &mut Random, ranks: u32, longest: u64) -> Self {
         // Most calls are short, as in real programs.
         let longest = draw.pick(&[16, 1000, longest]).min(longest);
         let (count, root) = (draw.between(1, longest) as usize, draw.below(u64::from(ranks)) as u32);
@@ -190,7 +190,7 @@ impl Call {
 
 /// Makes calls until one fails, or as many as requested. Before one of them, this rank may harm itself.
 fn calls(comm: Communicator, told: &Told) -> Result<()> {
-    let mut draw = Draw::new(told.number("seed"));
+    let mut draw = Random::new(told.number("seed"));
     let (at, count) = (told.number("at"), told.number("calls"));
     let act = Act::parse(told.word("act"));
     let longest = told.number("longest").max(16);

@@ -4,6 +4,7 @@
 pub mod arrangement;
 pub mod gpu;
 pub mod processes;
+pub mod random;
 pub mod reference;
 pub mod system;
 pub mod watchdog;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
+use kolo_tests::random::Random;
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;
 
@@ -241,12 +242,6 @@ fn too_few_do_not_go_on_while_the_others_may() {
     });
 }
 
-/// Returns the next number of a simple generator, below `end`.
-fn draw(state: &mut u64, end: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % end
-}
-
 /// Ranks are killed one after another at random moments, most of them in the middle of a shrink, until one or two are
 /// left. `KOLO_ELASTIC_ROUNDS` sets the number of rounds, and `KOLO_ELASTIC_SEED` the seed.
 #[test]
@@ -256,19 +251,19 @@ fn ranks_die_at_random_moments() {
     };
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 8));
     for seed in first..first + rounds {
-        let mut state = seed;
-        let arrangement = Arrangement::ALL[draw(&mut state, 4) as usize];
-        let ranks = [3, 4, 8][draw(&mut state, 3) as usize];
-        let elements = ["3", "1000", "100000"][draw(&mut state, 3) as usize];
-        let last = 1 + draw(&mut state, 2) as usize;
+        let mut random = Random::new(seed);
+        let arrangement = Arrangement::ALL[random.below(4) as usize];
+        let ranks = [3, 4, 8][random.below(3) as usize];
+        let elements = ["3", "1000", "100000"][random.below(3) as usize];
+        let last = 1 + random.below(2) as usize;
         let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {elements} elements");
         within(LIMIT, &what.clone(), move || {
             let mut job = start(arrangement, ranks, elements);
             let mut left: Vec<usize> = (0..ranks as usize).collect();
             while left.len() > last {
-                let victim = left.remove(draw(&mut state, left.len() as u64) as usize);
+                let victim = left.remove(random.below(left.len() as u64) as usize);
                 job.ranks[victim].signal(Signal::KILL);
-                std::thread::sleep(Duration::from_micros(draw(&mut state, 25_000)));
+                std::thread::sleep(Duration::from_micros(random.below(25_000)));
             }
             sum_without_the_others(&mut job, &left, &what);
             stop(&mut job, &left, &what);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, Process, environment};
+use kolo_tests::random::Random;
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;
 
@@ -184,11 +185,11 @@ fn anybody_may_die_at_any_moment_of_a_growth() {
     };
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 12));
     for seed in first..first + rounds {
-        let mut state = seed;
-        let arrangement = Arrangement::ALL[draw(&mut state, 4) as usize];
+        let mut random = Random::new(seed);
+        let arrangement = Arrangement::ALL[random.below(4) as usize];
         // The victim is a newcomer, the owner of a door, the first rank, or an uninvolved member.
         let victim = [3, 4, 2, 0, 1][(seed % 5) as usize];
-        let delay = draw(&mut state, 6000);
+        let delay = random.below(6000);
         let what = format!("seed {seed}: {arrangement:?}, {victim} dies {delay} us into the growth");
         within(LIMIT, &what.clone(), move || {
             let more = if victim < 3 { vec![format!("{victim}:{delay}")] } else { Vec::new() };
@@ -223,9 +224,9 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
     });
     let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 6));
     for seed in first..first + rounds {
-        let mut draws = seed;
+        let mut random = Random::new(seed);
         let arrangement = Arrangement::ALL[(seed % 4) as usize];
-        let ranks = 2 + draw(&mut draws, 3) as usize;
+        let ranks = 2 + random.below(3) as usize;
         let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks");
         let alone = alone.clone();
         within(LIMIT, &what.clone(), move || {
@@ -236,16 +237,16 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
             group.expect_all("@running", ranks);
             let mut left: Vec<usize> = (0..ranks).collect();
             for turn in 0..4 {
-                std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
+                std::thread::sleep(Duration::from_micros(random.below(30_000)));
                 // Newcomers may have no invitation yet.
                 let hosts: Vec<usize> = left.iter().copied().filter(|number| *number < ranks).collect();
-                let host = hosts[draw(&mut draws, hosts.len() as u64) as usize];
+                let host = hosts[random.below(hosts.len() as u64) as usize];
                 // Some newcomers fetch a copy of the state before they join.
                 let fetches = [("KOLO_TEST_FETCH", "1".to_owned())];
                 group.join_with(host, if turn % 2 == 0 { &fetches } else { &[] });
                 left.push(ranks + turn);
-                std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
-                let place = draw(&mut draws, left.len() as u64) as usize;
+                std::thread::sleep(Duration::from_micros(random.below(30_000)));
+                let place = random.below(left.len() as u64) as usize;
                 // Newcomers may not have the state yet.
                 let others = left.iter().enumerate().filter(|(at, number)| *at != place && **number < ranks);
                 if others.count() > 0 {
@@ -278,12 +279,6 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
             );
         });
     }
-}
-
-/// Returns the next number of a simple generator, below `end`.
-fn draw(state: &mut u64, end: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % end
 }
 
 #[test]

@@ -5,46 +5,30 @@ use std::time::{Duration, Instant};
 
 use kolo::{Collective, Communicator, DataType, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
+use kolo_tests::random::Random;
 use kolo_tests::reference::{Case, is_defined};
 use kolo_tests::watchdog::within;
 
-/// SplitMix64 (Steele, Lea and Flood): the same numbers in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
-
 /// Draws the same call on all ranks, from the common numbers.
 fn next_case(common: &mut Random, ranks: usize) -> Case {
-    let collective = Collective::ALL[common.below(Collective::ALL.len())];
-    let data_type = DataType::ALL[common.below(DataType::ALL.len())];
-    let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitXor, ReduceOp::Avg][common.below(4)];
+    let collective = Collective::ALL[common.index(Collective::ALL.len())];
+    let data_type = DataType::ALL[common.index(DataType::ALL.len())];
+    let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitXor, ReduceOp::Avg][common.index(4)];
     let op = if is_defined(collective, op, data_type) { op } else { ReduceOp::Min };
-    let count = [1, 3, 40, 900, 5000, 40_000][common.below(6)];
+    let count = [1, 3, 40, 900, 5000, 40_000][common.index(6)];
     Case {
         collective,
         data_type,
         op,
         count,
-        root: common.below(ranks) as u32,
-        in_place: common.below(2) == 1,
+        root: common.index(ranks) as u32,
+        in_place: common.index(2) == 1,
     }
 }
 
 /// Draws a delay: mostly none, sometimes a moment, rarely longer than the pacing waits before it sleeps.
 fn delay(own: &mut Random) {
-    let micros = [0, 0, 0, 0, 20, 100, 800, 4000][own.below(8)];
+    let micros = [0, 0, 0, 0, 20, 100, 800, 4000][own.index(8)];
     let until = Instant::now() + Duration::from_micros(micros);
     while Instant::now() < until {
         std::thread::yield_now();
@@ -53,14 +37,14 @@ fn delay(own: &mut Random) {
 
 fn soak(comm: &Communicator, seed: u64, time: Duration) -> u64 {
     let ranks = comm.world_size() as usize;
-    let mut common = Random(seed);
-    let mut own = Random(seed ^ u64::from(comm.rank() + 1) << 32);
+    let mut common = Random::new(seed);
+    let mut own = Random::new(seed ^ u64::from(comm.rank() + 1) << 32);
     let begin = Instant::now();
     let mut calls = 0;
     loop {
         for _ in 0..10 {
-            let pending = (common.below(3) == 0).then(|| {
-                let elements = [1, 2000, 60_000][common.below(3)];
+            let pending = (common.index(3) == 0).then(|| {
+                let elements = [1, 2000, 60_000][common.index(3)];
                 comm.all_reduce_start(vec![1_i64; elements], ReduceOp::Sum).expect("starts")
             });
             delay(&mut own);

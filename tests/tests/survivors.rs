@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kolo::{AbortReason, Communicator, Error, ErrorContext, ReduceOp, Survivors};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, LONG, Process, environment};
+use kolo_tests::random::Random;
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;
 
@@ -56,12 +57,6 @@ fn the_state_is_the_same_for_any_number_of_ranks() {
     });
 }
 
-/// Returns the next number of a simple generator, below `end`.
-fn draw(state: &mut u64, end: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % end
-}
-
 /// Outcome of jobs whose ranks were killed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
@@ -73,10 +68,10 @@ struct Outcome {
 
 /// Runs a job in which ranks are killed at random moments until one to three are left. The seed determines everything.
 fn disturbed(seed: u64, sizes: &[usize], patience: Duration, alone: &str) -> Outcome {
-    let mut state = seed;
+    let mut random = Random::new(seed);
     let arrangement = Arrangement::ALL[(seed % 4) as usize];
-    let ranks = sizes[draw(&mut state, sizes.len() as u64) as usize];
-    let last = 1 + draw(&mut state, 3).min(ranks as u64 - 2) as usize;
+    let ranks = sizes[random.below(sizes.len() as u64) as usize];
+    let last = 1 + random.below(3).min(ranks as u64 - 2) as usize;
     let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {last} left");
     let begun = Instant::now();
     let limits = ["KOLO_TIMEOUT", "KOLO_JOIN_TIMEOUT"].map(|name| (name, patience.as_secs().to_string()));
@@ -88,8 +83,8 @@ fn disturbed(seed: u64, sizes: &[usize], patience: Duration, alone: &str) -> Out
     let mut play = || {
         job.expect_all("@running");
         while left.len() > last {
-            std::thread::sleep(Duration::from_micros(draw(&mut state, 8_000)));
-            let victim = left.remove(draw(&mut state, left.len() as u64) as usize);
+            std::thread::sleep(Duration::from_micros(random.below(8_000)));
+            let victim = left.remove(random.below(left.len() as u64) as usize);
             killed[victim] = Some(job.ranks[victim].signal(Signal::KILL));
         }
         assert_eq!(end(&mut job, &left, &what), alone, "{what}");

@@ -11,7 +11,6 @@ use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};
 
 use crate::error::{CliError, Result};
-use crate::planning::has_block_per_rank;
 
 /// Requested properties of the communicators of a run.
 #[derive(Clone, Debug, Default)]
@@ -187,7 +186,7 @@ pub(crate) fn way_here(
     count: u64,
     data_type: DataType,
 ) -> Result<String> {
-    let blocks = if has_block_per_rank(task.collective) { ranks as usize } else { 1 };
+    let blocks = if task.collective.has_block_per_rank() { ranks as usize } else { 1 };
     let bytes = count as usize * data_type.size() * blocks;
     let way = Mutex::new(None);
     threads(ranks, request, &|comm| {

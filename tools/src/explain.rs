@@ -21,7 +21,7 @@ use crate::error::{CliError, Result};
 use crate::info::machine;
 use crate::perf::human_bytes;
 use crate::plan_file::{self, PlanArgs};
-use crate::planning::{CallArgs, has_block_per_rank, human_seconds, on_unequal_hosts};
+use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
 
 /// With more ranks, proving the plan takes longer than a person waits; `kolo sim` does it on request.
 const MAX_CHECKED_RANKS: u32 = 128;
@@ -222,7 +222,7 @@ fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
 fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> String {
     let call = &args.call;
     let block = call.selection_bytes(args.ranks);
-    let blocks = if has_block_per_rank(call.collective) {
+    let blocks = if call.collective.has_block_per_rank() {
         format!(" ({} per block)", human_bytes(block as f64))
     } else {
         String::new()

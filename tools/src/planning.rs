@@ -61,7 +61,7 @@ impl CallArgs {
                 "Choose one of them",
             ));
         }
-        let task = Task::new(self.collective, ranks).with_root(if has_root(self.collective) {
+        let task = Task::new(self.collective, ranks).with_root(if self.collective.is_rooted() {
             self.root
         } else {
             0
@@ -82,7 +82,7 @@ impl CallArgs {
     pub(crate) fn selection_bytes(&self, ranks: u32) -> u64 {
         match self.collective {
             Collective::Barrier => 0,
-            collective if has_block_per_rank(collective) => self.bytes / u64::from(ranks),
+            collective if collective.has_block_per_rank() => self.bytes / u64::from(ranks),
             _ => self.bytes,
         }
     }
@@ -109,26 +109,6 @@ pub(crate) fn on_unequal_hosts(task: Task, rates: &[HostRate]) -> Task {
         Some(speeds) if speeds.len() == task.world_size as usize => task.with_speeds(speeds),
         _ => task,
     }
-}
-
-/// Returns whether a collective has a root.
-pub(crate) const fn has_root(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
-    )
-}
-
-/// Returns whether a collective has a block for each rank.
-pub(crate) const fn has_block_per_rank(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllGather
-            | Collective::ReduceScatter
-            | Collective::Gather
-            | Collective::Scatter
-            | Collective::AllToAll
-    )
 }
 
 /// Finds a collective by its name, with or without underscores or hyphens.

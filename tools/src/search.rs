@@ -12,7 +12,7 @@ use crate::error::{CliError, Result};
 use crate::perf::console::Console;
 use crate::perf::{human_bytes, parse_size};
 use crate::plan_file;
-use crate::planning::{has_block_per_rank, has_root, human_seconds};
+use crate::planning::human_seconds;
 use crate::sim::{ClusterArgs, describe};
 
 const EXAMPLES: &str = "\
@@ -83,11 +83,11 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let mut files = Vec::new();
     for collective in wanted.iter().copied() {
-        let root = if has_root(collective) { args.root } else { 0 };
+        let root = if collective.is_rooted() { args.root } else { 0 };
         let mut bytes = args.from.max(4);
         while bytes <= args.to {
             let next = bytes.saturating_mul(4);
-            let blocks = if has_block_per_rank(collective) { u64::from(cluster.world_size()) } else { 1 };
+            let blocks = if collective.has_block_per_rank() { u64::from(cluster.world_size()) } else { 1 };
             let found = search::search(collective, root, (bytes / blocks).max(4), &cluster)
                 .map_err(|problem| CliError::usage(problem, "See `kolo plan --help`"))?;
             let path = args.out.join(format!("{collective}-{}.json", short(bytes)));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Flaw;
 use super::faults::Scenario;
 use super::world::World;
-use crate::{Agreement, Message, Part, Settings, Stand};
+use crate::{Agreement, Message, Settings, State, Vote};
 
 /// Number of steps in the ordinary test.
 const STEPS: u64 = 10_000_000;
@@ -91,16 +91,16 @@ fn every_flaw_in_the_rules_is_found() {
 
 /// Lets three of five members decide and die before the other two hear of it. The two decide as well, and then news of
 /// the first decision arrives. Returns the views of members 4 and 3.
-fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
+fn news_of_the_dead(flaw: Option<Flaw>) -> (State, State) {
     let now = Duration::from_secs(1);
-    let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
+    let vote = Vote { kinds: 1, flags: 1, seed: [0; 32] };
     let mut members: Vec<Agreement> = (0..5)
         .map(|me| {
             let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
             let settings = Settings { members: 5, me, beat, silent_after, stranded_after: silent_after };
             let mut member = Agreement::new(settings, now);
             member.flaw = flaw;
-            member.bring(part, now);
+            member.vote(vote, now);
             member
         })
         .collect();
@@ -118,7 +118,7 @@ fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
                         // This is the last moment of the second decision: member 3 has it, and member 4 has not heard
                         // of it yet.
                         Message::Decided(_) if from == 3 => {}
-                        message => members[to as usize].hear(from, message, now),
+                        message => members[to as usize].receive(from, message, now),
                     }
                     any = true;
                 }
@@ -129,7 +129,7 @@ fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
         }
     };
     exchange(&mut members, &mut late);
-    assert!(matches!(members[1].stand(now), Stand::Decided(_)) && !late.is_empty());
+    assert!(matches!(members[1].state(now), State::Decided(_)) && !late.is_empty());
     for dead in 0..3 {
         members[3].gone(dead, now);
         members[4].gone(dead, now);
@@ -140,52 +140,52 @@ fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
         exchange(&mut members, &mut late);
     }
     for message in late {
-        members[4].hear(0, message, now);
+        members[4].receive(0, message, now);
     }
-    (members[4].stand(now), members[3].stand(now))
+    (members[4].state(now), members[3].state(now))
 }
 
 #[test]
 fn the_dead_are_not_heard() {
     let (four, three) = news_of_the_dead(None);
-    assert!(matches!(&three, Stand::Decided(decision) if decision.members == [3, 4].into_iter().collect()));
-    assert!(matches!(four, Stand::Open { .. }), "it waits for what 3 has decided: {four:?}");
+    assert!(matches!(&three, State::Decided(decision) if decision.members == [3, 4].into_iter().collect()));
+    assert!(matches!(four, State::Open { .. }), "it waits for what 3 has decided: {four:?}");
     let (four, three) = news_of_the_dead(Some(Flaw::HearsTheDead));
-    assert!(matches!((&four, &three), (Stand::Decided(a), Stand::Decided(b)) if a != b), "the flaw shows");
+    assert!(matches!((&four, &three), (State::Decided(a), State::Decided(b)) if a != b), "the flaw shows");
 }
 
 /// Member 0 of four is gone, so all others are needed. Member 1 proposes and waits for member 3, which is alive but
-/// late. Member 2 has brought its part and then takes another member for the proposer, so it only answers.
+/// late. Member 2 has voted and then takes another member for the proposer, so it only answers.
 #[test]
 fn who_brings_its_part_to_another_is_not_taken_for_silent() {
     let beat = Duration::from_millis(100);
     let silent_after = Duration::from_secs(1);
     let settings = Settings { members: 4, me: 1, beat, silent_after, stranded_after: 4 * silent_after };
-    let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
+    let vote = Vote { kinds: 1, flags: 1, seed: [0; 32] };
     let mut proposer = Agreement::new(settings, Duration::ZERO);
-    proposer.bring(part, Duration::ZERO);
+    proposer.vote(vote, Duration::ZERO);
     proposer.gone(0, Duration::ZERO);
-    proposer.hear(2, Message::Part(part), Duration::ZERO);
+    proposer.receive(2, Message::Vote(vote), Duration::ZERO);
     for beats in 1..=100 {
         let now = beat * beats;
         proposer.tick(now);
         for (to, message) in proposer.take_messages() {
-            let answer = if to == 2 { Message::Part(part) } else { Message::Here };
+            let answer = if to == 2 { Message::Vote(vote) } else { Message::Here };
             if message == Message::Asked {
-                proposer.hear(to, answer, now);
+                proposer.receive(to, answer, now);
             }
         }
-        assert_eq!(proposer.stand(now), Stand::Open { late: vec![3], silent: vec![] }, "after {beats} beats");
+        assert_eq!(proposer.state(now), State::Open { late: vec![3], silent: vec![] }, "after {beats} beats");
     }
 }
 
-/// Makes a member of a large group that has brought its part to a silent proposer. It then ticks `ticks` times, at
+/// Makes a member of a large group that has voted to a silent proposer. It then ticks `ticks` times, at
 /// intervals of `every`.
 fn waits_in_vain(ticks: u32, every: Duration) -> (Agreement, Vec<usize>) {
     let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
     let settings = Settings { members: 256, me: 255, beat, silent_after, stranded_after: 4 * silent_after };
     let mut member = Agreement::new(settings, Duration::ZERO);
-    member.bring(Part { kinds: 1, flags: 1, seed: [0; 32] }, Duration::ZERO);
+    member.vote(Vote { kinds: 1, flags: 1, seed: [0; 32] }, Duration::ZERO);
     let mut asked = |tick: u32| {
         member.tick(every * tick);
         member.take_messages().iter().filter(|(_, message)| *message == Message::Asked).count()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::faults::{Fault, MENDED, Scenario};
 use super::{Flaw, Random};
-use crate::{Agreement, Decision, Message, Part, Set, Settings, Stand};
+use crate::{Agreement, Decision, Message, Set, Settings, State, Vote};
 
 /// Epochs that a run goes through if its processes live.
 const EPOCHS: usize = 4;
@@ -176,8 +176,8 @@ impl World {
                 self.settle(process, epoch)
             }
             Event::Calls { process, epoch } => {
-                let part =
-                    Part { kinds: 1, flags: self.random.next() | 1, seed: [self.random.next() as u8; 32] };
+                let vote =
+                    Vote { kinds: 1, flags: self.random.next() | 1, seed: [self.random.next() as u8; 32] };
                 // A suspicion may be wrong.
                 if self.scenario.suspects && self.random.one_in(4) {
                     let members = self.processes[process as usize].epochs[epoch].0.len() as u64;
@@ -186,7 +186,7 @@ impl World {
                 }
                 self.note(|| format!("process {process} calls in epoch {epoch}"));
                 self.processes[process as usize].called.insert(epoch);
-                self.processes[process as usize].epochs[epoch].1.bring(part, now);
+                self.processes[process as usize].epochs[epoch].1.vote(vote, now);
                 if let Some(patience) = self.scenario.patience {
                     self.put(now + patience, Event::Overdue { process, epoch });
                 }
@@ -202,7 +202,7 @@ impl World {
                     return Ok(()); // the epoch has not begun there; the sender repeats the message
                 };
                 let Some(place) = members.iter().position(|member| *member == from) else { return Ok(()) };
-                agreement.hear(place as u32, message, now);
+                agreement.receive(place as u32, message, now);
                 self.settle(to, epoch)
             }
             Event::Certified { process, dead } => {
@@ -270,7 +270,7 @@ impl World {
         let (members, agreement) = &mut self.processes[process as usize].epochs[epoch];
         let members = members.clone();
         let messages = agreement.take_messages();
-        let (stand, due) = (agreement.stand(now), agreement.next_wakeup());
+        let (state, due) = (agreement.state(now), agreement.next_wakeup());
         for (to, message) in messages {
             self.send(process, members[to as usize], epoch, message);
         }
@@ -281,8 +281,8 @@ impl World {
                 self.put(due, Event::Tick { process, epoch });
             }
         }
-        match stand {
-            Stand::Decided(decision) if self.processes[process as usize].decisions.len() == epoch => {
+        match state {
+            State::Decided(decision) if self.processes[process as usize].decisions.len() == epoch => {
                 self.decided(process, epoch, &members, &decision)
             }
             _ => Ok(()),
@@ -355,7 +355,7 @@ impl World {
     fn check_progress(&self) -> Result<(), String> {
         for (number, process) in self.processes.iter().enumerate() {
             if process.lives && !process.fenced && process.decisions.len() < EPOCHS {
-                let stand = process.epochs.last().map(|(_, agreement)| agreement.stand(self.now));
+                let state = process.epochs.last().map(|(_, agreement)| agreement.state(self.now));
                 return Err(format!(
                     "process {number} lives and hangs in epoch {}: {stand:?}",
                     process.decisions.len()

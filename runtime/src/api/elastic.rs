@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::call::Waited;
-use crate::communicator::{patience, reunite};
-use crate::control::{Called, Disagreement, Purpose, Until};
+use crate::communicator::{patience, regroup};
+use crate::control::{AdmittedNewcomer, Disagreement, Purpose, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::MOST_PATIENCE;
@@ -23,14 +23,14 @@ pub struct Agreement {
 /// Flag: this rank has the new communicator.
 const IS_MADE: u64 = 1;
 
-/// Flag: the meeting succeeded on this rank, or failed because of another rank, so another meeting of the same ranks
+/// Flag: the regrouping succeeded on this rank, or failed because of another rank, so another attempt of the same ranks
 /// may succeed.
-const MAY_MEET_AGAIN: u64 = 2;
+const MAY_RETRY: u64 = 2;
 
-/// Meetings of the same ranks before they give up. A rank costs one meeting if it stops for longer than
+/// Attempts of the same ranks before they give up. A rank costs one attempt if it stops for longer than
 /// [`Config::silent_after`](crate::Config::silent_after) while the others wait for it, and resumes before they have
 /// agreed. A rank that stays away costs none: it is left out.
-pub(super) const MEETINGS: u32 = 3;
+pub(super) const REGROUP_ATTEMPTS: u32 = 3;
 
 impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with
@@ -109,23 +109,23 @@ impl Communicator {
 
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("shrink"))?;
-        self.form_anew(Purpose::Shrink, "shrink", until, |ranks, seed| {
-            let made = reunite(&self.shared, ranks, seed, until.deadline()).and_then(Self::make)?;
+        self.form_again(Purpose::Shrink, "shrink", until, |ranks, seed| {
+            let made = regroup(&self.shared, ranks, seed, until.deadline()).and_then(Self::make)?;
             Ok((made, Vec::new()))
         })
     }
 
     /// Makes another communicator of the members that live, by `form`. Tries again when members have died or
     /// were away, until all of them have it or it fails for another reason.
-    pub(super) fn form_anew(
+    pub(super) fn form_again(
         &self,
         purpose: Purpose,
         operation: &str,
         until: Until,
-        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
         let since = Instant::now();
-        self.meet(purpose, operation, until, form).map_err(|error| match error {
+        self.try_to_form(purpose, operation, until, form).map_err(|error| match error {
             // The duration of the whole call, not of the last agreement.
             Error::Timeout { context, waiting_for, .. } => {
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
@@ -134,12 +134,12 @@ impl Communicator {
         })
     }
 
-    fn meet(
+    fn try_to_form(
         &self,
         purpose: Purpose,
         operation: &str,
         until: Until,
-        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
         let mut in_vain = 0;
         loop {
@@ -148,18 +148,18 @@ impl Communicator {
                 return Err(self.came_too_late(operation));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
-            let (made, called) = form(&ranks, left.seed)
-                .map_or_else(|error| (Err(error), Vec::new()), |(made, called)| (Ok(made), called));
+            let (made, admitted) = form(&ranks, left.seed)
+                .map_or_else(|error| (Err(error), Vec::new()), |(made, admitted)| (Ok(made), admitted));
             let own = match &made {
-                Ok(_) => IS_MADE | MAY_MEET_AGAIN,
-                Err(error) if may_be_theirs(error) => MAY_MEET_AGAIN,
+                Ok(_) => IS_MADE | MAY_RETRY,
+                Err(error) if may_be_theirs(error) => MAY_RETRY,
                 Err(_) => 0,
             };
             let met = self.agree_on(Purpose::Confirm, operation, own, until);
             match (met, made) {
                 (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
                     if purpose == Purpose::Shrink || made.all_enter(until.deadline()) {
-                        made.meet_newcomers();
+                        made.publish_members();
                         return Ok(made);
                     }
                     made.abort("another rank has not come to its end");
@@ -176,10 +176,10 @@ impl Communicator {
                     };
                     tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
                     if met.ranks == ranks {
-                        // No rank has died: either a rank was away for some time, or the next meeting would end like
+                        // No rank has died: either a rank was away for some time, or the next attempt would end like
                         // this one. All ranks see and count the same.
                         in_vain += 1;
-                        if met.flags & MAY_MEET_AGAIN == 0 || in_vain == MEETINGS {
+                        if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
                             return Err(problem.unwrap_or_else(|| self.not_made(operation)));
                         }
                     }
@@ -191,8 +191,8 @@ impl Communicator {
                     return Err(error);
                 }
             }
-            // Lets the newcomers that were called wait again.
-            drop(called);
+            // Lets the newcomers that were admitted wait again.
+            drop(admitted);
         }
     }
 
@@ -281,8 +281,8 @@ impl Communicator {
         };
         match disagreement {
             Disagreement::Fenced { by } => {
-                if let Some(lobby) = self.shared.lobby() {
-                    lobby.close();
+                if let Some(waiting_list) = self.shared.waiting_list() {
+                    waiting_list.close();
                 }
                 let reason = format!(
                     "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on without it; it \
@@ -321,7 +321,7 @@ impl Communicator {
                 let problem = "the ranks called different things: all that live call agree, shrink and grow in the same order";
                 Error::Usage { context, problem: problem.to_owned() }
             }
-            Disagreement::NoDoor => {
+            Disagreement::NoListener => {
                 let problem =
                     "this rank has no port at which the others reach it; see its log, and KOLO_PORT_RANGE";
                 Error::Unsupported { context, problem: problem.to_owned() }

@@ -1,12 +1,12 @@
-//! Meetings of members that fail and are repeated.
+//! Attempts of members to regroup that fail and are repeated.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::cluster::Cluster;
-use super::elastic::MEETINGS;
-use crate::communicator::reunite;
+use super::elastic::REGROUP_ATTEMPTS;
+use crate::communicator::regroup;
 use crate::control::{ControlRuntime, Invitation, Purpose, Until};
 use crate::error::{Error, JoinFailure, Result};
 use crate::join::JoinSpec;
@@ -14,20 +14,20 @@ use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Shrinks. `fails` gives the error of a rank's n-th meeting, if it is to fail.
+/// Shrinks. `fails` gives the error of a rank's n-th attempt, if it is to fail.
 fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Result<Communicator>) {
-    let (meetings, deadline) = (Cell::new(0), Instant::now() + LONG);
-    let made = comm.form_anew(Purpose::Shrink, "shrink", Until::GivingUp(deadline), |ranks, seed| {
-        meetings.set(meetings.get() + 1);
-        match fails(meetings.get()) {
+    let (attempts, deadline) = (Cell::new(0), Instant::now() + LONG);
+    let made = comm.form_again(Purpose::Shrink, "shrink", Until::GivingUp(deadline), |ranks, seed| {
+        attempts.set(attempts.get() + 1);
+        match fails(attempts.get()) {
             Some(error) => Err(error),
             None => {
-                let making = reunite(&comm.shared, ranks, seed, deadline)?;
+                let making = regroup(&comm.shared, ranks, seed, deadline)?;
                 Ok((Communicator::make(making)?, Vec::new()))
             }
         }
     });
-    (meetings.get(), made)
+    (attempts.get(), made)
 }
 
 /// Returns the error of a rank that has waited for a stopped one.
@@ -46,17 +46,17 @@ fn sum(comm: &Communicator) -> Result<f32> {
     Ok(data[0])
 }
 
-/// The lowest rank, at whose door the others meet, or another one was away for too long, and is back when the ranks
+/// The lowest rank, at whose port the others meet, or another one was away for too long, and is back when the ranks
 /// agree.
 #[test]
 fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
     for away in [0, 2] {
         let met = Cluster::local(3, |comm| {
             let rank = comm.rank();
-            let (meetings, made) =
-                shrink(&comm, |meeting| (meeting == 1 && rank != away).then(|| nobody_answers(rank)));
+            let (attempts, made) =
+                shrink(&comm, |attempt| (attempt == 1 && rank != away).then(|| nobody_answers(rank)));
             let made = made?;
-            Ok((meetings, made.ranks_before(), sum(&made)?))
+            Ok((attempts, made.ranks_before(), sum(&made)?))
         })?;
         for met in met {
             assert_eq!(met?, (2, vec![0, 1, 2], 3.0), "rank {away} was away");
@@ -68,12 +68,12 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
 #[test]
 fn members_that_never_meet_give_up_together() -> Result<()> {
     let met = Cluster::local(3, |comm| {
-        let (rank, (meetings, made)) = (comm.rank(), shrink(&comm, |_| Some(nobody_answers(0))));
+        let (rank, (attempts, made)) = (comm.rank(), shrink(&comm, |_| Some(nobody_answers(0))));
         assert!(made.is_err(), "rank {rank}");
-        Ok((meetings, sum(&comm)?))
+        Ok((attempts, sum(&comm)?))
     })?;
     met.into_iter().try_for_each(|met| {
-        assert_eq!(met?, (MEETINGS, 3.0), "the communicator is as it was");
+        assert_eq!(met?, (REGROUP_ATTEMPTS, 3.0), "the communicator is as it was");
         Ok(())
     })
 }
@@ -82,9 +82,9 @@ fn members_that_never_meet_give_up_together() -> Result<()> {
 fn what_would_fail_again_is_not_tried_again() -> Result<()> {
     let met = Cluster::local(2, |comm| {
         let refused = || Error::system("mapping memory", std::io::ErrorKind::OutOfMemory.into());
-        let (rank, (meetings, made)) = (comm.rank(), shrink(&comm, |_| (comm.rank() == 1).then(refused)));
+        let (rank, (attempts, made)) = (comm.rank(), shrink(&comm, |_| (comm.rank() == 1).then(refused)));
         match (rank, made) {
-            (1, Err(Error::System { .. })) | (0, Err(_)) => meetings,
+            (1, Err(Error::System { .. })) | (0, Err(_)) => attempts,
             (rank, made) => panic!("rank {rank}: {made:?}"),
         }
     })?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::elastic::may_be_theirs;
 use crate::call::Waited;
-use crate::communicator::{Elastic, Left, Places, WORLD, grow, patience, settings, take};
+use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, patience, settings};
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, ErrorContext, Result};
@@ -15,7 +15,7 @@ use crate::join::JoinSpec;
 impl Communicator {
     /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
     /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it
-    /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's door, or
+    /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's port, or
     /// at another's if this rank dies, until the members take them in by [`Communicator::grow`] or
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
@@ -28,8 +28,8 @@ impl Communicator {
     /// if a rank that was alone cannot open one; [`Error::Usage`] after a fork.
     pub fn accept(&self) -> Result<Invitation> {
         self.shared.check_process(|| Waited::other("accept"))?;
-        let lobby = self.shared.open_lobby()?;
-        let invitation = lobby.and_then(|lobby| self.shared.world.control.invitation(lobby));
+        let waiting_list = self.shared.open_waiting_list()?;
+        let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
             context: self.growing("accept"),
             problem: "this rank has no port at which newcomers reach it; see its log, and KOLO_PORT_RANGE"
@@ -37,13 +37,13 @@ impl Communicator {
         })
     }
 
-    /// Returns the number of newcomers that wait at this rank's door. Others may wait at the doors of other ranks. A
+    /// Returns the number of newcomers that wait at this rank's port. Others may wait at the ports of other ranks. A
     /// program that needs to know whether any newcomer waits includes this number in a reduction of its own, or asks
     /// [`Communicator::agree`]. Local; costs a lock.
     #[must_use]
     pub fn waiting(&self) -> u32 {
-        let lobby = if self.shared.is_ours() { self.shared.lobby() } else { None };
-        lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
+        let waiting_list = if self.shared.is_ours() { self.shared.waiting_list() } else { None };
+        waiting_list.map_or(0, |list| list.newcomers().len() as u32)
     }
 
     /// Returns the least and the greatest number of ranks (0: not given) that the launcher has set by `KOLO_ELASTIC`,
@@ -54,11 +54,11 @@ impl Communicator {
         self.shared.world.elastic.bounds
     }
 
-    /// Lets newcomers know the doors of this communicator's members from now on, and writes an invitation where the
+    /// Lets newcomers know the addresses of this communicator's members from now on, and writes an invitation where the
     /// launcher wants one.
-    pub(super) fn meet_newcomers(&self) {
+    pub(super) fn publish_members(&self) {
         let shared = &self.shared;
-        shared.meet_newcomers();
+        shared.publish_members();
         // Every rank writes one. Ranks of other hosts, or of other launchers on this host, use other paths, and no
         // rank knows which ranks use the same.
         let is_whole = shared.group.id == WORLD;
@@ -87,26 +87,28 @@ impl Communicator {
         self.take_in(Places::FreeThenLast { most })
     }
 
-    /// Returns whether a newcomer that can be given a slot waits at this rank's door. For Kolo's own bindings.
+    /// Returns whether a newcomer that can be given a slot waits at this rank's port. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn has_candidates(&self) -> bool {
         let slots = self.shared.slots();
         let fits = |slot: Option<u32>| slot.is_none_or(|slot| !slots.contains(&slot));
-        self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
+        self.shared
+            .waiting_list()
+            .is_some_and(|list| list.newcomers().iter().any(|newcomer| fits(newcomer.slot)))
     }
 
-    /// Returns whether a newcomer waits at this rank's door for a copy of its state. For Kolo's own bindings.
+    /// Returns whether a newcomer waits at this rank's port for a copy of its state. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
     pub fn is_asked_for_state(&self) -> bool {
-        let desk = || self.shared.world.control.desk(self.shared.group_id());
-        self.shared.is_ours() && desk().is_some_and(|desk| desk.is_asked())
+        let snapshot_server = || self.shared.world.control.snapshot_server(self.shared.group_id());
+        self.shared.is_ours() && snapshot_server().is_some_and(|server| server.is_asked())
     }
 
-    /// Makes a communicator of the ranks that live and of the newcomers that wait at their doors, of at most `most`
+    /// Makes a communicator of the ranks that live and of the newcomers that wait at their ports, of at most `most`
     /// ranks; further newcomers keep waiting. Ranks keep their order. Newcomers follow, in the order of the ranks at
-    /// whose doors they wait. Without newcomers, the new communicator has the ranks that live, as after
+    /// whose ports they wait. Without newcomers, the new communicator has the ranks that live, as after
     /// [`Communicator::shrink`]. This communicator stays as it is.
     ///
     /// All ranks that live call it with the same `most`, and the newcomers return from
@@ -147,9 +149,9 @@ impl Communicator {
     fn take_in(&self, places: Places) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("grow"))?;
-        self.form_anew(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
+        self.form_again(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
-            Ok((Self::make(growth.making)?, growth.called))
+            Ok((Self::make(growth.making)?, growth.admitted))
         })
     }
 
@@ -160,7 +162,7 @@ impl Communicator {
 
 /// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
-    /// Returns the invitation. It is asked for again when no door opens.
+    /// Returns the invitation. It is asked for again when no member answers.
     pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
     pub(super) slot: Option<u32>,
     pub(super) elastic: Elastic,
@@ -168,7 +170,7 @@ pub(super) struct Joining<'a> {
     pub(super) wait_at_most: Option<Duration>,
 }
 
-/// Waits at a member's door, and becomes a member when the members call. Blocks at most as long as the group lives.
+/// Waits at a member's port, and becomes a member when the members admit it. Blocks at most as long as the group lives.
 pub(super) fn join(
     how: &Joining<'_>,
     config: &Config,
@@ -182,11 +184,11 @@ pub(super) fn join(
     let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
-        let deadline = Instant::now() + offer.seat.patience;
-        let made = take(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
+        let deadline = Instant::now() + offer.admission.patience;
+        let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
             Ok(made) if made.all_enter(deadline) => {
-                made.meet_newcomers();
+                made.publish_members();
                 return Ok(made);
             }
             Ok(made) => made.abort("the members have not come to its end"),

@@ -112,7 +112,7 @@ impl Communicator {
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
         if communicator.shared.is_complete() {
-            communicator.meet_newcomers();
+            communicator.publish_members();
         }
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
@@ -350,8 +350,8 @@ impl Drop for Communicator {
         if !leak_in_child(&self.shared) {
             // After a panic, started operations are not waited for, so that the other ranks hear of it at once.
             let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
-            let in_order = drive::close(&self.shared, limit);
-            self.shared.world.left(in_order);
+            let departure = drive::close(&self.shared, limit);
+            self.shared.world.left(departure);
         }
     }
 }

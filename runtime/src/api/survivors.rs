@@ -16,13 +16,13 @@ const DONE: u64 = 1;
 /// Flag: this rank's step succeeded, or failed because the communicator did. It may be repeated.
 const MAY_REPEAT: u64 = 2;
 
-/// Flag: no newcomer waits at this rank's door.
+/// Flag: no newcomer waits at this rank's port.
 const NOBODY_WAITS: u64 = 4;
 
 /// Flag: this rank has reached the end of the step. Ranks that ran out of time may not have.
 const IS_HERE: u64 = 8;
 
-/// Flag: no newcomer waits at this rank's door for a copy of its state.
+/// Flag: no newcomer waits at this rank's port for a copy of its state.
 const NOBODY_ASKS: u64 = 16;
 
 /// A change of a group's members: see [`Survivors::on_change`].

@@ -102,11 +102,11 @@ impl Making {
             attendance: Attendance::default(),
             fault: Fault::default(),
             time_limit: TimeLimit::none(),
-            lobby: OnceLock::new(),
+            waiting_list: OnceLock::new(),
             process: Process::current(),
         };
-        if let Some(lobby) = growth::open_lobby(&shared) {
-            let _ = shared.lobby.set(lobby);
+        if let Some(waiting_list) = growth::open_waiting_list(&shared) {
+            let _ = shared.waiting_list.set(waiting_list);
         }
         Ok(shared)
     }

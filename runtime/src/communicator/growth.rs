@@ -1,9 +1,10 @@
 //! Brings members and newcomers together: see [`Communicator::grow`](crate::Communicator::grow).
 //!
 //! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
-//!    which newcomers wait at their doors. All of them then compute the new members and their places
-//!    ([`seating`](super::seating)).
-//! 2. Each member calls the chosen newcomers at its door. All come together under the rank that is rank 0 from now on.
+//!    which newcomers wait at their listeners. All of them then compute the new members and their places
+//!    ([`assignment`](super::assignment)).
+//! 2. Each member admits the chosen newcomers at its listener. All come together under the rank that is rank 0 from now
+//!    on.
 //!    A member that fails, or whose newcomer is gone, says so over the first control plane, and the others stop
 //!    waiting.
 //! 3. They make the communicator, as all ranks do, and confirm it to each other: first the members over the old
@@ -17,19 +18,19 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::agreement::{self, Agreed};
+use super::assignment::{Assignment, Holder, Listed, Places, assign};
 use super::connect::{Making, WORLD, broken};
-use super::seating::{Holder, Listed, Places, Seating, seat};
 use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Applicant, Called, Control, Entrance, ExchangeKey, Lobby, Meeting, Membership,
-    Offer, Seat, derive,
+    AbortCause, AbortKind, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey, MemberAddress,
+    Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
-/// Identity under which members meet before they call newcomers.
-const GATHERING: u64 = 2;
+/// Identity under which members meet before they admit newcomers.
+const INTERIM: u64 = 2;
 
 /// A member's message to the others.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,10 +39,10 @@ struct Told {
     listed: Vec<Listed>,
 }
 
-/// Parts of the new communicator, with the newcomers that this member has called. Dropping it ends their connections.
+/// Parts of the new communicator, with the newcomers that this member has admitted. Dropping it ends their connections.
 pub(crate) struct Growth {
     pub(crate) making: Making,
-    pub(crate) called: Vec<Called>,
+    pub(crate) admitted: Vec<AdmittedNewcomer>,
 }
 
 /// The members of the communicator that live, and a number that only they know.
@@ -57,29 +58,29 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     let own = left.ranks.iter().position(|rank| *rank == shared.group.rank).unwrap_or_default();
     let control = &shared.world.control;
     let silent_after = shared.config.silent_after;
-    let meeting = |tag, place, world_size, at, alarm| {
+    let spec = |regroup_id, place, world_size, at, alarm| {
         let ranks = &world_ranks[..];
         let later = shared.membership.later();
-        Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm }
+        RegroupSpec { ranks, place, world_size, at, regroup_id, later, silent_after, deadline, alarm }
     };
-    let first = world_ranks.first().and_then(|first| control.entrance(*first));
+    let first = world_ranks.first().and_then(|first| control.member_address(*first));
     let count = world_ranks.len() as u32;
-    let gathering =
-        control.reunite(meeting(derive(&left.seed, b"gather"), own as u32, count, first, None))?;
+    let interim = control.regroup(spec(derive(&left.seed, b"interim"), own as u32, count, first, None))?;
     let members: Arc<[u32]> = (0..count).collect();
-    let watch = Arc::new(gathering.register(GATHERING, members.clone()));
+    let watch = Arc::new(interim.register(INTERIM, members.clone()));
     let attempt = || -> Result<Growth> {
-        let lists = exchange(shared, &gathering, &members, places, deadline)?;
-        let seating = seated(shared, left.ranks, places, &lists)?;
-        let lineage = lineage(shared, left.ranks, &seating);
-        let at = match &seating.seats[0].1 {
-            Holder::Member(member) => control.entrance(world_ranks[*member]),
-            Holder::Newcomer { host, at } => Some(lists[*host][*at].entrance.clone()),
+        let lists = exchange(shared, &interim, &members, places, deadline)?;
+        let assignment = assigned(shared, left.ranks, places, &lists)?;
+        let lineage = lineage(shared, left.ranks, &assignment);
+        let at = match &assignment.slots[0].1 {
+            Holder::Member(member) => control.member_address(world_ranks[*member]),
+            Holder::Newcomer { host, at } => Some(lists[*host][*at].address.clone()),
         };
-        let tag = derive(&left.seed, b"grow");
-        let called = call(shared, (own, &watch), &seating, &lists, &lineage, (at.clone(), tag, deadline))?;
-        let place = seating.seats.iter().position(|(_, holder)| *holder == Holder::Member(own));
-        let (place, world_size) = (place.unwrap_or_default() as u32, seating.seats.len() as u32);
+        let regroup_id = derive(&left.seed, b"grow");
+        let admitted =
+            admit(shared, (own, &watch), &assignment, &lists, &lineage, (at.clone(), regroup_id, deadline))?;
+        let place = assignment.slots.iter().position(|(_, holder)| *holder == Holder::Member(own));
+        let (place, world_size) = (place.unwrap_or_default() as u32, assignment.slots.len() as u32);
         let (sound, alarm) = oneshot::channel();
         // Weak, since the hook belongs to the flag.
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
@@ -91,7 +92,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
                 let _ = sound.send((own as u32, cause));
             }
         }));
-        let next = control.reunite(meeting(tag, place, world_size, at, Some(alarm)))?;
+        let next = control.regroup(spec(regroup_id, place, world_size, at, Some(alarm)))?;
         let world = World::changed(
             next,
             lineage,
@@ -99,9 +100,9 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             shared.world.processor.clone(),
             // The newcomers know nothing of the network, so all ranks measure it, as at the start of a job.
             None,
-            relayed(shared, &seating, &world_ranks),
+            relayed(shared, &assignment, &world_ranks),
         );
-        Ok(Growth { making: making(world, shared.config.clone(), deadline), called })
+        Ok(Growth { making: making(world, shared.config.clone(), deadline), admitted })
     };
     attempt().inspect_err(|error| {
         let reason = format!("rank {} has given up: {error}", shared.group.rank);
@@ -118,36 +119,36 @@ fn making(world: World, config: Config, deadline: Instant) -> Making {
 }
 
 /// Returns the peers that this member has met at a relay, by their new places.
-fn relayed(shared: &Shared, seating: &Seating, world_ranks: &[u32]) -> BTreeSet<u32> {
+fn relayed(shared: &Shared, assignment: &Assignment, world_ranks: &[u32]) -> BTreeSet<u32> {
     shared.note_relayed();
     let before = shared.world.relayed_of(world_ranks);
     let is_one = |holder: &Holder| match holder {
         Holder::Member(member) => before.contains(&(*member as u32)),
         Holder::Newcomer { .. } => false,
     };
-    (0..).zip(&seating.seats).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
+    (0..).zip(&assignment.slots).filter(|(_, (_, holder))| is_one(holder)).map(|(place, _)| place).collect()
 }
 
-/// Returns the newcomers at each member's door.
+/// Returns the newcomers at each member's listener.
 fn exchange(
     shared: &Shared,
-    gathering: &Control,
+    interim: &Control,
     members: &[u32],
     places: Places,
     deadline: Instant,
 ) -> Result<Vec<Vec<Listed>>> {
     let rank = shared.group.rank;
-    let waiting = shared.lobby().map_or_else(Vec::new, |lobby| lobby.waiting());
+    let waiting = shared.waiting_list().map_or_else(Vec::new, |list| list.newcomers());
     let listed = waiting.into_iter().map(|newcomer| Listed {
         id: newcomer.id(),
         who: newcomer.who(),
         slot: newcomer.slot,
-        entrance: Entrance { host_key: newcomer.host_key, door: newcomer.door },
+        address: MemberAddress { host_key: newcomer.host_key, listener: newcomer.listener },
     });
     let told = Told { places, listed: listed.collect() };
     let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
-    let key = ExchangeKey { communicator: GATHERING, round: 0 };
-    let blobs = gathering.exchange(key, members, blob, deadline)?;
+    let key = ExchangeKey { communicator: INTERIM, round: 0 };
+    let blobs = interim.exchange(key, members, blob, deadline)?;
     let all: std::result::Result<Vec<Told>, _> =
         blobs.iter().map(|blob| postcard::from_bytes(blob)).collect();
     let all = all.map_err(|error| broken(rank, &error))?;
@@ -175,8 +176,8 @@ fn context(rank: u32) -> ErrorContext {
     ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
 }
 
-/// Chooses the newcomers that become members. Refuses those at this rank's door that cannot.
-fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Seating> {
+/// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.
+fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Assignment> {
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
@@ -188,39 +189,43 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
     if places == Places::Free && slots.len() as u32 == shared.slot_count() {
         return Err(usage(format!("none of the {} slots is free: use grow to have more", slots.len())));
     }
-    let seating = seat(places, &slots, shared.slot_count(), lists);
-    for (host, at, problem) in &seating.refused {
-        if let Some(lobby) = shared.lobby().filter(|_| left[*host] == shared.group.rank) {
-            lobby.refuse(lists[*host][*at].id, problem.clone(), "Start it with another slot, or with none");
+    let assignment = assign(places, &slots, shared.slot_count(), lists);
+    for (host, at, problem) in &assignment.refused {
+        if let Some(waiting_list) = shared.waiting_list().filter(|_| left[*host] == shared.group.rank) {
+            waiting_list.refuse(
+                lists[*host][*at].id,
+                problem.clone(),
+                "Start it with another slot, or with none",
+            );
         }
     }
-    Ok(seating)
+    Ok(assignment)
 }
 
-fn lineage(shared: &Shared, left: &[u32], seating: &Seating) -> Lineage {
+fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
     let before = |holder: &Holder| match holder {
         Holder::Member(member) => left[*member],
         Holder::Newcomer { .. } => NEWCOMER,
     };
-    let highest = seating.seats.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
+    let highest = assignment.slots.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
     Lineage {
         epoch: shared.world.epoch() + 1,
-        ranks_before: seating.seats.iter().map(|(_, holder)| before(holder)).collect(),
+        ranks_before: assignment.slots.iter().map(|(_, holder)| before(holder)).collect(),
         group: shared.group_id(),
-        slots: seating.seats.iter().map(|(slot, _)| *slot).collect(),
+        slots: assignment.slots.iter().map(|(slot, _)| *slot).collect(),
         slot_count: shared.slot_count().max(highest),
     }
 }
 
-/// Calls the chosen newcomers at this member's door.
-fn call(
+/// Admits the chosen newcomers at this member's listener.
+fn admit(
     shared: &Shared,
     (own, watch): (usize, &Arc<Membership>),
-    seating: &Seating,
+    assignment: &Assignment,
     lists: &[Vec<Listed>],
     lineage: &Lineage,
-    (at, tag, deadline): (Option<Entrance>, [u8; 32], Instant),
-) -> Result<Vec<Called>> {
+    (at, regroup_id, deadline): (Option<MemberAddress>, [u8; 32], Instant),
+) -> Result<Vec<AdmittedNewcomer>> {
     let rank = shared.group.rank;
     let gone = |who: &str| Error::Join {
         rank: Some(rank),
@@ -229,19 +234,21 @@ fn call(
         remedy: "Call grow again".to_owned(),
     };
     let lineage = postcard::to_stdvec(lineage).map_err(|error| broken(rank, &error))?;
-    let mut called = Vec::new();
-    for (place, (_, holder)) in seating.seats.iter().enumerate() {
+    let mut admitted = Vec::new();
+    for (place, (_, holder)) in assignment.slots.iter().enumerate() {
         let Holder::Newcomer { host, at: number } = holder else { continue };
         let newcomer = &lists[*host][*number];
         if *host != own {
             continue;
         }
-        let (Some(at), Some(lobby)) = (at.clone(), shared.lobby()) else { return Err(gone("no door")) };
-        let seat = Seat {
+        let (Some(at), Some(waiting_list)) = (at.clone(), shared.waiting_list()) else {
+            return Err(gone("no listener"));
+        };
+        let admission = Admission {
             at,
-            tag,
+            regroup_id,
             rank: place as u32,
-            world_size: seating.seats.len() as u32,
+            world_size: assignment.slots.len() as u32,
             patience: deadline.saturating_duration_since(Instant::now()),
             lineage: lineage.clone(),
         };
@@ -253,25 +260,25 @@ fn call(
                 watch.abort(AbortCause::new(own as u32, AbortKind::Transport, reason));
             }
         });
-        called.push(lobby.call(newcomer.id, seat, lost).ok_or_else(|| gone(&newcomer.who))?);
+        admitted.push(waiting_list.admit(newcomer.id, admission, lost).ok_or_else(|| gone(&newcomer.who))?);
     }
-    Ok(called)
+    Ok(admitted)
 }
 
-/// Joins the others, as a newcomer that was called. Blocks until all have come, or the attempt is given up.
-pub(crate) fn take(
+/// Joins the others, as a newcomer that was admitted. Blocks until all have come, or the attempt is given up.
+pub(crate) fn join_admitted(
     applicant: &Applicant,
     offer: &mut Offer,
     (config, elastic): (&Config, &Elastic),
 ) -> Result<Making> {
-    let deadline = Instant::now() + offer.seat.patience;
-    let lineage: Lineage =
-        postcard::from_bytes(&offer.seat.lineage).map_err(|error| broken(offer.seat.rank, &error))?;
-    let size = offer.seat.world_size as usize;
+    let deadline = Instant::now() + offer.admission.patience;
+    let lineage: Lineage = postcard::from_bytes(&offer.admission.lineage)
+        .map_err(|error| broken(offer.admission.rank, &error))?;
+    let size = offer.admission.world_size as usize;
     if lineage.ranks_before.len() != size || lineage.slots.len() != size {
-        return Err(broken(offer.seat.rank, &"its lists are of another length"));
+        return Err(broken(offer.admission.rank, &"its lists are of another length"));
     }
-    let control = applicant.take(offer)?;
+    let control = applicant.join(offer)?;
     let world = World::changed(control, lineage, elastic.clone(), OnceLock::new(), None, BTreeSet::new());
     Ok(making(world, config.clone(), deadline))
 }
@@ -281,8 +288,9 @@ pub(crate) fn settings(config: &Config) -> Result<Vec<u8>> {
     postcard::to_stdvec(&Agreed::of(config)).map_err(|error| broken(0, &error))
 }
 
-/// Opens the lobby for newcomers to this communicator's group at this rank's door. `None` if there is no door.
-pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
+/// Opens the waiting list of newcomers to this communicator's group at this rank's listener. `None` if there is no
+/// listener.
+pub(super) fn open_waiting_list(shared: &Shared) -> Option<Arc<WaitingList>> {
     let group = shared.group_id();
     let config = shared.config.clone();
     let check = move |newcomer: &crate::control::Newcomer| {
@@ -290,6 +298,6 @@ pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
         let problem = format!("the newcomer has other settings: {difference}");
         Some((problem, "Give it the settings of the group, by variables or in code".to_owned()))
     };
-    let make = || Lobby::new(group, shared.config.silent_after, Box::new(check));
-    shared.world.control.lobby(group, make)
+    let make = || WaitingList::new(group, shared.config.silent_after, Box::new(check));
+    shared.world.control.waiting_list(group, make)
 }

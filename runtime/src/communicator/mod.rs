@@ -1,6 +1,7 @@
 //! A communicator: its members, the routes to them, and the state that its calls change.
 
 mod agreement;
+mod assignment;
 mod attendance;
 mod awaited;
 mod card;
@@ -13,12 +14,12 @@ mod model;
 pub(crate) mod on_gpus;
 mod recorder;
 mod routes;
-mod seating;
 mod shared;
 mod shared_memory;
 mod survivors;
 mod time_limit;
 
+pub(crate) use assignment::Places;
 pub(crate) use attendance::Attended;
 pub(crate) use awaited::Deadline;
 #[cfg(any(test, fuzzing))]
@@ -26,9 +27,8 @@ pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};
 pub(crate) use core::Core;
 pub(crate) use forked::leak_in_child;
-pub(crate) use growth::{Left, grow, settings, take};
+pub(crate) use growth::{Left, grow, join_admitted, settings};
 pub use recorder::Record;
-pub(crate) use seating::Places;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;
-pub(crate) use survivors::{Elastic, reunite};
+pub(crate) use survivors::{Elastic, regroup};

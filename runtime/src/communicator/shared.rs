@@ -20,7 +20,7 @@ use super::survivors::{Elastic, Lineage};
 use super::time_limit::TimeLimit;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
-use crate::control::{Control, Lobby, Membership};
+use crate::control::{Control, Departure, Membership, WaitingList};
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
@@ -41,8 +41,8 @@ pub(crate) struct Shared {
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
     pub(crate) time_limit: TimeLimit,
-    /// Lobby for newcomers.
-    pub(super) lobby: OnceLock<Arc<Lobby>>,
+    /// Waiting list of newcomers.
+    pub(super) waiting_list: OnceLock<Arc<WaitingList>>,
     /// The process that made the communicator.
     pub(super) process: Process,
 }
@@ -145,12 +145,12 @@ impl World {
     }
 
     /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain, since the
-    /// end of the process must not overtake the coordinator's messages. A communicator that was not dropped `in_order`
-    /// does not wait.
-    pub(crate) fn left(&self, in_order: bool) {
+    /// end of the process must not overtake the coordinator's messages. After an abrupt
+    /// departure it does not wait.
+    pub(crate) fn left(&self, departure: Departure) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // A rank that leaves because of a panic is lost, and its last words say so.
-            self.control.leave_or_die(in_order);
+            // A rank that leaves because of a panic is lost, and tells the others so.
+            self.control.leave_or_die(departure);
         }
     }
 
@@ -219,15 +219,15 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
-    /// Returns the lobby for newcomers at this rank's door, if it has one.
-    pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
-        self.lobby.get()
+    /// Returns the waiting list of newcomers at this rank's listener, if it has one.
+    pub(crate) fn waiting_list(&self) -> Option<&Arc<WaitingList>> {
+        self.waiting_list.get()
     }
 
-    /// Lets newcomers know the doors of this communicator's members from now on.
-    pub(crate) fn meet_newcomers(&self) {
-        if let Some(lobby) = self.lobby.get() {
-            lobby.meet(self.world.control.entrances(&self.group.members));
+    /// Lets newcomers know the listeners of this communicator's members from now on.
+    pub(crate) fn publish_members(&self) {
+        if let Some(waiting_list) = self.waiting_list.get() {
+            waiting_list.set_members(self.world.control.member_addresses(&self.group.members));
         }
     }
 
@@ -237,16 +237,16 @@ impl Shared {
         self.group.id != super::WORLD || self.world.lineage.is_none()
     }
 
-    /// Returns the lobby. A rank without a door, because it was alone, opens one.
-    pub(crate) fn open_lobby(&self) -> Result<Option<&Arc<Lobby>>> {
-        if self.lobby.get().is_none() {
-            self.world.control.open_door()?;
-            if let Some(lobby) = super::growth::open_lobby(self) {
-                let _ = self.lobby.set(lobby);
+    /// Returns the waiting list. A rank without a listener, because it was alone, opens one.
+    pub(crate) fn open_waiting_list(&self) -> Result<Option<&Arc<WaitingList>>> {
+        if self.waiting_list.get().is_none() {
+            self.world.control.open_listener()?;
+            if let Some(waiting_list) = super::growth::open_waiting_list(self) {
+                let _ = self.waiting_list.set(waiting_list);
             }
-            self.meet_newcomers();
+            self.publish_members();
         }
-        Ok(self.lobby.get())
+        Ok(self.waiting_list.get())
     }
 
     /// Keeps the ranks met at a relay for later communicators.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::connect::{Making, WORLD};
 use super::shared::{Shared, World};
-use crate::control::{GroupId, Meeting};
+use crate::control::{GroupId, RegroupSpec};
 use crate::error::{Error, Result};
 
 /// Origin of the members of a communicator that was made from another one.
@@ -102,21 +102,21 @@ impl Shared {
 
 /// Makes a control plane of these members (ranks of the communicator), and returns what is needed to make the
 /// communicator on it.
-pub(crate) fn reunite(
+pub(crate) fn regroup(
     shared: &Shared,
     ranks_before: &[u32],
-    tag: [u8; 32],
+    regroup_id: [u8; 32],
     deadline: Instant,
 ) -> Result<Making> {
     let world_ranks = shared.world_ranks(ranks_before);
     let control = &shared.world.control;
     let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
-    let control = control.reunite(Meeting {
+    let control = control.regroup(RegroupSpec {
         ranks: &world_ranks,
         place: own as u32,
         world_size: world_ranks.len() as u32,
-        at: world_ranks.first().and_then(|first| control.entrance(*first)),
-        tag,
+        at: world_ranks.first().and_then(|first| control.member_address(*first)),
+        regroup_id,
         later: shared.membership.later(),
         silent_after: shared.config.silent_after,
         deadline,

@@ -11,12 +11,13 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::OnSilence;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
-use super::line::{self, Line};
-use super::peers::door::{Door, DoorAddress, NoAnswer};
-use super::reunion::Reunion;
+use super::peers::listener::{ConnectError, Listener, ListenerAddress};
+use super::regroup::Regroup;
+use super::stream::{self, TcpHandle};
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
@@ -36,11 +37,11 @@ const FRAMES_MAX: usize = 4;
 
 /// A message or event that reaches a rank.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     /// A frame from the coordinator.
     Frame(Vec<u8>),
     /// A frame of the coordinator's that another rank has passed on.
-    PassedOn(Vec<u8>),
+    Forwarded(Vec<u8>),
     /// The connection to the coordinator has ended.
     Ended(io::Result<()>),
 }
@@ -51,37 +52,37 @@ pub(crate) struct Connected {
     pub(crate) writer: WriteHalf<BoxedStream>,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
-    pub(crate) doors: Vec<Option<DoorAddress>>,
+    pub(crate) listeners: Vec<Option<ListenerAddress>>,
     /// The encoded welcome, if this rank is to pass it on.
     pub(crate) welcome: Option<Vec<u8>>,
     /// Messages that came before the welcome.
     pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection counts as a failure.
-    pub(crate) judged: bool,
+    pub(crate) on_silence: OnSilence,
     /// Handle to the connection, if the coordinator is on another host.
-    pub(crate) line: Option<Line>,
+    pub(crate) tcp: Option<TcpHandle>,
     /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
 }
 
 /// Messages to a rank, in order. The connection is read as long as this exists.
 pub(crate) struct Inbox {
-    heard: mpsc::Receiver<Heard>,
+    received: mpsc::Receiver<Received>,
     reader: AbortHandle,
 }
 
 impl Inbox {
-    /// Messages that other ranks pass on through the door arrive here too.
-    fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
-        let (to, heard) = mpsc::channel(FRAMES_MAX);
-        if let Some(door) = door {
-            door.take_passed(to.clone());
+    /// Messages that other ranks pass on through the listener arrive here too.
+    fn new(stream: ReadHalf<BoxedStream>, listener: Option<&Listener>) -> Self {
+        let (to, received) = mpsc::channel(FRAMES_MAX);
+        if let Some(listener) = listener {
+            listener.take_forwarded(to.clone());
         }
-        Self { heard, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
+        Self { received, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
     }
 
-    pub(crate) async fn next(&mut self) -> Heard {
-        self.heard.recv().await.unwrap_or(Heard::Ended(Ok(())))
+    pub(crate) async fn next(&mut self) -> Received {
+        self.received.recv().await.unwrap_or(Received::Ended(Ok(())))
     }
 }
 
@@ -91,16 +92,16 @@ impl Drop for Inbox {
     }
 }
 
-async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
+async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Received>) {
     let mut reader = BufReader::new(stream);
     loop {
-        let heard = match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
-            Ok(Some(frame)) => Heard::Frame(frame),
-            Ok(None) => Heard::Ended(Ok(())),
-            Err(error) => Heard::Ended(Err(error)),
+        let received = match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
+            Ok(Some(frame)) => Received::Frame(frame),
+            Ok(None) => Received::Ended(Ok(())),
+            Err(error) => Received::Ended(Err(error)),
         };
-        let is_last = matches!(heard, Heard::Ended(_));
-        if to.send(heard).await.is_err() || is_last {
+        let is_last = matches!(received, Received::Ended(_));
+        if to.send(received).await.is_err() || is_last {
             return;
         }
     }
@@ -119,7 +120,7 @@ pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(address).await
 }
 
-enum Setback {
+enum AttemptError {
     /// Another attempt may succeed.
     Retry(String),
     /// Another attempt cannot help.
@@ -130,7 +131,7 @@ enum Setback {
 pub(crate) async fn become_member(
     spec: &JoinSpec,
     coordinator: Option<&Coordinator>,
-    door: Option<&Door>,
+    listener: Option<&Listener>,
     deadline: Instant,
 ) -> Result<Connected> {
     let mut search = Search::default();
@@ -138,10 +139,10 @@ pub(crate) async fn become_member(
     let until = tokio::time::Instant::from_std(deadline);
     loop {
         search.attempts += 1;
-        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, door)).await {
+        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, listener)).await {
             Ok(Ok(connected)) => return Ok(connected),
-            Ok(Err(Setback::Fatal(error))) => return Err(error),
-            Ok(Err(Setback::Retry(cause))) => {
+            Ok(Err(AttemptError::Fatal(error))) => return Err(error),
+            Ok(Err(AttemptError::Retry(cause))) => {
                 tracing::debug!(rank = spec.rank, cause, "looking for rank 0");
                 search.came_to(cause);
                 search.missing = None;
@@ -186,46 +187,55 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         coordinator: Option<&Coordinator>,
-        door: Option<&Door>,
-    ) -> Result<Connected, Setback> {
+        listener: Option<&Listener>,
+    ) -> Result<Connected, AttemptError> {
         self.waits_for = spec.locator.to_string();
-        // Survivors have no port besides their doors.
-        let own = || door.and_then(Door::own_address);
+        // Survivors have no port besides their listeners.
+        let own = || listener.and_then(Listener::own_address);
         self.reached = coordinator.and_then(|coordinator| coordinator.at.or_else(own));
         let stream = match (coordinator, &spec.locator) {
             (Some(coordinator), _) => attach(coordinator).await?,
-            (None, Locator::Local(meeting)) => {
-                let mut coordinators = meeting.coordinator.subscribe();
+            (None, Locator::Local(rendezvous)) => {
+                let mut coordinators = rendezvous.coordinator.subscribe();
                 let found = coordinators
                     .wait_for(Option::is_some)
                     .await
                     .ok()
                     .and_then(|coordinator| coordinator.clone());
                 let found = found.and_then(|coordinator| coordinator.downcast::<Coordinator>().ok());
-                let coordinator =
-                    found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
+                let coordinator = found
+                    .ok_or_else(|| AttemptError::Retry("rank 0 has not started its coordinator".into()))?;
                 attach(&coordinator).await?
             }
-            (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
-                Some(reunion) => {
-                    let (stream, at) = reunion.knock(spec).await.map_err(|no| match no {
-                        no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
-                        no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_)) => Setback::Fatal(Error::Join {
-                            rank: Some(spec.rank),
-                            kind: JoinFailure::Survivors,
-                            problem: format!("the lowest rank that is left has given up: {}", no.text()),
-                            remedy: "Call shrink again".into(),
-                        }),
+            (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
+                Some(regroup) => {
+                    let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
+                        error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
+                            AttemptError::Retry(error.text())
+                        }
+                        error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_)) => {
+                            AttemptError::Fatal(Error::Join {
+                                rank: Some(spec.rank),
+                                kind: JoinFailure::Survivors,
+                                problem: format!(
+                                    "the lowest rank that is left has given up: {}",
+                                    error.text()
+                                ),
+                                remedy: "Call shrink again".into(),
+                            })
+                        }
                     })?;
                     self.reached = at;
                     stream
                 }
                 None => {
-                    return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
+                    return Err(AttemptError::Retry(
+                        "survivors meet by the listeners of their control plane".into(),
+                    ));
                 }
             },
             (None, _) => {
-                let advert = find(spec).await.map_err(Setback::Retry)?;
+                let advert = find(spec).await.map_err(AttemptError::Retry)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
                 let (stream, address) = self.connect(spec, &advert).await?;
@@ -233,13 +243,13 @@ impl Search {
                 stream
             }
         };
-        let judged = coordinator.is_none()
-            && match &spec.locator {
-                Locator::Local(_) => false,
-                Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
-                _ => true,
-            };
-        self.wait_for_welcome(spec, stream, door, judged).await
+        let on_silence = match &spec.locator {
+            _ if coordinator.is_some() => OnSilence::Ignore,
+            Locator::Local(_) => OnSilence::Ignore,
+            Locator::Survivors(regroup) => Regroup::of(regroup).map_or(OnSilence::Ignore, |r| r.on_silence()),
+            _ => OnSilence::Fail,
+        };
+        self.wait_for_welcome(spec, stream, listener, on_silence).await
     }
 
     /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.
@@ -247,7 +257,7 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         advert: &Advert,
-    ) -> Result<(BoxedStream, SocketAddr), Setback> {
+    ) -> Result<(BoxedStream, SocketAddr), AttemptError> {
         let mut attempts = JoinSet::new();
         let credentials = Credentials { secret: spec.secret.clone(), rendezvous: advert.key };
         for (i, &address) in advert.candidates.iter().enumerate() {
@@ -276,7 +286,7 @@ impl Search {
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
                     .await
                 {
-                    Ok(Ok(keys)) => Ok((line::stream(stream, keys.as_ref()), address)),
+                    Ok(Ok(keys)) => Ok((stream::boxed(stream, keys.as_ref()), address)),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
@@ -296,44 +306,44 @@ impl Search {
             }
         }
         if let Some((address, rejection)) = misfit {
-            return Err(setback(spec, rejection, &address.to_string()));
+            return Err(attempt_error(spec, rejection, &address.to_string()));
         }
         causes.truncate(4);
-        Err(Setback::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
+        Err(AttemptError::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
     }
 
     async fn wait_for_welcome(
         &mut self,
         spec: &JoinSpec,
         mut stream: BoxedStream,
-        door: Option<&Door>,
-        judged: bool,
-    ) -> Result<Connected, Setback> {
-        let again = |doing: &str, error: io::Error| Setback::Retry(format!("{doing}: {error}"));
-        let hello = encode(&ToCoordinator::Hello(hello(spec, door)));
+        listener: Option<&Listener>,
+        on_silence: OnSilence,
+    ) -> Result<Connected, AttemptError> {
+        let again = |doing: &str, error: io::Error| AttemptError::Retry(format!("{doing}: {error}"));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
-        let line = stream.line();
+        let tcp = stream.tcp_handle();
         let (read, writer) = tokio::io::split(stream);
-        let mut inbox = Inbox::new(read, door);
+        let mut inbox = Inbox::new(read, listener);
         let mut early = Vec::new();
         loop {
-            let (frame, is_passed) = match inbox.next().await {
-                Heard::Frame(frame) => (frame, false),
-                Heard::PassedOn(frame) => (frame, true),
-                Heard::Ended(Ok(())) => {
-                    return Err(Setback::Retry(
+            let (frame, is_forwarded) = match inbox.next().await {
+                Received::Frame(frame) => (frame, false),
+                Received::Forwarded(frame) => (frame, true),
+                Received::Ended(Ok(())) => {
+                    return Err(AttemptError::Retry(
                         "rank 0 closed the connection while waiting for others".into(),
                     ));
                 }
-                Heard::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
+                Received::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
             };
             let mut message = decode(&frame).map_err(|e| again("waiting for the other ranks", e))?;
             let mut welcome = None;
-            if let FromCoordinator::PassOn { key: None, message: inner } = message {
+            if let FromCoordinator::Forward { key: None, message: inner } = message {
                 message = decode(&inner).map_err(|e| again("waiting for the other ranks", e))?;
                 welcome = Some(inner);
-            } else if is_passed {
+            } else if is_forwarded {
                 continue;
             }
             match message {
@@ -341,29 +351,29 @@ impl Search {
                     self.missing = Some(missing);
                     self.rejected = rejected;
                 }
-                FromCoordinator::Welcome { cookie, peers, doors } => {
+                FromCoordinator::Welcome { cookie, peers, listeners } => {
                     check_peers(&peers, spec.world_size)
-                        .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
+                        .map_err(|problem| AttemptError::Retry(format!("rank 0's welcome: {problem}")))?;
                     let coordinator_at = self.reached;
                     return Ok(Connected {
                         inbox,
                         writer,
                         cookie,
                         peers,
-                        doors,
+                        listeners,
                         welcome,
                         early,
-                        judged,
-                        line,
+                        on_silence,
+                        tcp,
                         coordinator_at,
                     });
                 }
                 FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
-                    return Err(Setback::Retry(problem));
+                    return Err(AttemptError::Retry(problem));
                 }
                 FromCoordinator::Refused(Refusal { kind, problem, remedy, retry: false }) => {
                     let rank = Some(spec.rank);
-                    return Err(Setback::Fatal(Error::Join { rank, kind, problem, remedy }));
+                    return Err(AttemptError::Fatal(Error::Join { rank, kind, problem, remedy }));
                 }
                 // Other ranks already have their welcome.
                 other if early.len() < MAX_REMEMBERED => early.push(other),
@@ -415,7 +425,7 @@ impl Search {
 }
 
 /// Makes a rank's first message.
-fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
+fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -428,12 +438,12 @@ fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        door: door.map(|door| door.address().clone()),
+        listener: listener.map(|listener| listener.address().clone()),
     }
 }
 
-async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, Setback> {
-    coordinator.attach().await.map_err(|e| Setback::Retry(e.to_string()))
+async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, AttemptError> {
+    coordinator.attach().await.map_err(|e| AttemptError::Retry(e.to_string()))
 }
 
 /// Checks that there is one entry per rank, in order, because all later code relies on it.
@@ -452,10 +462,10 @@ fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
+fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
     match rejection {
-        Rejection::Foreign(cause) => Setback::Retry(format!("{at}: {cause}")),
-        Rejection::Misfit { problem, remedy } => Setback::Fatal(Error::Join {
+        Rejection::Foreign(cause) => AttemptError::Retry(format!("{at}: {cause}")),
+        Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Disagreement,
             problem: format!("{problem} ({at})"),

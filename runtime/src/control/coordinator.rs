@@ -20,16 +20,17 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
-use super::entry::{Caller, Entry, accept, look};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
-pub(crate) use super::line::BoxedStream;
-use super::line::{self, Line};
-use super::pending::{Footing, PendingConnections};
+use super::host_monitor::{self, HostMonitor, HostMonitors};
+use super::incoming::{Accepted, Incoming, accept, try_accept};
+use super::pending::{PendingConnections, ProgressCell};
 use super::relay::Relay;
-use super::vigil::{self, Vigil, Vigils};
+pub(crate) use super::stream::BoxedStream;
+use super::stream::{self, TcpHandle};
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
 use crate::job::limits::{
@@ -44,15 +45,15 @@ const PIPE_BYTES: usize = 16 << 10;
 const QUEUED_EVENTS: usize = 1024;
 
 enum Event {
-    /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the door.
+    /// A connection that need not prove its keys: a rank of this process, or a survivor that came through the listener.
     Proven {
         stream: BoxedStream,
-        judged: bool,
+        on_silence: OnSilence,
     },
     Greeted {
         stream: BoxedStream,
         hello: Hello,
-        judged: bool,
+        on_silence: OnSilence,
     },
     Misfit {
         note: String,
@@ -99,17 +100,17 @@ impl Coordinator {
     pub(crate) fn start(
         settings: CoordinatorSettings,
         credentials: Credentials,
-        entry: Option<Entry>,
+        incoming: Option<Incoming>,
         published: Option<Box<dyn Send>>,
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
-        let counters = entry.as_ref().map_or_else(Arc::default, Entry::counters);
-        let at = entry.as_ref().and_then(Entry::at);
+        let counters = incoming.as_ref().map_or_else(Arc::default, Incoming::counters);
+        let at = incoming.as_ref().and_then(Incoming::at);
         let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
             state: CoordinatorState::new(settings, Instant::now()),
             credentials,
-            entry,
+            incoming,
             accept_after: None,
             spare: spare_descriptor(),
             published,
@@ -123,7 +124,7 @@ impl Coordinator {
             readers: JoinSet::new(),
             writers: JoinSet::new(),
             relay: Arc::default(),
-            vigils: Vigils::default(),
+            host_monitors: HostMonitors::default(),
             lingerers: Vec::new(),
             counters: counters.clone(),
         };
@@ -135,7 +136,10 @@ impl Coordinator {
     pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
-        self.events.send(Event::Proven { stream: Box::new(far), judged: false }).await.map_err(gone)?;
+        self.events
+            .send(Event::Proven { stream: Box::new(far), on_silence: OnSilence::Ignore })
+            .await
+            .map_err(gone)?;
         Ok(Box::new(near))
     }
 
@@ -144,10 +148,10 @@ impl Coordinator {
         let _ = self.events.send(Event::Publish { published }).await;
     }
 
-    /// Takes a rank that has already proven its keys. `judged`: its silence counts as a failure.
-    pub(crate) async fn seat(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
+    /// Takes a rank that has already proven its keys.
+    pub(crate) async fn serve(&self, stream: BoxedStream, on_silence: OnSilence) -> io::Result<()> {
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the coordinator has closed");
-        self.events.send(Event::Proven { stream, judged }).await.map_err(gone)
+        self.events.send(Event::Proven { stream, on_silence }).await.map_err(gone)
     }
 
     /// Lets rank 0 leave. `done` is dropped when the coordinator has ended.
@@ -161,13 +165,13 @@ struct Connection {
     queued_bytes: Arc<AtomicUsize>,
     reader: AbortHandle,
     writer: AbortHandle,
-    line: Option<Line>,
+    tcp: Option<TcpHandle>,
 }
 
 struct Driver {
     state: CoordinatorState,
     credentials: Credentials,
-    entry: Option<Entry>,
+    incoming: Option<Incoming>,
     /// Time before which no connection is accepted, set when descriptors ran out.
     accept_after: Option<tokio::time::Instant>,
     /// Spare descriptor. It is closed for a moment when no others are left, so that the next caller in the backlog can
@@ -185,7 +189,7 @@ struct Driver {
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     relay: Arc<Relay>,
-    vigils: Vigils,
+    host_monitors: HostMonitors,
     /// Dropped when the driver ends, which notifies the threads that wait for it.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
@@ -212,24 +216,24 @@ impl Driver {
                     }
                     None => break,
                 },
-                accepted = accept(self.entry.as_mut(), self.accept_after) => {
+                accepted = accept(self.incoming.as_mut(), self.accept_after) => {
                     self.take_all(accepted).await;
                     // Connections just accepted, and those closed in their favour, get their turn before the next ones.
                     tokio::task::yield_now().await;
                     while let Some(ended) = self.handshakes.try_join_next_with_id() {
-                        self.leave_crowd(ended);
+                        self.handshake_ended(ended);
                     }
                 }
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
-                () = when(self.vigils.due()) => self.look_at_hosts(),
-                Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
+                () = when(self.host_monitors.due()) => self.check_hosts(),
+                Some(ended) = self.handshakes.join_next_with_id() => self.handshake_ended(ended),
                 Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
                 Some(_) = self.writers.join_next() => {}
             }
         }
         self.act();
-        drop(self.entry.take());
+        drop(self.incoming.take());
         // Queued messages are still sent. The time limit keeps a rank that does not read from holding this up.
         self.connections.clear();
         let flush = async { while self.writers.join_next().await.is_some() {} };
@@ -239,10 +243,10 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Proven { stream, judged } => self.await_hello(stream, judged),
-            Event::Greeted { stream, hello, judged } => {
+            Event::Proven { stream, on_silence } => self.await_hello(stream, on_silence),
+            Event::Greeted { stream, hello, on_silence } => {
                 let connection = self.adopt(stream);
-                self.state.hello(connection, hello, judged, now);
+                self.state.hello(connection, hello, on_silence, now);
             }
             Event::Publish { published } => self.published = Some(published),
             Event::Misfit { note } => self.state.note_misfit(note),
@@ -270,7 +274,9 @@ impl Driver {
                 match action {
                     Action::Send { connection, frame } => self.send(connection, frame),
                     Action::Close { connection } => self.close(connection),
-                    Action::Watch { connection, limit, door } => self.watch(connection, limit, door),
+                    Action::Watch { connection, limit, listener_port } => {
+                        self.watch(connection, limit, listener_port)
+                    }
                     Action::Gathered => drop(self.published.take()),
                 }
             }
@@ -293,7 +299,7 @@ impl Driver {
     /// Closes a connection once its writer has finished. The reader goes on until the other side closes, for a limited
     /// time.
     fn close(&mut self, connection: ConnectionId) {
-        self.vigils.forget(connection);
+        self.host_monitors.forget(connection);
         let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
             return;
         };
@@ -305,26 +311,27 @@ impl Driver {
         });
     }
 
-    fn watch(&mut self, connection: ConnectionId, limit: Duration, door: Option<u16>) {
-        if let Some(line) = self.connections.get(&connection).and_then(|connection| connection.line.clone()) {
-            let vigil = Vigil::new(line, door, limit, self.state.world_size(), Instant::now());
-            self.vigils.watch(connection, vigil);
+    fn watch(&mut self, connection: ConnectionId, limit: Duration, listener_port: Option<u16>) {
+        if let Some(tcp) = self.connections.get(&connection).and_then(|connection| connection.tcp.clone()) {
+            let monitor =
+                HostMonitor::new(tcp, listener_port, limit, self.state.world_size(), Instant::now());
+            self.host_monitors.watch(connection, monitor);
         }
     }
 
-    fn look_at_hosts(&mut self) {
-        let looked = self.vigils.look(Instant::now());
-        for (connection, silence) in looked.silent {
-            let loss = Loss::new(LossCause::Silent(silence), vigil::text(silence));
+    fn check_hosts(&mut self) {
+        let checked = self.host_monitors.check(Instant::now());
+        for (connection, silence) in checked.silent {
+            let loss = Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
             self.drop_connection(connection, loss);
         }
-        for connection in looked.asked {
+        for connection in checked.due {
             self.send(connection, self.state.beat());
         }
     }
 
     fn drop_connection(&mut self, connection: ConnectionId, loss: Loss) {
-        self.vigils.forget(connection);
+        self.host_monitors.forget(connection);
         if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
             reader.abort();
             writer.abort();
@@ -335,7 +342,7 @@ impl Driver {
     fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
         let connection = self.next_connection;
         self.next_connection += 1;
-        let line = stream.line();
+        let tcp = stream.tcp_handle();
         let (read, write) = tokio::io::split(stream);
         let (queue, frames) = mpsc::unbounded_channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -350,23 +357,23 @@ impl Driver {
             }
             None => self.readers.spawn(async {}),
         };
-        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer, line });
+        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer, tcp });
         connection
     }
 
-    fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
+    fn handshake_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
         self.pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
     }
 
     /// Accepts a connection and others that wait at the port, at most so many that other connections do not suffer.
-    async fn take_all(&mut self, first: io::Result<Caller>) {
+    async fn take_all(&mut self, first: io::Result<Accepted>) {
         let mut accepted = first;
         for _ in 0..ACCEPTS_AT_ONCE {
             match accepted {
                 Ok(caller) => self.greet(caller),
                 Err(error) => return self.cannot_accept(&error).await,
             }
-            let Some(Poll::Ready(next)) = look(self.entry.as_mut()).await else { return };
+            let Some(Poll::Ready(next)) = try_accept(self.incoming.as_mut()).await else { return };
             accepted = next;
         }
         if let Ok(caller) = accepted {
@@ -392,12 +399,12 @@ impl Driver {
         }
         // Callers that wait at the port are dropped, not left waiting. A rank connects again.
         if self.spare.take().is_some() {
-            drop(look(self.entry.as_mut()).await);
+            drop(try_accept(self.incoming.as_mut()).await);
         }
         self.spare = spare_descriptor();
     }
 
-    fn greet(&mut self, caller: Caller) {
+    fn greet(&mut self, caller: Accepted) {
         let origin = caller.origin;
         let _ = caller.stream.set_nodelay(true);
         if self.pending.is_full() {
@@ -405,15 +412,15 @@ impl Driver {
         }
         let Some(events) = self.events.upgrade() else { return };
         let (credentials, counters) = (self.credentials.clone(), self.counters.clone());
-        let (give_up, given_up) = oneshot::channel();
-        let footing = Footing::default();
-        let standing = footing.clone();
+        let (evict, evicted) = oneshot::channel();
+        let progress = ProgressCell::default();
+        let standing = progress.clone();
         let (relay, cookie) = (self.relay.clone(), self.state.cookie());
         let task = self.handshakes.spawn(async move {
-            let greeting = introduce(caller, &credentials, &footing, given_up);
+            let greeting = introduce(caller, &credentials, &progress, evicted);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
-                    let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
+                    let _ = events.send(Event::Greeted { stream, hello, on_silence: OnSilence::Fail }).await;
                     return;
                 }
                 Ok(Ok(Introduced::ToRelay(stream, magic))) => {
@@ -432,14 +439,14 @@ impl Driver {
                 }
             }
         });
-        self.pending.enter(task.id(), origin.ip(), standing, give_up);
+        self.pending.enter(task.id(), origin.ip(), standing, evict);
     }
 
-    fn await_hello(&mut self, mut stream: BoxedStream, judged: bool) {
+    fn await_hello(&mut self, mut stream: BoxedStream, on_silence: OnSilence) {
         let Some(events) = self.events.upgrade() else { return };
         self.closing.spawn(async move {
             if let Ok(Ok(hello)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, read_hello(&mut stream)).await {
-                let _ = events.send(Event::Greeted { stream, hello, judged }).await;
+                let _ = events.send(Event::Greeted { stream, hello, on_silence }).await;
             }
         });
     }
@@ -465,10 +472,10 @@ enum Introduced {
 
 /// Performs the handshake and reads the first frame.
 async fn introduce(
-    Caller { mut stream, start, .. }: Caller,
+    Accepted { mut stream, start, .. }: Accepted,
     credentials: &Credentials,
-    footing: &Footing,
-    mut given_up: oneshot::Receiver<u64>,
+    progress: &ProgressCell,
+    mut evicted: oneshot::Receiver<u64>,
 ) -> Result<Introduced, Rejection> {
     let made_room = || Rejection::Foreign("it made room for another".into());
     let greet = async {
@@ -482,35 +489,35 @@ async fn introduce(
                 read_start(magic, &mut stream).await?
             }
         };
-        greet_after(start, &mut stream, credentials, |progress| footing.set(progress)).await.map(Ok)
+        greet_after(start, &mut stream, credentials, |reached| progress.set(reached)).await.map(Ok)
     };
     let greeted = tokio::select! {
         biased;
         greeted = greet => Ok(greeted?),
-        turned_away = &mut given_up => Err(turned_away),
+        rejected = &mut evicted => Err(rejected),
     };
     let keys = match greeted {
         Ok(Ok(keys)) => keys,
         Ok(Err(magic)) => return Ok(Introduced::ToRelay(stream, magic)),
-        Err(turned_away) => {
-            if footing.is_silent() {
-                turn_away(&mut stream, turned_away.unwrap_or_default());
+        Err(rejected) => {
+            if progress.is_silent() {
+                reject(&mut stream, rejected.unwrap_or_default());
             }
             return Err(made_room());
         }
     };
-    let mut stream = line::stream(stream, keys.as_ref());
+    let mut stream = stream::boxed(stream, keys.as_ref());
     let hello = tokio::select! {
         biased;
         hello = read_hello(&mut stream) => hello,
-        _ = given_up => return Err(made_room()),
+        _ = evicted => return Err(made_room()),
     };
     hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
 }
 
 /// Tells a connection why it is closed in favour of another. A rank tries again.
-pub(super) fn turn_away(stream: &mut TcpStream, turned_away: u64) {
-    if let Some(answer) = too_many(turned_away) {
+pub(super) fn reject(stream: &mut TcpStream, rejected: u64) {
+    if let Some(answer) = too_many(rejected) {
         // Bytes left unread would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);
         let _ = stream.try_write(&answer);

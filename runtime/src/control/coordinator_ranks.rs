@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
-use super::peers::door::DoorAddress;
+use super::peers::listener::ListenerAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
 use crate::job::Cookie;
@@ -21,7 +22,7 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) timeout: Duration,
     pub(crate) liveness: Liveness,
     /// Whether ranks pass messages on to each other.
-    pub(crate) passes: bool,
+    pub(crate) forwards: bool,
 }
 
 /// Stage in the life of a rank.
@@ -38,9 +39,9 @@ pub(crate) enum RankState {
 pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
-    pub(crate) door: Option<DoorAddress>,
+    pub(crate) listener: Option<ListenerAddress>,
     /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
-    pub(crate) judged: bool,
+    pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,
     pub(crate) suspected: bool,
 }

@@ -8,21 +8,22 @@
 //! While the job is gathering, a closed connection only makes the rank absent again. The phases are Gathering -> Running -> Lingering
 //! (rank 0 has left) -> Closing -> done, or Gathering -> Closing when time runs out.
 
+mod delivery;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
-use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
+use super::coordinator_exchange::{Contribution, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
-use super::passing::{self, Underway};
-use super::peers::door::DoorAddress;
+use super::forwarding::InFlight;
+use super::peers::listener::ListenerAddress;
 use super::ranks;
-use super::wire::{
-    ExchangeKey, FromCoordinator, Hello, PREFIX_BYTES, Refusal, ToCoordinator, clip, encode, remember,
-};
+use super::wire::{FromCoordinator, Hello, Refusal, ToCoordinator, clip, encode, remember};
 use crate::error::{JOIN_REMEDY, JoinFailure, LossCause};
 use crate::job::Cookie;
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
@@ -41,11 +42,11 @@ pub(crate) enum Action {
     Close {
         connection: ConnectionId,
     },
-    /// Watch whether the connection's host is alive. `door` is the port of its door.
+    /// Watch whether the connection's host is alive. `listener_port` is the port of its listener.
     Watch {
         connection: ConnectionId,
         limit: Duration,
-        door: Option<u16>,
+        listener_port: Option<u16>,
     },
     /// All ranks have joined. Drop the publication by which they find the coordinator.
     Gathered,
@@ -68,12 +69,12 @@ pub(crate) struct CoordinatorState {
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
     /// Messages that ranks are passing on to each other.
-    underway: Vec<Underway>,
+    in_flight: Vec<InFlight>,
     /// Ranks that did not get a message from other ranks.
     unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
-    turned_away: Vec<String>,
+    misfits: Vec<String>,
     /// Connections of strangers that were rejected, as counted by the driver.
     rejected: u64,
     next_tick: Instant,
@@ -92,11 +93,11 @@ impl CoordinatorState {
             states,
             ranks: HashMap::new(),
             exchanges: Exchanges::default(),
-            underway: Vec::new(),
+            in_flight: Vec::new(),
             unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
-            turned_away: Vec::new(),
+            misfits: Vec::new(),
             rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
             next_judgement: now + settings.liveness.dead_after,
@@ -133,14 +134,14 @@ impl CoordinatorState {
     /// Notes a connection that passed the handshake but does not fit, or an address that was turned away, for the error message if the
     /// job does not gather.
     pub(crate) fn note_misfit(&mut self, note: String) {
-        if self.turned_away.len() < 8 {
-            self.turned_away.push(note);
+        if self.misfits.len() < 8 {
+            self.misfits.push(note);
         }
     }
 
     /// Notes it unless it is already noted.
     pub(crate) fn note_misfit_once(&mut self, note: String) {
-        if !self.turned_away.contains(&note) {
+        if !self.misfits.contains(&note) {
             self.note_misfit(note);
         }
     }
@@ -165,7 +166,13 @@ impl CoordinatorState {
     }
 
     /// Handles a rank's introduction.
-    pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
+    pub(crate) fn hello(
+        &mut self,
+        connection: ConnectionId,
+        hello: Hello,
+        on_silence: OnSilence,
+        now: Instant,
+    ) {
         let who = describe(&hello.peer);
         let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
         if let Some(refusal) = objection(&self.settings, &self.states, ending, &hello) {
@@ -180,9 +187,15 @@ impl CoordinatorState {
         let mut peer = hello.peer;
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
-        let (rank, door) = (peer.rank, hello.door.map(DoorAddress::bounded));
-        self.states[rank as usize] =
-            RankState::Present(Present { connection, peer, door, judged, heard: now, suspected: false });
+        let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
+        self.states[rank as usize] = RankState::Present(Present {
+            connection,
+            peer,
+            listener,
+            on_silence,
+            heard: now,
+            suspected: false,
+        });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
@@ -193,7 +206,7 @@ impl CoordinatorState {
             let welcome = FromCoordinator::Welcome {
                 cookie: self.settings.cookie,
                 peers: present().map(|present| present.peer.clone()).collect(),
-                doors: present().map(|present| present.door.clone()).collect(),
+                listeners: present().map(|present| present.listener.clone()).collect(),
             };
             self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
         } else {
@@ -249,15 +262,16 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Received { key } => {
-                for underway in self.underway.iter_mut().filter(|underway| underway.key == key) {
-                    underway.waiting.remove(&rank);
-                    underway.left = underway.patience;
+                for in_flight in self.in_flight.iter_mut().filter(|in_flight| in_flight.key == key) {
+                    in_flight.waiting.remove(&rank);
+                    in_flight.left = in_flight.patience;
                 }
                 Ok(())
             }
             ToCoordinator::Watch { limit_ms } => {
-                let door = present.judged.then(|| present.door.as_ref().and_then(DoorAddress::port));
-                self.watch(connection, limit_ms, door);
+                let listener_port = (present.on_silence == OnSilence::Fail)
+                    .then(|| present.listener.as_ref().and_then(ListenerAddress::port));
+                self.watch(connection, limit_ms, listener_port);
                 Ok(())
             }
             ToCoordinator::Goodbye => {
@@ -273,11 +287,13 @@ impl CoordinatorState {
         }
     }
 
-    /// Watches the host of a rank. `door` is `Some` only if the rank's silence counts as a failure.
-    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, door: Option<Option<u16>>) {
-        if let Some(door) = door.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0) {
+    /// Watches the host of a rank. `listener_port` is `Some` only if the rank's silence counts as a failure.
+    fn watch(&mut self, connection: ConnectionId, limit_ms: u32, listener_port: Option<Option<u16>>) {
+        if let Some(listener_port) =
+            listener_port.filter(|_| self.settings.liveness.watches_hosts && limit_ms > 0)
+        {
             let limit = Duration::from_millis(limit_ms.into());
-            self.actions.push(Action::Watch { connection, limit, door });
+            self.actions.push(Action::Watch { connection, limit, listener_port });
         }
     }
 
@@ -329,7 +345,7 @@ impl CoordinatorState {
             return;
         }
         self.next_tick = now + self.settings.liveness.heartbeat;
-        self.look_after_underway();
+        self.resend_overdue();
         if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
             self.tell_all(&waiting);
@@ -339,7 +355,7 @@ impl CoordinatorState {
                 .states
                 .iter()
                 .filter_map(RankState::present)
-                .filter(|t| t.judged)
+                .filter(|t| t.on_silence == OnSilence::Fail)
                 .map(|t| t.connection)
                 .collect();
             for connection in to {
@@ -354,7 +370,7 @@ impl CoordinatorState {
         for (rank, state) in self.states.iter_mut().enumerate() {
             let RankState::Present(present) = state else { continue };
             let silent = now.saturating_duration_since(present.heard);
-            if !present.judged {
+            if present.on_silence == OnSilence::Ignore {
                 continue;
             }
             if silent >= liveness.dead_after {
@@ -380,56 +396,6 @@ impl CoordinatorState {
             self.lose(rank, Loss::new(LossCause::Silent(silent), text));
             self.actions.push(Action::Close { connection });
         }
-    }
-
-    fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        for delivery in deliveries {
-            match delivery {
-                Delivery::To(rank, frame) => self.send_frame(rank, frame),
-                Delivery::Completed { key, members, frame } => {
-                    self.send_to_all_of(Some(key), members, frame);
-                }
-            }
-        }
-    }
-
-    /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
-    fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
-        if !self.settings.passes || !passing::is_worth_it(frame.len(), ranks.len()) {
-            return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
-        }
-        let message = frame.slice(PREFIX_BYTES..).to_vec();
-        let first = encode(&FromCoordinator::PassOn { key, message });
-        for (place, &rank) in ranks.iter().enumerate() {
-            if passing::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
-                self.send_frame(rank, first.clone());
-            }
-        }
-        let patience = passing::patience(frame.len());
-        let waiting = ranks.iter().copied().collect();
-        self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
-    }
-
-    /// Sends messages directly to ranks that still lack them after a while.
-    fn look_after_underway(&mut self) {
-        let mut all = std::mem::take(&mut self.underway);
-        all.retain_mut(|underway| {
-            if underway.waiting.is_empty() {
-                return false;
-            }
-            underway.left -= 1;
-            if underway.left > 0 {
-                return true;
-            }
-            self.unreached.extend(underway.unreached());
-            let waiting: Vec<u32> = underway.waiting.iter().copied().collect();
-            tracing::debug!(ranks = ranks::compact(&waiting), "nobody has passed a message on to them");
-            for &rank in &underway.waiting {
-                self.send_frame(rank, underway.frame.clone());
-            }
-            false
-        });
-        self.underway = all;
     }
 
     fn send_frame(&mut self, rank: u32, frame: Bytes) {
@@ -509,8 +475,8 @@ impl CoordinatorState {
             self.states.len(),
             self.missing_text()
         );
-        if !self.turned_away.is_empty() {
-            problem += &format!("; turned away: {}", self.turned_away.join("; "));
+        if !self.misfits.is_empty() {
+            problem += &format!("; turned away: {}", self.misfits.join("; "));
         }
         if self.rejected > 0 {
             problem += &format!("; {}", rejected_text(self.rejected));

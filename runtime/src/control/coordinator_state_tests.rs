@@ -15,7 +15,7 @@ fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
         source: "a test".into(),
         timeout: Duration::from_secs(10),
         liveness: Liveness::default(),
-        passes: true,
+        forwards: true,
     };
     CoordinatorState::new(settings, now)
 }
@@ -29,13 +29,13 @@ fn hello(rank: u32, world_size: u32) -> Hello {
         version: "1".into(),
         host_key: 1,
     };
-    Hello { peer, world_size, job: String::new(), source: String::new(), door: None }
+    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None }
 }
 
 fn running(world_size: u32, now: Instant) -> CoordinatorState {
     let mut coordinator = coordinator(world_size, now);
     for rank in 0..world_size {
-        coordinator.hello(u64::from(rank), hello(rank, world_size), true, now);
+        coordinator.hello(u64::from(rank), hello(rank, world_size), OnSilence::Fail, now);
     }
     let _ = coordinator.take_actions();
     coordinator
@@ -146,7 +146,7 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
     coordinator.linger(Duration::from_secs(5), now);
-    coordinator.hello(9, hello(0, 2), true, now);
+    coordinator.hello(9, hello(0, 2), OnSilence::Fail, now);
     let (sent, closed) = told(&mut coordinator);
     assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
     assert_eq!(closed, [9]);
@@ -166,10 +166,10 @@ fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Ve
 #[test]
 fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
     let now = Instant::now();
-    for (ranks, sends) in [(8, 8), (64, passing::FAN_OUT)] {
+    for (ranks, sends) in [(8, 8), (64, forwarding::FAN_OUT)] {
         let sent = exchanged(&mut running(ranks, now), ranks, now);
         assert_eq!(sent.len(), sends, "{ranks} ranks");
-        let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::PassOn { .. }));
+        let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::Forward { .. }));
         assert_eq!(passes, ranks > 8);
     }
 }
@@ -206,7 +206,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     }
     let first: Vec<_> = told(&mut coordinator).0.into_iter().map(|(to, _)| to).collect();
     assert_eq!(first, [0, 1, 2, 3, 60, 61, 62, 63]);
-    let FromCoordinator::PassOn { message, .. } = &passed[0].1 else { panic!("{passed:?}") };
+    let FromCoordinator::Forward { message, .. } = &passed[0].1 else { panic!("{passed:?}") };
     assert_eq!(Some(&late[0].1), decode(message).ok().as_ref(), "the same as the others have");
 }
 
@@ -272,7 +272,7 @@ proptest! {
                 // The driver numbers connections, and each introduces itself only once.
                 Fact::Hello { connection, rank, world_size } => {
                     if known.insert(connection) {
-                        coordinator.hello(connection, hello(rank, world_size), true, now);
+                        coordinator.hello(connection, hello(rank, world_size), OnSilence::Fail, now);
                     }
                 }
                 Fact::Message { connection, message } => {

@@ -36,8 +36,9 @@ fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
                     }
                     let mut stream = BufReader::new(stream);
                     let _ = read_frame(&mut stream, MAX_HELLO_FRAME).await;
-                    let doors = Vec::new();
-                    let welcome = FromCoordinator::Welcome { cookie: [3; 16], peers: peers.clone(), doors };
+                    let listeners = Vec::new();
+                    let welcome =
+                        FromCoordinator::Welcome { cookie: [3; 16], peers: peers.clone(), listeners };
                     let _ = stream.write_all(&encode(&welcome)).await;
                     while let Ok(Some(frame)) = read_frame(&mut stream, 1 << 20).await {
                         if let Ok(ToCoordinator::Exchange { key, .. }) = decode(&frame) {

@@ -1,4 +1,4 @@
-//! Newcomer's side of copying the members' state, with one connection to each door of an invitation.
+//! Newcomer's side of copying the members' state, with one connection to each listener of an invitation.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -10,14 +10,13 @@ use tokio::sync::mpsc as queue;
 use super::coordinator::BoxedStream;
 use super::handshake::Credentials;
 use super::invitation::Invitation;
-use super::peers::door::NoAnswer;
-use super::peers::lobby::{Entrance, GroupId};
-use super::peers::porter::Opening;
+use super::peers::acceptor::Opening;
+use super::peers::listener::{ConnectError, Locality};
 use super::peers::snapshots::{FromFetcher, Hash, ToFetcher, hear};
+use super::peers::waiting_list::{GroupId, MemberAddress};
 use super::runtime::ControlRuntime;
 use super::wire::{encode, invalid};
 use crate::error::Result;
-use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, RETRY_MOST};
 use crate::join::{JoinSpec, host_key};
 
@@ -76,16 +75,21 @@ impl Fetcher {
     pub(crate) fn new(invitation: &Invitation, spec: &JoinSpec) -> Result<Self> {
         let runtime = ControlRuntime::new()?;
         let mut spec = spec.clone();
-        if let Some(drawn) = &invitation.secret {
-            let drawn = JobSecret::drawn(drawn);
-            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
-        }
+        spec.secret = invitation.job_secret(spec.secret.as_ref());
         let (report, news) = mpsc::channel();
-        let sources = invitation.entrances.iter().cloned().enumerate().map(|(source, at)| {
+        let sources = invitation.addresses.iter().cloned().enumerate().map(|(source, at)| {
             let (ask, mut jobs) = queue::unbounded_channel();
             let near = at.host_key == host_key();
-            let way =
-                Way { source, near, credentials: at.door.credentials(&spec), at, group: invitation.group };
+            let way = Way {
+                source,
+                locality: match at.listener.has_port() {
+                    true => Locality::of_hosts(host_key(), at.host_key),
+                    false => Locality::SameProcess,
+                },
+                credentials: at.listener.credentials(&spec),
+                at,
+                group: invitation.group,
+            };
             let report = report.clone();
             runtime.spawn(async move {
                 while !jobs.is_closed() {
@@ -122,24 +126,23 @@ impl Fetcher {
 /// The way to one member.
 struct Way {
     source: usize,
-    at: Entrance,
-    near: bool,
+    at: MemberAddress,
+    locality: Locality,
     credentials: Credentials,
     group: GroupId,
 }
 
 /// Serves one connection to a member until it ends. Returns why it has ended.
 async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
-    let door = &way.at.door;
+    let listener = &way.at.listener;
     let opening = Opening::State { group: way.group };
-    let is_local = !door.has_port();
-    match door.knock(is_local, way.near, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
+    match listener.connect(way.locality, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
         Ok(stream) => match fetch(way.source, stream, jobs, report).await {
             Ok(()) => "nothing more is asked".to_owned(),
             Err(error) => error.to_string(),
         },
-        Err(NoAnswer::Gone(why)) => format!("no member that offers its state: {why}"),
-        Err(no) => no.text(),
+        Err(ConnectError::Gone(why)) => format!("no member that offers its state: {why}"),
+        Err(error) => error.text(),
     }
 }
 

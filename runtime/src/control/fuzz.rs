@@ -5,18 +5,19 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Agreement, Message, Part, Settings, Stand};
+use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use tokio::io::AsyncReadExt;
 
+use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, CoordinatorState};
 use super::handshake::{Credentials, greet_coordinator, greet_rank};
 use super::invitation::Invitation;
-use super::peers::Said;
-use super::peers::lobby::{FromNewcomer, ToNewcomer};
-use super::peers::porter::Opening;
+use super::peers::PeerMessage;
+use super::peers::acceptor::Opening;
 use super::peers::snapshots::{FromFetcher, ToFetcher};
+use super::peers::waiting_list::{FromNewcomer, ToNewcomer};
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromCoordinator, Hello, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use crate::error::LossCause;
@@ -107,7 +108,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
         source: "a script".into(),
         timeout: Duration::from_secs(5),
         liveness: Liveness::default(),
-        passes: true,
+        forwards: true,
     };
     let mut now = Instant::now();
     let mut coordinator = CoordinatorState::new(settings, now);
@@ -126,10 +127,16 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                     host_key: 0,
                 };
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
-                let hello = Hello { peer, world_size, job: String::new(), source: String::new(), door: None };
+                let hello =
+                    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None };
                 // The driver never reuses the number of a connection.
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
-                coordinator.hello(connection, hello, step % 2 == 0, now);
+                coordinator.hello(
+                    connection,
+                    hello,
+                    if step % 2 == 0 { OnSilence::Fail } else { OnSilence::Ignore },
+                    now,
+                );
             }
             2..=4 => {
                 let length = rest.first().map_or(0, |length| usize::from(*length)).min(rest.len());
@@ -165,9 +172,9 @@ pub(crate) fn coordinator_state(script: &[u8]) {
 pub(crate) fn members(script: &[u8]) {
     const MEMBERS: u32 = 5;
     const ME: u32 = 1;
-    if let Ok(said) = decode::<Said>(script) {
+    if let Ok(said) = decode::<PeerMessage>(script) {
         let frame = encode(&said);
-        assert_eq!(decode::<Said>(&frame[4..]).map(|again| encode(&again)).ok(), Some(frame));
+        assert_eq!(decode::<PeerMessage>(&frame[4..]).map(|again| encode(&again)).ok(), Some(frame));
     }
     let second = Duration::from_secs(1);
     let settings = Settings {
@@ -187,7 +194,7 @@ pub(crate) fn members(script: &[u8]) {
             0 => agreement.gone(member, now),
             1 if !has_called => {
                 has_called = true;
-                agreement.bring(Part { kinds: 1, flags: u64::from(*argument), seed: [3; 32] }, now);
+                agreement.vote(Vote { kinds: 1, flags: u64::from(*argument), seed: [3; 32] }, now);
             }
             1..=3 => {
                 now += Duration::from_millis(u64::from(*argument) * 20);
@@ -200,14 +207,14 @@ pub(crate) fn members(script: &[u8]) {
                 if let Ok(message) = decode::<Message>(payload.get(1..).unwrap_or_default())
                     && message.is_within(MEMBERS)
                 {
-                    agreement.hear(member, message, now);
+                    agreement.receive(member, message, now);
                 }
             }
         }
         for (to, message) in agreement.take_messages() {
             assert!(to < MEMBERS && to != ME && message.is_within(MEMBERS), "to {to}: {message:?}");
         }
-        if let Stand::Decided(decision) = agreement.stand(now) {
+        if let State::Decided(decision) = agreement.state(now) {
             assert_eq!(*decided.get_or_insert_with(|| decision.clone()), decision, "a decision stays");
         }
     }

@@ -38,11 +38,11 @@ const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
 const FLAG_RENDEZVOUS: u32 = 2;
 /// Flag of a coordinator that closes this connection because there are too many. The nonce then begins with the number
-/// of connections that it has turned away.
+/// of connections that it has rejected.
 const FLAG_FULL: u32 = 4;
 
 /// Flag of a caller that wants to reach the member at its own port, not the coordinator that may share that port.
-const FLAG_KNOCK: u32 = 8;
+const FLAG_MEMBER: u32 = 8;
 
 /// The first bytes of a preamble, which tell what the caller wants.
 pub(crate) type Start = [u8; START_BYTES];
@@ -103,8 +103,8 @@ impl Credentials {
             key
         };
         Derived {
-            proof: mac(&expand(b"kolo hub, proof"), b"kolo hub", &[transcript]),
-            to_coordinator: expand(b"kolo to hub"),
+            proof: mac(&expand(b"kolo coordinator, proof"), b"kolo coordinator", &[transcript]),
+            to_coordinator: expand(b"kolo to coordinator"),
             to_rank: expand(b"kolo to rank"),
         }
     }
@@ -244,9 +244,9 @@ impl Preamble {
 }
 
 /// Makes the coordinator's message to a connection that it closes for lack of room.
-pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
+pub(crate) fn too_many(rejected: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
-    preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
+    preamble.nonce[..8].copy_from_slice(&rejected.to_le_bytes());
     Some(preamble.to_bytes())
 }
 
@@ -275,7 +275,7 @@ pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
-    greet_for(FLAG_KNOCK, stream, credentials).await
+    greet_for(FLAG_MEMBER, stream, credentials).await
 }
 
 async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
@@ -375,9 +375,9 @@ pub(crate) async fn read_start<S: AsyncRead + Unpin>(
 }
 
 /// Whether a caller of this version wants to reach the member, not its coordinator.
-pub(crate) fn is_knock(start: &Start) -> bool {
+pub(crate) fn is_for_member(start: &Start) -> bool {
     let flags = u32::from_le_bytes([start[12], start[13], start[14], start[15]]);
-    start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_KNOCK != 0
+    start[8..12] == PROTOCOL.to_le_bytes() && flags & FLAG_MEMBER != 0
 }
 
 /// Performs the coordinator's side as [`greet_rank`] does, after the first bytes.

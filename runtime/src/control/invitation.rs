@@ -5,11 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::peers::lobby::{Entrance, GroupId};
+use super::peers::waiting_list::{GroupId, MemberAddress};
 use crate::error::{Error, Result};
-#[cfg(doc)]
 use crate::job::JobSecret;
-use crate::job::limits::MAX_ENTRANCES;
+use crate::job::limits::MAX_MEMBER_ADDRESSES;
 use crate::job::mac;
 
 const PREFIX: &str = "kolo-invitation-1:";
@@ -23,8 +22,8 @@ const CHECK_BYTES: usize = 4;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
     pub(super) group: GroupId,
-    /// The doors of some members. The door of the inviting member comes first.
-    pub(super) entrances: Vec<Entrance>,
+    /// The listeners of some members. The listener of the inviting member comes first.
+    pub(super) addresses: Vec<MemberAddress>,
     /// The part of the job's secret that newcomers must be told: see [`JobSecret::for_newcomers`].
     pub(super) secret: Option<Vec<u8>>,
 }
@@ -32,27 +31,34 @@ pub struct Invitation {
 #[derive(Serialize, Deserialize)]
 struct Contents {
     group: GroupId,
-    entrances: Vec<Entrance>,
+    addresses: Vec<MemberAddress>,
     secret: Option<Vec<u8>>,
 }
 
 impl Invitation {
     pub(super) fn new(
         group: GroupId,
-        own: Entrance,
-        mut others: Vec<Entrance>,
+        own: MemberAddress,
+        mut others: Vec<MemberAddress>,
         secret: Option<Vec<u8>>,
     ) -> Self {
-        others.retain(|entrance| *entrance != own);
-        others.truncate(MAX_ENTRANCES - 1);
-        Self { group, entrances: std::iter::once(own).chain(others).collect(), secret }
+        others.retain(|address| *address != own);
+        others.truncate(MAX_MEMBER_ADDRESSES - 1);
+        Self { group, addresses: std::iter::once(own).chain(others).collect(), secret }
+    }
+
+    /// Returns the job's secret, of which the newcomer may know a part.
+    pub(super) fn job_secret(&self, known: Option<&JobSecret>) -> Option<JobSecret> {
+        let Some(drawn) = &self.secret else { return known.cloned() };
+        let drawn = JobSecret::drawn(drawn);
+        Some(known.map_or(drawn.clone(), |known| drawn.mixed_with(known)))
     }
 }
 
 impl fmt::Display for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { group, entrances, secret } = self.clone();
-        let contents = Contents { group, entrances, secret };
+        let Self { group, addresses, secret } = self.clone();
+        let contents = Contents { group, addresses, secret };
         let bytes = postcard::to_stdvec(&contents).map_err(|_| fmt::Error)?;
         f.write_str(PREFIX)?;
         bytes.iter().chain(&check(&bytes)).try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -61,7 +67,7 @@ impl fmt::Display for Invitation {
 
 impl fmt::Debug for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Invitation").field("entrances", &self.entrances).finish_non_exhaustive()
+        f.debug_struct("Invitation").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
@@ -85,10 +91,10 @@ impl FromStr for Invitation {
             return Err(broken("it is cut off or changed"));
         }
         match postcard::take_from_bytes::<Contents>(bytes) {
-            Ok((Contents { group, entrances, secret }, []))
-                if (1..=MAX_ENTRANCES).contains(&entrances.len()) =>
+            Ok((Contents { group, addresses, secret }, []))
+                if (1..=MAX_MEMBER_ADDRESSES).contains(&addresses.len()) =>
             {
-                Ok(Self { group, entrances, secret })
+                Ok(Self { group, addresses, secret })
             }
             _ => Err(broken("it is of another version of Kolo")),
         }
@@ -112,14 +118,14 @@ fn from_hex(digits: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::DoorAddress;
+    use crate::control::ListenerAddress;
 
     #[test]
     fn an_invitation_survives_as_text_and_a_part_of_it_does_not() {
-        let entrance = |host_key| Entrance { door: DoorAddress::default(), host_key };
-        let many = (0..40).map(entrance).collect();
-        let made = Invitation::new([7; 16], entrance(3), many, Some(vec![5; 32]));
-        assert_eq!((made.entrances.len(), made.entrances[0].host_key), (MAX_ENTRANCES, 3));
+        let address = |host_key| MemberAddress { listener: ListenerAddress::default(), host_key };
+        let many = (0..40).map(address).collect();
+        let made = Invitation::new([7; 16], address(3), many, Some(vec![5; 32]));
+        assert_eq!((made.addresses.len(), made.addresses[0].host_key), (MAX_MEMBER_ADDRESSES, 3));
         let text = made.to_string();
         assert_eq!(format!(" {text}\n").parse::<Invitation>().unwrap(), made);
         let told = |text: &str| text.parse::<Invitation>().unwrap_err().to_string();

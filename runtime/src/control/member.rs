@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
+use super::OnSilence;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
-use super::connect::{Connected, Heard, Inbox};
+use super::connect::{Connected, Inbox, Received};
 use super::coordinator::write_frames;
-use super::line::Line;
-use super::passing::Passing;
-use super::vigil::{self, Look, Vigil};
+use super::forwarding::Forwarder;
+use super::host_monitor::{self, Check, HostMonitor};
+use super::stream::TcpHandle;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
 };
@@ -38,7 +39,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
     /// Passes messages on to other ranks, if enabled.
-    passing: Option<Passing>,
+    forwarder: Option<Forwarder>,
     /// Longest silence allowed to the coordinator's host, once that host is watched.
     watched: watch::Sender<Option<Duration>>,
 }
@@ -202,13 +203,13 @@ impl Shared {
     }
 
     /// Handles a message. If it is the last one, returns how the connection ends.
-    fn heard_last(&self, message: FromCoordinator) -> Option<Loss> {
+    fn handle_last(&self, message: FromCoordinator) -> Option<Loss> {
         let is_last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
-        self.heard(message);
+        self.handle(message);
         is_last.then(|| closed("the coordinator has closed"))
     }
 
-    fn heard(&self, message: FromCoordinator) {
+    fn handle(&self, message: FromCoordinator) {
         match message {
             FromCoordinator::Exchanged { key, blobs } => self.change(|state| {
                 if let Some(open) = state.exchanges.get_mut(&key) {
@@ -258,7 +259,7 @@ impl Shared {
                 }
                 Vec::new()
             }),
-            FromCoordinator::PassOn { key, message } => self.heard_and_passes_on(key, message),
+            FromCoordinator::Forward { key, message } => self.receive_and_forward(key, message),
             FromCoordinator::Heartbeat
             | FromCoordinator::Waiting { .. }
             | FromCoordinator::Welcome { .. }
@@ -267,7 +268,7 @@ impl Shared {
     }
 
     /// Handles the blobs of an exchange that this rank passes on to others.
-    fn heard_and_passes_on(&self, key: Option<ExchangeKey>, message: Vec<u8>) {
+    fn receive_and_forward(&self, key: Option<ExchangeKey>, message: Vec<u8>) {
         // A welcome that arrives again is not passed on again.
         let Some(awaited) = key else { return };
         let Ok(inner @ FromCoordinator::Exchanged { key, .. }) = decode(&message) else { return };
@@ -281,26 +282,26 @@ impl Shared {
         let members = open(&self.lock());
         self.send(&ToCoordinator::Received { key: Some(key) });
         if let Some(members) = members {
-            self.pass_on(Some(key), message, &members);
-            self.heard(inner);
+            self.forward(Some(key), message, &members);
+            self.handle(inner);
         }
     }
 
-    fn pass_on(&self, key: Option<ExchangeKey>, message: Vec<u8>, receivers: &[u32]) {
-        if let Some(passing) = &self.passing {
-            passing.pass_on(&FromCoordinator::PassOn { key, message }, receivers, &self.peers);
+    fn forward(&self, key: Option<ExchangeKey>, message: Vec<u8>, receivers: &[u32]) {
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.forward(&FromCoordinator::Forward { key, message }, receivers, &self.peers);
         }
     }
 
     /// Returns how many bytes this rank has passed on to others.
-    pub(crate) fn passed_bytes(&self) -> u64 {
-        self.passing.as_ref().map_or(0, Passing::passed_bytes)
+    pub(crate) fn forwarded_bytes(&self) -> u64 {
+        self.forwarder.as_ref().map_or(0, Forwarder::forwarded_bytes)
     }
 
     /// Waits until all messages to be passed on have been sent, at most for `patience`.
-    pub(crate) fn wait_until_passed(&self, patience: Duration) {
-        if let Some(passing) = &self.passing {
-            passing.wait(patience);
+    pub(crate) fn wait_until_forwarded(&self, patience: Duration) {
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.wait(patience);
         }
     }
 
@@ -402,7 +403,7 @@ pub(crate) fn serve(
     rank: u32,
     mut connected: Connected,
     liveness: Liveness,
-    passing: Option<Passing>,
+    forwarder: Option<Forwarder>,
 ) -> Arc<Shared> {
     let (queue, frames) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared {
@@ -424,13 +425,13 @@ pub(crate) fn serve(
         }),
         changed: Condvar::new(),
         queue,
-        passing,
+        forwarder,
         watched: watch::Sender::new(None),
     });
     if let Some(message) = connected.welcome.take() {
         shared.send(&ToCoordinator::Received { key: None });
         let everybody: Vec<u32> = (0..shared.peers.len() as u32).collect();
-        shared.pass_on(None, message, &everybody);
+        shared.forward(None, message, &everybody);
     }
     tokio::spawn(run(shared.clone(), connected, frames, liveness));
     shared
@@ -444,16 +445,16 @@ async fn listen(
     beats: &Mutex<Instant>,
 ) -> Loss {
     for message in early {
-        if let Some(loss) = shared.heard_last(message) {
+        if let Some(loss) = shared.handle_last(message) {
             return loss;
         }
     }
     loop {
         let loss = match inbox.next().await {
-            Heard::Frame(payload) => match decode::<FromCoordinator>(&payload) {
+            Received::Frame(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message) => {
                     *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                    shared.heard_last(message)
+                    shared.handle_last(message)
                 }
                 Err(error) => {
                     let text = format!("rank 0 broke the protocol: {error}");
@@ -461,12 +462,12 @@ async fn listen(
                 }
             },
             // Messages that other members pass on do not prove that the coordinator is alive.
-            Heard::PassedOn(payload) => match decode::<FromCoordinator>(&payload) {
-                Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
+            Received::Forwarded(payload) => match decode::<FromCoordinator>(&payload) {
+                Ok(message @ FromCoordinator::Forward { .. }) => shared.handle_last(message),
                 _ => None,
             },
-            Heard::Ended(Ok(())) => Some(closed("its connection was closed without goodbye")),
-            Heard::Ended(Err(error)) => Some(closed(&format!("its connection broke: {error}"))),
+            Received::Ended(Ok(())) => Some(closed("its connection was closed without goodbye")),
+            Received::Ended(Err(error)) => Some(closed(&format!("its connection broke: {error}"))),
         };
         if let Some(loss) = loss {
             return loss;
@@ -480,7 +481,8 @@ async fn run(
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Connected { mut inbox, writer, judged, early, line, .. } = connected;
+    let Connected { mut inbox, writer, on_silence, early, tcp, .. } = connected;
+    let fails = on_silence == OnSilence::Fail;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToCoordinator::Heartbeat);
     let beats = Mutex::new(Instant::now());
@@ -491,18 +493,18 @@ async fn run(
         loop {
             // Silence must be noticed when it reaches the limit, not at the next heartbeat.
             let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
-            let wakeup = if judged { due.min(silent_at) } else { due };
+            let wakeup = if fails { due.min(silent_at) } else { due };
             tokio::time::sleep_until(wakeup.into()).await;
             let now = Instant::now();
             let late = now.saturating_duration_since(wakeup);
             if now >= due {
                 shared.observe_boards(now);
                 due = now + liveness.heartbeat;
-                if judged {
+                if fails {
                     let _ = shared.queue.send(beat.clone());
                 }
             }
-            if !judged {
+            if !fails {
                 continue;
             }
             let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -527,24 +529,26 @@ async fn run(
     let loss = tokio::select! {
         loss = reading => loss,
         loss = beating => loss,
-        loss = watching(&shared, line.filter(|_| judged), &beat) => loss,
+        loss = watching(&shared, tcp.filter(|_| fails), &beat) => loss,
     };
     writing.abort();
     shared.coordinator_gone(&loss);
 }
 
 /// Returns when the coordinator's host has been silent for too long. Starts once the host is watched.
-async fn watching(shared: &Shared, line: Option<Line>, beat: &Bytes) -> Loss {
+async fn watching(shared: &Shared, tcp: Option<TcpHandle>, beat: &Bytes) -> Loss {
     let mut watched = shared.watched.subscribe();
     let limit = watched.wait_for(Option::is_some).await.ok().and_then(|limit| *limit);
-    let (Some(limit), Some(line)) = (limit, line) else { return std::future::pending().await };
-    let mut vigil = Vigil::new(line, None, limit, shared.peers.len() as u32, Instant::now());
+    let (Some(limit), Some(tcp)) = (limit, tcp) else { return std::future::pending().await };
+    let mut monitor = HostMonitor::new(tcp, None, limit, shared.peers.len() as u32, Instant::now());
     loop {
-        tokio::time::sleep_until(vigil.due().into()).await;
-        match vigil.look(Instant::now()) {
-            Look::Ask => drop(shared.queue.send(beat.clone())),
-            Look::Wait => {}
-            Look::Silent(silence) => return Loss::new(LossCause::Silent(silence), vigil::text(silence)),
+        tokio::time::sleep_until(monitor.due().into()).await;
+        match monitor.check(Instant::now()) {
+            Check::Heartbeat => drop(shared.queue.send(beat.clone())),
+            Check::Wait => {}
+            Check::Silent(silence) => {
+                return Loss::new(LossCause::Silent(silence), host_monitor::text(silence));
+            }
         }
     }
 }

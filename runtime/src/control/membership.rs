@@ -82,7 +82,7 @@ impl Membership {
         self.tell(cause);
     }
 
-    /// Tells the other members, through the coordinator or, if it is gone, through their doors.
+    /// Tells the other members, through the coordinator or, if it is gone, through their listeners.
     fn tell(&self, cause: AbortCause) {
         let (shared, communicator) = (self.control.shared(), self.communicator);
         let standing = shared.lock().coordinator.clone();

@@ -27,7 +27,7 @@
 //! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
-//! | `passing` | long messages of the coordinator that ranks pass on to each other |
+//! | `forwarding` | long messages of the coordinator that ranks pass on to each other |
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
@@ -37,30 +37,30 @@ mod coordinator;
 mod coordinator_exchange;
 mod coordinator_ranks;
 mod coordinator_state;
-mod entry;
 mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
 mod fetcher;
+mod forwarding;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handshake;
+mod host_monitor;
+mod incoming;
 mod invitation;
-mod line;
 mod member;
 mod membership;
 mod newcomer;
-mod passing;
 mod peers;
 mod pending;
 mod probe;
 mod ranks;
 mod recent;
+mod regroup;
 mod relay;
-mod reunion;
 mod runtime;
 mod sealed;
-mod vigil;
+mod stream;
 mod wire;
 
 use std::fmt;
@@ -80,10 +80,12 @@ pub use wire::{ExchangeKey, PeerInfo};
 pub(crate) use coordinator::Coordinator;
 pub(crate) use fetcher::{Fetcher, Job, News};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
-pub(crate) use peers::door::DoorAddress;
-pub(crate) use peers::lobby::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
-pub(crate) use peers::snapshots::{Desk, Hash, Snapshot};
-pub(crate) use reunion::{Disagreement, Meeting, Purpose, Until};
+pub(crate) use peers::listener::ListenerAddress;
+pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
+pub(crate) use peers::waiting_list::{
+    Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
+};
+pub(crate) use regroup::{Disagreement, Purpose, RegroupSpec, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
@@ -91,21 +93,21 @@ use kolo_transport::tcp::Port;
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
-    CLOSING_TIMEOUT, GOODBYE_TIMEOUT, LAST_WORDS_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
+    ABORT_DELIVERY_TIMEOUT, CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
 };
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};
 use coordinator_ranks::CoordinatorSettings;
-use entry::Entry;
+use forwarding::Forwarder;
 use handshake::Credentials;
 use hmac::Mac as _;
+use incoming::Incoming;
 use member::{CoordinatorStanding, Shared};
-use passing::Passing;
 use peers::Peers;
-use peers::door::Door;
-use reunion::Reunion;
+use peers::listener::Listener;
+use regroup::Regroup;
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
@@ -113,7 +115,7 @@ use wire::ToCoordinator;
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
 
 /// Longest time that a leaving rank waits until its messages have been passed on. After that, rank 0 sends them itself.
-const PASSING_GRACE: Duration = Duration::from_secs(1);
+const FORWARDING_GRACE: Duration = Duration::from_secs(1);
 
 /// A rank's place in a job. Cloning is cheap. When the last clone is dropped, it says goodbye (see [`Control::leave`])
 /// or, in a panicking thread, tells the others that this rank is lost.
@@ -122,14 +124,32 @@ pub struct Control {
     inner: Arc<Inner>,
 }
 
+/// How a rank leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// All its operations have ended. Rank 0 waits for the others' goodbyes.
+    Orderly,
+    /// Operations are still open. Rank 0 waits for nobody.
+    Abrupt,
+}
+
+/// Meaning of silence on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnSilence {
+    /// The other end counts as lost.
+    Fail,
+    /// None, since both ends are threads of one process.
+    Ignore,
+}
+
 struct Inner {
     shared: Arc<Shared>,
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
-    /// Door for the other members and for newcomers.
-    door: OnceLock<Arc<Door>>,
-    /// Connections to the other members' doors, once these are known.
+    /// Listener for the other members and for newcomers.
+    listener: OnceLock<Arc<Listener>>,
+    /// Connections to the other members' listeners, once these are known.
     peers: Option<Peers>,
     process: Process,
 }
@@ -165,18 +185,19 @@ impl Control {
         runtime.spawn(async move {
             let _ = report.send(join_all(&task, alarms).await);
         });
-        let Joined { shared, coordinator, door, doors } = outcome.recv().map_err(|_| Error::Join {
-            rank: Some(spec.rank),
-            kind: JoinFailure::Interrupted,
-            problem: "the control thread ended while joining".into(),
-            remedy: "Keep the ControlRuntime until join has returned".into(),
-        })??;
-        let peers = door.as_ref().map(|door| {
-            let peers = Peers::new(&shared, door, doors);
-            peers.start(runtime, spec, shared.clone(), door.clone());
+        let Joined { shared, coordinator, listener, listeners } =
+            outcome.recv().map_err(|_| Error::Join {
+                rank: Some(spec.rank),
+                kind: JoinFailure::Interrupted,
+                problem: "the control thread ended while joining".into(),
+                remedy: "Keep the ControlRuntime until join has returned".into(),
+            })??;
+        let peers = listener.as_ref().map(|listener| {
+            let peers = Peers::new(&shared, listener, listeners);
+            peers.start(runtime, spec, shared.clone(), listener.clone());
             peers
         });
-        let door = door.map_or_else(OnceLock::new, OnceLock::from);
+        let listener = listener.map_or_else(OnceLock::new, OnceLock::from);
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
             inner: Arc::new(Inner {
@@ -184,7 +205,7 @@ impl Control {
                 spec,
                 runtime,
                 coordinator: std::sync::Mutex::new(coordinator),
-                door,
+                listener,
                 peers,
                 process,
             }),
@@ -211,7 +232,7 @@ impl Control {
 
     /// Returns the port at which this process's endpoints may listen.
     pub(crate) fn port(&self) -> Option<Arc<Port>> {
-        self.inner.door.get()?.port().cloned()
+        self.inner.listener.get()?.port().cloned()
     }
 
     /// Returns facts about all ranks, by rank.
@@ -248,7 +269,7 @@ impl Control {
         let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let bytes = |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
         coordinator.as_ref().map(|coordinator| {
-            let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.passed_bytes();
+            let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.forwarded_bytes();
             (sent, bytes(&coordinator.counters.received_bytes))
         })
     }
@@ -287,13 +308,13 @@ impl Control {
     /// Says goodbye, so that the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
     /// [`Liveness::linger`]). A second call does nothing.
     pub fn leave(&self) {
-        self.inner.leave(true);
+        self.inner.leave(Departure::Orderly);
     }
 
     /// Says goodbye or, in a panicking thread, reports that this rank is lost and why. Rank 0 waits for the others'
-    /// goodbyes only if `in_order`.
-    pub(crate) fn leave_or_die(&self, in_order: bool) {
-        self.inner.leave_or_die(in_order);
+    /// goodbyes only after an orderly departure.
+    pub(crate) fn leave_or_die(&self, departure: Departure) {
+        self.inner.leave_or_die(departure);
     }
 
     /// Returns the name of the group that begins with a communicator: see [`GroupId`].
@@ -309,49 +330,50 @@ impl Control {
 }
 
 impl Inner {
-    fn leave(&self, in_order: bool) {
+    fn leave(&self, departure: Departure) {
         if !self.process.is_current() {
             return; // A child made by `fork`: the membership is the parent's.
         }
-        self.pass_on_last_words();
-        self.part(&ToCoordinator::Goodbye);
+        self.wait_for_abort_delivery();
+        self.announce(&ToCoordinator::Goodbye);
         self.wait_for_goodbye();
-        let lingers = in_order && !self.shared.anything_aborted();
+        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
         self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 
-    fn leave_or_die(&self, in_order: bool) {
+    fn leave_or_die(&self, departure: Departure) {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // This waits until the coordinator has the reason. Otherwise the end of the process would overtake it.
             let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
+            self.announce(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
             self.wait_for_goodbye();
             self.close_coordinator(Duration::ZERO);
         } else {
-            self.leave(in_order);
+            self.leave(departure);
         }
     }
 
-    fn part(&self, last_words: &ToCoordinator) {
+    /// Tells the coordinator, once, that this rank goes.
+    fn announce(&self, departure: &ToCoordinator) {
         if !self.runtime.is_current() && !self.shared.anything_aborted() {
-            self.shared.wait_until_passed(PASSING_GRACE);
+            self.shared.wait_until_forwarded(FORWARDING_GRACE);
         }
         let mut state = self.shared.lock();
         if state.coordinator == CoordinatorStanding::Open {
             state.coordinator = CoordinatorStanding::Left { answered: false };
             drop(state);
-            self.shared.send(last_words);
+            self.shared.send(departure);
         }
     }
 
     /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
     /// that wait for it would report it as lost when its connections end.
-    fn pass_on_last_words(&self) {
+    fn wait_for_abort_delivery(&self) {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
-            peers.wait_until_told(LAST_WORDS_TIMEOUT);
+            peers.wait_until_delivered(ABORT_DELIVERY_TIMEOUT);
         }
     }
 
@@ -377,7 +399,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.leave_or_die(true);
+        self.leave_or_die(Departure::Orderly);
     }
 }
 
@@ -398,12 +420,12 @@ type Alarm = oneshot::Receiver<(u32, String)>;
 struct Joined {
     shared: Arc<Shared>,
     coordinator: Option<Coordinator>,
-    door: Option<Arc<Door>>,
-    /// The doors of all ranks.
-    doors: Arc<[DoorAddress]>,
+    listener: Option<Arc<Listener>>,
+    /// The listeners of all ranks.
+    listeners: Arc<[ListenerAddress]>,
 }
 
-/// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their doors and become members.
+/// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their listeners and become members.
 async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let started = Instant::now();
     // An alarm whose sender was dropped never sounds.
@@ -414,12 +436,12 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         };
         alarms.iter_mut().find_map(sounds).map_or(Poll::Pending, Poll::Ready)
     });
-    let door = open_door(spec).await;
+    let listener = open_listener(spec).await;
     let coordinator =
-        if spec.rank == 0 { Some(start_coordinator(spec, door.as_deref()).await?) } else { None };
+        if spec.rank == 0 { Some(start_coordinator(spec, listener.as_deref()).await?) } else { None };
     let (mut connected, coordinator) = if let Some(coordinator) = coordinator {
         let until = started + spec.timeout + VERDICT_GRACE;
-        let welcome = connect::become_member(spec, Some(&coordinator), door.as_deref(), until);
+        let welcome = connect::become_member(spec, Some(&coordinator), listener.as_deref(), until);
         match first_of(spec, welcome, alarmed).await {
             Ok(connected) => (connected, Some(coordinator)),
             Err(error) => {
@@ -431,20 +453,20 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
             }
         }
     } else {
-        let welcome = connect::become_member(spec, None, door.as_deref(), started + spec.timeout);
+        let welcome = connect::become_member(spec, None, listener.as_deref(), started + spec.timeout);
         (first_of(spec, welcome, alarmed).await?, None)
     };
-    if let (Locator::Local(meeting), 0) = (&spec.locator, spec.rank) {
-        meeting.coordinator.send_replace(None);
+    if let (Locator::Local(rendezvous), 0) = (&spec.locator, spec.rank) {
+        rendezvous.coordinator.send_replace(None);
     }
-    let doors: Arc<[DoorAddress]> =
-        std::mem::take(&mut connected.doors).into_iter().map(Option::unwrap_or_default).collect();
-    let passing = passes(spec).then(|| Passing::new(spec, doors.clone()));
+    let listeners: Arc<[ListenerAddress]> =
+        std::mem::take(&mut connected.listeners).into_iter().map(Option::unwrap_or_default).collect();
+    let forwarder = forwards(spec).then(|| Forwarder::new(spec, listeners.clone()));
     Ok(Joined {
-        shared: member::serve(spec.rank, connected, spec.liveness, passing),
+        shared: member::serve(spec.rank, connected, spec.liveness, forwarder),
         coordinator,
-        door,
-        doors,
+        listener,
+        listeners,
     })
 }
 
@@ -466,24 +488,24 @@ async fn first_of<T>(
     }
 }
 
-/// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their doors, through which ranks of
-/// an earlier control plane may still connect.
-fn passes(spec: &JoinSpec) -> bool {
+/// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their listeners, through which ranks
+/// of an earlier control plane may still connect.
+fn forwards(spec: &JoinSpec) -> bool {
     !matches!(spec.locator, Locator::Survivors(_))
 }
 
-/// Starts the coordinator. Ranks join at the door's port, unless the launcher has named another one.
-async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coordinator> {
+/// Starts the coordinator. Ranks join at the listener's port, unless the launcher has named another one.
+async fn start_coordinator(spec: &JoinSpec, listener: Option<&Listener>) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
         .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
     let mut key = RendezvousKey::default();
     getrandom::fill(&mut key)
         .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
-    let shared = door.filter(|_| spec.locator.publishes_key()).and_then(Door::entry);
-    let (shared, addresses) = shared.map_or((None, None), |(entry, at)| (Some(entry), Some(at)));
+    let shared = listener.filter(|_| spec.locator.publishes_key()).and_then(Listener::incoming);
+    let (shared, addresses) = shared.map_or((None, None), |(incoming, at)| (Some(incoming), Some(at)));
     let anchor = join::bind(spec, &key, addresses).await?;
-    let entry = shared.or(anchor.listener.map(Entry::Own));
+    let incoming = shared.or(anchor.listener.map(Incoming::Own));
     let credentials =
         Credentials { secret: spec.secret.clone(), rendezvous: spec.locator.publishes_key().then_some(key) };
     let settings = CoordinatorSettings {
@@ -493,16 +515,16 @@ async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coord
         source: wire::clip(spec.source.clone(), MAX_SOURCE_BYTES),
         timeout: spec.timeout,
         liveness: spec.liveness,
-        passes: passes(spec),
+        forwards: forwards(spec),
     };
-    let coordinator = Coordinator::start(settings, credentials, entry, anchor.published);
+    let coordinator = Coordinator::start(settings, credentials, incoming, anchor.published);
     match &spec.locator {
-        Locator::Local(meeting) => {
-            meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
+        Locator::Local(rendezvous) => {
+            rendezvous.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
         }
-        Locator::Survivors(reunion) => {
-            if let Some(reunion) = Reunion::of(reunion) {
-                coordinator.publish(reunion.receive(&coordinator)).await;
+        Locator::Survivors(regroup) => {
+            if let Some(regroup) = Regroup::of(regroup) {
+                coordinator.publish(regroup.receive(&coordinator)).await;
             }
         }
         _ => {}
@@ -510,18 +532,18 @@ async fn start_coordinator(spec: &JoinSpec, door: Option<&Door>) -> Result<Coord
     Ok(coordinator)
 }
 
-/// Opens this rank's door, or keeps the one that a survivor already has. A rank that cannot open a door still joins:
-/// only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the door, and they report that it
-/// is missing.
-async fn open_door(spec: &JoinSpec) -> Option<Arc<Door>> {
-    if let Locator::Survivors(reunion) = &spec.locator {
-        return Reunion::of(reunion).map(|reunion| reunion.door.clone());
+/// Opens this rank's listener, or keeps the one that a survivor already has. A rank that cannot open a listener still
+/// joins: only [`Communicator::shrink`](crate::Communicator::shrink) and similar calls need the listener, and they
+/// report that it is missing.
+async fn open_listener(spec: &JoinSpec) -> Option<Arc<Listener>> {
+    if let Locator::Survivors(regroup) = &spec.locator {
+        return Regroup::of(regroup).map(|regroup| regroup.listener.clone());
     }
     if spec.world_size == 1 {
         return None;
     }
-    match Door::open(spec).await {
-        Ok(door) => Some(Arc::new(door)),
+    match Listener::open(spec).await {
+        Ok(listener) => Some(Arc::new(listener)),
         Err(error) => {
             tracing::warn!(rank = spec.rank, %error, "no port for the other members: this rank cannot shrink or agree");
             None

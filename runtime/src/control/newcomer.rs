@@ -1,4 +1,5 @@
-//! A process that wants to become a member of a running group. It waits at a member's door until the members call it.
+//! A process that wants to become a member of a running group. It waits at a member's listener until the members call
+//! it.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -12,24 +13,23 @@ use super::Control;
 use super::coordinator::{BoxedStream, write_frames};
 use super::handshake::VERSION;
 use super::invitation::Invitation;
-use super::peers::door::{Door, NoAnswer};
-use super::peers::lobby::{Entrance, FromNewcomer, Newcomer, Seat, ToNewcomer, beat, hear};
-use super::peers::porter::Opening;
-use super::reunion::Reunion;
+use super::peers::acceptor::Opening;
+use super::peers::listener::{ConnectError, Listener, Locality};
+use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
+use super::regroup::Regroup;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
-use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
 use crate::join::{self, JoinSpec, Locator, host_key, hostname};
 
-/// Time after which a refusal is final if every door of an invitation refuses and none is merely silent. A door may be
-/// full for a moment.
+/// Time after which a refusal is final if every listener of an invitation refuses and none is merely silent. A listener
+/// may be full for a moment.
 const CLOSED_AFTER: Duration = Duration::from_secs(1);
 
-/// A process that wants to become a member, with its own door.
+/// A process that wants to become a member, with its own listener.
 pub(crate) struct Applicant {
-    door: Arc<Door>,
+    listener: Arc<Listener>,
     runtime: ControlRuntime,
     spec: JoinSpec,
     newcomer: Newcomer,
@@ -38,7 +38,7 @@ pub(crate) struct Applicant {
 
 /// A place in the group that a newcomer has been offered, with its connection to the member that offered it.
 pub(crate) struct Offer {
-    pub(crate) seat: Seat,
+    pub(crate) admission: Admission,
     alarm: Option<oneshot::Receiver<(u32, String)>>,
     reader: AbortHandle,
 }
@@ -49,8 +49,8 @@ impl Drop for Offer {
     }
 }
 
-/// Reason why an attempt at one door failed.
-enum Setback {
+/// Reason why an attempt at one listener failed.
+enum AttemptError {
     Closed(String),
     Silent(String),
     /// The newcomer has waited there, and the member is gone.
@@ -59,10 +59,10 @@ enum Setback {
 }
 
 impl Applicant {
-    /// Opens the newcomer's own door. `spec` holds all that is known apart from rank and world size.
+    /// Opens the newcomer's own listener. `spec` holds all that is known apart from rank and world size.
     ///
     /// # Errors
-    /// The errors of [`Door::open`].
+    /// The errors of [`Listener::open`].
     pub(crate) fn new(
         invitation: &Invitation,
         mut spec: JoinSpec,
@@ -71,24 +71,21 @@ impl Applicant {
         silent_after: Duration,
         runtime: ControlRuntime,
     ) -> Result<Self> {
-        let is_local = invitation.entrances.iter().all(|entrance| !entrance.door.has_port());
-        spec.one_host |= invitation.entrances.iter().all(|entrance| entrance.door.is_on_one_host());
-        if let Some(drawn) = &invitation.secret {
-            let drawn = JobSecret::drawn(drawn);
-            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
-        }
+        let is_local = invitation.addresses.iter().all(|address| !address.listener.has_port());
+        spec.one_host |= invitation.addresses.iter().all(|address| address.listener.is_on_one_host());
+        spec.secret = invitation.job_secret(spec.secret.as_ref());
         let (report, opened) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {
-            let door = match is_local {
-                true => Door::open_for_threads(),
-                false => Door::open_port(&task).await,
+            let listener = match is_local {
+                true => Listener::open_for_threads(),
+                false => Listener::open_port(&task).await,
             };
-            let _ = report.send(door);
+            let _ = report.send(listener);
         });
-        let door = Arc::new(opened.recv().map_err(|_| interrupted())??);
+        let listener = Arc::new(opened.recv().map_err(|_| interrupted())??);
         let newcomer = Newcomer {
-            door: door.address().clone(),
+            listener: listener.address().clone(),
             hostname: clip(hostname(), MAX_NAME_BYTES),
             pid: std::process::id(),
             host_key: host_key(),
@@ -96,40 +93,39 @@ impl Applicant {
             slot,
             settings,
         };
-        Ok(Self { door, runtime, spec, newcomer, silent_after })
+        Ok(Self { listener, runtime, spec, newcomer, silent_after })
     }
 
-    /// Waits at a door until the newcomer is called. Blocks as long as one of the members lives, at most for `reach`
-    /// while none answers, and until `until` at most. `invite` returns the invitation, and is called again whenever no
-    /// door lets the newcomer in.
+    /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
+    /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
+    /// whenever no listener lets the newcomer in.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
         reach: Duration,
         until: Option<Instant>,
     ) -> Result<Offer> {
-        let mut known: Vec<Entrance> = Vec::new();
+        let mut known: Vec<MemberAddress> = Vec::new();
         let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
         loop {
             let invitation = invite()?;
-            let mut entrances = invitation.entrances.clone();
-            entrances
-                .extend(known.iter().filter(|entrance| !invitation.entrances.contains(entrance)).cloned());
+            let mut addresses = invitation.addresses.clone();
+            addresses.extend(known.iter().filter(|address| !invitation.addresses.contains(address)).cloned());
             let mut causes = Vec::new();
             let (mut any_silent, mut has_waited) = (false, false);
-            for entrance in entrances {
-                match self.try_door(&invitation, &entrance, &mut known, until)? {
+            for address in addresses {
+                match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
-                    Err(Setback::Closed(cause)) => causes.push(cause),
-                    Err(Setback::Silent(cause)) => {
+                    Err(AttemptError::Closed(cause)) => causes.push(cause),
+                    Err(AttemptError::Silent(cause)) => {
                         any_silent = true;
                         causes.push(cause);
                     }
-                    Err(Setback::Lost(cause)) => {
+                    Err(AttemptError::Lost(cause)) => {
                         has_waited = true;
                         causes.push(cause);
                     }
-                    Err(Setback::Fatal(error)) => return Err(error),
+                    Err(AttemptError::Fatal(error)) => return Err(error),
                 }
                 out_of_time(until)?;
             }
@@ -147,28 +143,33 @@ impl Applicant {
         }
     }
 
-    /// Connects to one door and waits there.
-    fn try_door(
+    /// Connects to one listener and waits there.
+    fn try_listener(
         &self,
         invitation: &Invitation,
-        entrance: &Entrance,
-        known: &mut Vec<Entrance>,
+        address: &MemberAddress,
+        known: &mut Vec<MemberAddress>,
         until: Option<Instant>,
-    ) -> Result<std::result::Result<Offer, Setback>> {
+    ) -> Result<std::result::Result<Offer, AttemptError>> {
         let (report, outcome) = mpsc::sync_channel(1);
-        let (door, silent_after) = (self.door.clone(), self.silent_after);
-        let (at, newcomer) = (entrance.clone(), self.newcomer.clone());
-        let (credentials, group) = (entrance.door.credentials(&self.spec), invitation.group);
+        let (listener, silent_after) = (self.listener.clone(), self.silent_after);
+        let (at, newcomer) = (address.clone(), self.newcomer.clone());
+        let (credentials, group) = (address.listener.credentials(&self.spec), invitation.group);
         let (tell, told) = mpsc::channel();
         self.runtime.spawn(async move {
-            let near = at.host_key == newcomer.host_key;
+            let locality = Locality::of_hosts(newcomer.host_key, at.host_key);
             let opening = Opening::Wait { group };
-            let knocked = door.knock(&at.door, near, credentials, &opening, CONNECT_TIMEOUT).await;
-            let offered = match knocked {
-                Ok(stream) => wait_inside(stream, newcomer, silent_after, &tell, until).await,
-                Err(no @ (NoAnswer::Gone(_) | NoAnswer::LeftBehind(_))) => Err(Setback::Closed(no.text())),
-                Err(NoAnswer::Silent(cause)) => Err(Setback::Silent(cause)),
-                Err(NoAnswer::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
+            let connected =
+                listener.connect(&at.listener, locality, credentials, &opening, CONNECT_TIMEOUT).await;
+            let offered = match connected {
+                Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
+                Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
+                    Err(AttemptError::Closed(error.text()))
+                }
+                Err(ConnectError::Silent(cause)) => Err(AttemptError::Silent(cause)),
+                Err(ConnectError::Misfit { problem, remedy }) => {
+                    Err(AttemptError::Fatal(misfit(problem, remedy)))
+                }
             };
             let _ = report.send(offered);
         });
@@ -180,15 +181,19 @@ impl Applicant {
     }
 
     /// Joins the members. Blocks until all have come or the attempt is given up.
-    pub(crate) fn take(&self, offer: &mut Offer) -> Result<Control> {
-        let near = offer.seat.at.host_key == self.newcomer.host_key;
-        let reunion =
-            Reunion { door: self.door.clone(), at: offer.seat.at.door.clone(), near, tag: offer.seat.tag };
+    pub(crate) fn join(&self, offer: &mut Offer) -> Result<Control> {
+        let locality = Locality::of_hosts(self.newcomer.host_key, offer.admission.at.host_key);
+        let regroup = Regroup {
+            listener: self.listener.clone(),
+            at: offer.admission.at.listener.clone(),
+            locality,
+            regroup_id: offer.admission.regroup_id,
+        };
         let spec = JoinSpec {
-            rank: offer.seat.rank,
-            world_size: offer.seat.world_size,
-            locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
-            timeout: offer.seat.patience,
+            rank: offer.admission.rank,
+            world_size: offer.admission.world_size,
+            locator: Locator::Survivors(join::SurvivorRendezvous(Arc::new(regroup))),
+            timeout: offer.admission.patience,
             source: "an invitation".to_owned(),
             ..self.spec.clone()
         };
@@ -214,16 +219,16 @@ pub(crate) fn first_invitation(
     }
 }
 
-/// Introduces the newcomer and waits until it is called.
-async fn wait_inside(
+/// Introduces the newcomer and waits until it is admitted.
+async fn wait_for_admission(
     stream: BoxedStream,
     newcomer: Newcomer,
     silent_after: Duration,
-    tell: &mpsc::Sender<Vec<Entrance>>,
+    tell: &mpsc::Sender<Vec<MemberAddress>>,
     until: Option<Instant>,
-) -> std::result::Result<Offer, Setback> {
+) -> std::result::Result<Offer, AttemptError> {
     let mut stream = stream;
-    let gone = |error: std::io::Error| Setback::Silent(format!("waiting at a door: {error}"));
+    let gone = |error: std::io::Error| AttemptError::Silent(format!("waiting at a listener: {error}"));
     stream.write_all(&encode(&FromNewcomer::Hello(newcomer))).await.map_err(gone)?;
     stream.flush().await.map_err(gone)?;
     let (read, write) = tokio::io::split(stream);
@@ -231,32 +236,36 @@ async fn wait_inside(
     tokio::spawn(write_frames(write, frames, |_| ()));
     tokio::spawn(beat(queue.downgrade(), encode(&FromNewcomer::Beat)));
     let mut reader = BufReader::new(read);
-    let called = async {
+    let admitted = async {
         loop {
             match hear(&mut reader, silent_after).await {
-                Some(ToNewcomer::Welcome { entrances }) => drop(tell.send(entrances)),
+                Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
-                Some(ToNewcomer::Called(seat)) => return Ok(seat),
+                Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
-                    return Err(Setback::Fatal(misfit(problem, remedy)));
+                    return Err(AttemptError::Fatal(misfit(problem, remedy)));
                 }
-                None => return Err(Setback::Lost("the member at whose door it waited is gone".to_owned())),
+                None => {
+                    return Err(AttemptError::Lost(
+                        "the member at whose listener it waited is gone".to_owned(),
+                    ));
+                }
             }
         }
     };
-    let seat = match until {
-        None => called.await?,
-        Some(until) => match tokio::time::timeout_at(until.into(), called).await {
-            Ok(called) => called?,
-            Err(_) => return Err(Setback::Lost("it was not called in time".to_owned())),
+    let admission = match until {
+        None => admitted.await?,
+        Some(until) => match tokio::time::timeout_at(until.into(), admitted).await {
+            Ok(admitted) => admitted?,
+            Err(_) => return Err(AttemptError::Lost("it was not admitted in time".to_owned())),
         },
     };
     let (sound, alarm) = oneshot::channel();
     let reader = tokio::spawn(listen(reader, queue, silent_after, sound)).abort_handle();
-    Ok(Offer { seat, alarm: Some(alarm), reader })
+    Ok(Offer { admission, alarm: Some(alarm), reader })
 }
 
-/// Raises the alarm when the member that called gives up the attempt or is gone.
+/// Raises the alarm when the member that admitted it gives up the attempt or is gone.
 async fn listen(
     mut reader: BufReader<ReadHalf<BoxedStream>>,
     queue: queue::UnboundedSender<bytes::Bytes>,

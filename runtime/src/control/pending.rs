@@ -18,9 +18,9 @@ use super::handshake::Progress;
 
 /// Progress of one connection, which the connection's task writes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Footing(Arc<AtomicU8>);
+pub(crate) struct ProgressCell(Arc<AtomicU8>);
 
-impl Footing {
+impl ProgressCell {
     pub(crate) fn set(&self, progress: Progress) {
         self.0.store(progress as u8, Ordering::Relaxed);
     }
@@ -34,59 +34,59 @@ impl Footing {
 struct Pending {
     task: Id,
     source: IpAddr,
-    footing: Footing,
-    give_up: oneshot::Sender<u64>,
+    progress: ProgressCell,
+    evict: oneshot::Sender<u64>,
 }
 
 /// Connections in the handshake, oldest first.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
-    newcomers: Vec<Pending>,
+    connections: Vec<Pending>,
     most: usize,
 }
 
 impl PendingConnections {
     pub(crate) fn new(most: usize) -> Self {
-        Self { newcomers: Vec::new(), most }
+        Self { connections: Vec::new(), most }
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.newcomers.len() >= self.most
+        self.connections.len() >= self.most
     }
 
     pub(crate) fn enter(
         &mut self,
         task: Id,
         source: IpAddr,
-        footing: Footing,
-        give_up: oneshot::Sender<u64>,
+        progress: ProgressCell,
+        evict: oneshot::Sender<u64>,
     ) {
-        self.newcomers.push(Pending { task, source: network(source), footing, give_up });
+        self.connections.push(Pending { task, source: network(source), progress, evict });
     }
 
     /// Removes a connection whose task has ended.
     pub(crate) fn leave(&mut self, task: Id) {
-        self.newcomers.retain(|newcomer| newcomer.task != task);
+        self.connections.retain(|connection| connection.task != task);
     }
 
-    /// Closes one connection, and tells it how many were turned away so far. Returns false if there is none.
-    pub(crate) fn make_room(&mut self, turned_away: u64) -> bool {
-        let least = self.newcomers.iter().map(|n| n.footing.0.load(Ordering::Relaxed)).min();
+    /// Closes one connection, and tells it how many were rejected so far. Returns false if there is none.
+    pub(crate) fn make_room(&mut self, rejected: u64) -> bool {
+        let least = self.connections.iter().map(|n| n.progress.0.load(Ordering::Relaxed)).min();
         let Some(least) = least else { return false };
         let candidates = || {
-            let stands = |(_, n): &(usize, &Pending)| n.footing.0.load(Ordering::Relaxed) <= least;
-            self.newcomers.iter().enumerate().filter(stands)
+            let stands = |(_, n): &(usize, &Pending)| n.progress.0.load(Ordering::Relaxed) <= least;
+            self.connections.iter().enumerate().filter(stands)
         };
         let mut from = HashMap::new();
-        for (_, newcomer) in candidates() {
-            *from.entry(newcomer.source).or_insert(0u32) += 1;
+        for (_, connection) in candidates() {
+            *from.entry(connection.source).or_insert(0u32) += 1;
         }
         let most = from.values().copied().max().unwrap_or_default();
-        let goes = candidates().find(|(_, newcomer)| from.get(&newcomer.source) == Some(&most));
+        let goes = candidates().find(|(_, connection)| from.get(&connection.source) == Some(&most));
         // Another connection may have advanced between the two passes. In that case the oldest is closed.
         let goes = goes.map_or(0, |(at, _)| at);
-        let newcomer = self.newcomers.remove(goes);
-        let _ = newcomer.give_up.send(turned_away);
+        let connection = self.connections.remove(goes);
+        let _ = connection.evict.send(rejected);
         true
     }
 }
@@ -109,13 +109,13 @@ mod tests {
     async fn pending(of: &[(&str, Progress)]) -> (PendingConnections, Vec<oneshot::Receiver<u64>>) {
         let mut pending = PendingConnections::new(of.len());
         let mut told = Vec::new();
-        for (source, progress) in of {
-            let (give_up, given_up) = oneshot::channel();
-            let footing = Footing::default();
-            footing.set(*progress);
+        for (source, reached) in of {
+            let (evict, evicted) = oneshot::channel();
+            let progress = ProgressCell::default();
+            progress.set(*reached);
             let task = tokio::spawn(async {}).id();
-            pending.enter(task, source.parse().unwrap(), footing, give_up);
-            told.push(given_up);
+            pending.enter(task, source.parse().unwrap(), progress, evict);
+            told.push(evicted);
         }
         (pending, told)
     }

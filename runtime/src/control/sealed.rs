@@ -107,7 +107,7 @@ impl<S> Sealed<S> {
 
 impl<S> Sealed<S> {
     /// Returns the underlying stream.
-    pub(crate) const fn beneath(&self) -> &S {
+    pub(crate) const fn inner(&self) -> &S {
         &self.stream
     }
 }

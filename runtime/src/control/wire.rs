@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
-use super::peers::door::DoorAddress;
+use super::peers::listener::ListenerAddress;
 use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};
@@ -60,8 +60,8 @@ pub(crate) struct Hello {
     /// Description of where the rank's number came from, for messages.
     #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
-    /// Address at which others reach the rank without the coordinator, if it has a door.
-    pub(crate) door: Option<DoorAddress>,
+    /// Address at which others reach the rank without the coordinator, if it has a listener.
+    pub(crate) listener: Option<ListenerAddress>,
 }
 
 /// A message from a rank to the coordinator.
@@ -116,11 +116,12 @@ pub(crate) enum FromCoordinator {
     Welcome {
         cookie: Cookie,
         peers: Vec<PeerInfo>,
-        /// The doors, by rank.
-        doors: Vec<Option<DoorAddress>>,
+        /// The listeners, by rank.
+        listeners: Vec<Option<ListenerAddress>>,
     },
-    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see `passing`.
-    PassOn {
+    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see
+    /// `forwarding`.
+    Forward {
         key: Option<ExchangeKey>,
         message: Vec<u8>,
     },

@@ -7,6 +7,7 @@ use kolo_transport::{Error, ErrorKind};
 
 use super::{End, Patience, Step, Waiter, helper, until};
 use crate::communicator::{Core, Shared};
+use crate::control::Departure;
 use crate::wait::{self, Next, Pacer};
 
 /// Longest time for which links are kept for threads that sleep on them.
@@ -16,8 +17,8 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Ends the helper thread, lets started operations finish and their data leave, for at most `limit`, and gives the
-/// connections up. Returns whether everything has left.
-pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
+/// connections up. Returns whether everything has left, in which case the departure is orderly.
+pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };
     let mut patience = Patience::new(limit, Pacer::new(shared.policy));
@@ -32,7 +33,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
     drop(core);
     release_links(shared, &cause);
     helper::wake_all_tasks(shared);
-    flushed
+    if flushed { Departure::Orderly } else { Departure::Abrupt }
 }
 
 struct Closing<'a> {

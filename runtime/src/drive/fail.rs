@@ -12,7 +12,9 @@ use crate::communicator::{Core, Shared};
 use crate::control::AbortCause;
 use crate::error::{AbortReason, Error, Result};
 use crate::exchange::Mismatch;
-use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
+use crate::failure::{
+    Cause, Diagnosis, Evidence, Presence, Question, WrongMessage, adopt, diagnose, is_loss,
+};
 use crate::wait;
 
 /// Time after a call has first seen the loss of a peer in which later calls still check for it. Ranks that do not need
@@ -112,8 +114,8 @@ pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
 
 /// Gives up because a member of the exchange made another call.
 pub(super) fn mismatch(shared: &Shared, found: Mismatch, waited: Waited) -> Error {
-    let met = Meeting { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
-    let cause = find_out(shared, Evidence { met: Some(met), ..evidence(shared, waited) });
+    let wrong = WrongMessage { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
+    let cause = find_out(shared, Evidence { wrong: Some(wrong), ..evidence(shared, waited) });
     give_up(shared, cause, waited)
 }
 
@@ -139,7 +141,7 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
         waited,
         calls: core.calls.recorder.calls().collect(),
         is_closed: core.closed,
-        met: None,
+        wrong: None,
         how: route.map_or_else(String::new, |route| route.how.clone()),
         failure,
         report,
@@ -153,7 +155,7 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
 /// Finds the cause of a call's failure. Asks for all evidence that is needed to tell it.
 fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
     let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
-    if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {
+    if evidence.wrong.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {
         orphans::show_call(&shared.core(), evidence.waited);
     }
     loop {

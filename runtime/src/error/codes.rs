@@ -67,7 +67,7 @@ codes! {
         "World size, job, secret or a setting that must be the same differs between ranks, or two processes claim one rank.",
         ["Export the same variables on all hosts: `mpirun -x NAME`, `srun --export=ALL`.",
          "Give each of two jobs its own port or file."];
-    MEETING_PLACE = "K0305", "the meeting place does not work", "The launcher is not understood",
+    RENDEZVOUS = "K0305", "the rendezvous does not work", "The launcher is not understood",
         "The file, store or multicast group at which the ranks meet cannot be used, or belongs to another job.",
         ["Use a file that all ranks see and no other job uses, or an address: tcp://host:port.",
          "Where torchrun's variables are set without torchrun, unset TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID."];
@@ -184,7 +184,7 @@ impl Error {
                 JoinFailure::Unreachable => UNREACHABLE,
                 JoinFailure::Port => PORT,
                 JoinFailure::Disagreement => DISAGREEMENT,
-                JoinFailure::MeetingPlace => MEETING_PLACE,
+                JoinFailure::Rendezvous => RENDEZVOUS,
                 JoinFailure::NoTransport => NO_TRANSPORT,
                 JoinFailure::Version => VERSION,
                 JoinFailure::Survivors => SURVIVORS,

@@ -16,7 +16,7 @@ use crate::types::DataType;
 
 /// A message, or a payload in an exchange, that came where another was expected.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct WrongMessage {
     pub(crate) peer: u32,
     pub(crate) tag: u64,
     pub(crate) len: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Evidence {
     pub(crate) calls: Vec<(u64, Summary)>,
     pub(crate) is_closed: bool,
     /// Mismatch met in an exchange.
-    pub(crate) met: Option<Meeting>,
+    pub(crate) wrong: Option<WrongMessage>,
     /// The engine's failure.
     pub(crate) failure: Option<Error>,
     /// Route to the peer of that failure.
@@ -94,8 +94,8 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     let aborted = |kind, reason: &str| {
         Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
     };
-    if let Some(met) = evidence.met {
-        return evidence.mismatch(met);
+    if let Some(wrong) = evidence.wrong {
+        return evidence.mismatch(wrong);
     }
     if let Some(report) = &evidence.report {
         return Diagnosis::Known(evidence.adopt(report));
@@ -106,7 +106,7 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
     let Some(failure) = &evidence.failure else { return aborted(AbortReason::Requested, "aborted") };
     match (failure.kind, failure.peer) {
         (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => {
-            evidence.mismatch(Meeting { peer, tag, len, expected: Some((expected_tag, expected_len)) })
+            evidence.mismatch(WrongMessage { peer, tag, len, expected: Some((expected_tag, expected_len)) })
         }
         (ErrorKind::PeerLost, Some(peer)) => evidence.broken(failure, peer),
         _ => Diagnosis::Known(Cause::Transport(failure.clone())),
@@ -225,15 +225,15 @@ impl Evidence {
     }
 
     /// Names the two calls that did not match.
-    fn mismatch(&self, met: Meeting) -> Diagnosis {
-        let peer = met.peer;
-        let (expected_tag, expected_len) = met.expected.unzip();
+    fn mismatch(&self, wrong: WrongMessage) -> Diagnosis {
+        let peer = wrong.peer;
+        let (expected_tag, expected_len) = wrong.expected.unzip();
         let (sequence, ours) = self.own_call(expected_tag, expected_len);
-        let theirs = if Some(met.tag) == expected_tag {
+        let theirs = if Some(wrong.tag) == expected_tag {
             let expected = expected_len.unwrap_or_default();
-            PeerCall::Length { description: ours.clone(), bytes: met.len, expected }
-        } else if let Some(data_type) = self.transfer_type(met.tag) {
-            PeerCall::Send { bytes: met.len, data_type, tag: label(met.tag) }
+            PeerCall::Length { description: ours.clone(), bytes: wrong.len, expected }
+        } else if let Some(data_type) = self.transfer_type(wrong.tag) {
+            PeerCall::Send { bytes: wrong.len, data_type, tag: label(wrong.tag) }
         } else {
             // The peer's control thread answers even while the peer waits. But the peer may have failed first, and
             // left.
@@ -242,12 +242,12 @@ impl Evidence {
                 (Some(Some(status)), ..) => {
                     match first_difference(peer, status, |sequence| self.own(sequence)) {
                         Some(cause) => return Diagnosis::Known(cause),
-                        None => self.describe(status, met.tag, sequence),
+                        None => self.describe(status, wrong.tag, sequence),
                     }
                 }
                 (Some(None), Some(report), _) => return Diagnosis::Known(self.adopt(report)),
                 (Some(None), None, None) => {
-                    return Diagnosis::Needs(Question::Shown { peer, tag: met.tag, sequence });
+                    return Diagnosis::Needs(Question::Shown { peer, tag: wrong.tag, sequence });
                 }
                 (Some(None), None, Some(Some(shown))) => {
                     PeerCall::Operation { description: shown.clone(), sequence: None }

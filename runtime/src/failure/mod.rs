@@ -9,7 +9,7 @@ mod tests;
 
 pub(crate) use cause::Cause;
 pub(crate) use diagnosis::{
-    Carrier, Diagnosis, Evidence, Judgement, Meeting, Presence, Question, adopt, diagnose, judge,
+    Carrier, Diagnosis, Evidence, Judgement, Presence, Question, WrongMessage, adopt, diagnose, judge,
 };
 pub(crate) use last_word::LastWord;
 

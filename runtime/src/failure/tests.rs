@@ -6,7 +6,7 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::{Error, ErrorKind};
 
 use super::{
-    Carrier, Cause, Diagnosis, Evidence, Judgement, Meeting, Presence, Question, adopt, diagnose, judge,
+    Carrier, Cause, Diagnosis, Evidence, Judgement, Presence, Question, WrongMessage, adopt, diagnose, judge,
 };
 use crate::call;
 use crate::call::{Summary, Waited};
@@ -30,7 +30,7 @@ fn evidence() -> Evidence {
         waited: Waited::call(sum(5), 5),
         calls: vec![(4, sum(4)), (5, sum(5))],
         is_closed: false,
-        met: None,
+        wrong: None,
         failure: None,
         how: "10.0.0.1:7".to_owned(),
         report: None,
@@ -140,19 +140,20 @@ fn a_mismatch_names_both_calls() {
 fn a_message_of_another_length_or_type_needs_nobodys_word() {
     let receive = call::transfer_tag(COMMUNICATOR, DataType::F32, 3);
     let other = call::transfer_tag(COMMUNICATOR, DataType::I64, 3);
-    let met = |tag, len| {
-        let met = Meeting { peer: 0, tag, len, expected: Some((receive, 8)) };
-        let Cause::Mismatch { peer: 0, theirs, ours, .. } = known(&Evidence { met: Some(met), ..evidence() })
+    let wrong = |tag, len| {
+        let wrong = WrongMessage { peer: 0, tag, len, expected: Some((receive, 8)) };
+        let Cause::Mismatch { peer: 0, theirs, ours, .. } =
+            known(&Evidence { wrong: Some(wrong), ..evidence() })
         else {
             panic!()
         };
         (ours, theirs)
     };
-    let (ours, theirs) = met(receive, 16);
+    let (ours, theirs) = wrong(receive, 16);
     assert_eq!(ours, "recv of 8 bytes of f32 with tag 3");
     assert!(matches!(theirs, PeerCall::Length { bytes: 16, expected: 8, .. }), "{theirs:?}");
     assert!(theirs.to_string().ends_with("with a message of 16 bytes where 8 were expected"), "{theirs}");
-    let sent = met(other, 8).1;
+    let sent = wrong(other, 8).1;
     assert_eq!(sent, PeerCall::Send { bytes: 8, data_type: DataType::I64, tag: 3 });
     assert_eq!(sent.to_string(), "send of 8 bytes of i64 with tag 3");
 }

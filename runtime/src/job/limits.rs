@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 7;
+pub(crate) const PROTOCOL: u32 = 8;
 
 /// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
 /// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
@@ -19,7 +19,8 @@ pub const MAX_BLOB_BYTES: usize = 64 << 10;
 /// member's memory.
 pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
 
-/// Largest number of communicators that a door names to a rank that was left behind: 10 bytes each in the first frame.
+/// Largest number of communicators that a listener names to a rank that was left behind: 10 bytes each in the first
+/// frame.
 pub(crate) const MAX_LEFT_BEHIND: usize = 256;
 
 /// Longest text (reason, host name, operation) in a message. The sender cuts longer texts.
@@ -88,19 +89,20 @@ pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(4);
 /// refuses.
 pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 
-/// Most addresses of a member's door that are kept: more than a host has that are useful to others.
-pub(crate) const MAX_DOOR_ADDRESSES: usize = 8;
+/// Most addresses of a member's listener that are kept: more than a host has that are useful to others.
+pub(crate) const MAX_LISTENER_ADDRESSES: usize = 8;
 
-/// Longest description of a door: its number, its key and its addresses. The longest address (IPv6 with flow and scope)
-/// takes 33 bytes.
-pub(crate) const MAX_DOOR_BYTES: usize = 32 + MAX_DOOR_ADDRESSES * 33;
+/// Longest description of a listener: its number, its key and its addresses. The longest address (IPv6 with flow and
+/// scope) takes 33 bytes.
+pub(crate) const MAX_LISTENER_BYTES: usize = 32 + MAX_LISTENER_ADDRESSES * 33;
 
-/// Most newcomers that wait at one door. Their facts, of some 300 bytes each, fit into one blob when members tell each
-/// other who is waiting.
-pub(crate) const MAX_LOBBY: usize = 64;
+/// Most newcomers that wait at one listener. Their facts, of some 300 bytes each, fit into one blob when members tell
+/// each other who is waiting.
+pub(crate) const MAX_WAITING_NEWCOMERS: usize = 64;
 
-/// Most doors that an invitation names. Its text, of some 150 characters per door, stays short enough for a variable.
-pub(crate) const MAX_ENTRANCES: usize = 16;
+/// Most listeners that an invitation names. Its text, of some 150 characters per listener, stays short enough for a
+/// variable.
+pub(crate) const MAX_MEMBER_ADDRESSES: usize = 16;
 
 /// Longest frame between members: two sets of members as bits, and a value with a third set.
 pub(crate) const MAX_FRAME_BETWEEN_MEMBERS: usize =
@@ -119,25 +121,25 @@ pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Longest time that a leaving rank waits until members have heard that it has given up, if no coordinator tells them.
 /// They hear it within milliseconds unless they are stopped, and they wait as long for it before they blame a rank.
-pub(crate) const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(300);
+pub(crate) const ABORT_DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Longest time that the closing coordinator waits for its last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longest time for a member to pass a message of the coordinator on to another member: 16 MiB, the longest message, at
 /// 0.3 MB/s.
-pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const FORWARD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a rank which gave up an exchange waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
-const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_DOOR_BYTES + 256 < MAX_HELLO_FRAME);
+const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_LISTENER_BYTES + 256 < MAX_HELLO_FRAME);
 const _: () = assert!(10 * MAX_LEFT_BEHIND + 16 < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
 const _: () = assert!(
-    MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_DOOR_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR
+    MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_LISTENER_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR
 );
 const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 

@@ -43,7 +43,7 @@ pub(super) async fn publish(board: &Arc<dyn Board>, notice: Vec<u8>) -> Result<(
     };
     Err(Error::Join {
         rank: Some(0),
-        kind: JoinFailure::MeetingPlace,
+        kind: JoinFailure::Rendezvous,
         problem: format!("leaving the address at {}: {problem}", board.name()),
         remedy: "See whether it is still served".to_owned(),
     })

@@ -16,7 +16,7 @@ use crate::job::{JobSecret, MOST_PATIENCE};
 /// A function that looks up an environment variable.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Rank and world size, without a meeting place.
+/// Rank and world size, without a rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -52,7 +52,7 @@ impl JoinSpec {
     /// # Errors
     /// [`Error::Configuration`] if the value of a variable is invalid.
     pub(crate) fn newcomer(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let locator = Locator::Local(super::LocalMeeting::default());
+        let locator = Locator::Local(super::LocalRendezvous::default());
         let mut spec = Self::new(0, 1, locator, "an invitation");
         apply_settings(&mut spec, environment)?;
         Ok(spec)
@@ -179,11 +179,11 @@ fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<Joi
     }
 }
 
-/// Makes the spec of a single rank. It has no peers; an in-process meeting place keeps one code path.
+/// Makes the spec of a single rank. It has no peers; an in-process rendezvous keeps one code path.
 pub(crate) fn alone(place: Place) -> JoinSpec {
-    let meeting = super::LocalMeeting::default();
+    let rendezvous = super::LocalRendezvous::default();
     let source = place.source.clone();
-    place.at(Locator::Local(meeting), source)
+    place.at(Locator::Local(rendezvous), source)
 }
 
 pub(crate) fn with_master(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {

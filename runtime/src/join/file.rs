@@ -118,7 +118,7 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey)
     {
         return Err(Error::Join {
             rank: Some(0),
-            kind: JoinFailure::MeetingPlace,
+            kind: JoinFailure::Rendezvous,
             problem: format!("{} is in use by rank 0 of another job, {}", path.display(), earlier.writer()),
             remedy: "Give every job a file of its own, or end that process".into(),
         });

@@ -43,7 +43,7 @@ pub(crate) struct Advert {
 static WARNED: Once = Once::new();
 
 /// Warns, on rank 0, if any process that reaches its port may become a rank of this job.
-fn warn_of_open_door(spec: &JoinSpec, at: Option<SocketAddr>) {
+fn warn_of_open_port(spec: &JoinSpec, at: Option<SocketAddr>) {
     let reach = at.map(|address| address.ip());
     if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {
         return;
@@ -85,7 +85,7 @@ pub(crate) async fn bind(
     match &spec.locator {
         Locator::Tcp { host, port } => {
             let listener = bind_patiently(only_loopback(host), *port, &spec.source).await?;
-            warn_of_open_door(spec, listener.local_addr().ok());
+            warn_of_open_port(spec, listener.local_addr().ok());
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::File { path } => {
@@ -93,12 +93,12 @@ pub(crate) async fn bind(
             Ok(Anchor { listener, published: Some(Box::new(posted)) })
         }
         Locator::Multicast { group, port, job, interface } => {
-            warn_of_open_door(spec, addresses.first().copied());
+            warn_of_open_port(spec, addresses.first().copied());
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
             let notice = Notice::new(addresses, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
                 rank: Some(0),
-                kind: JoinFailure::MeetingPlace,
+                kind: JoinFailure::Rendezvous,
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
                 remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
             })?;
@@ -165,7 +165,7 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
 
 /// PyTorch puts "/" before the keys of a plain store, so its own keys and Kolo's do not collide.
 fn store_key(prefix: &str) -> String {
-    format!("/{prefix}/hub")
+    format!("/{prefix}/coordinator")
 }
 
 async fn open_store(host: &str, port: u16) -> Result<Store, String> {
@@ -206,7 +206,7 @@ async fn publish_in_store(
         if Instant::now() + RETRY_MOST >= deadline {
             return Err(Error::Join {
                 rank: Some(0),
-                kind: JoinFailure::MeetingPlace,
+                kind: JoinFailure::Rendezvous,
                 problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
                 remedy: format!(
                     "See whether torchrun's agent runs there; if another launcher set these variables, unset \

@@ -113,10 +113,10 @@ pub enum Locator {
     /// Rank 0 publishes its address through a key-value store that the program provides.
     Board(Arc<dyn Board>),
     /// The ranks are threads of one process.
-    Local(LocalMeeting),
+    Local(LocalRendezvous),
     /// The ranks are the survivors of another communicator. [`Communicator::shrink`](crate::Communicator::shrink) makes
     /// this locator.
-    Survivors(Reunion),
+    Survivors(SurvivorRendezvous),
 }
 
 impl JoinSpec {
@@ -141,11 +141,11 @@ impl JoinSpec {
     /// Makes one spec for each rank of an in-process cluster.
     #[must_use]
     pub fn local(world_size: u32) -> Vec<Self> {
-        let meeting = LocalMeeting::default();
+        let rendezvous = LocalRendezvous::default();
         (0..world_size)
             .map(|rank| Self {
                 local_rank: Some(rank),
-                ..Self::new(rank, world_size, Locator::Local(meeting.clone()), "threads of one process")
+                ..Self::new(rank, world_size, Locator::Local(rendezvous.clone()), "threads of one process")
             })
             .collect()
     }
@@ -216,31 +216,31 @@ impl fmt::Display for Locator {
     }
 }
 
-/// Meeting place for the threads of an in-process cluster.
+/// Rendezvous for the threads of an in-process cluster.
 #[derive(Clone)]
-pub struct LocalMeeting {
+pub struct LocalRendezvous {
     /// Rank 0's coordinator, once it runs. Its type is known to the control plane only.
     pub(crate) coordinator: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 
-impl Default for LocalMeeting {
+impl Default for LocalRendezvous {
     fn default() -> Self {
         Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)) }
     }
 }
 
-impl fmt::Debug for LocalMeeting {
+impl fmt::Debug for LocalRendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LocalMeeting")
+        f.write_str("LocalRendezvous")
     }
 }
 
-/// Meeting place for survivors of a communicator; opaque, since only the control plane knows its contents.
+/// Rendezvous for survivors of a communicator; opaque, since only the control plane knows its contents.
 #[derive(Clone)]
-pub struct Reunion(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
+pub struct SurvivorRendezvous(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
 
-impl fmt::Debug for Reunion {
+impl fmt::Debug for SurvivorRendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reunion")
+        f.write_str("SurvivorRendezvous")
     }
 }

@@ -1,18 +1,8 @@
 //! Random messages between all ranks.
 
+use kolo_tests::random::Random;
+
 use crate::{contents, everywhere};
-
-/// SplitMix64: the same numbers on all ranks.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ x >> 31) % limit as u64) as usize
-    }
-}
 
 /// Messages between all ranks, with few tags, received in another order and by every kind of receive.
 #[test]
@@ -22,17 +12,17 @@ fn random_traffic() {
     const ANY: u32 = 99;
     everywhere(4, |comm| {
         for seed in 0..4 {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let me = comm.rank();
             let messages: Vec<(u32, u32, u32, usize)> = (0..300)
                 .map(|_| {
-                    let longest = [2, 40, 2_000, 60_000][random.below(4)];
-                    let tag = if random.below(5) == 0 { ANY } else { random.below(TAGS) as u32 };
-                    (random.below(4) as u32, random.below(4) as u32, tag, random.below(longest))
+                    let longest = [2, 40, 2_000, 60_000][random.index(4)];
+                    let tag = if random.index(5) == 0 { ANY } else { random.index(TAGS) as u32 };
+                    (random.index(4) as u32, random.index(4) as u32, tag, random.index(longest))
                 })
                 .collect();
             let body = |number: usize| contents(messages[number].0, 0, number, messages[number].3 + 1);
-            let mut own = Random(seed << 8 | u64::from(me));
+            let mut own = Random::new(seed << 8 | u64::from(me));
             // Messages by source and tag, in order; the test draws which stream comes next.
             let mut streams: Vec<Vec<usize>> = Vec::new();
             for from in 0..4 {
@@ -52,14 +42,14 @@ fn random_traffic() {
                     let (_, to, tag, _) = messages[number];
                     sends.push(comm.send_tagged_start(body(number), to, tag).expect("started"));
                 }
-                let at = own.below(streams.len());
+                let at = own.index(streams.len());
                 if let Some(number) = streams[at].pop() {
                     let (from, _, tag, len) = messages[number];
                     let buffer = vec![0; len + 1];
                     let work = comm.recv_tagged_start(buffer, from, tag).expect("started");
                     receives.push((number, work));
                     if receives.len() > 5 {
-                        let (number, work) = receives.remove(own.below(5));
+                        let (number, work) = receives.remove(own.index(5));
                         if to_send.is_empty() {
                             assert_eq!(work.wait().expect("received"), body(number), "message {number}");
                         } else {

@@ -19,7 +19,7 @@ use super::bind::{self, Bind};
 use super::guardian::Lifeline;
 use super::hosts::Host;
 use super::job::{Input, Job, Orders, Prefix, Rank};
-use super::{Bounds, Meeting, Newcomers, Position, RunArgs, bounds, private_directory};
+use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Version of the assignment's format, which must be the same at both ends.
@@ -69,9 +69,9 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let of = u32::try_from(of).map_err(|_| CliError::usage("these are too many ranks", "Start fewer"))?;
     let rendezvous = match &args.rendezvous {
         Some(text) => text.clone(),
-        None => meeting(hosts),
+        None => rendezvous(hosts),
     };
-    Meeting::parse(&rendezvous)?;
+    Rendezvous::parse(&rendezvous)?;
     let text = |what: &str, word: &std::ffi::OsStr| {
         word.to_str().map(str::to_owned).ok_or_else(|| {
             CliError::usage(
@@ -159,7 +159,7 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
 }
 
 /// Returns the first host with a port that is likely to be free; this host cannot check that.
-fn meeting(hosts: &[Host]) -> String {
+fn rendezvous(hosts: &[Host]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
     let port = FIRST_PORT + (number % u32::from(PORTS)) as u16;
@@ -249,7 +249,7 @@ pub(super) fn assigned(
             "Start the job in a folder that all hosts have",
         )
     })?;
-    let place = Meeting::parse(&told.rendezvous)?;
+    let place = Rendezvous::parse(&told.rendezvous)?;
     let local_of = u32::try_from(told.ranks.len()).unwrap_or(u32::MAX);
     let cpus = bind::places(told.bind, told.ranks.len());
     let ranks = told.ranks.iter().zip(0..).zip(cpus).map(|((rank, local), cpus)| {
@@ -323,9 +323,9 @@ mod tests {
             (&["fd00::7", "b"], "tcp://[fd00::7]:2"),
             (&["a"], "tcp://127.0.0.1:2"),
         ] {
-            let url = meeting(&hosts(names));
+            let url = rendezvous(&hosts(names));
             assert!(url.starts_with(start), "{url}");
-            assert!(Meeting::parse(&url).is_ok());
+            assert!(Rendezvous::parse(&url).is_ok());
         }
     }
 

@@ -129,8 +129,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
     }
     guardian::guarded(|lifeline| {
-        let (meeting, directory) = meeting(args, Some(lifeline))?;
-        let mut job = job(args, &meeting)?;
+        let (rendezvous, directory) = rendezvous(args, Some(lifeline))?;
+        let mut job = job(args, &rendezvous)?;
         make_elastic(&mut job, args, directory.as_ref())?;
         lifeline.run(&job)
     })
@@ -148,7 +148,7 @@ fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
 pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> Result<ExitCode> {
     guardian::guarded(|lifeline| {
         let directory = private_directory(Some(lifeline))?;
-        let meeting = Meeting::file(&directory)?;
+        let rendezvous = Rendezvous::file(&directory)?;
         let mut arguments = std::env::args_os();
         let job = Job {
             program: "/proc/self/exe".into(),
@@ -158,7 +158,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
                 .map(|rank| {
                     let position = Position { rank, of: count, local: rank, local_of: count, node: 0 };
                     let stdout = if rank == 0 { Stdout::Pass } else { Stdout::Drop };
-                    Rank { stdout, ..Rank::new(rank, meeting.environment(position)) }
+                    Rank { stdout, ..Rank::new(rank, rendezvous.environment(position)) }
                 })
                 .collect(),
             prefix: Prefix::None,
@@ -173,7 +173,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
 }
 
 /// The place where the ranks of a job find each other.
-struct Meeting {
+struct Rendezvous {
     /// Address for Kolo.
     url: String,
     /// Address for programs that read MASTER_ADDR and MASTER_PORT.
@@ -190,8 +190,8 @@ struct Position {
     node: u32,
 }
 
-impl Meeting {
-    /// Makes a meeting in a directory that only this user can read, with a port for programs that need one.
+impl Rendezvous {
+    /// Makes a rendezvous in a directory that only this user can read, with a port for programs that need one.
     fn file(directory: &TempDir) -> Result<Self> {
         // The port is not reserved until the program takes it; Kolo itself does not use it.
         let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
@@ -242,16 +242,16 @@ impl Meeting {
     }
 }
 
-fn meeting(args: &RunArgs, lifeline: Option<&Lifeline>) -> Result<(Meeting, Option<TempDir>)> {
+fn rendezvous(args: &RunArgs, lifeline: Option<&Lifeline>) -> Result<(Rendezvous, Option<TempDir>)> {
     match &args.rendezvous {
-        Some(text) => Ok((Meeting::parse(text)?, None)),
+        Some(text) => Ok((Rendezvous::parse(text)?, None)),
         None if args.nodes > 1 => Err(CliError::usage(
             format!("a job on {} machines needs a place to meet", args.nodes),
             "Give all of them the same --rendezvous HOST:PORT, with the first machine's address",
         )),
         None => {
             let directory = private_directory(lifeline)?;
-            Ok((Meeting::file(&directory)?, Some(directory)))
+            Ok((Rendezvous::file(&directory)?, Some(directory)))
         }
     }
 }
@@ -363,7 +363,7 @@ impl Newcomers {
     }
 }
 
-fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
+fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         return Err(CliError::usage(
             format!("-n says {} ranks, but a machine runs 1 to {MAX_RANKS}", args.ranks),
@@ -396,7 +396,7 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         .map(|(local, cpus)| {
             let rank = args.node_rank * args.ranks + local;
             let position = Position { rank, of, local, local_of: args.ranks, node: args.node_rank };
-            Rank { cpus, ..Rank::new(rank, meeting.environment(position)) }
+            Rank { cpus, ..Rank::new(rank, rendezvous.environment(position)) }
         })
         .collect();
     Ok(Job {
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn ranks_are_told_their_place() {
         let args = args(3, 2, 1, Some("10.0.0.1:29500"));
-        let job = job(&args, &meeting(&args, None).unwrap().0).unwrap();
+        let job = job(&args, &rendezvous(&args, None).unwrap().0).unwrap();
         assert_eq!(job.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4, 5]);
         for (name, value) in [
             ("RANK", "5"),
@@ -488,8 +488,8 @@ mod tests {
     fn newcomers_and_those_started_again_find_the_invitation() {
         let elastic = |text: &str, spares| {
             let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(2, 1, 0, None) };
-            let (meeting, directory) = meeting(&args, None).unwrap();
-            let mut job = job(&args, &meeting).unwrap();
+            let (rendezvous, directory) = rendezvous(&args, None).unwrap();
+            let mut job = job(&args, &rendezvous).unwrap();
             make_elastic(&mut job, &args, directory.as_ref()).unwrap();
             job
         };
@@ -509,18 +509,18 @@ mod tests {
     #[test]
     fn one_machine_meets_in_a_private_directory() {
         let args = args(1, 1, 0, None);
-        let (place, directory) = meeting(&args, None).unwrap();
+        let (place, directory) = rendezvous(&args, None).unwrap();
         let mode = std::fs::metadata(directory.unwrap().path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         assert!(place.url.starts_with("file:///") && place.master.is_some());
     }
 
     #[test]
-    fn meeting_places() {
-        assert_eq!(Meeting::parse("[::1]:80").unwrap().master, Some(("::1".into(), 80)));
-        assert_eq!(Meeting::parse("file:///a/b").unwrap().url, "file:///a/b");
+    fn rendezvous_urls() {
+        assert_eq!(Rendezvous::parse("[::1]:80").unwrap().master, Some(("::1".into(), 80)));
+        assert_eq!(Rendezvous::parse("file:///a/b").unwrap().url, "file:///a/b");
         for text in ["", "host", "host:", "host:0", ":80", "host:99999", "http://a:80"] {
-            assert!(Meeting::parse(text).is_err(), "{text}");
+            assert!(Rendezvous::parse(text).is_err(), "{text}");
         }
     }
 
@@ -529,8 +529,8 @@ mod tests {
         for (ranks, nodes, node_rank) in [(0, 1, 0), (5000, 1, 0), (1, 0, 0), (1, 2, 2), (4096, u32::MAX, 0)]
         {
             let args = args(ranks, nodes, node_rank, Some("a:1"));
-            assert!(job(&args, &meeting(&args, None).unwrap().0).is_err(), "{ranks} {nodes} {node_rank}");
+            assert!(job(&args, &rendezvous(&args, None).unwrap().0).is_err(), "{ranks} {nodes} {node_rank}");
         }
-        assert!(meeting(&args(1, 2, 0, None), None).is_err());
+        assert!(rendezvous(&args(1, 2, 0, None), None).is_err());
     }
 }

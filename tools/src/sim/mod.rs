@@ -16,7 +16,7 @@ use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
 use crate::perf::human_bytes;
 use crate::plan_file;
-use crate::planning::{CallArgs, has_root, human_seconds, on_unequal_hosts};
+use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
 pub(crate) use description::describe;
 use description::{Described, EXAMPLE_FILE};
 use report::{critical_path, proof, stuck, summary, traffic};
@@ -197,7 +197,7 @@ pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
     };
     let alone = seconds(1)?;
     // For collectives with a root, calls with other roots follow.
-    if alone > SHORT_SECONDS || has_root(call.collective) {
+    if alone > SHORT_SECONDS || call.collective.is_rooted() {
         return Ok(alone);
     }
     Ok((seconds(1 + CALLS_IN_A_ROW)? - alone) / CALLS_IN_A_ROW as f64)

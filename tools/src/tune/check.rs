@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
-use crate::planning::has_block_per_rank;
 
 /// Sizes from one word to more than any cache holds.
 const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20];
@@ -95,7 +94,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     }
     let mut points = Vec::new();
     for bytes in SIZES {
-        let block = if has_block_per_rank(collective) { (bytes / ranks as usize).max(4) } else { bytes };
+        let block = if collective.has_block_per_rank() { (bytes / ranks as usize).max(4) } else { bytes };
         let expected = |algorithm: Algorithm| {
             select(&task, block as u64, 4, false, Order::Any, &comm.model(), Some(algorithm))
                 .map_or(f64::INFINITY, |choice| choice.cost_seconds)

@@ -9,7 +9,7 @@ use tabled::settings::Style;
 use super::check::{Checked, Point, is_in_place};
 use super::fit::median;
 use crate::perf::human_bytes;
-use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
+use crate::planning::{CallArgs, human_seconds};
 use crate::sim;
 
 /// The chosen algorithm is good if it takes at most this many times as long as the best.
@@ -202,7 +202,7 @@ impl Compared<'_> {
 fn compare(case: &Case) -> Vec<Compared<'_>> {
     let simulated = |point: &Point, algorithm: Algorithm| {
         // For blocks, a call has at least one element per rank.
-        let least = if has_block_per_rank(case.collective) { u64::from(case.ranks) * 4 } else { 4 };
+        let least = if case.collective.has_block_per_rank() { u64::from(case.ranks) * 4 } else { 4 };
         let call = CallArgs {
             collective: case.collective,
             bytes: point.bytes.max(least),

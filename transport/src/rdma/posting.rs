@@ -123,9 +123,7 @@ impl RdmaEndpoint {
             device_copiers,
             failed: None,
         };
-        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
-            return Err(too_long(on.peer));
-        };
+        let chan = &mut **peer.channels[usize::from(channel)].get_or_insert_with(|| Box::new(Chan::new()));
         chan.probed = false;
         let mut late = false;
         let mut result = receiving::receive_now(chan, on.peer, &mut op);

@@ -191,26 +191,26 @@ impl Outgoing {
         self.is_started && self.sent == self.total
     }
 
-    /// Takes the next step of a rendezvous. Returns `None` if the message goes through the ring instead.
+    /// Takes the next step of a rendezvous.
     ///
     /// # Safety
     /// The promise of `post_send` holds for the message.
     #[cold]
-    unsafe fn rendezvous(&mut self, ring: &mut Producer) -> Result<Option<Option<usize>>, Corrupt> {
+    unsafe fn rendezvous(&mut self, ring: &mut Producer) -> Result<Handshake, Corrupt> {
         if self.mark.is_some() {
             return Ok(match self.answer(ring)? {
-                None => Some(None),
-                Some(Answer::Taken) => Some(Some(0)),
-                Some(Answer::Declined) => None,
+                None => Handshake::Waits,
+                Some(Answer::Taken) => Handshake::Advanced,
+                Some(Answer::Declined) => Handshake::UseRing,
             });
         }
         // SAFETY: the caller's promise; no part of the message has been sent.
         let Some(rts) = (unsafe { self.source.rts(self.total) }) else {
             self.by_rendezvous = false;
-            return Ok(None);
+            return Ok(Handshake::UseRing);
         };
         self.mark = ring.request(self.tag, self.total as u64, &rts)?;
-        Ok(Some(self.mark.map(|_| 0)))
+        Ok(if self.mark.is_some() { Handshake::Advanced } else { Handshake::Waits })
     }
 
     /// Returns the receiver's answer to a request, once there is one.
@@ -227,6 +227,16 @@ impl Outgoing {
         (self.is_started, self.sent) = (true, self.total);
         Ok(Some(Answer::Taken))
     }
+}
+
+/// Outcome of a step of a rendezvous.
+enum Handshake {
+    /// The request was sent, or the receiver has the message.
+    Advanced,
+    /// There is no room for the request, or no answer yet.
+    Waits,
+    /// The message goes through the ring instead.
+    UseRing,
 }
 
 /// The receiver's answer to a rendezvous request.
@@ -251,8 +261,10 @@ unsafe fn put_next(
 ) -> Result<Option<usize>, Corrupt> {
     if message.by_rendezvous {
         // SAFETY: the caller's promise.
-        if let Some(outcome) = unsafe { message.rendezvous(ring)? } {
-            return Ok(outcome);
+        match unsafe { message.rendezvous(ring)? } {
+            Handshake::Advanced => return Ok(Some(0)),
+            Handshake::Waits => return Ok(None),
+            Handshake::UseRing => {}
         }
     }
     // SAFETY: the caller's promise.

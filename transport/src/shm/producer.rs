@@ -8,10 +8,10 @@ use super::copier::Copier;
 use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
 use super::rendezvous::Rts;
 use super::ring::{
-    ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED,
-    CELLS_OFFSET, Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SKIP, WITHDRAWN,
+    ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED, Control,
+    Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SKIP, WITHDRAWN,
 };
-use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
+use crate::sys::atomic::{AtomicU32, fence};
 use crate::sys::{lines, map::Mapping};
 
 /// A shorter space at the end of the ring is skipped rather than filled, unless the message fits.
@@ -36,12 +36,10 @@ pub(crate) struct Space {
 /// The sending end of a ring.
 #[derive(Debug)]
 pub(crate) struct Producer {
-    control: *mut u8,
+    control: Control,
     ring: *mut u8,
     ring_bytes: usize,
     piece_bytes: usize,
-    /// Index of the next cell.
-    cell: u32,
     pub(super) produced: u64,
     /// Count of freed cells, as last seen.
     pub(super) freed: u64,
@@ -67,12 +65,11 @@ impl Producer {
         map.atomic::<AtomicU32>(offset + RING_SIZE)
             .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
         Self {
-            control: map.bytes(offset, CONTROL_BYTES),
+            control: Control::new(&map, offset),
             ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
             ring_bytes,
             // A piece is at most half a ring, so that one piece can be filled while the receiver works on another.
             piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
-            cell: 0,
             produced: 0,
             freed: 0,
             position: 0,
@@ -117,11 +114,11 @@ impl Producer {
         if !self.has_cell()? {
             return Ok(None);
         }
-        self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
-        self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+        self.control.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+        self.control.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
         let words = rts.words();
         for (i, word) in words.iter().enumerate() {
-            self.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
+            self.control.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
         }
         self.publish_cell(RTS | (8 * words.len()) as u32);
         Ok(Some(self.produced))
@@ -130,12 +127,12 @@ impl Producer {
     /// Returns whether the receiver has declined the request with this mark, which it has freed, and so wants the
     /// message through the ring.
     pub(crate) fn is_declined(&self, mark: u64) -> bool {
-        self.control_word(DECLINED).load(Ordering::Relaxed) == mark
+        self.control.word(DECLINED).load(Ordering::Relaxed) == mark
     }
 
     /// Takes back all pending requests: see the `rendezvous` module.
     pub(crate) fn withdraw(&self) {
-        self.control_word(WITHDRAWN).store(1, Ordering::SeqCst);
+        self.control.word(WITHDRAWN).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
@@ -146,8 +143,7 @@ impl Producer {
             return Ok(None);
         }
         if remaining <= INLINE_BYTES {
-            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
-            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
+            let ptr = self.control.inline();
             return Ok(Some(Space { ptr, len: remaining, skip: false }));
         }
         self.reserve_ring(remaining)
@@ -220,8 +216,8 @@ impl Producer {
     pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
         let mut length = u32::try_from(space.len).expect("bounded by the ring");
         if let Some((tag, total)) = first {
-            self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
-            self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+            self.control.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+            self.control.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
         }
         if space.len > INLINE_BYTES {
             let mut used = space.len.next_multiple_of(ALIGN);
@@ -243,8 +239,8 @@ impl Producer {
         self.produced += 1;
         // Rule 1: the stamp is the count of cells up to and including this one.
         let word = self.produced << 32 | u64::from(length);
-        self.cell_word(0).store(word, Ordering::Release);
-        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
+        self.control.cell_word(0).store(word, Ordering::Release);
+        self.control.advance();
     }
 
     /// Brings to this processor the lines into which a message as long as the latest one would be copied: useful work
@@ -265,28 +261,11 @@ impl Producer {
 
     /// Loads one of the consumer's counters, which must lie between its last value and the count of items produced.
     fn refresh(&self, offset: usize, seen: u64, produced: u64) -> Result<u64, Corrupt> {
-        let freed = self.control_word(offset).load(Ordering::Acquire);
+        let freed = self.control.word(offset).load(Ordering::Acquire);
         if freed < seen || freed > produced {
             return Err(Corrupt(format!("the receiver freed {freed} of {produced}, after {seen}")));
         }
         Ok(freed)
-    }
-
-    fn control_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
-        // these words as atomics only.
-        unsafe { AtomicU64::at(self.control.add(offset)) }
-    }
-
-    fn cell_base(&self) -> *mut u8 {
-        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
-        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
-    }
-
-    fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
-        // access it as an atomic.
-        unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
 

@@ -87,16 +87,67 @@ pub(crate) struct Arrival {
     skip: bool,
 }
 
+/// The control page of a ring, and the index of the next cell at this end.
+#[derive(Debug)]
+pub(super) struct Control {
+    /// The owner keeps the mapping of the page alive.
+    page: *mut u8,
+    cell: u32,
+}
+
+impl Control {
+    pub(super) fn new(map: &Mapping, offset: usize) -> Self {
+        Self { page: map.bytes(offset, CONTROL_BYTES), cell: 0 }
+    }
+
+    #[inline]
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
+        // these words as atomics only.
+        unsafe { AtomicU64::at(self.page.add(offset)) }
+    }
+
+    #[inline]
+    fn cell(&self) -> *mut u8 {
+        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
+        unsafe { self.page.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
+    }
+
+    #[inline]
+    pub(super) fn cell_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
+        // access it as an atomic.
+        unsafe { AtomicU64::at(self.cell().add(offset)) }
+    }
+
+    /// Returns the inline part of the next cell.
+    #[inline]
+    pub(super) fn inline(&self) -> *mut u8 {
+        // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
+        unsafe { self.cell().add(CELL_INLINE) }
+    }
+
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        self.cell = self.following();
+    }
+
+    /// Returns the index of the cell after the next one.
+    #[inline]
+    fn following(&self) -> u32 {
+        if self.cell + 1 == CELLS { 0 } else { self.cell + 1 }
+    }
+}
+
 /// The receiving end of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
-    control: *mut u8,
+    control: Control,
     ring: *mut u8,
     /// Number of bytes mapped.
     ring_max: usize,
     /// Number of bytes that the sender uses; 0 until the first piece in the ring.
     ring_bytes: usize,
-    cell: u32,
     consumed: u64,
     position: usize,
     bytes_consumed: u64,
@@ -112,11 +163,10 @@ impl Consumer {
     /// Returns the consumer of the channel at `offset`, for whose ring `ring_max` bytes are mapped.
     pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_max: usize) -> Self {
         Self {
-            control: map.bytes(offset, CONTROL_BYTES),
+            control: Control::new(&map, offset),
             ring: map.bytes(offset + CONTROL_BYTES, ring_max),
             ring_max,
             ring_bytes: 0,
-            cell: 0,
             consumed: 0,
             position: 0,
             bytes_consumed: 0,
@@ -128,7 +178,7 @@ impl Consumer {
     /// Returns the next piece, if it has arrived.
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<Arrival>, Corrupt> {
-        let word = self.cell_word(0).load(Ordering::Acquire);
+        let word = self.control.cell_word(0).load(Ordering::Acquire);
         // Rule 1, modulo 2^32.
         if (word >> 32) as u32 != (self.consumed as u32).wrapping_add(1) {
             return Ok(None);
@@ -136,8 +186,7 @@ impl Consumer {
         let is_rts = word as u32 & RTS != 0;
         let len = (word as u32 & !(SKIP | RTS)) as usize;
         if len <= INLINE_BYTES {
-            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
-            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
+            let ptr = self.control.inline();
             return Ok(Some(Arrival { ptr, len, is_rts, skip: false }));
         }
         if is_rts {
@@ -163,8 +212,8 @@ impl Consumer {
     /// Prefetches the next cell's line while the caller works on this piece: a sender that is ahead has written that
     /// line already.
     fn prefetch_next_cell(&self) {
-        let next = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
-        let line = self.control.wrapping_add(CELLS_OFFSET + next as usize * CELL_BYTES);
+        let next = self.control.following();
+        let line = self.control.page.wrapping_add(CELLS_OFFSET + next as usize * CELL_BYTES);
         // SAFETY: a prefetch is a hint and has no effect on memory contents.
         #[cfg(target_arch = "x86_64")]
         unsafe {
@@ -177,18 +226,21 @@ impl Consumer {
     /// Returns tag and total length of the message whose first piece comes next. Valid only after [`Self::peek`] saw
     /// that piece.
     pub(crate) fn envelope(&self) -> (u64, u64) {
-        (self.cell_word(CELL_TAG).load(Ordering::Relaxed), self.cell_word(CELL_TOTAL).load(Ordering::Relaxed))
+        (
+            self.control.cell_word(CELL_TAG).load(Ordering::Relaxed),
+            self.control.cell_word(CELL_TOTAL).load(Ordering::Relaxed),
+        )
     }
 
     /// Returns the words of a request. Valid only after [`Self::peek`] saw the request.
     pub(crate) fn rts_words(&self) -> [u64; RTS_WORDS] {
-        std::array::from_fn(|i| self.cell_word(CELL_INLINE + 8 * i).load(Ordering::Relaxed))
+        std::array::from_fn(|i| self.control.cell_word(CELL_INLINE + 8 * i).load(Ordering::Relaxed))
     }
 
     /// Returns whether the sender has taken back requests that were not yet released.
     pub(crate) fn is_withdrawn(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.control_word(WITHDRAWN).load(Ordering::SeqCst) != 0
+        self.control.word(WITHDRAWN).load(Ordering::SeqCst) != 0
     }
 
     /// Gives the sender back the space of the piece that was last peeked.
@@ -205,49 +257,33 @@ impl Consumer {
                 self.position = 0;
             }
             self.bytes_consumed += used as u64;
-            self.control_word(BYTES_FREED).store(self.bytes_consumed, Ordering::Release);
+            self.control.word(BYTES_FREED).store(self.bytes_consumed, Ordering::Release);
         }
         self.release_cell();
     }
 
     /// Releases a request's cell and asks for the message's bytes through the ring.
     pub(crate) fn decline(&mut self) {
-        self.control_word(DECLINED).store(self.consumed + 1, Ordering::Relaxed);
+        self.control.word(DECLINED).store(self.consumed + 1, Ordering::Relaxed);
         self.release_cell();
     }
 
     /// Releases a cell whose piece was not in the ring: that of a request.
     pub(crate) fn release_cell(&mut self) {
         self.consumed += 1;
-        self.control_word(CELLS_FREED).store(self.consumed, Ordering::Release);
-        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
+        self.control.word(CELLS_FREED).store(self.consumed, Ordering::Release);
+        self.control.advance();
     }
 
     /// Returns the ring's size as the sender states it, after checking it. Called once.
     fn ring_size(&self) -> Result<usize, Corrupt> {
         // SAFETY: the word is aligned, lies in the control page, and is accessed as an atomic on both sides.
-        let size = unsafe { AtomicU32::at(self.control.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
+        let size =
+            unsafe { AtomicU32::at(self.control.page.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
         if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
             return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
         }
         Ok(size)
-    }
-
-    fn control_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
-        // these words as atomics only.
-        unsafe { AtomicU64::at(self.control.add(offset)) }
-    }
-
-    fn cell_base(&self) -> *mut u8 {
-        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
-        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
-    }
-
-    fn cell_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the word is aligned and lies inside a cell (`offset` is one of the `CELL_*` constants); both sides
-        // access it as an atomic.
-        unsafe { AtomicU64::at(self.cell_base().add(offset)) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Transfer of state beside training: members keep a copy of one step and serve it at their doors, and a newcomer
+//! Transfer of state beside training: members keep a copy of one step and serve it at their ports, and a newcomer
 //! fetches it before it joins.
 
 use std::time::{Duration, Instant};
@@ -33,23 +33,23 @@ impl State {
     /// bindings.
     #[doc(hidden)]
     pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
-        if self.desk.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
-            let desk = comm.shared.world.control.open_desk(comm.shared.group_id());
-            self.desk = desk.map(|desk| (comm.identity(), desk));
+        if self.server.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
+            let server = comm.shared.world.control.open_snapshot_server(comm.shared.group_id());
+            self.server = server.map(|server| (comm.identity(), server));
         }
-        let (Some((_, desk)), Some(version)) = (&self.desk, self.version) else { return false };
-        if !is_asked || desk.version() == Some(version) {
+        let (Some((_, server)), Some(version)) = (&self.server, self.version) else { return false };
+        if !is_asked || server.version() == Some(version) {
             return false;
         }
         let chunks = parts.iter().flat_map(|part| part.bytes.chunks(CHUNK_BYTES).map(Box::from)).collect();
-        desk.serve(Snapshot { version, digest: digest(parts, CHUNK_BYTES), chunks });
+        server.serve(Snapshot { version, digest: digest(parts, CHUNK_BYTES), chunks });
         true
     }
 
     /// Returns whether a copy is kept for newcomers: see [`State::offer`].
     #[must_use]
     pub fn is_offering(&self) -> bool {
-        self.desk.as_ref().is_some_and(|(_, desk)| desk.version().is_some())
+        self.server.as_ref().is_some_and(|(_, server)| server.version().is_some())
     }
 
     /// Fetches a copy of the members' state while they go on. A newcomer calls it before it joins by the same

@@ -38,7 +38,7 @@ use sha2::{Digest, Sha256};
 
 use super::Communicator;
 use crate::communicator::NEWCOMER;
-use crate::control::{Desk, Hash};
+use crate::control::{Hash, SnapshotServer};
 use crate::error::{Error, ErrorContext, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
@@ -94,21 +94,21 @@ pub struct State {
     settled: Option<(Cookie, u64)>,
     /// An earlier attempt has failed, so some chunks may already be right.
     is_begun: bool,
-    /// Desk at which newcomers fetch copies, with the communicator for which it was opened.
-    desk: Option<((Cookie, u64), Arc<Desk>)>,
+    /// Server from which newcomers fetch copies, with the communicator for which it was opened.
+    server: Option<((Cookie, u64), Arc<SnapshotServer>)>,
 }
 
 impl State {
     /// State of a rank that has nothing yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { version: None, settled: None, is_begun: false, desk: None }
+        Self { version: None, settled: None, is_begun: false, server: None }
     }
 
     /// State of a rank whose memory is that of this step.
     #[must_use]
     pub const fn at(version: u64) -> Self {
-        Self { version: Some(version), settled: None, is_begun: false, desk: None }
+        Self { version: Some(version), settled: None, is_begun: false, server: None }
     }
 
     /// State of a program that begins: of step 0, or of nothing on a newcomer.

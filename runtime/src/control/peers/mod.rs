@@ -1,25 +1,27 @@
-//! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form a new group.
+//! Cooperation of a job's members without the coordinator: they reach agreements, and watch each other while they form
+//! a new group.
 //!
-//! Per job and process, one task owns the connections ("lines") to other members and the open agreements (`rounds`, state machines of
-//! [`kolo_membership`]). A line is opened when there is a message to send, and opened again when it ends. Only a refusal by the system
-//! proves that the member has ended (`door`).
+//! Per job and process, one task owns the connections to other members and the open agreements (`rounds`, state
+//! machines of [`kolo_membership`]). A connection is opened when there is a message to send, and opened again when it
+//! ends. Only a refusal by the system proves that the member has ended (`listener`).
 
-pub(super) mod door;
-mod halls;
-mod lines;
-pub(super) mod lobby;
-pub(super) mod porter;
-mod relays;
-mod renewals;
+pub(super) mod acceptor;
+mod connection;
+mod dissemination;
+mod in_process;
+pub(super) mod listener;
+mod reconnects;
 pub(super) mod rounds;
 pub(super) mod snapshots;
+pub(super) mod waiting_list;
+mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kolo_membership::{Decision, Message, Part, Stand};
+use kolo_membership::{Decision, Message, State, Vote};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,22 +29,23 @@ use super::abort::AbortCause;
 use super::coordinator::BoxedStream;
 use super::member::Shared;
 use super::runtime::ControlRuntime;
-use super::wire::encode;
+use super::wire::{PeerInfo, encode};
 use crate::job::limits::AGREEMENT_BEAT;
 use crate::join::JoinSpec;
-use door::{Door, DoorAddress, NoAnswer};
-use lines::Line;
-use porter::Opening;
-use relays::relays;
-use renewals::Renewals;
-use rounds::{Heard, RoundKey, Rounds};
+use acceptor::{Opening, Scope};
+use connection::Connection;
+use dissemination::targets;
+use listener::{ConnectError, Listener, ListenerAddress, Locality};
+use reconnects::Reconnects;
+use rounds::{Receipt, RoundKey, Rounds};
+use watches::Watch;
 
-/// Most frames that wait for a line to a member. Frames beyond them are lost, and are sent again later.
+/// Most frames that wait for a connection to a member. Frames beyond them are lost, and are sent again later.
 const UNSENT_MAX: usize = 64;
 
 /// A message between members.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum PeerMessage {
     Round {
         key: RoundKey,
         message: Message,
@@ -79,31 +82,31 @@ pub(crate) enum Agreed {
 /// An event for the task.
 pub(super) enum Event {
     /// Another member has connected.
-    Called {
+    Accepted {
         rank: u32,
         stream: BoxedStream,
     },
-    Knocked {
+    Connected {
         rank: u32,
-        outcome: Result<BoxedStream, NoAnswer>,
+        outcome: Result<BoxedStream, ConnectError>,
     },
-    /// An attempt has ended to replace a line whose other end acknowledges nothing.
-    Renewed {
+    /// An attempt has ended to replace a connection whose other end acknowledges nothing.
+    Reconnected {
         rank: u32,
-        outcome: Result<BoxedStream, NoAnswer>,
+        outcome: Result<BoxedStream, ConnectError>,
     },
-    Said {
+    Received {
         rank: u32,
-        said: Said,
+        message: PeerMessage,
     },
     Ended {
         rank: u32,
-        line: u64,
+        connection: u64,
     },
-    Bring {
+    Vote {
         key: RoundKey,
         members: Arc<[u32]>,
-        part: Part,
+        vote: Vote,
         silent_after: Duration,
         reply: Reply,
     },
@@ -125,7 +128,7 @@ pub(super) enum Event {
         cause: AbortCause,
     },
     /// A sender that is dropped once every rank that was told of an abort has answered or is gone.
-    AwaitTold(std::sync::mpsc::SyncSender<()>),
+    AwaitDelivery(std::sync::mpsc::SyncSender<()>),
 }
 
 type Reply = std::sync::mpsc::Sender<Agreed>;
@@ -136,20 +139,20 @@ pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
     /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
-    doors: Arc<[DoorAddress]>,
+    listeners: Arc<[ListenerAddress]>,
 }
 
 impl Peers {
     /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(shared: &Shared, door: &Door, doors: Arc<[DoorAddress]>) -> Self {
+    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
-        door.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), doors }
+        listener.move_in(shared.cookie, &events);
+        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
     }
 
-    /// Returns the door of a rank.
-    pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
-        self.doors.get(rank as usize).cloned()
+    /// Returns the listener of a rank.
+    pub(super) fn listener(&self, rank: u32) -> Option<ListenerAddress> {
+        self.listeners.get(rank as usize).cloned()
     }
 
     /// Starts the task on the first call. Later calls do nothing.
@@ -158,50 +161,50 @@ impl Peers {
         runtime: &ControlRuntime,
         spec: &JoinSpec,
         shared: Arc<Shared>,
-        door: Arc<Door>,
+        listener: Arc<Listener>,
     ) {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
         let task = Task {
-            near: near(&shared),
+            localities: localities(&shared),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
-            door,
-            doors: self.doors.clone(),
+            listener,
+            listeners: self.listeners.clone(),
             spec: spec.clone(),
             events: self.events.downgrade(),
             inbox,
-            lines: BTreeMap::new(),
-            next_line: 0,
-            knocking: BTreeMap::new(),
-            setbacks: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            next_connection: 0,
+            connecting: BTreeMap::new(),
+            failures: BTreeMap::new(),
             unsent: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            last_heard: BTreeMap::new(),
             gone: BTreeMap::new(),
             watches: Vec::new(),
             next_ping: Instant::now(),
-            renewals: Renewals::new(Instant::now()),
-            untold: BTreeSet::new(),
-            await_told: Vec::new(),
+            reconnects: Reconnects::new(Instant::now()),
+            awaiting_ack: BTreeSet::new(),
+            delivery_waiters: Vec::new(),
         };
         runtime.spawn(task.run());
     }
 
-    /// Agrees with the members of a communicator. All members bring their parts to the same rounds in the same order. Blocks until the
-    /// deadline at most. With `grace`, the members then wait no longer for those that have not come, and the call blocks for that much
-    /// longer.
+    /// Agrees with the members of a communicator. All members vote in the same rounds in the same order.
+    /// Blocks until the deadline at most. With `grace`, the members then wait no longer for those that have not come,
+    /// and the call blocks for that much longer.
     pub(super) fn agree(
         &self,
         key: RoundKey,
         members: &Arc<[u32]>,
-        part: Part,
+        vote: Vote,
         silent_after: Duration,
         deadline: Instant,
         grace: Option<Duration>,
     ) -> Agreed {
         let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
         let (reply, outcome) = std::sync::mpsc::channel();
-        let _ = self.events.send(Event::Bring { key, members: members.clone(), part, silent_after, reply });
+        let _ = self.events.send(Event::Vote { key, members: members.clone(), vote, silent_after, reply });
         let mut agreed = outcome.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         if let (Err(std::sync::mpsc::RecvTimeoutError::Timeout), Some(grace)) = (&agreed, grace) {
             let _ = self.events.send(Event::WaitNoLonger { key });
@@ -217,8 +220,8 @@ impl Peers {
         }
     }
 
-    /// Watches members. The result reports one that is gone or silent, or that has come to agreement `later`, which shows that it has
-    /// given up the present one.
+    /// Watches members. The result reports one that is gone or silent, or that has come to agreement `later`, which
+    /// shows that it has given up the present one.
     pub(super) fn watch(
         &self,
         ranks: Vec<u32>,
@@ -230,59 +233,54 @@ impl Peers {
         alarmed
     }
 
-    /// Tells members that a communicator is aborted. They pass it on: see [`relays`].
+    /// Tells members that a communicator is aborted. They pass it on: see [`dissemination`].
     pub(super) fn abort(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
 
-    /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for `patience`.
-    pub(super) fn wait_until_told(&self, patience: Duration) {
+    /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for
+    /// `patience`.
+    pub(super) fn wait_until_delivered(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
-        let _ = self.events.send(Event::AwaitTold(told));
+        let _ = self.events.send(Event::AwaitDelivery(told));
         // Nothing is ever sent here. The other end is dropped.
         let _ = all.recv_timeout(patience);
     }
 }
 
-/// Returns which ranks are on this rank's host.
-fn near(shared: &Shared) -> Vec<bool> {
+/// Returns where the other ranks are, by rank.
+fn localities(shared: &Shared) -> Vec<Locality> {
     let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
-    shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
-}
-
-struct Watch {
-    ranks: Vec<u32>,
-    later: RoundKey,
-    silent_after: Duration,
-    since: Instant,
-    alarm: Option<oneshot::Sender<(u32, String)>>,
+    let locality =
+        |peer: &PeerInfo| own.map_or(Locality::OtherHost, |own| Locality::of_hosts(own, peer.host_key));
+    shared.peers.iter().map(locality).collect()
 }
 
 struct Task {
-    near: Vec<bool>,
+    localities: Vec<Locality>,
     rounds: Rounds,
     shared: Arc<Shared>,
-    door: Arc<Door>,
-    doors: Arc<[DoorAddress]>,
+    listener: Arc<Listener>,
+    listeners: Arc<[ListenerAddress]>,
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
-    /// Lines to each rank, the newest first. There are two if both have connected at the same time.
-    lines: BTreeMap<u32, Vec<Line>>,
-    next_line: u64,
+    /// Connections to each rank, the newest first. There are two if both have connected at the same time.
+    connections: BTreeMap<u32, Vec<Connection>>,
+    next_connection: u64,
     /// Members to which an attempt to connect is under way (`None`), or the time before which it is not repeated.
-    knocking: BTreeMap<u32, Option<Instant>>,
+    connecting: BTreeMap<u32, Option<Instant>>,
     /// Number of failed attempts in a row.
-    setbacks: BTreeMap<u32, u32>,
+    failures: BTreeMap<u32, u32>,
     unsent: BTreeMap<u32, Vec<Bytes>>,
-    heard: BTreeMap<u32, Instant>,
+    last_heard: BTreeMap<u32, Instant>,
     gone: BTreeMap<u32, String>,
     watches: Vec<Watch>,
     next_ping: Instant,
-    renewals: Renewals,
+    reconnects: Reconnects,
     /// Ranks that were told of an abort and have not answered.
-    untold: BTreeSet<u32>,
-    await_told: Vec<std::sync::mpsc::SyncSender<()>>,
+    awaiting_ack: BTreeSet<u32>,
+    delivery_waiters: Vec<std::sync::mpsc::SyncSender<()>>,
 }
 
 impl Task {
@@ -302,51 +300,51 @@ impl Task {
                 },
                 () = sleep => {}
             }
-            self.look();
+            self.advance();
         }
-        for line in self.lines.values().flatten() {
-            line.end();
+        for connection in self.connections.values().flatten() {
+            connection.end();
         }
     }
 
     fn next_wakeup(&self) -> Option<Instant> {
         let ping = (!self.watches.is_empty()).then_some(self.next_ping);
-        let knock = self.knocking.values().copied().flatten().min();
+        let connect = self.connecting.values().copied().flatten().min();
         let rounds = self.rounds.next_wakeup();
-        // A member that waits for an answer also checks its lines.
-        let renewal = rounds.or(ping).and(self.renewals.due());
-        [rounds, ping, knock, renewal].into_iter().flatten().min()
+        // A member that waits for an answer also checks its connections.
+        let reconnect = rounds.or(ping).and(self.reconnects.due());
+        [rounds, ping, connect, reconnect].into_iter().flatten().min()
     }
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Called { rank, stream }
-                if (rank as usize) < self.doors.len() && rank != self.shared.rank =>
+            Event::Accepted { rank, stream }
+                if (rank as usize) < self.listeners.len() && rank != self.shared.rank =>
             {
                 self.adopt(rank, stream);
             }
-            Event::Called { .. } => {}
-            Event::Knocked { rank, outcome } => self.knocked(rank, outcome),
-            Event::Renewed { rank, outcome } => self.renewed(rank, outcome),
-            Event::Said { rank, said } => {
-                self.heard.insert(rank, Instant::now());
-                self.hear(rank, said);
+            Event::Accepted { .. } => {}
+            Event::Connected { rank, outcome } => self.connect_ended(rank, outcome),
+            Event::Reconnected { rank, outcome } => self.reconnect_ended(rank, outcome),
+            Event::Received { rank, message } => {
+                self.last_heard.insert(rank, Instant::now());
+                self.receive(rank, message);
             }
-            Event::Ended { rank, line } => {
-                let lines = self.lines.entry(rank).or_default();
-                lines.retain(|other| other.number != line);
-                if lines.is_empty() {
-                    self.untold.remove(&rank);
+            Event::Ended { rank, connection } => {
+                let connections = self.connections.entry(rank).or_default();
+                connections.retain(|other| other.number != connection);
+                if connections.is_empty() {
+                    self.awaiting_ack.remove(&rank);
                 }
                 // Another attempt to connect shows whether the member has ended.
-                if lines.is_empty() && self.needs(rank) {
-                    self.knock(rank);
+                if connections.is_empty() && self.needs(rank) {
+                    self.connect(rank);
                 }
             }
-            Event::Bring { key, members, part, silent_after, reply } => {
+            Event::Vote { key, members, vote, silent_after, reply } => {
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
                 let suspects = self.shared.silent();
-                self.rounds.bring(key, members, part, silent_after, reply, (&known_gone, &suspects));
+                self.rounds.vote(key, members, vote, silent_after, reply, (&known_gone, &suspects));
             }
             Event::WaitNoLonger { key } => self.rounds.wait_no_longer(key),
             Event::GiveUp { key } => self.rounds.give_up(key),
@@ -355,35 +353,35 @@ impl Task {
                 self.next_ping = since;
                 self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
-            Event::Abort { members, communicator, cause } => self.spread(&members, communicator, cause),
-            Event::AwaitTold(told) => self.await_told.push(told),
+            Event::Abort { members, communicator, cause } => self.disseminate(&members, communicator, cause),
+            Event::AwaitDelivery(told) => self.delivery_waiters.push(told),
         }
     }
 
-    fn knocked(&mut self, rank: u32, outcome: Result<BoxedStream, NoAnswer>) {
+    fn connect_ended(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
         match outcome {
             Ok(stream) => {
-                self.knocking.remove(&rank);
-                self.setbacks.remove(&rank);
+                self.connecting.remove(&rank);
+                self.failures.remove(&rank);
                 self.adopt(rank, stream);
             }
-            Err(NoAnswer::Gone(text)) => self.gone(rank, text),
-            Err(NoAnswer::LeftBehind(told)) => {
+            Err(ConnectError::Gone(text)) => self.gone(rank, text),
+            Err(ConnectError::LeftBehind(told)) => {
                 // This must come before `gone`: a member that counts as gone would help to make a quorum.
                 self.left_behind(rank, |communicator| told.is_of(communicator));
-                self.gone(rank, NoAnswer::LeftBehind(told).text());
+                self.gone(rank, ConnectError::LeftBehind(told).text());
             }
-            Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
-                let text = no.text();
-                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
-                self.untold.remove(&rank);
-                let setbacks = self.setbacks.entry(rank).or_default();
-                *setbacks += 1;
-                let pause = door::pause_after(*setbacks);
+            Err(error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. })) => {
+                let text = error.text();
+                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
+                self.awaiting_ack.remove(&rank);
+                let failures = self.failures.entry(rank).or_default();
+                *failures += 1;
+                let pause = listener::pause_after(*failures);
                 if pause == AGREEMENT_BEAT {
                     self.unsent.remove(&rank);
                 }
-                self.knocking.insert(rank, Some(Instant::now() + pause));
+                self.connecting.insert(rank, Some(Instant::now() + pause));
             }
         }
     }
@@ -394,10 +392,10 @@ impl Task {
     }
 
     fn gone(&mut self, rank: u32, text: String) {
-        self.knocking.remove(&rank);
-        self.setbacks.remove(&rank);
+        self.connecting.remove(&rank);
+        self.failures.remove(&rank);
         self.unsent.remove(&rank);
-        self.untold.remove(&rank);
+        self.awaiting_ack.remove(&rank);
         tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
         self.gone.insert(rank, text);
         self.rounds.gone(rank);
@@ -416,79 +414,67 @@ impl Task {
         self.shared.fence(communicator, by);
     }
 
-    fn spread(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
-        let said = encode(&Said::Abort { communicator, cause });
+    fn disseminate(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
+        let abort = encode(&PeerMessage::Abort { communicator, cause });
         let silent = self.shared.silent();
-        for rank in relays(members, self.shared.rank) {
+        for rank in targets(members, self.shared.rank) {
             if self.gone.contains_key(&rank) {
                 continue;
             }
-            self.send(rank, said.clone());
+            self.send(rank, abort.clone());
             if silent.contains(&rank) {
                 continue; // No answer is expected from this rank.
             }
             // Its answer confirms the earlier messages.
-            self.send(rank, encode(&Said::Ping));
-            self.untold.insert(rank);
+            self.send(rank, encode(&PeerMessage::Ping));
+            self.awaiting_ack.insert(rank);
         }
     }
 
-    fn hear(&mut self, rank: u32, said: Said) {
-        match said {
-            Said::Round { key, message } => {
+    fn receive(&mut self, rank: u32, message: PeerMessage) {
+        match message {
+            PeerMessage::Round { key, message } => {
                 self.note_given_up(rank, key);
                 let members = self.shared.members_of(key.communicator);
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
-                match self.rounds.hear(rank, key, message, members, &known_gone) {
-                    Heard::Taken => {}
-                    Heard::Closed => self.send(rank, encode(&Said::Closed { key })),
-                    Heard::LeftBehind => {
-                        self.send(rank, encode(&Said::LeftBehind { communicator: key.communicator }));
+                match self.rounds.receive(rank, key, message, members, &known_gone) {
+                    Receipt::Taken => {}
+                    Receipt::Closed => self.send(rank, encode(&PeerMessage::Closed { key })),
+                    Receipt::LeftBehind => {
+                        self.send(rank, encode(&PeerMessage::LeftBehind { communicator: key.communicator }));
                     }
                 }
             }
-            Said::LeftBehind { communicator } => self.left_behind(rank, |id| id == communicator),
-            Said::Closed { key } => self.rounds.closed(rank, key),
-            Said::Abort { communicator, cause } => {
+            PeerMessage::LeftBehind { communicator } => self.left_behind(rank, |id| id == communicator),
+            PeerMessage::Closed { key } => self.rounds.closed(rank, key),
+            PeerMessage::Abort { communicator, cause } => {
                 if let Some(members) = self.shared.aborted_by_member(communicator, cause.clone()) {
-                    self.spread(&members, communicator, cause);
+                    self.disseminate(&members, communicator, cause);
                 }
             }
-            Said::Ping => self.send(rank, encode(&Said::Pong)),
-            Said::Pong => {
-                self.untold.remove(&rank);
-            }
-        }
-    }
-
-    /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that follows.
-    fn note_given_up(&mut self, rank: u32, key: RoundKey) {
-        for watch in &mut self.watches {
-            let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
-            if is_later
-                && watch.ranks.contains(&rank)
-                && let Some(alarm) = watch.alarm.take()
-            {
-                let _ = alarm.send((rank, "it has given up".to_owned()));
+            PeerMessage::Ping => self.send(rank, encode(&PeerMessage::Pong)),
+            PeerMessage::Pong => {
+                self.awaiting_ack.remove(&rank);
             }
         }
     }
 
     /// Runs after every event: lets time pass, and sends the messages that follow.
-    fn look(&mut self) {
+    fn advance(&mut self) {
         let now = Instant::now();
         self.rounds.tick(now);
         for (rank, key, message) in self.rounds.take_messages() {
-            self.send(rank, encode(&Said::Round { key, message }));
+            self.send(rank, encode(&PeerMessage::Round { key, message }));
         }
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);
-            let everywhere = members.is_some_and(|members| members.len() == self.doors.len());
-            self.door.leave_behind(self.shared.cookie, &ranks, communicator, everywhere);
-            self.untold.retain(|rank| !ranks.contains(rank));
+            let has_all = members.is_some_and(|members| members.len() == self.listeners.len());
+            let scope = if has_all { Scope::Job } else { Scope::Some };
+            self.listener.leave_behind(self.shared.cookie, &ranks, communicator, scope);
+            self.awaiting_ack.retain(|rank| !ranks.contains(rank));
         }
-        for (key, stand) in self.rounds.take_ends() {
-            if let Stand::Decided(decision) = stand
+        for (key, state) in self.rounds.take_ends() {
+            if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()
             {
                 // This was decided without this rank, which was taken for silent.
@@ -496,105 +482,82 @@ impl Task {
             }
         }
         let due: Vec<u32> = self
-            .knocking
+            .connecting
             .iter()
             .filter(|(_, at)| at.is_some_and(|at| at <= now))
             .map(|(rank, _)| *rank)
             .collect();
         for rank in due {
-            self.knocking.remove(&rank);
+            self.connecting.remove(&rank);
             if self.needs(rank) {
-                self.knock(rank);
+                self.connect(rank);
             }
         }
-        self.renew(now);
+        self.reconnect_slow(now);
         self.keep_watch(now);
-        if self.untold.is_empty() {
-            self.await_told.clear();
+        if self.awaiting_ack.is_empty() {
+            self.delivery_waiters.clear();
         }
-    }
-
-    fn keep_watch(&mut self, now: Instant) {
-        let mut watches = std::mem::take(&mut self.watches);
-        watches.retain_mut(|watch| {
-            let heard = |rank: &u32| self.heard.get(rank).copied().unwrap_or(watch.since).max(watch.since);
-            let gone = watch.ranks.iter().find_map(|rank| Some((*rank, self.gone.get(rank)?.clone())));
-            let silent = || {
-                let is_silent = |rank: &&u32| now.saturating_duration_since(heard(rank)) > watch.silent_after;
-                watch.ranks.iter().find(is_silent).map(|rank| (*rank, "it does not answer".to_owned()))
-            };
-            let is_wanted = watch.alarm.as_ref().is_some_and(|alarm| !alarm.is_closed());
-            match gone.or_else(silent) {
-                Some(found) => {
-                    let _ = watch.alarm.take().map(|alarm| alarm.send(found));
-                    false
-                }
-                None => is_wanted,
-            }
-        });
-        let is_due = now >= self.next_ping;
-        if is_due && !watches.is_empty() {
-            self.next_ping = now + AGREEMENT_BEAT;
-            let ranks: BTreeSet<u32> = watches.iter().flat_map(|watch| watch.ranks.iter().copied()).collect();
-            for rank in ranks {
-                self.send(rank, encode(&Said::Ping));
-            }
-        }
-        self.watches = watches;
     }
 
     fn send(&mut self, rank: u32, frame: Bytes) {
         if self.gone.contains_key(&rank) {
             return;
         }
-        if let Some(line) = self.lines.get_mut(&rank).and_then(|lines| lines.first_mut()) {
-            return line.send(frame);
+        if let Some(connection) =
+            self.connections.get_mut(&rank).and_then(|connections| connections.first_mut())
+        {
+            return connection.send(frame);
         }
         let unsent = self.unsent.entry(rank).or_default();
         if unsent.len() < UNSENT_MAX {
             unsent.push(frame);
         }
-        self.knock(rank);
+        self.connect(rank);
     }
 
-    fn knock(&mut self, rank: u32) {
-        let (Some(events), Some(at)) = (self.events.upgrade(), self.doors.get(rank as usize)) else { return };
-        if self.knocking.contains_key(&rank) || self.gone.contains_key(&rank) {
+    fn connect(&mut self, rank: u32) {
+        let (Some(events), Some(at)) = (self.events.upgrade(), self.listeners.get(rank as usize)) else {
+            return;
+        };
+        if self.connecting.contains_key(&rank) || self.gone.contains_key(&rank) {
             return;
         }
-        self.knocking.insert(rank, None);
+        self.connecting.insert(rank, None);
         let patience = self.rounds.longest_silence();
-        let knocking = self.knock_with(rank, at.clone(), patience);
+        let connecting = self.connecting_to(rank, at.clone(), patience);
         tokio::spawn(async move {
-            let outcome = knocking.await;
-            let _ = events.send(Event::Knocked { rank, outcome });
+            let outcome = connecting.await;
+            let _ = events.send(Event::Connected { rank, outcome });
         });
     }
 
-    /// Connects to a rank at the given door.
-    fn knock_with(
+    /// Connects to a rank at the given listener.
+    fn connecting_to(
         &self,
         rank: u32,
-        at: DoorAddress,
+        at: ListenerAddress,
         patience: Duration,
-    ) -> impl Future<Output = Result<BoxedStream, NoAnswer>> + use<> {
-        let (door, near) = (self.door.clone(), self.near[rank as usize]);
+    ) -> impl Future<Output = Result<BoxedStream, ConnectError>> + use<> {
+        let (listener, locality) = (self.listener.clone(), self.localities[rank as usize]);
         let credentials = at.credentials(&self.spec);
-        let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
-        async move { door.knock(&at, near, credentials, &opening, patience).await }
+        let opening = Opening::Connect { cookie: self.shared.cookie, from: self.shared.rank };
+        async move { listener.connect(&at, locality, credentials, &opening, patience).await }
     }
 
-    /// Adds a new line to a rank. The new line also sends the frames that other lines may not have delivered.
+    /// Adds a new connection to a rank. The new connection also sends the frames that other connections may not have
+    /// delivered.
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
-        let number = self.next_line;
-        self.next_line += 1;
-        let mut line = Line::new(rank, number, stream, events);
-        let lines = self.lines.entry(rank).or_default();
-        let unheard = lines.first().map(|line| line.unheard().to_vec()).unwrap_or_default();
-        for frame in unheard.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
-            line.send(frame);
+        let number = self.next_connection;
+        self.next_connection += 1;
+        let mut connection = Connection::new(rank, number, stream, events);
+        let connections = self.connections.entry(rank).or_default();
+        let unacknowledged =
+            connections.first().map(|connection| connection.unacknowledged().to_vec()).unwrap_or_default();
+        for frame in unacknowledged.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
+            connection.send(frame);
         }
-        lines.insert(0, line);
+        connections.insert(0, connection);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Agreement, Message, Part, Settings, Stand};
+use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use serde::{Deserialize, Serialize};
 
 use super::{Agreed, Reply};
@@ -40,19 +40,19 @@ pub(super) struct Rounds {
     rounds: BTreeMap<RoundKey, Round>,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
-    ends: Vec<(RoundKey, Stand)>,
+    ends: Vec<(RoundKey, State)>,
     /// Ranks without which agreements of a communicator were decided.
     left_behind: BTreeMap<u64, BTreeSet<u32>>,
     /// Communicators whose members have gone on without this one, each with the place of one of these members.
     fenced: BTreeMap<u64, u32>,
-    /// Ranks left behind that the door must remember beyond the communicator's life.
+    /// Ranks left behind that the listener must remember beyond the communicator's life.
     news: Vec<(u64, Vec<u32>)>,
     longest_silence: Duration,
 }
 
 /// Outcome of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Receipt {
     Taken,
     /// This member is no longer in such a communicator.
     Closed,
@@ -61,9 +61,10 @@ pub(super) enum Heard {
 }
 
 impl Round {
-    /// Whether this member is working for a decision: its program waits, or a part was brought on its behalf.
+    /// Whether this member is working for a decision: its program waits, or it has voted by proxy.
     fn is_at_work(&self) -> bool {
-        self.reply.is_some() || (self.agreement.is_stood_in_for() && self.agreement.next_wakeup().is_some())
+        self.reply.is_some()
+            || (self.agreement.has_voted_by_proxy() && self.agreement.next_wakeup().is_some())
     }
 }
 
@@ -124,7 +125,8 @@ impl Rounds {
     /// Keeps the number of rounds bounded by dropping the oldest that are over. Rounds that were decided on behalf of a
     /// late program stay, because it will ask how they ended, once for each call that it has missed.
     fn forget_some(&mut self) {
-        let may_go = |round: &Round| round.is_over && (round.is_told || !round.agreement.is_stood_in_for());
+        let may_go =
+            |round: &Round| round.is_over && (round.is_told || !round.agreement.has_voted_by_proxy());
         if self.rounds.len() >= MAX_REMEMBERED
             && let Some(oldest) = self.rounds.iter().find(|(_, round)| may_go(round)).map(|(key, _)| *key)
         {
@@ -132,11 +134,11 @@ impl Rounds {
         }
     }
 
-    pub(super) fn bring(
+    pub(super) fn vote(
         &mut self,
         key: RoundKey,
         members: Arc<[u32]>,
-        part: Part,
+        vote: Vote,
         silent_after: Duration,
         reply: Reply,
         (known_gone, suspects): (&BTreeSet<u32>, &[u32]),
@@ -156,7 +158,7 @@ impl Rounds {
             for suspect in suspects.filter_map(|rank| place(&round.members, *rank)) {
                 round.agreement.suspect(suspect, now);
             }
-            round.agreement.bring(part, now);
+            round.agreement.vote(vote, now);
         }
     }
 
@@ -174,8 +176,8 @@ impl Rounds {
         if let Some(round) = self.rounds.get_mut(&key)
             && let Some(reply) = round.reply.take()
         {
-            let (late, silent) = match round.agreement.stand(now) {
-                Stand::Open { late, silent } => (late, silent),
+            let (late, silent) = match round.agreement.state(now) {
+                State::Open { late, silent } => (late, silent),
                 _ => (Vec::new(), Vec::new()),
             };
             let _ = reply.send(Agreed::Late { late, silent });
@@ -183,31 +185,31 @@ impl Rounds {
     }
 
     /// Handles a member's message. `members` are those of the communicator, if it is registered.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         from: u32,
         key: RoundKey,
         message: Message,
         members: Option<Arc<[u32]>>,
         known_gone: &BTreeSet<u32>,
-    ) -> Heard {
+    ) -> Receipt {
         let now = self.clock();
         let is_out = self.left_behind.get(&key.communicator).is_some_and(|ranks| ranks.contains(&from));
         let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
         let known = self.rounds.get(&key).map(|round| round.members.clone());
         if is_out && !is_over {
             // The sender takes part in a later agreement than the one that was decided without it.
-            return Heard::LeftBehind;
+            return Receipt::LeftBehind;
         }
         let members = members.filter(|_| is_over || !self.fenced.contains_key(&key.communicator));
-        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Heard::Closed };
-        let Some(place) = place(&members, from) else { return Heard::Closed };
+        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Receipt::Closed };
+        let Some(place) = place(&members, from) else { return Receipt::Closed };
         if message.is_within(members.len() as u32)
             && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
         {
-            round.agreement.hear(place, message, now);
+            round.agreement.receive(place, message, now);
         }
-        Heard::Taken
+        Receipt::Taken
     }
 
     /// Records that the members of a communicator, one of them in place `by`, have gone on without this one. This
@@ -276,31 +278,31 @@ impl Rounds {
             for (to, message) in round.agreement.take_messages() {
                 messages.push((round.members[to as usize], key, message));
             }
-            let stand = round.agreement.stand(now);
-            if matches!(stand, Stand::Open { .. }) {
+            let state = round.agreement.state(now);
+            if matches!(state, State::Open { .. }) {
                 continue;
             }
             if let Some(reply) = round.reply.take() {
                 round.is_told = true;
-                let _ = reply.send(match stand.clone() {
-                    Stand::Decided(decision) => Agreed::Decided(decision),
+                let _ = reply.send(match state.clone() {
+                    State::Decided(decision) => Agreed::Decided(decision),
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },
                 });
             }
-            if let (Stand::Decided(decision), Some(me), false) =
-                (&stand, place(&round.members, self.me), round.is_over)
+            if let (State::Decided(decision), Some(me), false) =
+                (&state, place(&round.members, self.me), round.is_over)
             {
                 let out =
                     (0..).zip(round.members.iter()).filter(|(place, _)| !decision.members.contains(*place));
                 let out: Vec<u32> = out.map(|(_, rank)| *rank).collect();
                 if !decision.members.contains(me) {
-                    self.ends.push((key, stand.clone()));
+                    self.ends.push((key, state.clone()));
                 } else if !out.is_empty() {
                     self.left_behind.entry(key.communicator).or_default().extend(&out);
                     self.news.push((key.communicator, out));
                 }
             }
-            round.is_over |= matches!(stand, Stand::Decided(_));
+            round.is_over |= matches!(state, State::Decided(_));
         }
         messages
     }
@@ -311,7 +313,7 @@ impl Rounds {
     }
 
     /// Returns agreements that were decided without this member.
-    pub(super) fn take_ends(&mut self) -> Vec<(RoundKey, Stand)> {
+    pub(super) fn take_ends(&mut self) -> Vec<(RoundKey, State)> {
         std::mem::take(&mut self.ends)
     }
 }

@@ -1,7 +1,7 @@
-//! Copies of a member's state, which newcomers fetch at its door while the member continues to work.
+//! Copies of a member's state, which newcomers fetch at its listener while the member continues to work.
 //!
-//! A newcomer presents the key of the door and waits. The members notice the request and take a copy at the same step.
-//! Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
+//! A newcomer presents the key of the listener and waits. The members notice the request and take a copy at the same
+//! step. Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::control::coordinator::BoxedStream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
-use crate::job::limits::{MAX_HELLO_FRAME, MAX_LOBBY};
+use crate::job::limits::{MAX_HELLO_FRAME, MAX_WAITING_NEWCOMERS};
 
 pub(crate) type Hash = [u8; 32];
 
@@ -52,16 +52,16 @@ pub(in crate::control) enum ToFetcher {
     },
 }
 
-/// A member's desk, which serves a copy of its state.
+/// A member's snapshot server, which serves a copy of its state.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct SnapshotServer {
     copy: watch::Sender<Option<Arc<Snapshot>>>,
     visitors: AtomicUsize,
     /// Number of visitors for whom there is no copy yet.
     waiting: AtomicUsize,
 }
 
-impl Desk {
+impl SnapshotServer {
     /// Whether a newcomer is waiting for a copy.
     pub(crate) fn is_asked(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
@@ -89,15 +89,15 @@ impl Desk {
 
     /// Whether one more newcomer may come.
     pub(super) fn has_room(&self) -> bool {
-        self.visitors.load(Ordering::Relaxed) < MAX_LOBBY
+        self.visitors.load(Ordering::Relaxed) < MAX_WAITING_NEWCOMERS
     }
 
-    /// Serves a newcomer until it leaves or the desk is dropped.
+    /// Serves a newcomer until it leaves or the snapshot server is dropped.
     pub(super) async fn receive(self: Arc<Self>, stream: BoxedStream) -> io::Result<()> {
-        let visit = Visit::new(&self, |desk| &desk.visitors);
+        let visit = Visit::new(&self, |server| &server.visitors);
         let (mut read, mut write) = tokio::io::split(stream);
         let mut copies = self.copy.subscribe();
-        let waits = Visit::new(&self, |desk| &desk.waiting);
+        let waits = Visit::new(&self, |server| &server.waiting);
         // The copy at hand may have been taken for a newcomer that is about to leave. It serves this one as well.
         drop(self);
         let copy = tokio::select! {
@@ -110,7 +110,7 @@ impl Desk {
         let offered = ToFetcher::Offered { version: copy.version, digest: copy.digest, chunks };
         say(&mut write, &offered, &[]).await?;
         while let Some(frame) = read_frame(&mut read, MAX_HELLO_FRAME).await? {
-            if visit.desk.strong_count() == 0 {
+            if visit.server.strong_count() == 0 {
                 break;
             }
             answer(&mut write, &copy, decode(&frame)?).await?;
@@ -170,24 +170,24 @@ pub(in crate::control) async fn hear(
     Ok((said, chunk))
 }
 
-/// Counts a visitor at a desk, until it is dropped.
+/// Counts a visitor at a snapshot server, until it is dropped.
 struct Visit {
-    desk: Weak<Desk>,
-    count: fn(&Desk) -> &AtomicUsize,
+    server: Weak<SnapshotServer>,
+    count: fn(&SnapshotServer) -> &AtomicUsize,
 }
 
 impl Visit {
-    fn new(desk: &Arc<Desk>, count: fn(&Desk) -> &AtomicUsize) -> Self {
-        count(desk).fetch_add(1, Ordering::Relaxed);
-        Self { desk: Arc::downgrade(desk), count }
+    fn new(server: &Arc<SnapshotServer>, count: fn(&SnapshotServer) -> &AtomicUsize) -> Self {
+        count(server).fetch_add(1, Ordering::Relaxed);
+        Self { server: Arc::downgrade(server), count }
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        if let Some(desk) = self.desk.upgrade() {
-            (self.count)(&desk).fetch_sub(1, Ordering::Relaxed);
-            desk.release();
+        if let Some(server) = self.server.upgrade() {
+            (self.count)(&server).fetch_sub(1, Ordering::Relaxed);
+            server.release();
         }
     }
 }

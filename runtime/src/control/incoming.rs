@@ -12,11 +12,11 @@ use tokio::sync::mpsc;
 use super::coordinator::CoordinatorCounters;
 use super::handshake::Start;
 
-/// Most callers that wait for the coordinator. Further callers are dropped, and ranks among them try again.
-pub(super) const CALLERS_MAX: usize = 1024;
+/// Most connections that wait for the coordinator. Further ones are dropped, and ranks among them try again.
+pub(super) const ACCEPTED_MAX: usize = 1024;
 
 /// A connection that has not been answered yet.
-pub(crate) struct Caller {
+pub(crate) struct Accepted {
     pub(super) stream: TcpStream,
     pub(super) origin: SocketAddr,
     /// Its first bytes, if they have already been read.
@@ -24,16 +24,16 @@ pub(crate) struct Caller {
 }
 
 /// Source of incoming connections.
-pub(crate) enum Entry {
+pub(crate) enum Incoming {
     /// A listener of the coordinator's own.
     Own(TcpListener),
     /// A port that the coordinator shares with other services of this process. The port's owner also counts the
     /// connections that it rejects.
-    Shared { at: SocketAddr, callers: mpsc::Receiver<Caller>, counters: Arc<CoordinatorCounters> },
+    Shared { at: SocketAddr, accepted: mpsc::Receiver<Accepted>, counters: Arc<CoordinatorCounters> },
 }
 
-impl Entry {
-    /// Returns the address at which this host reaches the entry.
+impl Incoming {
+    /// Returns the address at which this host reaches it.
     pub(super) fn at(&self) -> Option<SocketAddr> {
         let at = match self {
             Self::Own(listener) => listener.local_addr().ok()?,
@@ -53,35 +53,35 @@ impl Entry {
         }
     }
 
-    fn poll(&mut self, context: &mut std::task::Context<'_>) -> Poll<io::Result<Caller>> {
+    fn poll(&mut self, context: &mut std::task::Context<'_>) -> Poll<io::Result<Accepted>> {
         match self {
             Self::Own(listener) => {
                 let accepted = listener.poll_accept(context);
-                accepted.map_ok(|(stream, origin)| Caller { stream, origin, start: None })
+                accepted.map_ok(|(stream, origin)| Accepted { stream, origin, start: None })
             }
-            // A closed queue means that the door has closed, so no more callers will come.
-            Self::Shared { callers, .. } => match callers.poll_recv(context) {
-                Poll::Ready(Some(caller)) => Poll::Ready(Ok(caller)),
+            // A closed queue means that the listener has closed, so no more will come.
+            Self::Shared { accepted, .. } => match accepted.poll_recv(context) {
+                Poll::Ready(Some(connection)) => Poll::Ready(Ok(connection)),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,
             },
         }
     }
 }
 
-/// Waits for the next caller, and not before `after`. Never returns if there is no entry.
+/// Waits for the next connection, and not before `after`. Never returns without a source.
 pub(super) async fn accept(
-    entry: Option<&mut Entry>,
+    incoming: Option<&mut Incoming>,
     after: Option<tokio::time::Instant>,
-) -> io::Result<Caller> {
-    let Some(entry) = entry else { return std::future::pending().await };
+) -> io::Result<Accepted> {
+    let Some(incoming) = incoming else { return std::future::pending().await };
     if let Some(after) = after {
         tokio::time::sleep_until(after).await;
     }
-    std::future::poll_fn(|context| entry.poll(context)).await
+    std::future::poll_fn(|context| incoming.poll(context)).await
 }
 
-/// Returns a caller that is already waiting, without blocking.
-pub(super) async fn look(entry: Option<&mut Entry>) -> Option<Poll<io::Result<Caller>>> {
-    let entry = entry?;
-    Some(std::future::poll_fn(|context| Poll::Ready(entry.poll(context))).await)
+/// Returns a connection that is already waiting, without blocking.
+pub(super) async fn try_accept(incoming: Option<&mut Incoming>) -> Option<Poll<io::Result<Accepted>>> {
+    let incoming = incoming?;
+    Some(std::future::poll_fn(|context| Poll::Ready(incoming.poll(context))).await)
 }

@@ -1,11 +1,11 @@
-//! Spreading of messages to all members without a coordinator.
+//! Dissemination of messages to all members without a coordinator.
 
 use std::collections::BTreeSet;
 
 /// Returns the members to which this member passes on news for all, when it hears it first: those at distances of 1, 2,
 /// 4 ... in both directions. News thus reaches all members in as many steps as their number has binary digits, even
 /// past members that are gone, and no member contacts all others.
-pub(super) fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
+pub(super) fn targets(members: &[u32], own: u32) -> BTreeSet<u32> {
     let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
     let count = members.len();
     let distances = std::iter::successors(Some(1), |distance| Some(distance * 2))
@@ -29,14 +29,15 @@ mod tests {
                 while heard.len() < members.len() {
                     steps += 1;
                     assert!(steps <= digits, "{count} members, from {first}");
-                    let told: Vec<_> = news.iter().flat_map(|rank| relays(&members, *rank)).collect();
+                    let told: Vec<_> = news.iter().flat_map(|rank| targets(&members, *rank)).collect();
                     news = told.into_iter().filter(|rank| heard.insert(*rank)).collect();
                 }
                 assert!(
-                    relays(&members, first).len() <= 2 * digits && !relays(&members, first).contains(&first)
+                    targets(&members, first).len() <= 2 * digits
+                        && !targets(&members, first).contains(&first)
                 );
             }
         }
-        assert!(relays(&[1, 2, 3], 9).is_empty(), "who is no member tells nobody");
+        assert!(targets(&[1, 2, 3], 9).is_empty(), "who is no member tells nobody");
     }
 }

@@ -1,21 +1,21 @@
-//! Reunion of a communicator's survivors: agreements among its members, and a new control plane for them.
+//! Regrouping of a communicator's survivors: agreements among its members, and a new control plane for them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Decision, Part};
+use kolo_membership::{Decision, Vote};
 use tokio::sync::oneshot;
 
 use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
-use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
-use super::peers::lobby::{Entrance, GroupId, Lobby};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
 use super::peers::rounds::RoundKey;
-use super::peers::snapshots::Desk;
-use super::{Control, Membership};
+use super::peers::snapshots::SnapshotServer;
+use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
+use super::{Control, Membership, OnSilence};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
@@ -68,26 +68,26 @@ pub(crate) enum Disagreement {
     Timeout { late: Vec<u32>, silent: Vec<u32> },
     /// The members made calls that do not match.
     Mismatch,
-    /// This rank has no door through which to reach the others.
-    NoDoor,
+    /// This rank has no listener through which to reach the others.
+    NoListener,
 }
 
 impl Control {
-    /// Returns the address of this rank's door, for calls without the coordinator. `None` for a job of one rank, or
+    /// Returns the address of this rank's listener, for calls without the coordinator. `None` for a job of one rank, or
     /// without a port.
-    fn door(&self) -> Option<DoorAddress> {
-        self.inner.door.get().map(|door| door.address().clone())
+    fn listener(&self) -> Option<ListenerAddress> {
+        self.inner.listener.get().map(|listener| listener.address().clone())
     }
 
-    /// Opens a door if there is none, for a job of one rank that lets others join.
-    pub(crate) fn open_door(&self) -> Result<()> {
-        if self.inner.door.get().is_some() {
+    /// Opens a listener if there is none, for a job of one rank that lets others join.
+    pub(crate) fn open_listener(&self) -> Result<()> {
+        if self.inner.listener.get().is_some() {
             return Ok(());
         }
         let (report, opened) = std::sync::mpsc::sync_channel(1);
         let spec = self.inner.spec.clone();
         self.inner.runtime.spawn(async move {
-            let _ = report.send(Door::open(&spec).await);
+            let _ = report.send(Listener::open(&spec).await);
         });
         let opened = opened.recv().map_err(|_| Error::Join {
             rank: Some(self.rank()),
@@ -95,48 +95,64 @@ impl Control {
             problem: "the control thread ended".to_owned(),
             remedy: "Keep the ControlRuntime as long as its communicators".to_owned(),
         })?;
-        let _ = self.inner.door.set(Arc::new(opened?));
+        let _ = self.inner.listener.set(Arc::new(opened?));
         Ok(())
     }
 
-    /// Returns the lobby in which newcomers wait for this group, and makes it if there is none. `None` without a door.
-    pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
-        self.inner.door.get().map(|door| door.lobby(group, make))
+    /// Returns the waiting list in which newcomers wait for this group, and makes it if there is none. `None` without a
+    /// listener.
+    pub(crate) fn waiting_list(
+        &self,
+        group: GroupId,
+        make: impl FnOnce() -> WaitingList,
+    ) -> Option<Arc<WaitingList>> {
+        self.inner.listener.get().map(|listener| listener.waiting_list(group, make))
     }
 
-    /// Returns the desk from which newcomers fetch the state of this group, and makes it if there is none. `None`
-    /// without a door.
-    pub(crate) fn open_desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.door.get().map(|door| door.open_desk(group))
+    /// Returns the snapshot server from which newcomers fetch the state of this group, and makes it if there is none.
+    /// `None` without a listener.
+    pub(crate) fn open_snapshot_server(&self, group: GroupId) -> Option<Arc<SnapshotServer>> {
+        self.inner.listener.get().map(|listener| listener.open_snapshot_server(group))
     }
 
-    /// Returns the desk of this group, if it was opened.
-    pub(crate) fn desk(&self, group: GroupId) -> Option<Arc<Desk>> {
-        self.inner.door.get()?.desk(group)
+    /// Returns the snapshot server of this group, if it was opened.
+    pub(crate) fn snapshot_server(&self, group: GroupId) -> Option<Arc<SnapshotServer>> {
+        self.inner.listener.get()?.snapshot_server(group)
     }
 
     /// Whether this process has lacked descriptors for connections to other members at some time since `since`.
     pub(crate) fn lacked_descriptors(&self, since: Instant) -> bool {
-        self.inner.door.get().is_some_and(|door| door.lacked_descriptors(since))
+        self.inner.listener.get().is_some_and(|listener| listener.lacked_descriptors(since))
     }
 
-    /// Returns the known doors of some ranks, with the other facts that newcomers need.
-    pub(crate) fn entrances(&self, ranks: &[u32]) -> Vec<Entrance> {
-        ranks.iter().filter_map(|rank| self.entrance(*rank)).collect()
+    /// Returns the known listeners of some ranks, with the other facts that newcomers need.
+    pub(crate) fn member_addresses(&self, ranks: &[u32]) -> Vec<MemberAddress> {
+        ranks.iter().filter_map(|rank| self.member_address(*rank)).collect()
     }
 
-    /// Returns the door of a rank.
-    pub(crate) fn entrance(&self, rank: u32) -> Option<Entrance> {
-        let peers = || self.inner.peers.as_ref()?.door(rank).filter(|door| *door != DoorAddress::default());
-        let door = if rank == self.rank() { self.door() } else { peers() }?;
-        Some(Entrance { door, host_key: self.peer_info()[rank as usize].host_key })
+    /// Returns the listener of a rank.
+    pub(crate) fn member_address(&self, rank: u32) -> Option<MemberAddress> {
+        let peers = || {
+            self.inner
+                .peers
+                .as_ref()?
+                .listener(rank)
+                .filter(|listener| *listener != ListenerAddress::default())
+        };
+        let listener = if rank == self.rank() { self.listener() } else { peers() }?;
+        Some(MemberAddress { listener, host_key: self.peer_info()[rank as usize].host_key })
     }
 
     /// Makes an invitation, which leads newcomers to the living members.
-    pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
+    pub(crate) fn invitation(&self, waiting_list: &WaitingList) -> Option<Invitation> {
         let secret =
             self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
-        Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances(), secret))
+        Some(Invitation::new(
+            waiting_list.group(),
+            self.member_address(self.rank())?,
+            waiting_list.addresses(),
+            secret,
+        ))
     }
 
     /// Tells members that a communicator is aborted, if there is no coordinator to do it.
@@ -149,8 +165,9 @@ impl Control {
     /// Makes a control plane for some ranks, and possibly newcomers, all of which call this. The rank that becomes rank
     /// 0 runs the coordinator. Blocks until all have come, one of them is gone or silent, an alarm sounds, or the
     /// deadline passes.
-    pub(crate) fn reunite(&self, meeting: Meeting<'_>) -> Result<Self> {
-        let Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm } = meeting;
+    pub(crate) fn regroup(&self, new: RegroupSpec<'_>) -> Result<Self> {
+        let RegroupSpec { ranks, place, world_size, at, regroup_id, later, silent_after, deadline, alarm } =
+            new;
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
         let missing = |problem: &str| Error::Join {
             rank: Some(spec.rank),
@@ -158,25 +175,27 @@ impl Control {
             problem: problem.to_owned(),
             remedy: "Call shrink, or grow, again".to_owned(),
         };
-        let Some(door) = self.inner.door.get() else {
+        let Some(listener) = self.inner.listener.get() else {
             if world_size > 1 {
                 return Err(missing("this rank has no way to the others"));
             }
-            let locator = Locator::Local(join::LocalMeeting::default());
+            let locator = Locator::Local(join::LocalRendezvous::default());
             return Self::join(&JoinSpec { rank: 0, world_size: 1, locator, ..spec.clone() }, runtime);
         };
         if !ranks.contains(&spec.rank) {
             return Err(missing("this rank is not among those that are left"));
         }
         let at = at.ok_or_else(|| missing("the way to the lowest rank is not known"))?;
-        let center = ranks.iter().find(|rank| self.entrance(**rank).is_some_and(|own| own.door == at.door));
-        let near = at.host_key == self.peer_info()[spec.rank as usize].host_key;
-        let reunion = Reunion { door: door.clone(), at: at.door, near, tag };
+        let center = ranks
+            .iter()
+            .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));
+        let locality = Locality::of_hosts(self.peer_info()[spec.rank as usize].host_key, at.host_key);
+        let regroup = Regroup { listener: listener.clone(), at: at.listener, locality, regroup_id };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
             world_size,
-            locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
+            locator: Locator::Survivors(join::SurvivorRendezvous(Arc::new(regroup))),
             timeout: left,
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
@@ -190,18 +209,18 @@ impl Control {
     }
 }
 
-/// The facts about a reunion.
-pub(crate) struct Meeting<'a> {
+/// The facts about a regrouping.
+pub(crate) struct RegroupSpec<'a> {
     /// Ranks of the existing members until now.
     pub(crate) ranks: &'a [u32],
     /// This rank's new rank.
     pub(crate) place: u32,
     /// The new world size, newcomers included.
     pub(crate) world_size: u32,
-    /// The door of the new rank 0.
-    pub(crate) at: Option<Entrance>,
-    pub(crate) tag: Tag,
-    /// The next agreement of a member that has given up this meeting.
+    /// The listener of the new rank 0.
+    pub(crate) at: Option<MemberAddress>,
+    pub(crate) regroup_id: RegroupId,
+    /// The next agreement of a member that has given up this regrouping.
     pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
@@ -221,25 +240,25 @@ impl Membership {
     ) -> std::result::Result<Decision, Disagreement> {
         let shared = self.control().shared();
         let number = self.next_round();
-        let mut part = Part { kinds: purpose as u8, flags, seed: [0; 32] };
-        // Without randomness, others might guess the name of a meeting, but they still could not enter without the key
-        // of its door.
-        let _ = getrandom::fill(&mut part.seed);
+        let mut vote = Vote { kinds: purpose as u8, flags, seed: [0; 32] };
+        // Without randomness, others might guess the name of a regrouping, but they still could not enter without the
+        // key of its listener.
+        let _ = getrandom::fill(&mut vote.seed);
         let own = self.members().iter().position(|rank| *rank == shared.rank).unwrap_or_default() as u32;
         if self.members().len() == 1 {
             let members = std::iter::once(own).collect();
-            return Ok(Decision { members, flags, kinds: part.kinds, seed: part.seed });
+            return Ok(Decision { members, flags, kinds: vote.kinds, seed: vote.seed });
         }
         if let Some(by) = shared.fenced_by(self.communicator()) {
             return Err(Disagreement::Fenced { by });
         }
-        let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoDoor) };
+        let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoListener) };
         let key = RoundKey { communicator: self.communicator(), number };
         let grace = match until {
             Until::GivingUp(_) => None,
             Until::Deciding(_) => Some(silent_after * (STRANDED_SILENCES + 1) + DECIDING),
         };
-        match peers.agree(key, self.members(), part, silent_after, until.deadline(), grace) {
+        match peers.agree(key, self.members(), vote, silent_after, until.deadline(), grace) {
             Agreed::Decided(decision) if !decision.members.contains(own) => {
                 let by = decision.members.iter().next().unwrap_or_default();
                 Err(Disagreement::Fenced { by })
@@ -253,37 +272,37 @@ impl Membership {
     }
 }
 
-/// A meeting of survivors, as one of them sees it.
-pub(super) struct Reunion {
-    pub(super) door: Arc<Door>,
-    /// The door of the rank that runs the coordinator.
-    pub(super) at: DoorAddress,
-    pub(super) near: bool,
-    pub(super) tag: Tag,
+/// A regrouping of survivors, as one of them sees it.
+pub(super) struct Regroup {
+    pub(super) listener: Arc<Listener>,
+    /// The listener of the rank that runs the coordinator.
+    pub(super) at: ListenerAddress,
+    pub(super) locality: Locality,
+    pub(super) regroup_id: RegroupId,
 }
 
-impl Reunion {
-    pub(super) fn of(opaque: &join::Reunion) -> Option<Arc<Self>> {
+impl Regroup {
+    pub(super) fn of(opaque: &join::SurvivorRendezvous) -> Option<Arc<Self>> {
         opaque.0.clone().downcast().ok()
     }
 
-    /// Whether silence on connections counts as a failure. Between threads of one process it does not.
-    pub(super) fn is_judged(&self) -> bool {
-        !self.door.is_local()
+    /// Returns what silence on connections means. Between threads of one process it means nothing.
+    pub(super) fn on_silence(&self) -> OnSilence {
+        if self.listener.is_local() { OnSilence::Ignore } else { OnSilence::Fail }
     }
 
     /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
-    /// has given up this meeting, a retry is useless.
-    pub(super) async fn knock(
+    /// has given up this regrouping, a retry is useless.
+    pub(super) async fn connect(
         &self,
         spec: &JoinSpec,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), NoAnswer> {
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let credentials = self.at.credentials(spec);
-        self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
+        self.listener.join_at(&self.at, self.locality, credentials, self.regroup_id, CONNECT_TIMEOUT).await
     }
 
-    /// Hands survivors that come to this door to the coordinator, until the result is dropped.
+    /// Hands survivors that come to this listener to the coordinator, until the result is dropped.
     pub(super) fn receive(&self, coordinator: &Coordinator) -> Box<dyn Send> {
-        self.door.receive(self.tag, coordinator)
+        self.listener.receive(self.regroup_id, coordinator)
     }
 }

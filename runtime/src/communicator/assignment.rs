@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Entrance;
+use crate::control::MemberAddress;
 use crate::job::MAX_WORLD_SIZE;
 
 /// The places that newcomers take.
@@ -16,11 +16,11 @@ pub(crate) enum Places {
     FreeThenLast { most: u32 },
 }
 
-/// A newcomer at a member's door, as the member knows it.
+/// A newcomer at a member's listener, as the member knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) id: u64,
-    pub(super) entrance: Entrance,
+    pub(super) address: MemberAddress,
     pub(super) slot: Option<u32>,
     #[serde(deserialize_with = "crate::control::foreign")]
     pub(super) who: String,
@@ -37,20 +37,20 @@ pub(super) enum Holder {
 
 /// Composition of the new communicator.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Seating {
+pub(super) struct Assignment {
     /// Slots with their holders, by slot and therefore by rank.
-    pub(super) seats: Vec<(u32, Holder)>,
-    /// Newcomers that cannot become members: the member at whose door each waits, its place in that list, and the
+    pub(super) slots: Vec<(u32, Holder)>,
+    /// Newcomers that cannot become members: the member at whose listener each waits, its place in that list, and the
     /// reason.
     pub(super) refused: Vec<(usize, usize, String)>,
 }
 
 /// Assigns places. `slots` are those of the members that live, of the `slot_count` that there were; `lists` are the
 /// newcomers that wait, by member. Newcomers without a place keep waiting.
-pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Seating {
-    let mut seating = Seating::default();
+pub(super) fn assign(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Assignment {
+    let mut assignment = Assignment::default();
     let held = slots.iter().enumerate().map(|(member, slot)| (*slot, Holder::Member(member)));
-    seating.seats.extend(held);
+    assignment.slots.extend(held);
     let all = || lists.iter().enumerate().flat_map(|(host, list)| (0..list.len()).map(move |at| (host, at)));
     let most = match places {
         Places::Last { most } | Places::FreeThenLast { most } => most.min(MAX_WORLD_SIZE) as usize,
@@ -70,11 +70,11 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
         }
         seen.push(newcomer.id);
         let holder_of =
-            |slot: u32| seating.seats.iter().find(|(held, _)| *held == slot).map(|(_, h)| h.clone());
+            |slot: u32| assignment.slots.iter().find(|(held, _)| *held == slot).map(|(_, h)| h.clone());
         let slot = match newcomer.slot {
             Some(slot) if slot >= MAX_WORLD_SIZE || (places == Places::Free && slot >= slot_count) => {
                 let problem = format!("it would have slot {slot}, and the group has {slot_count}");
-                seating.refused.push((host, at, problem));
+                assignment.refused.push((host, at, problem));
                 continue;
             }
             Some(slot) => match holder_of(slot) {
@@ -84,7 +84,7 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
                 Some(Holder::Newcomer { host: other_host, at: other }) => {
                     let other = &lists[other_host][other].who;
                     let problem = format!("another newcomer has slot {slot} that it would have: {other}");
-                    seating.refused.push((host, at, problem));
+                    assignment.refused.push((host, at, problem));
                     continue;
                 }
             },
@@ -95,62 +95,62 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
                 next
             }
         };
-        if seating.seats.len() >= most || (places == Places::Free && slot >= slot_count) {
+        if assignment.slots.len() >= most || (places == Places::Free && slot >= slot_count) {
             continue;
         }
-        seating.seats.push((slot, Holder::Newcomer { host, at }));
+        assignment.slots.push((slot, Holder::Newcomer { host, at }));
     }
-    seating.seats.sort_by_key(|(slot, _)| *slot);
-    seating
+    assignment.slots.sort_by_key(|(slot, _)| *slot);
+    assignment
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::DoorAddress;
+    use crate::control::ListenerAddress;
 
     fn newcomer(id: u64, slot: Option<u32>) -> Listed {
-        let entrance = Entrance { door: DoorAddress::default(), host_key: 0 };
-        Listed { id, entrance, slot, who: format!("process {id}") }
+        let address = MemberAddress { listener: ListenerAddress::default(), host_key: 0 };
+        Listed { id, address, slot, who: format!("process {id}") }
     }
 
     /// Returns the new ranks, with members as their places and newcomers as 100 plus their id, and the reasons of those
     /// refused.
-    fn seated(
+    fn assigned(
         places: Places,
         slots: &[u32],
         count: u32,
         lists: &[Vec<Listed>],
     ) -> (Vec<(u32, u64)>, Vec<String>) {
-        let seating = seat(places, slots, count, lists);
+        let assignment = assign(places, slots, count, lists);
         let name = |holder: &Holder| match holder {
             Holder::Member(member) => *member as u64,
             Holder::Newcomer { host, at } => 100 + lists[*host][*at].id,
         };
-        let seats = seating.seats.iter().map(|(slot, holder)| (*slot, name(holder))).collect();
-        (seats, seating.refused.into_iter().map(|(_, _, problem)| problem).collect())
+        let slots = assignment.slots.iter().map(|(slot, holder)| (*slot, name(holder))).collect();
+        (slots, assignment.refused.into_iter().map(|(_, _, problem)| problem).collect())
     }
 
     const MOST: Places = Places::Last { most: u32::MAX };
 
     #[test]
-    fn newcomers_go_last_in_the_order_of_doors_and_arrival() {
+    fn newcomers_go_last_in_the_order_of_listeners_and_arrival() {
         let lists = [vec![newcomer(5, None)], vec![newcomer(3, None), newcomer(4, None)]];
-        let (seats, refused) = seated(MOST, &[0, 2], 3, &lists);
-        assert_eq!(seats, [(0, 0), (2, 1), (3, 105), (4, 103), (5, 104)]);
+        let (slots, refused) = assigned(MOST, &[0, 2], 3, &lists);
+        assert_eq!(slots, [(0, 0), (2, 1), (3, 105), (4, 103), (5, 104)]);
         assert!(refused.is_empty());
-        let (seats, _) = seated(Places::Last { most: 3 }, &[0, 2], 3, &lists);
-        assert_eq!(seats, [(0, 0), (2, 1), (3, 105)], "no more than may be");
-        let (seats, _) = seated(Places::FreeThenLast { most: 4 }, &[0, 2], 3, &lists);
-        assert_eq!(seats, [(0, 0), (1, 105), (2, 1), (3, 103)], "free slots first");
+        let (slots, _) = assigned(Places::Last { most: 3 }, &[0, 2], 3, &lists);
+        assert_eq!(slots, [(0, 0), (2, 1), (3, 105)], "no more than may be");
+        let (slots, _) = assigned(Places::FreeThenLast { most: 4 }, &[0, 2], 3, &lists);
+        assert_eq!(slots, [(0, 0), (1, 105), (2, 1), (3, 103)], "free slots first");
     }
 
     #[test]
     fn free_slots_are_taken_from_the_lowest_and_no_others() {
         let lists = [vec![], vec![newcomer(1, None), newcomer(2, None), newcomer(3, None)]];
-        let (seats, refused) = seated(Places::Free, &[1, 3], 4, &lists);
+        let (slots, refused) = assigned(Places::Free, &[1, 3], 4, &lists);
         assert_eq!(
-            (seats, refused.len()),
+            (slots, refused.len()),
             (vec![(0, 101), (1, 0), (2, 102), (3, 1)], 0),
             "the third waits on"
         );
@@ -159,18 +159,18 @@ mod tests {
     #[test]
     fn of_two_newcomers_for_one_slot_the_second_is_refused() {
         let lists = [vec![newcomer(1, None), newcomer(2, Some(2))], vec![newcomer(3, Some(2))]];
-        let (seats, refused) = seated(Places::Free, &[0, 3], 4, &lists);
-        assert_eq!(seats, [(0, 0), (1, 101), (2, 102), (3, 1)]);
+        let (slots, refused) = assigned(Places::Free, &[0, 3], 4, &lists);
+        assert_eq!(slots, [(0, 0), (1, 101), (2, 102), (3, 1)]);
         assert_eq!(refused, ["another newcomer has slot 2 that it would have: process 2"]);
-        let (seats, refused) = seated(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(3))], vec![]]);
-        assert_eq!((seats, refused.len()), (vec![(0, 0), (3, 1)], 0), "a slot that is held may become free");
-        let (_, refused) = seated(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(4))], vec![]]);
+        let (slots, refused) = assigned(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(3))], vec![]]);
+        assert_eq!((slots, refused.len()), (vec![(0, 0), (3, 1)], 0), "a slot that is held may become free");
+        let (_, refused) = assigned(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(4))], vec![]]);
         assert_eq!(refused, ["it would have slot 4, and the group has 4"]);
     }
 
     #[test]
     fn one_that_is_on_two_lists_comes_once() {
         let lists = [vec![newcomer(1, None)], vec![newcomer(1, None)]];
-        assert_eq!(seated(MOST, &[0, 1], 2, &lists).0, [(0, 0), (1, 1), (2, 101)]);
+        assert_eq!(assigned(MOST, &[0, 1], 2, &lists).0, [(0, 0), (1, 1), (2, 101)]);
     }
 }

@@ -1,4 +1,4 @@
-//! The porter of a process, which accepts connections at its door and hands each to the service that it wants.
+//! The acceptor of a process, which accepts connections at its listener and hands each to the service that it wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,34 +15,35 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::Event;
-use super::door::Tag;
-use super::lobby::{GroupId, Lobby};
-use super::snapshots::Desk;
-use crate::control::connect::Heard;
-use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, turn_away};
-use crate::control::entry::{CALLERS_MAX, Caller, Entry};
-use crate::control::handshake::{Credentials, Start, greet_after, is_knock, read_magic, read_start};
-use crate::control::line;
-use crate::control::pending::{Footing, PendingConnections};
+use super::listener::RegroupId;
+use super::snapshots::SnapshotServer;
+use super::waiting_list::{GroupId, WaitingList};
+use crate::control::OnSilence;
+use crate::control::connect::Received;
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, reject};
+use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
+use crate::control::incoming::{ACCEPTED_MAX, Accepted, Incoming};
+use crate::control::pending::{PendingConnections, ProgressCell};
 use crate::control::relay::Relay;
+use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
-    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, MAX_LEFT_BEHIND,
-    MAX_REMEMBERED, PASS_TIMEOUT,
+    ACCEPT_PAUSE, FORWARD_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME,
+    MAX_LEFT_BEHIND, MAX_REMEMBERED,
 };
 
 /// First frame on a new connection. It says what the caller wants.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum Opening {
-    /// A member of the job with this cookie opens a line.
-    Line { cookie: Cookie, from: u32 },
-    /// A survivor, or a newcomer that was called, joins the coordinator with this tag.
-    Join { tag: Tag },
+    /// A member of the job with this cookie opens a connection.
+    Connect { cookie: Cookie, from: u32 },
+    /// A survivor, or a newcomer that was admitted, joins the coordinator with this id.
+    Join { regroup_id: RegroupId },
     /// A newcomer wants to become a member of this group, and waits.
     Wait { group: GroupId },
     /// A member of the job passes on a message of the coordinator.
-    Pass,
+    Forward,
     /// A newcomer fetches the state of this group.
     State { group: GroupId },
 }
@@ -55,6 +56,14 @@ pub(in crate::control) enum Answer {
     Unknown,
     /// The same, and before that, this member has gone on without the caller.
     LeftBehind(LeftBehind),
+}
+
+/// Which ranks of the job a communicator has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// All of them, so that a rank that it goes on without is left behind in every communicator.
+    Job,
+    Some,
 }
 
 /// Communicators whose members have gone on without a rank that may not know it.
@@ -72,39 +81,39 @@ impl LeftBehind {
         self.everywhere || self.communicators.contains(&communicator)
     }
 
-    fn add(&mut self, communicator: u64, everywhere: bool) {
-        self.everywhere |= everywhere;
+    fn add(&mut self, communicator: u64, scope: Scope) {
+        self.everywhere |= scope == Scope::Job;
         if !self.communicators.contains(&communicator) && self.communicators.len() < MAX_LEFT_BEHIND {
             self.communicators.push(communicator);
         }
     }
 }
 
-/// The services of a process that are reached through its door.
+/// The services of a process that are reached through its listener.
 #[derive(Default)]
-pub(super) struct Residents {
+pub(super) struct Services {
     pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
-    pub(super) coordinators: HashMap<Tag, Coordinator>,
-    /// Meetings that are over. A latecomer to one of them is told so.
-    pub(super) over: VecDeque<Tag>,
+    pub(super) coordinators: HashMap<RegroupId, Coordinator>,
+    /// Regroupings that are over. A latecomer to one of them is told so.
+    pub(super) over: VecDeque<RegroupId>,
     /// Members left behind, by job and rank. They are told so even after this process has left the job. Otherwise a
-    /// member that knocks would take the door's owner for one that has left, and if all owners counted as gone, it
-    /// could form a quorum of one.
+    /// member that connects would take the listener's owner for one that has left, and if all owners counted as gone,
+    /// it could form a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
-    pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
-    pub(super) desks: HashMap<GroupId, Weak<Desk>>,
+    pub(super) waiting_lists: HashMap<GroupId, Weak<WaitingList>>,
+    pub(super) snapshot_servers: HashMap<GroupId, Weak<SnapshotServer>>,
     /// Queue for messages that ranks pass on.
-    pub(super) passed: Option<mpsc::Sender<Heard>>,
+    pub(super) forwarded: Option<mpsc::Sender<Received>>,
     /// Queue for ranks that join, if they join at this port too.
-    joins: Option<mpsc::Sender<Caller>>,
+    joins: Option<mpsc::Sender<Accepted>>,
 }
 
-impl Residents {
+impl Services {
     /// Lets ranks join at this port from now on. `at` is the port's address.
-    pub(super) fn let_join(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Entry {
-        let (callers, entry) = mpsc::channel(CALLERS_MAX);
-        self.joins = Some(callers);
-        Entry::Shared { at, callers: entry, counters }
+    pub(super) fn accept_joins(&mut self, at: SocketAddr, counters: Arc<CoordinatorCounters>) -> Incoming {
+        let (accepted, incoming) = mpsc::channel(ACCEPTED_MAX);
+        self.joins = Some(accepted);
+        Incoming::Shared { at, accepted: incoming, counters }
     }
 
     fn left_behind(&self, cookie: Cookie, rank: u32) -> Option<&LeftBehind> {
@@ -112,11 +121,11 @@ impl Residents {
     }
 
     /// Records that the members of a communicator have gone on without this rank.
-    pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, everywhere: bool) {
+    pub(super) fn leave_behind(&mut self, cookie: Cookie, rank: u32, communicator: u64, scope: Scope) {
         let place = self.left_behind.iter().position(|(who, _)| *who == (cookie, rank));
         let mut entry = place.and_then(|place| self.left_behind.remove(place));
         let (_, told) = entry.get_or_insert_with(|| ((cookie, rank), LeftBehind::default()));
-        told.add(communicator, everywhere);
+        told.add(communicator, scope);
         self.left_behind.extend(entry);
         while self.left_behind.len() > MAX_REMEMBERED {
             self.left_behind.pop_front();
@@ -124,7 +133,7 @@ impl Residents {
     }
 }
 
-/// Time when this process last lacked a descriptor for a line to another member.
+/// Time when this process last lacked a descriptor for a connection to another member.
 #[derive(Debug, Default)]
 pub(super) struct Shortage(Mutex<Option<Instant>>);
 
@@ -138,7 +147,7 @@ impl Shortage {
         }
     }
 
-    /// Notes a failed knock of which only the error text is left, if descriptors were lacking.
+    /// Notes a failed attempt to connect of which only the error text is left, if descriptors were lacking.
     pub(super) fn note_text(&self, why: &str) {
         let shortages = [libc::EMFILE, libc::ENFILE].map(io::Error::from_raw_os_error);
         if let Some(error) = shortages.iter().find(|error| why.contains(&error.to_string())) {
@@ -147,7 +156,7 @@ impl Shortage {
     }
 
     /// Whether the process has lacked descriptors since the given time, or has none now. In the latter case it cannot
-    /// knock either.
+    /// connect either.
     pub(super) fn was_since(&self, since: Instant) -> bool {
         let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.is_some_and(|noted| noted >= since)
@@ -159,86 +168,86 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-pub(super) type Registry = Arc<watch::Sender<Residents>>;
+pub(super) type Registry = Arc<watch::Sender<Services>>;
 
 /// Everything that is reached at one port of a process.
 #[derive(Clone)]
-pub(super) struct House {
+pub(super) struct Acceptor {
     pub(super) credentials: Credentials,
-    pub(super) residents: Registry,
+    pub(super) services: Registry,
     /// The endpoints of the process's communicators.
     pub(super) endpoints: Arc<Port>,
     pub(super) relay: Arc<Relay>,
     /// The coordinator's counters, if ranks join here.
     pub(super) counters: Arc<CoordinatorCounters>,
-    /// Times when descriptors for callers were lacking.
+    /// Times when descriptors for connections were lacking.
     pub(super) shortage: Arc<Shortage>,
 }
 
 /// Serves the port. Strangers cannot keep members out: see [`PendingConnections`].
-pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, house: House) {
-    let mut callers = JoinSet::new();
+pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, acceptor: Acceptor) {
+    let mut tasks = JoinSet::new();
     let mut pending = PendingConnections::new(most_handshakes);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, origin)) => {
-                    house.endpoints.is_fed();
+                    acceptor.endpoints.is_fed();
                     if pending.is_full() {
-                        pending.make_room(house.rejected());
+                        pending.make_room(acceptor.rejected());
                     }
-                    let (give_up, given_up) = oneshot::channel();
-                    let footing = Footing::default();
-                    let (standing, house) = (footing.clone(), house.clone());
-                    let task = callers.spawn(async move {
-                        let caller = Caller { stream, origin, start: None };
-                        let greeting = house.greet(caller, &footing, given_up);
+                    let (evict, evicted) = oneshot::channel();
+                    let progress = ProgressCell::default();
+                    let (standing, acceptor) = (progress.clone(), acceptor.clone());
+                    let task = tasks.spawn(async move {
+                        let caller = Accepted { stream, origin, start: None };
+                        let greeting = acceptor.greet(caller, &progress, evicted);
                         match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
-                            Ok(Some(Greeted::Knocked(stream))) => receive(stream, house.residents, true).await,
+                            Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, OnSilence::Fail).await,
                             Ok(Some(Greeted::HandedOn)) => {}
-                            Ok(None) | Err(_) => drop(house.counters.rejected.fetch_add(1, Ordering::Relaxed)),
+                            Ok(None) | Err(_) => drop(acceptor.counters.rejected.fetch_add(1, Ordering::Relaxed)),
                         }
                     });
-                    pending.enter(task.id(), origin.ip(), standing, give_up);
+                    pending.enter(task.id(), origin.ip(), standing, evict);
                     // The new task gets its turn before the next connection is accepted.
                     tokio::task::yield_now().await;
                 }
                 // Most likely descriptors ran out, which passes.
                 Err(error) => {
-                    house.endpoints.starves(&error);
-                    pending.make_room(house.rejected());
-                    house.shortage.note(&error);
+                    acceptor.endpoints.starves(&error);
+                    pending.make_room(acceptor.rejected());
+                    acceptor.shortage.note(&error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(ended) = callers.join_next_with_id() => {
+            Some(ended) = tasks.join_next_with_id() => {
                 pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
             }
         }
     }
 }
 
-impl House {
+impl Acceptor {
     fn rejected(&self) -> u64 {
         self.counters.rejected.load(Ordering::Relaxed)
     }
 
     /// Hands a connection to the service that its first bytes name: an endpoint, the relay, or the coordinator. A
-    /// caller that knocks and proves its keys is returned instead. Returns `None` for a stranger, or for a connection
-    /// that made room for another.
+    /// caller that connects to the member and proves its keys is returned instead. Returns `None` for a stranger, or
+    /// for a connection that made room for another.
     async fn greet(
         &self,
-        caller: Caller,
-        footing: &Footing,
-        given_up: oneshot::Receiver<u64>,
+        caller: Accepted,
+        progress: &ProgressCell,
+        evicted: oneshot::Receiver<u64>,
     ) -> Option<Greeted> {
-        let Caller { mut stream, origin, .. } = caller;
+        let Accepted { mut stream, origin, .. } = caller;
         let _ = stream.set_nodelay(true);
         let start = tokio::select! {
             biased;
             start = read_beginning(&mut stream) => start?,
-            turned_away = given_up => {
-                turn_away(&mut stream, turned_away.unwrap_or_default());
+            rejected = evicted => {
+                reject(&mut stream, rejected.unwrap_or_default());
                 return None;
             }
         };
@@ -248,20 +257,20 @@ impl House {
                 return Some(Greeted::HandedOn);
             }
             Beginning::Relay(magic) => {
-                let cookies = self.residents.borrow().worlds.keys().copied().collect();
+                let cookies = self.services.borrow().worlds.keys().copied().collect();
                 tokio::spawn(self.relay.clone().serve(stream, magic, cookies));
                 return Some(Greeted::HandedOn);
             }
             Beginning::Kolo(start) => start,
         };
-        let joins = self.residents.borrow().joins.clone();
-        if let Some(joins) = joins.filter(|_| !is_knock(&start)) {
-            let _ = joins.try_send(Caller { stream, origin, start: Some(start) });
+        let joins = self.services.borrow().joins.clone();
+        if let Some(joins) = joins.filter(|_| !is_for_member(&start)) {
+            let _ = joins.try_send(Accepted { stream, origin, start: Some(start) });
             return Some(Greeted::HandedOn);
         }
-        let progress = |progress| footing.set(progress);
-        let keys = greet_after(start, &mut stream, &self.credentials, progress).await.ok()?;
-        Some(Greeted::Knocked(line::stream(stream, keys.as_ref())))
+        let note = |reached| progress.set(reached);
+        let keys = greet_after(start, &mut stream, &self.credentials, note).await.ok()?;
+        Some(Greeted::Proven(stream::boxed(stream, keys.as_ref())))
     }
 
     /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.
@@ -292,7 +301,7 @@ enum Beginning {
 /// Outcome of greeting a caller.
 enum Greeted {
     HandedOn,
-    Knocked(BoxedStream),
+    Proven(BoxedStream),
 }
 
 async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
@@ -307,58 +316,60 @@ async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
 }
 
 /// Reads a caller's first frame and hands the connection to the service that it names.
-pub(super) async fn receive(stream: BoxedStream, residents: Registry, judged: bool) {
-    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
+pub(super) async fn receive(stream: BoxedStream, services: Registry, on_silence: OnSilence) {
+    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, dispatch(stream, services, on_silence)).await;
 }
 
-async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> io::Result<()> {
+async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSilence) -> io::Result<()> {
     let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
     let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
     match opening {
-        Opening::Line { cookie, from } => {
-            let host = residents.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
+        Opening::Connect { cookie, from } => {
+            let host = services.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
             let Some(host) = host else {
-                let told = residents.borrow().left_behind(cookie, from).cloned();
+                let told = services.borrow().left_behind(cookie, from).cloned();
                 return answer(&mut stream, &told.map_or(Answer::Unknown, Answer::LeftBehind)).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            let _ = host.send(Event::Called { rank: from, stream });
+            let _ = host.send(Event::Accepted { rank: from, stream });
         }
-        Opening::Join { tag } => {
+        Opening::Join { regroup_id } => {
             // This rank may learn of the decision a little later than the caller.
-            let mut news = residents.subscribe();
-            let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
+            let mut news = services.subscribe();
+            let is_known =
+                |all: &Services| all.coordinators.contains_key(&regroup_id) || all.over.contains(&regroup_id);
             let arrival = news.wait_for(is_known).await;
-            let coordinator = arrival.ok().and_then(|residents| residents.coordinators.get(&tag).cloned());
+            let coordinator =
+                arrival.ok().and_then(|services| services.coordinators.get(&regroup_id).cloned());
             let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
             answer(&mut stream, &Answer::Taken).await?;
-            coordinator.seat(stream, judged).await?;
+            coordinator.serve(stream, on_silence).await?;
         }
         Opening::Wait { group } => {
-            let lobby = residents.borrow().lobbies.get(&group).and_then(Weak::upgrade);
-            let Some(lobby) = lobby.filter(|lobby| lobby.is_open()) else {
+            let waiting_list = services.borrow().waiting_lists.get(&group).and_then(Weak::upgrade);
+            let Some(waiting_list) = waiting_list.filter(|list| list.is_open()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            lobby.receive(stream).await?;
+            waiting_list.receive(stream).await?;
         }
         Opening::State { group } => {
-            let desk = residents.borrow().desks.get(&group).and_then(Weak::upgrade);
-            let Some(desk) = desk.filter(|desk| desk.has_room()) else {
+            let snapshot_server = services.borrow().snapshot_servers.get(&group).and_then(Weak::upgrade);
+            let Some(snapshot_server) = snapshot_server.filter(|server| server.has_room()) else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            // This task runs until the newcomer leaves or the desk is dropped.
-            tokio::spawn(desk.receive(stream));
+            // This task runs until the newcomer leaves or the snapshot server is dropped.
+            tokio::spawn(snapshot_server.receive(stream));
         }
-        Opening::Pass => {
-            let Some(passed) = residents.borrow().passed.clone() else {
+        Opening::Forward => {
+            let Some(forwarded) = services.borrow().forwarded.clone() else {
                 return answer(&mut stream, &Answer::Unknown).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
-            tokio::spawn(tokio::time::timeout(PASS_TIMEOUT, async move {
+            tokio::spawn(tokio::time::timeout(FORWARD_TIMEOUT, async move {
                 if let Ok(Some(payload)) = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await {
-                    let _ = passed.send(Heard::PassedOn(payload)).await;
+                    let _ = forwarded.send(Received::Forwarded(payload)).await;
                 }
             }));
         }

@@ -1,10 +1,10 @@
-//! Passing long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to only a
-//! few ranks, and each passes them on to a few others through their doors.
+//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to
+//! only a few ranks, and each passes them on to a few others through their listeners.
 //!
 //! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
 //! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable
-//! door, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose door
-//! others could not reach get later messages from the coordinator directly.
+//! listener, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose
+//! listener others could not reach get later messages from the coordinator directly.
 //!
 //! The tree is that of a heap. A message's receivers have *places* from 0 on, in the order of their ranks (or of the
 //! members of an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
@@ -21,10 +21,10 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
-use super::peers::door::{DoorAddress, NoAnswer};
-use super::peers::porter::Opening;
+use super::peers::acceptor::Opening;
+use super::peers::listener::{ConnectError, ListenerAddress, Locality};
 use super::wire::{FromCoordinator, PeerInfo, encode};
-use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
+use crate::job::limits::{CONNECT_TIMEOUT, FORWARD_TIMEOUT};
 use crate::join::{JoinSpec, Locator};
 
 /// Number of receivers to which a rank passes a message on. All of them share the rank's network link, so few are best
@@ -35,10 +35,10 @@ pub(super) const FAN_OUT: usize = 4;
 const DIRECT_RANKS: usize = 32;
 
 /// Longest message that the coordinator always sends itself. Sending it costs little compared with a connection to a
-/// door.
+/// listener.
 const DIRECT_BYTES: usize = 4 << 10;
 
-/// Heartbeats without news after which the coordinator sends a message itself. A connection to a door takes
+/// Heartbeats without news after which the coordinator sends a message itself. A connection to a listener takes
 /// milliseconds, or seconds where a thousand processes start on two CPUs.
 const PATIENCE: u32 = 4;
 
@@ -46,7 +46,7 @@ const PATIENCE: u32 = 4;
 const SLOW_BYTES_PER_SECOND: usize = 10 << 20;
 
 /// Whether a message of this length for this many ranks is passed on.
-pub(super) const fn is_worth_it(bytes: usize, ranks: usize) -> bool {
+pub(super) const fn is_worthwhile(bytes: usize, ranks: usize) -> bool {
     ranks > DIRECT_RANKS && bytes > DIRECT_BYTES
 }
 
@@ -64,57 +64,57 @@ pub(super) fn patience(bytes: usize) -> u32 {
 
 /// Passes messages on for a rank.
 #[derive(Debug)]
-pub(super) struct Passing {
+pub(super) struct Forwarder {
     spec: JoinSpec,
-    /// The ranks' doors, by rank. The entry is empty for a rank without a door.
-    doors: Arc<[DoorAddress]>,
+    /// The ranks' listeners, by rank. The entry is empty for a rank without a listener.
+    listeners: Arc<[ListenerAddress]>,
     progress: Arc<Progress>,
 }
 
 #[derive(Debug, Default)]
 struct Progress {
-    passed_bytes: AtomicU64,
-    underway: Mutex<usize>,
+    forwarded_bytes: AtomicU64,
+    in_flight: Mutex<usize>,
     changed: Condvar,
 }
 
 /// Counts a message as being passed on, until it is dropped.
-struct Counted(Arc<Progress>);
+struct InFlightGuard(Arc<Progress>);
 
-impl Counted {
+impl InFlightGuard {
     fn new(progress: &Arc<Progress>) -> Self {
-        *progress.underway.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *progress.in_flight.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         Self(progress.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        *self.0.underway.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.changed.notify_all();
     }
 }
 
-impl Passing {
-    pub(super) fn new(spec: &JoinSpec, doors: Arc<[DoorAddress]>) -> Self {
-        Self { spec: spec.clone(), doors, progress: Arc::default() }
+impl Forwarder {
+    pub(super) fn new(spec: &JoinSpec, listeners: Arc<[ListenerAddress]>) -> Self {
+        Self { spec: spec.clone(), listeners, progress: Arc::default() }
     }
 
     /// Returns how many bytes this rank has passed on.
-    pub(super) fn passed_bytes(&self) -> u64 {
-        self.progress.passed_bytes.load(Ordering::Relaxed)
+    pub(super) fn forwarded_bytes(&self) -> u64 {
+        self.progress.forwarded_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until no message is being passed on, at most for `patience`.
     pub(super) fn wait(&self, patience: Duration) {
-        let Progress { underway, changed, .. } = &*self.progress;
-        let underway = underway.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_timeout_while(underway, patience, |underway| *underway > 0));
+        let Progress { in_flight, changed, .. } = &*self.progress;
+        let in_flight = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_timeout_while(in_flight, patience, |in_flight| *in_flight > 0));
     }
 
     /// Passes a message on to those of its receivers (ranks, in the order of their places) that follow this rank in the
     /// tree. Returns at once. The coordinator sends the message to members that cannot be reached.
-    pub(super) fn pass_on(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
+    pub(super) fn forward(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
         let own = self.spec.rank;
         let place = receivers.iter().position(|rank| *rank == own);
         let places = next(place, receivers.len());
@@ -124,17 +124,20 @@ impl Passing {
         let frame = encode(message);
         for &rank in &receivers[places] {
             let host = |rank: u32| peers.get(rank as usize).map(|peer| peer.host_key);
-            let Some(door) = self.doors.get(rank as usize).cloned() else { continue };
+            let Some(listener) = self.listeners.get(rank as usize).cloned() else { continue };
             let way = Way {
-                credentials: door.credentials(&self.spec),
-                door,
-                is_local: matches!(self.spec.locator, Locator::Local(_)),
-                near: host(rank) == host(own),
+                credentials: listener.credentials(&self.spec),
+                listener,
+                locality: match self.spec.locator {
+                    Locator::Local(_) => Locality::SameProcess,
+                    _ if host(rank) == host(own) => Locality::SameHost,
+                    _ => Locality::OtherHost,
+                },
             };
-            let (frame, counted) = (frame.clone(), Counted::new(&self.progress));
+            let (frame, in_flight) = (frame.clone(), InFlightGuard::new(&self.progress));
             tokio::spawn(async move {
-                let pass = pass(&way, &frame, &counted.0.passed_bytes);
-                match tokio::time::timeout(PASS_TIMEOUT, pass).await {
+                let sent = send(&way, &frame, &in_flight.0.forwarded_bytes);
+                match tokio::time::timeout(FORWARD_TIMEOUT, sent).await {
                     Ok(Ok(())) => {}
                     Ok(Err(problem)) => tracing::debug!(rank, "nothing is passed on: {problem}"),
                     Err(_) => tracing::debug!(rank, "nothing is passed on in time"),
@@ -146,22 +149,19 @@ impl Passing {
 
 /// The way to another rank.
 struct Way {
-    door: DoorAddress,
+    listener: ListenerAddress,
     credentials: Credentials,
-    /// Whether the door belongs to a thread of this process.
-    is_local: bool,
-    /// Whether the door is on this host.
-    near: bool,
+    locality: Locality,
 }
 
-async fn pass(way: &Way, frame: &Bytes, passed_bytes: &AtomicU64) -> Result<(), String> {
-    let Way { door, credentials, is_local, near } = way;
-    let knock = door.knock(*is_local, *near, credentials.clone(), &Opening::Pass, CONNECT_TIMEOUT);
-    let mut stream = knock.await.map_err(NoAnswer::text)?;
+async fn send(way: &Way, frame: &Bytes, forwarded_bytes: &AtomicU64) -> Result<(), String> {
+    let Way { listener, credentials, locality } = way;
+    let connect = listener.connect(*locality, credentials.clone(), &Opening::Forward, CONNECT_TIMEOUT);
+    let mut stream = connect.await.map_err(ConnectError::text)?;
     let said = |error: io::Error| error.to_string();
     stream.write_all(frame).await.map_err(said)?;
     stream.flush().await.map_err(said)?;
-    passed_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+    forwarded_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
     // The other end closes once it has received everything.
     stream.read(&mut [0]).await.map_err(said)?;
     Ok(())
@@ -169,7 +169,7 @@ async fn pass(way: &Way, frame: &Bytes, passed_bytes: &AtomicU64) -> Result<(), 
 
 /// A message that ranks are passing on, with the coordinator's knowledge of who has it.
 #[derive(Debug)]
-pub(super) struct Underway {
+pub(super) struct InFlight {
     pub(super) key: Option<super::ExchangeKey>,
     /// The message itself, for ranks that do not get it from others.
     pub(super) frame: Bytes,
@@ -182,7 +182,7 @@ pub(super) struct Underway {
     pub(super) left: u32,
 }
 
-impl Underway {
+impl InFlight {
     /// Returns receivers that lack the message although the rank that should pass it on to them has it.
     pub(super) fn unreached(&self) -> impl Iterator<Item = u32> {
         let has_it = |place: usize| !self.waiting.contains(&self.receivers[place]);
@@ -214,6 +214,6 @@ mod tests {
     #[test]
     fn long_messages_have_more_time() {
         assert_eq!((patience(100 << 10), patience(5 << 20)), (PATIENCE, PATIENCE + 2));
-        assert!(!is_worth_it(1 << 20, 8) && !is_worth_it(100, 4096) && is_worth_it(100 << 10, 256));
+        assert!(!is_worthwhile(1 << 20, 8) && !is_worthwhile(100, 4096) && is_worthwhile(100 << 10, 256));
     }
 }

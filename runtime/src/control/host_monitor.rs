@@ -12,39 +12,39 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::coordinator_state::ConnectionId;
-use super::line::{Answered, Line};
 use super::probe::Probes;
+use super::stream::{Acknowledged, TcpHandle};
 
 /// Number of messages sent within the limit. A cut is therefore noticed at most one such part of the limit late.
-const BEATS: u32 = 16;
+const HEARTBEATS: u32 = 16;
 
 /// Divisor of the limit that gives the silence after which the host is also probed.
-const DOUBT: u32 = 2;
+const SUSPICION: u32 = 2;
 
 /// Number of probes within the limit.
-const QUESTIONS: u32 = 32;
+const PROBES: u32 = 32;
 
 /// Most probes under way at a time, to one host and to all hosts.
-const QUESTIONS_TO_ONE: usize = 8;
-const QUESTIONS_TO_ALL: usize = 2048;
+const PROBES_TO_ONE: usize = 8;
+const PROBES_TO_ALL: usize = 2048;
 
-/// Coordinator's time between beats per connection. With 4096 ranks, each is checked once a second.
+/// Coordinator's time between heartbeats per connection. With 4096 ranks, each is checked once a second.
 const PER_RANK: Duration = Duration::from_micros(250);
 
-/// Returns the time between two beats on a watched connection.
+/// Returns the time between two heartbeats on a watched connection.
 pub(crate) fn period(limit: Duration, world_size: u32) -> Duration {
-    (limit / BEATS).max(PER_RANK * world_size)
+    (limit / HEARTBEATS).max(PER_RANK * world_size)
 }
 
-/// Returns the silence after which a host is in doubt, and the time between two probes from then on.
-pub(crate) fn doubt(limit: Duration) -> (Duration, Duration) {
-    (limit / DOUBT, limit / QUESTIONS)
+/// Returns the silence after which a host is suspected, and the time between two probes from then on.
+pub(crate) fn suspicion(limit: Duration) -> (Duration, Duration) {
+    (limit / SUSPICION, limit / PROBES)
 }
 
 /// A connection whose other end is watched.
 #[derive(Debug)]
-pub(crate) struct Vigil {
-    line: Line,
+pub(crate) struct HostMonitor {
+    tcp: TcpHandle,
     /// Address at which the host is probed.
     at: Option<SocketAddr>,
     probes: Probes,
@@ -54,9 +54,9 @@ pub(crate) struct Vigil {
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Send something.
-    Ask,
+pub(crate) enum Check {
+    /// Send a heartbeat.
+    Heartbeat,
     /// Wait for the answer to earlier data. More data would not help: a kernel resends a little lost data soon, and
     /// takes ever longer for a lot of it.
     Wait,
@@ -72,46 +72,52 @@ struct Silence {
     /// Time of the next check.
     due: Instant,
     period: Duration,
-    /// Length of the silence when the host was last in doubt, and was probed outside the connection.
-    doubted: Option<Duration>,
+    /// Length of the silence when the host was last suspected, and was probed outside the connection.
+    suspected: Option<Duration>,
 }
 
 impl Silence {
     fn new(period: Duration, now: Instant) -> Self {
-        Self { since: now, due: now + period, period, doubted: None }
+        Self { since: now, due: now + period, period, suspected: None }
     }
 
     /// Checks the host. `probed`: the host has answered a probe.
-    fn look(&mut self, answered: Answered, probed: bool, limit: Duration, now: Instant) -> Look {
+    fn check(&mut self, answered: Acknowledged, probed: bool, limit: Duration, now: Instant) -> Check {
         let was_stopped = now.saturating_duration_since(self.due) > self.period;
         self.due = now + self.period;
         let silence = now.saturating_duration_since(self.since);
         // If this process was itself stopped, its last message may only have been sent now.
         if was_stopped || answered.all || probed || answered.ago < silence {
-            (self.since, self.doubted) = (now, None);
-            return if answered.all { Look::Ask } else { Look::Wait };
+            (self.since, self.suspected) = (now, None);
+            return if answered.all { Check::Heartbeat } else { Check::Wait };
         }
-        let (doubtful, beat) = doubt(limit);
-        if silence < doubtful {
-            return Look::Wait;
+        let (suspicious_after, beat) = suspicion(limit);
+        if silence < suspicious_after {
+            return Check::Wait;
         }
         self.due = now + beat;
-        let before = self.doubted.replace(silence);
+        let before = self.suspected.replace(silence);
         // With many ranks, each is checked so rarely that no probe may have been sent before. This process may also
         // have been late to send one.
-        let was_asked = before.is_some_and(|before| before + 2 * beat >= limit);
-        if silence >= limit && was_asked { Look::Silent(silence) } else { Look::Wait }
+        let was_probed = before.is_some_and(|before| before + 2 * beat >= limit);
+        if silence >= limit && was_probed { Check::Silent(silence) } else { Check::Wait }
     }
 }
 
-impl Vigil {
-    /// Starts watching. `port` is the port of the other end's door, which accepts connections and which firewalls let
-    /// through.
-    pub(crate) fn new(line: Line, port: Option<u16>, limit: Duration, world_size: u32, now: Instant) -> Self {
-        let at = line.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
-        let most = QUESTIONS_TO_ONE.min(QUESTIONS_TO_ALL / world_size.max(1) as usize).max(1);
+impl HostMonitor {
+    /// Starts watching. `port` is the port of the other end's listener, which accepts connections and which firewalls
+    /// let through.
+    pub(crate) fn new(
+        tcp: TcpHandle,
+        port: Option<u16>,
+        limit: Duration,
+        world_size: u32,
+        now: Instant,
+    ) -> Self {
+        let at = tcp.peer().map(|peer| SocketAddr::new(peer.ip(), port.unwrap_or(peer.port())));
+        let most = PROBES_TO_ONE.min(PROBES_TO_ALL / world_size.max(1) as usize).max(1);
         let silence = Silence::new(period(limit, world_size), now);
-        Self { line, at, probes: Probes::at_most(most), limit, silence }
+        Self { tcp, at, probes: Probes::at_most(most), limit, silence }
     }
 
     /// Returns the time of the next check.
@@ -119,35 +125,35 @@ impl Vigil {
         self.silence.due
     }
 
-    pub(crate) fn look(&mut self, now: Instant) -> Look {
-        let Some(answered) = self.line.answered() else {
+    pub(crate) fn check(&mut self, now: Instant) -> Check {
+        let Some(answered) = self.tcp.acknowledged() else {
             // The task that reads the connection reports how it has ended.
             self.silence = Silence::new(self.silence.period, now);
-            return Look::Wait;
+            return Check::Wait;
         };
-        let look = self.silence.look(answered, self.probes.are_answered(), self.limit, now);
+        let check = self.silence.check(answered, self.probes.are_answered(), self.limit, now);
         match self.at {
-            Some(at) if self.silence.doubted.is_some() => self.probes.send(at),
+            Some(at) if self.silence.suspected.is_some() => self.probes.send(at),
             _ => self.probes.forget(),
         }
-        look
+        check
     }
 }
 
 /// The watched connections of a coordinator.
 #[derive(Debug, Default)]
-pub(crate) struct Vigils(HashMap<ConnectionId, Vigil>);
+pub(crate) struct HostMonitors(HashMap<ConnectionId, HostMonitor>);
 
 /// Result of checking all of them.
 #[derive(Debug, Default)]
-pub(crate) struct Looked {
+pub(crate) struct Checked {
     pub(crate) silent: Vec<(ConnectionId, Duration)>,
-    pub(crate) asked: Vec<ConnectionId>,
+    pub(crate) due: Vec<ConnectionId>,
 }
 
-impl Vigils {
-    pub(crate) fn watch(&mut self, connection: ConnectionId, vigil: Vigil) {
-        self.0.insert(connection, vigil);
+impl HostMonitors {
+    pub(crate) fn watch(&mut self, connection: ConnectionId, monitor: HostMonitor) {
+        self.0.insert(connection, monitor);
     }
 
     pub(crate) fn forget(&mut self, connection: ConnectionId) {
@@ -156,22 +162,22 @@ impl Vigils {
 
     /// Returns the time of the next check, if any rank is watched.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.0.values().map(Vigil::due).min()
+        self.0.values().map(HostMonitor::due).min()
     }
 
-    pub(crate) fn look(&mut self, now: Instant) -> Looked {
-        let mut looked = Looked::default();
-        for (connection, vigil) in self.0.iter_mut().filter(|(_, vigil)| now >= vigil.due()) {
-            match vigil.look(now) {
-                Look::Silent(silence) => looked.silent.push((*connection, silence)),
-                Look::Ask => looked.asked.push(*connection),
-                Look::Wait => {}
+    pub(crate) fn check(&mut self, now: Instant) -> Checked {
+        let mut checked = Checked::default();
+        for (connection, monitor) in self.0.iter_mut().filter(|(_, monitor)| now >= monitor.due()) {
+            match monitor.check(now) {
+                Check::Silent(silence) => checked.silent.push((*connection, silence)),
+                Check::Heartbeat => checked.due.push(*connection),
+                Check::Wait => {}
             }
         }
-        for (connection, _) in &looked.silent {
+        for (connection, _) in &checked.silent {
             self.0.remove(connection);
         }
-        looked
+        checked
     }
 }
 
@@ -202,13 +208,13 @@ mod tests {
             if stopped.contains(&ms) || at(ms) < silence.due {
                 continue;
             }
-            let answered = Answered { all: sent.is_none(), ago: Duration::from_millis(ms - answered_at) };
-            match silence.look(answered, std::mem::take(&mut probed), LIMIT, at(ms)) {
-                Look::Ask => sent = Some(ms + 1),
-                Look::Wait => {}
-                Look::Silent(_) => return Some(ms),
+            let answered = Acknowledged { all: sent.is_none(), ago: Duration::from_millis(ms - answered_at) };
+            match silence.check(answered, std::mem::take(&mut probed), LIMIT, at(ms)) {
+                Check::Heartbeat => sent = Some(ms + 1),
+                Check::Wait => {}
+                Check::Silent(_) => return Some(ms),
             }
-            probed = silence.doubted.is_some() && !away.contains(&ms);
+            probed = silence.suspected.is_some() && !away.contains(&ms);
         }
         None
     }
@@ -230,37 +236,37 @@ mod tests {
     }
 
     #[test]
-    fn of_many_ranks_each_is_looked_at_less_often() {
-        assert_eq!(period(LIMIT, 8), LIMIT / BEATS);
+    fn of_many_ranks_each_is_checked_less_often() {
+        assert_eq!(period(LIMIT, 8), LIMIT / HEARTBEATS);
         assert_eq!(period(LIMIT, 4096), Duration::from_millis(1024));
     }
 
     #[test]
-    fn a_host_that_is_looked_at_seldom_is_asked_before_it_counts_as_silent() {
+    fn a_host_that_is_checked_seldom_is_probed_before_it_counts_as_silent() {
         let began = Instant::now();
         let later = |ms| began + Duration::from_millis(ms);
-        let unanswered = |ms| Answered { all: false, ago: Duration::from_millis(ms) };
+        let unanswered = |ms| Acknowledged { all: false, ago: Duration::from_millis(ms) };
         let mut silence = Silence::new(period(LIMIT, 4096), began);
-        assert_eq!(silence.look(unanswered(2000), false, LIMIT, later(1024)), Look::Wait);
-        assert_eq!(silence.due, later(1024) + LIMIT / QUESTIONS);
+        assert_eq!(silence.check(unanswered(2000), false, LIMIT, later(1024)), Check::Wait);
+        assert_eq!(silence.due, later(1024) + LIMIT / PROBES);
         let mut answers = Silence::new(period(LIMIT, 4096), began);
-        let _ = answers.look(unanswered(2000), false, LIMIT, later(1024));
-        assert_eq!(answers.look(unanswered(2032), true, LIMIT, later(1056)), Look::Wait);
-        assert_eq!((answers.since, answers.doubted), (later(1056), None));
-        let silent = Look::Silent(Duration::from_millis(1056));
-        assert_eq!(silence.look(unanswered(2032), false, LIMIT, later(1056)), silent);
+        let _ = answers.check(unanswered(2000), false, LIMIT, later(1024));
+        assert_eq!(answers.check(unanswered(2032), true, LIMIT, later(1056)), Check::Wait);
+        assert_eq!((answers.since, answers.suspected), (later(1056), None));
+        let silent = Check::Silent(Duration::from_millis(1056));
+        assert_eq!(silence.check(unanswered(2032), false, LIMIT, later(1056)), silent);
     }
 
     #[test]
-    fn whoever_comes_late_to_ask_asks_once_more() {
+    fn whoever_probes_late_probes_once_more() {
         let began = Instant::now();
         let mut silence = Silence::new(period(LIMIT, 8), began);
-        let mut look = |ms| {
-            let unanswered = Answered { all: false, ago: Duration::from_millis(ms) };
-            silence.look(unanswered, false, LIMIT, began + Duration::from_millis(ms))
+        let mut check = |ms| {
+            let unanswered = Acknowledged { all: false, ago: Duration::from_millis(ms) };
+            silence.check(unanswered, false, LIMIT, began + Duration::from_millis(ms))
         };
-        let looks = [63, 126, 189, 252, 315, 378, 441, 504, 590, 680, 770, 860, 935, 1003];
-        assert_eq!(looks.map(&mut look), [Look::Wait; 14]);
-        assert_eq!(look(1035), Look::Silent(Duration::from_millis(1035)));
+        let times = [63, 126, 189, 252, 315, 378, 441, 504, 590, 680, 770, 860, 935, 1003];
+        assert_eq!(times.map(&mut check), [Check::Wait; 14]);
+        assert_eq!(check(1035), Check::Silent(Duration::from_millis(1035)));
     }
 }

@@ -17,26 +17,26 @@ use super::sealed::{Sealed, SessionKeys};
 /// A byte stream in both directions: TCP between processes, or an in-memory pipe within a process.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Returns a handle to the underlying TCP connection, if there is one to another host.
-    fn line(&self) -> Option<Line>;
+    fn tcp_handle(&self) -> Option<TcpHandle>;
 }
 
 /// A stream of any kind.
 pub(crate) type BoxedStream = Box<dyn Stream>;
 
 impl Stream for DuplexStream {
-    fn line(&self) -> Option<Line> {
+    fn tcp_handle(&self) -> Option<TcpHandle> {
         None
     }
 }
 
 impl<S: Stream> Stream for Sealed<S> {
-    fn line(&self) -> Option<Line> {
-        self.beneath().line()
+    fn tcp_handle(&self) -> Option<TcpHandle> {
+        self.inner().tcp_handle()
     }
 }
 
 /// Makes the stream of a connection after its handshake.
-pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
+pub(crate) fn boxed(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
     // With this option, segments lost in a short network cut are resent soon after the cut, not after up to twice its
     // length.
     let _ = SockRef::from(&connection).set_tcp_thin_linear_timeouts(true);
@@ -49,22 +49,22 @@ pub(crate) fn stream(connection: TcpStream, keys: Option<&SessionKeys>) -> Boxed
 
 /// A handle to a TCP connection. It does not keep the connection open.
 #[derive(Clone, Debug)]
-pub(crate) struct Line(Weak<TcpStream>);
+pub(crate) struct TcpHandle(Weak<TcpStream>);
 
 /// The state of acknowledgements from the other end's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answered {
+pub(crate) struct Acknowledged {
     /// Whether all sent data is acknowledged.
     pub(crate) all: bool,
     /// Time since the last acknowledgement.
     pub(crate) ago: Duration,
 }
 
-impl Line {
+impl TcpHandle {
     /// Returns the state of acknowledgements, or `None` if the connection has ended or the kernel does not tell.
-    pub(crate) fn answered(&self) -> Option<Answered> {
+    pub(crate) fn acknowledged(&self) -> Option<Acknowledged> {
         let info = TcpInfo::of(&*self.0.upgrade()?)?;
-        Some(Answered { all: info.unacknowledged == 0, ago: info.acknowledged_ago })
+        Some(Acknowledged { all: info.unacknowledged == 0, ago: info.acknowledged_ago })
     }
 
     /// Returns the address of the other end.
@@ -76,10 +76,10 @@ impl Line {
 struct Connection(Arc<TcpStream>);
 
 impl Stream for Connection {
-    fn line(&self) -> Option<Line> {
+    fn tcp_handle(&self) -> Option<TcpHandle> {
         let [here, there] = [self.0.local_addr(), self.0.peer_addr()].map(|at| at.ok().map(|at| at.ip()));
         // Both ends on one host share a kernel, which answers as long as the host runs at all.
-        (here != there).then(|| Line(Arc::downgrade(&self.0)))
+        (here != there).then(|| TcpHandle(Arc::downgrade(&self.0)))
     }
 }
 

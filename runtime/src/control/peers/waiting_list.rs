@@ -1,9 +1,9 @@
-//! Lobby: newcomers that wait at a member's door until the members call them.
+//! Newcomers that wait at a member's listener until the members admit them.
 //!
-//! A newcomer brings the key of the door, which it has from an invitation, and introduces itself. It is told at once if
-//! it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone is
-//! forgotten, and a newcomer whose member is silent or gone goes to another door. A lobby belongs to a group, not to
-//! one of its communicators, so newcomers continue to wait while the members shrink.
+//! A newcomer brings the key of the listener, which it has from an invitation, and introduces itself. It is told at
+//! once if it does not fit. From then on, both ends send something at every [`BEAT`]: a newcomer that is silent or gone
+//! is forgotten, and a newcomer whose member is silent or gone goes to another listener. A waiting list belongs to a
+//! group, not to one of its communicators, so newcomers continue to wait while the members shrink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,12 +16,12 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::door::{DoorAddress, Tag};
+use super::listener::{ListenerAddress, RegroupId};
 use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
-use crate::job::limits::{MAX_BLOB_BYTES, MAX_ENTRANCES, MAX_LOBBY};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_MEMBER_ADDRESSES, MAX_WAITING_NEWCOMERS};
 
 /// Identifies a group of ranks, however its members change.
 pub(crate) type GroupId = [u8; 16];
@@ -32,8 +32,8 @@ pub(in crate::control) const BEAT: Duration = Duration::from_millis(200);
 /// A process (or thread) that wants to become a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Newcomer {
-    /// Its own door. The door's number distinguishes it from all other processes.
-    pub(crate) door: DoorAddress,
+    /// Its own listener. The listener's number distinguishes it from all other processes.
+    pub(crate) listener: ListenerAddress,
     #[serde(deserialize_with = "foreign")]
     pub(crate) hostname: String,
     pub(crate) pid: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Newcomer {
 impl Newcomer {
     /// Returns the number that distinguishes it from all other processes.
     pub(crate) const fn id(&self) -> u64 {
-        self.door.id
+        self.listener.id
     }
 
     /// Describes it: "process 4711 on node7".
@@ -58,19 +58,19 @@ impl Newcomer {
     }
 }
 
-/// A member's door, with the facts that a newcomer needs.
+/// A member's listener, with the facts that a newcomer needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Entrance {
-    pub(crate) door: DoorAddress,
+pub(crate) struct MemberAddress {
+    pub(crate) listener: ListenerAddress,
     pub(crate) host_key: u64,
 }
 
 /// A place in the group, offered to a newcomer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seat {
-    /// Door at which all members meet.
-    pub(crate) at: Entrance,
-    pub(crate) tag: Tag,
+pub(crate) struct Admission {
+    /// Listener at which all members meet.
+    pub(crate) at: MemberAddress,
+    pub(crate) regroup_id: RegroupId,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) patience: Duration,
@@ -78,7 +78,7 @@ pub(crate) struct Seat {
     pub(crate) lineage: Vec<u8>,
 }
 
-/// A message from a newcomer to the member at whose door it waits.
+/// A message from a newcomer to the member at whose listener it waits.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum FromNewcomer {
     Hello(Newcomer),
@@ -88,9 +88,9 @@ pub(in crate::control) enum FromNewcomer {
 /// A message from the member to the newcomer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum ToNewcomer {
-    /// The newcomer may wait. These are the doors of the members now.
+    /// The newcomer may wait. These are the listeners of the members now.
     Welcome {
-        entrances: Vec<Entrance>,
+        addresses: Vec<MemberAddress>,
     },
     Refused {
         #[serde(deserialize_with = "foreign")]
@@ -99,7 +99,7 @@ pub(in crate::control) enum ToNewcomer {
         remedy: String,
     },
     Beat,
-    Called(Seat),
+    Admitted(Admission),
 }
 
 const GONE: &str = "the newcomer is gone";
@@ -107,8 +107,8 @@ const GONE: &str = "the newcomer is gone";
 /// A check of newcomers. It returns the problem and the remedy if a newcomer may not wait.
 type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
 
-/// The newcomers that wait at this member's door.
-pub(crate) struct Lobby {
+/// The newcomers that wait at this member's listener.
+pub(crate) struct WaitingList {
     group: GroupId,
     check: Check,
     silent_after: Duration,
@@ -119,8 +119,8 @@ pub(crate) struct Lobby {
 struct State {
     waiting: Vec<Waiting>,
     arrivals: u64,
-    entrances: Vec<Entrance>,
-    /// Door numbers of all processes that are or were members, as far as this member knows.
+    addresses: Vec<MemberAddress>,
+    /// Listener numbers of all processes that are or were members, as far as this member knows.
     members: BTreeSet<u64>,
     is_closed: bool,
 }
@@ -132,7 +132,7 @@ struct Waiting {
     queue: mpsc::UnboundedSender<Bytes>,
     /// Raised when the newcomer is gone.
     gone: Arc<AbortFlag>,
-    is_called: bool,
+    is_admitted: bool,
     reader: AbortHandle,
 }
 
@@ -145,9 +145,9 @@ impl State {
     }
 }
 
-impl std::fmt::Debug for Lobby {
+impl std::fmt::Debug for WaitingList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lobby")
+        f.write_str("WaitingList")
     }
 }
 
@@ -157,7 +157,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Lobby {
+impl WaitingList {
     pub(crate) fn new(group: GroupId, silent_after: Duration, check: Check) -> Self {
         Self { group, check, silent_after, state: Mutex::default() }
     }
@@ -170,25 +170,25 @@ impl Lobby {
         self.group
     }
 
-    /// Sets the doors of the members. Newcomers try them when this member is gone.
-    pub(crate) fn meet(&self, mut entrances: Vec<Entrance>) {
+    /// Sets the listeners of the members. Newcomers try them when this member is gone.
+    pub(crate) fn set_members(&self, mut addresses: Vec<MemberAddress>) {
         let mut state = self.lock();
-        state.members.extend(entrances.iter().map(|entrance| entrance.door.id));
-        // A few doors are enough, and fit into a frame.
-        entrances.truncate(MAX_ENTRANCES);
-        let news = encode(&ToNewcomer::Welcome { entrances: entrances.clone() });
+        state.members.extend(addresses.iter().map(|address| address.listener.id));
+        // A few listeners are enough, and fit into a frame.
+        addresses.truncate(MAX_MEMBER_ADDRESSES);
+        let news = encode(&ToNewcomer::Welcome { addresses: addresses.clone() });
         for waiting in &state.waiting {
             let _ = waiting.queue.send(news.clone());
         }
-        state.entrances = entrances;
+        state.addresses = addresses;
     }
 
-    /// Returns the doors of the members.
-    pub(crate) fn entrances(&self) -> Vec<Entrance> {
-        self.lock().entrances.clone()
+    /// Returns the listeners of the members.
+    pub(crate) fn addresses(&self) -> Vec<MemberAddress> {
+        self.lock().addresses.clone()
     }
 
-    /// Closes the lobby when this member is fenced out or leaves. Newcomers no longer wait here.
+    /// Closes the waiting list when this member is fenced out or leaves. Newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -200,30 +200,30 @@ impl Lobby {
     }
 
     /// Returns the waiting newcomers in order of arrival.
-    pub(crate) fn waiting(&self) -> Vec<Newcomer> {
+    pub(crate) fn newcomers(&self) -> Vec<Newcomer> {
         let state = self.lock();
-        let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();
+        let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_admitted).collect();
         all.sort_by_key(|waiting| waiting.arrival);
         all.into_iter().map(|waiting| waiting.newcomer.clone()).collect()
     }
 
-    /// Offers a seat to a waiting newcomer. `lost` runs if the newcomer goes before the result is dropped. Returns
+    /// Admits a waiting newcomer. `lost` runs if the newcomer goes before the result is dropped. Returns
     /// `None` if it is already gone.
-    pub(crate) fn call(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         id: u64,
-        seat: Seat,
+        admission: Admission,
         lost: Box<dyn Fn() + Send + Sync>,
-    ) -> Option<Called> {
+    ) -> Option<AdmittedNewcomer> {
         let (gone, arrival) = {
             let mut state = self.lock();
             let waiting = state.waiting.iter_mut().find(|waiting| waiting.newcomer.id() == id)?;
-            waiting.is_called = true;
-            waiting.queue.send(encode(&ToNewcomer::Called(seat))).ok()?;
+            waiting.is_admitted = true;
+            waiting.queue.send(encode(&ToNewcomer::Admitted(admission))).ok()?;
             (waiting.gone.clone(), waiting.arrival)
         };
         gone.on_raise(lost);
-        Some(Called { id, arrival, lobby: self.clone() })
+        Some(AdmittedNewcomer { id, arrival, waiting_list: self.clone() })
     }
 
     /// Tells a waiting newcomer why it cannot become a member, and removes it.
@@ -266,13 +266,13 @@ impl Lobby {
         // The newcomer has given up its earlier connection.
         state.forget(newcomer.id());
         tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
-        let _ = queue.send(encode(&ToNewcomer::Welcome { entrances: state.entrances.clone() }));
+        let _ = queue.send(encode(&ToNewcomer::Welcome { addresses: state.addresses.clone() }));
         state.arrivals += 1;
         let arrival = state.arrivals;
         let who = (newcomer.id(), arrival);
         let listening = listen(Arc::downgrade(&self), who, read, self.silent_after, gone.clone());
         let reader = tokio::spawn(listening).abort_handle();
-        state.waiting.push(Waiting { newcomer, arrival, queue, gone, is_called: false, reader });
+        state.waiting.push(Waiting { newcomer, arrival, queue, gone, is_admitted: false, reader });
         Ok(())
     }
 
@@ -290,8 +290,9 @@ impl Lobby {
                     "Join with a new builder: each draws an identity of its own".to_owned(),
                 ));
             }
-            if state.waiting.len() >= MAX_LOBBY {
-                let problem = format!("{MAX_LOBBY} newcomers wait at this door, which are the most");
+            if state.waiting.len() >= MAX_WAITING_NEWCOMERS {
+                let problem =
+                    format!("{MAX_WAITING_NEWCOMERS} newcomers wait at this listener, which are the most");
                 return Some((problem, "Let the group take some in first".to_owned()));
             }
         }
@@ -299,17 +300,17 @@ impl Lobby {
     }
 }
 
-/// A newcomer that was called. Dropping this ends its connection: by then it has become a member, or it comes back and
-/// waits again.
-pub(crate) struct Called {
+/// A newcomer that was admitted. Dropping this ends its connection: by then it has become a member, or it comes back
+/// and waits again.
+pub(crate) struct AdmittedNewcomer {
     id: u64,
     arrival: u64,
-    lobby: Arc<Lobby>,
+    waiting_list: Arc<WaitingList>,
 }
 
-impl Drop for Called {
+impl Drop for AdmittedNewcomer {
     fn drop(&mut self) {
-        self.lobby.forget(self.id, self.arrival);
+        self.waiting_list.forget(self.id, self.arrival);
     }
 }
 
@@ -334,7 +335,7 @@ pub(in crate::control) async fn hear<T: serde::de::DeserializeOwned>(
 }
 
 async fn listen(
-    lobby: Weak<Lobby>,
+    waiting_list: Weak<WaitingList>,
     (id, arrival): (u64, u64),
     read: ReadHalf<BoxedStream>,
     silent_after: Duration,
@@ -343,12 +344,12 @@ async fn listen(
     let mut reader = BufReader::new(read);
     while let Some(FromNewcomer::Beat) = hear(&mut reader, silent_after).await {}
     gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
-    if let Some(lobby) = lobby.upgrade() {
+    if let Some(waiting_list) = waiting_list.upgrade() {
         tracing::info!("a newcomer is gone");
-        lobby.forget(id, arrival);
+        waiting_list.forget(id, arrival);
     }
 }
 
 #[cfg(test)]
-#[path = "lobby_tests.rs"]
+#[path = "waiting_list_tests.rs"]
 mod tests;
