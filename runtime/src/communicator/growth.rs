@@ -155,7 +155,7 @@ fn exchange(
         None => Ok(all.into_iter().map(|told| told.listed).collect()),
         Some(other) => {
             let problem = format!(
-                "the ranks called different things: {} here, {} there",
+                "the ranks made different calls: {} here, {} there",
                 describe(places),
                 describe(other.places)
             );
@@ -186,12 +186,12 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
         return Err(usage(format!("the group has {} ranks, which is more than {most}", slots.len())));
     }
     if places == Places::Free && slots.len() as u32 == shared.slot_count() {
-        return Err(usage(format!("none of the {} slots is free: use grow to have more", slots.len())));
+        return Err(usage(format!("none of the {} slots is free: use grow to add more", slots.len())));
     }
     let seating = seat(places, &slots, shared.slot_count(), lists);
     for (host, at, problem) in &seating.refused {
         if let Some(lobby) = shared.lobby().filter(|_| left[*host] == shared.group.rank) {
-            lobby.refuse(lists[*host][*at].id, problem.clone(), "Start it with another slot, or with none");
+            lobby.refuse(lists[*host][*at].id, problem.clone(), "Start it with another slot, or without one");
         }
     }
     Ok(seating)
@@ -269,7 +269,7 @@ pub(crate) fn take(
         postcard::from_bytes(&offer.seat.lineage).map_err(|error| broken(offer.seat.rank, &error))?;
     let size = offer.seat.world_size as usize;
     if lineage.ranks_before.len() != size || lineage.slots.len() != size {
-        return Err(broken(offer.seat.rank, &"its lists are of another length"));
+        return Err(broken(offer.seat.rank, &"its lists have a different length"));
     }
     let control = applicant.take(offer)?;
     let world = World::changed(control, lineage, elastic.clone(), OnceLock::new(), None, BTreeSet::new());
@@ -287,8 +287,8 @@ pub(super) fn open_lobby(shared: &Shared) -> Option<Arc<Lobby>> {
     let config = shared.config.clone();
     let check = move |newcomer: &crate::control::Newcomer| {
         let difference = agreement::objection(&config, &newcomer.settings)?;
-        let problem = format!("the newcomer has other settings: {difference}");
-        Some((problem, "Give it the settings of the group, by variables or in code".to_owned()))
+        let problem = format!("the newcomer has different settings: {difference}");
+        Some((problem, "Give it the group's settings, in the environment or in code".to_owned()))
     };
     let make = || Lobby::new(group, shared.config.silent_after, Box::new(check));
     shared.world.control.lobby(group, make)

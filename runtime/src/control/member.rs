@@ -81,8 +81,8 @@ struct Registered {
 }
 
 /// The reason given to a rank that the others have gone on without.
-pub(crate) const FENCED: &str =
-    "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
+pub(crate) const FENCED: &str = "the other ranks heard nothing from this rank for too long and have gone on \
+                                 without it (KOLO_SILENT_AFTER)";
 
 /// An exchange that a thread of this rank is waiting for.
 #[derive(Debug)]
@@ -465,7 +465,7 @@ async fn listen(
                 Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
                 _ => None,
             },
-            Heard::Ended(Ok(())) => Some(closed("its connection was closed without goodbye")),
+            Heard::Ended(Ok(())) => Some(closed("its connection was closed without a goodbye")),
             Heard::Ended(Err(error)) => Some(closed(&format!("its connection broke: {error}"))),
         };
         if let Some(loss) = loss {

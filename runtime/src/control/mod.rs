@@ -169,7 +169,7 @@ impl Control {
             rank: Some(spec.rank),
             kind: JoinFailure::Interrupted,
             problem: "the control thread ended while joining".into(),
-            remedy: "Keep the ControlRuntime until join has returned".into(),
+            remedy: "Keep the ControlRuntime alive until join has returned".into(),
         })??;
         let peers = door.as_ref().map(|door| {
             let peers = Peers::new(&shared, door, doors);
@@ -460,8 +460,8 @@ async fn first_of<T>(
         (rank, how) = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
-            problem: format!("rank {rank} will not come: {how}"),
-            remedy: "Call shrink, or grow, again".into(),
+            problem: format!("rank {rank} cannot take part: {how}"),
+            remedy: "Call shrink or grow again".into(),
         }),
     }
 }
@@ -523,7 +523,11 @@ async fn open_door(spec: &JoinSpec) -> Option<Arc<Door>> {
     match Door::open(spec).await {
         Ok(door) => Some(Arc::new(door)),
         Err(error) => {
-            tracing::warn!(rank = spec.rank, %error, "no port for the other members: this rank cannot shrink or agree");
+            tracing::warn!(
+                rank = spec.rank,
+                %error,
+                "could not open a port for the other members: this rank cannot shrink or agree"
+            );
             None
         }
     }

@@ -240,7 +240,9 @@ async fn wait_inside(
                 Some(ToNewcomer::Refused { problem, remedy }) => {
                     return Err(Setback::Fatal(misfit(problem, remedy)));
                 }
-                None => return Err(Setback::Lost("the member at whose door it waited is gone".to_owned())),
+                None => {
+                    return Err(Setback::Lost("the member at whose door it was waiting is gone".to_owned()));
+                }
             }
         }
     };
@@ -248,7 +250,7 @@ async fn wait_inside(
         None => called.await?,
         Some(until) => match tokio::time::timeout_at(until.into(), called).await {
             Ok(called) => called?,
-            Err(_) => return Err(Setback::Lost("it was not called in time".to_owned())),
+            Err(_) => return Err(Setback::Lost("it was not admitted in time".to_owned())),
         },
     };
     let (sound, alarm) = oneshot::channel();
@@ -264,7 +266,7 @@ async fn listen(
     sound: oneshot::Sender<(u32, String)>,
 ) {
     while let Some(ToNewcomer::Beat | ToNewcomer::Welcome { .. }) = hear(&mut reader, silent_after).await {}
-    let _ = sound.send((0, "the members have given it up for now".to_owned()));
+    let _ = sound.send((0, "the members have abandoned the attempt for now".to_owned()));
     drop(queue);
 }
 
@@ -273,9 +275,8 @@ fn out_of_time(until: Option<Instant>) -> Result<()> {
         Some(until) if Instant::now() >= until => Err(Error::Join {
             rank: None,
             kind: JoinFailure::Absent,
-            problem: "the group has not taken this newcomer in within the time that it was to wait"
-                .to_owned(),
-            remedy: "See whether its members call grow, and whether it is full".to_owned(),
+            problem: "the group did not take this newcomer in within its time limit".to_owned(),
+            remedy: "Check whether its members call grow, and whether it is full".to_owned(),
         }),
         _ => Ok(()),
     }
@@ -285,8 +286,9 @@ fn nobody(causes: &str) -> Error {
     Error::Join {
         rank: None,
         kind: JoinFailure::Invitation,
-        problem: format!("no member that the invitation names can be reached: {causes}"),
-        remedy: "See whether the job still runs, and ask one of its members for a new invitation".to_owned(),
+        problem: format!("none of the members that the invitation names can be reached: {causes}"),
+        remedy: "Check whether the job is still running, and ask one of its members for a new invitation"
+            .to_owned(),
     }
 }
 
@@ -299,6 +301,6 @@ fn interrupted() -> Error {
         rank: None,
         kind: JoinFailure::Interrupted,
         problem: "the control thread ended while joining".to_owned(),
-        remedy: "Keep the ControlRuntime until the communicator is made".to_owned(),
+        remedy: "Keep the ControlRuntime alive until the communicator is made".to_owned(),
     }
 }

@@ -136,8 +136,8 @@ impl Passing {
                 let pass = pass(&way, &frame, &counted.0.passed_bytes);
                 match tokio::time::timeout(PASS_TIMEOUT, pass).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(problem)) => tracing::debug!(rank, "nothing is passed on: {problem}"),
-                    Err(_) => tracing::debug!(rank, "nothing is passed on in time"),
+                    Ok(Err(problem)) => tracing::debug!(rank, "a message could not be passed on: {problem}"),
+                    Err(_) => tracing::debug!(rank, "a message could not be passed on in time"),
                 }
             });
         }

@@ -261,11 +261,11 @@ impl Lobby {
         let gone = Arc::new(AbortFlag::default());
         let mut state = self.lock();
         if state.is_closed {
-            return Err(invalid("this member goes".into()));
+            return Err(invalid("this member is leaving".into()));
         }
         // The newcomer has given up its earlier connection.
         state.forget(newcomer.id());
-        tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
+        tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer is waiting");
         let _ = queue.send(encode(&ToNewcomer::Welcome { entrances: state.entrances.clone() }));
         state.arrivals += 1;
         let arrival = state.arrivals;
@@ -278,20 +278,22 @@ impl Lobby {
 
     fn objection(&self, newcomer: &Newcomer) -> Option<(String, String)> {
         if newcomer.version != VERSION {
-            let problem = format!("the group runs Kolo {VERSION}, the newcomer {}", newcomer.version);
+            let problem =
+                format!("the group runs Kolo {VERSION}, but the newcomer runs {}", newcomer.version);
             return Some((problem, "Install the same version on every host".to_owned()));
         }
         {
             let state = self.lock();
             if state.members.contains(&newcomer.id()) {
-                let problem = format!("{} has the identity of one that is or was a member", newcomer.who());
+                let problem = format!("{} has the identity of a current or former member", newcomer.who());
                 return Some((
                     problem,
-                    "Join with a new builder: each draws an identity of its own".to_owned(),
+                    "Join with a new builder: each builder draws a new identity".to_owned(),
                 ));
             }
             if state.waiting.len() >= MAX_LOBBY {
-                let problem = format!("{MAX_LOBBY} newcomers wait at this door, which are the most");
+                let problem =
+                    format!("{MAX_LOBBY} newcomers are already waiting at this door, which is the maximum");
                 return Some((problem, "Let the group take some in first".to_owned()));
             }
         }
@@ -344,7 +346,7 @@ async fn listen(
     while let Some(FromNewcomer::Beat) = hear(&mut reader, silent_after).await {}
     gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
     if let Some(lobby) = lobby.upgrade() {
-        tracing::info!("a newcomer is gone");
+        tracing::info!("a newcomer has gone");
         lobby.forget(id, arrival);
     }
 }

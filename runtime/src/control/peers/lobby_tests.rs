@@ -21,8 +21,9 @@ fn newcomer(door: &Door) -> Newcomer {
 }
 
 fn lobby(door: &Door) -> Arc<Lobby> {
-    let check: Check =
-        Box::new(|newcomer| (newcomer.settings != [7]).then(|| ("other settings".into(), "use 7".into())));
+    let check: Check = Box::new(|newcomer| {
+        (newcomer.settings != [7]).then(|| ("different settings".into(), "use 7".into()))
+    });
     door.lobby(GROUP, || Lobby::new(GROUP, Duration::from_secs(1), check))
 }
 
@@ -71,10 +72,10 @@ async fn who_does_not_fit_is_told_why() {
         }
     };
     let told = refused(&|newcomer| newcomer.version = "0.0.1".into()).await;
-    assert!(told.contains(&format!("runs Kolo {VERSION}, the newcomer 0.0.1")), "{told}");
-    assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "other settings");
+    assert!(told.contains(&format!("runs Kolo {VERSION}, but the newcomer runs 0.0.1")), "{told}");
+    assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "different settings");
     let told = refused(&|newcomer| newcomer.door = door.address().clone()).await;
-    assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
+    assert_eq!(told, "process 4711 on node7 has the identity of a current or former member");
     assert!(lobby.waiting().is_empty());
     // This group is another one, or no longer exists.
     let unknown = knock(&own, &door, [1; 16]).await;

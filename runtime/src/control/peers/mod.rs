@@ -375,7 +375,7 @@ impl Task {
             }
             Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
                 let text = no.text();
-                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
+                tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
                 self.untold.remove(&rank);
                 let setbacks = self.setbacks.entry(rank).or_default();
                 *setbacks += 1;
@@ -398,7 +398,7 @@ impl Task {
         self.setbacks.remove(&rank);
         self.unsent.remove(&rank);
         self.untold.remove(&rank);
-        tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
+        tracing::info!(rank = self.shared.rank, gone = rank, text, "a member has gone");
         self.gone.insert(rank, text);
         self.rounds.gone(rank);
     }

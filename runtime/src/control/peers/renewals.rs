@@ -71,7 +71,7 @@ impl Task {
         for attempt in self.renewals.attempts.remove(&rank).into_iter().flatten() {
             attempt.abort();
         }
-        tracing::debug!(rank = self.shared.rank, to = rank, "a line that had become slow is made anew");
+        tracing::debug!(rank = self.shared.rank, to = rank, "replacing a connection that had become slow");
         self.knocked(rank, outcome);
     }
 }
