@@ -35,7 +35,7 @@ fn flags(c: &mut Criterion) {
         let flag = BareFlag::default();
         let (mut begins, mut answers) = (flag.side(0), flag.side(1));
         in_turn("bare", &mut || begins.round_trip(), &mut || answers.round_trip());
-        let [mut first, mut second] = flats();
+        let [mut first, mut second] = exchanges();
         in_turn("exchange/8", &mut || exchange(&mut first), &mut || exchange(&mut second));
         let [mut first, mut second] = communicators().map(|comm| move || all_reduce(&comm));
         in_turn("all_reduce/8", &mut first, &mut second);
@@ -46,7 +46,7 @@ fn flags(c: &mut Criterion) {
 }
 
 /// Makes two members of an exchange.
-fn flats() -> [Exchange; 2] {
+fn exchanges() -> [Exchange; 2] {
     let mut world = [0, 1].map(|rank| ShmEndpoint::new(rank, 2, ShmOptions::default()).expect("an endpoint"));
     let addresses = world.each_ref().map(|endpoint| endpoint.address().to_vec());
     for (rank, endpoint) in world.iter_mut().enumerate() {
@@ -61,19 +61,19 @@ fn flats() -> [Exchange; 2] {
 }
 
 /// Makes one exchange of 8 bytes.
-fn exchange(flat: &mut Exchange) {
-    while !flat.is_free(8).expect("all agree") {
+fn exchange(exchange: &mut Exchange) {
+    while !exchange.is_free(8).expect("all agree") {
         hint::spin_loop();
     }
-    flat.publish(7, 8, Needs::All, Some(|mut to: Slot<'_>| to.write(0, &[1; 8])));
-    while !flat.poll().expect("all agree") {
+    exchange.publish(7, 8, Needs::All, Some(|mut to: Slot<'_>| to.write(0, &[1; 8])));
+    while !exchange.poll().expect("all agree") {
         hint::spin_loop();
     }
     let mut first = [0; 2];
-    flat.payload(0).read(0, &mut first[..1]);
-    flat.payload(1).read(0, &mut first[1..]);
+    exchange.payload(0).read(0, &mut first[..1]);
+    exchange.payload(1).read(0, &mut first[1..]);
     hint::black_box(first);
-    flat.finish();
+    exchange.finish();
 }
 
 /// Makes two ranks over shared memory.

@@ -17,7 +17,7 @@ fn sum(comm: &Communicator, own: f32) -> f32 {
     data[2]
 }
 
-/// Waits until `count` newcomers wait at all doors together. All ranks call it.
+/// Waits until `count` newcomers wait at all ports together. All ranks call it.
 fn until_waiting(comm: &Communicator, count: u32) {
     while sum(comm, comm.waiting() as f32) < count as f32 {
         std::thread::yield_now();
@@ -62,7 +62,7 @@ fn with_newcomers(
         }
         arrangement.run(ranks, |comm| {
             if comm.rank() == invites {
-                letterbox.put(&comm.accept().expect("a door"));
+                letterbox.put(&comm.accept().expect("a listener"));
             }
             member(comm);
         });
@@ -255,7 +255,7 @@ fn newcomers_need_no_unique_id() {
                     let comm =
                         Communicator::builder().config(config).join(spec).connect().expect("both come");
                     if rank == 0 {
-                        letterbox.put(&comm.accept().expect("a door"));
+                        letterbox.put(&comm.accept().expect("a listener"));
                     }
                     until_waiting(&comm, 1);
                     assert_eq!(sum(&comm.grow(3).expect("all live"), 1.0), 3.0);

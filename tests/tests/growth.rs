@@ -12,7 +12,7 @@ use kolo_tests::watchdog::bounded;
 /// The largest number of thread ranks in this test.
 const RANKS: u32 = 256;
 
-/// Limit on the bytes of a rank's facts, door and addresses, as all ranks receive them: really some 350.
+/// Limit on the bytes of a rank's facts, listener and addresses, as all ranks receive them: really some 350.
 const FACTS_BYTES: u64 = 512;
 
 /// Returns figures once all ranks have joined and made a call: the bytes that rank 0 has sent and received, and the

@@ -1,4 +1,4 @@
-//! Processes join a working group and are killed meanwhile: a newcomer, the member at whose door it waits, or the
+//! Processes join a working group and are killed meanwhile: a newcomer, the member at whose port it waits, or the
 //! first rank.
 
 use std::process::Command;
@@ -176,7 +176,7 @@ fn a_group_of_one_takes_others_in() {
     });
 }
 
-/// Ranks die while two newcomers join, one of which waits at the door of process 2 and the other at that of process
+/// Ranks die while two newcomers join, one of which waits at the port of process 2 and the other at that of process
 /// 0.
 #[test]
 fn anybody_may_die_at_any_moment_of_a_growth() {
@@ -187,7 +187,7 @@ fn anybody_may_die_at_any_moment_of_a_growth() {
     for seed in first..first + rounds {
         let mut random = Random::new(seed);
         let arrangement = Arrangement::ALL[random.below(4) as usize];
-        // The victim is a newcomer, the owner of a door, the first rank, or an uninvolved member.
+        // The victim is a newcomer, the member at whose port it waits, the first rank, or an uninvolved member.
         let victim = [3, 4, 2, 0, 1][(seed % 5) as usize];
         let delay = random.below(6000);
         let what = format!("seed {seed}: {arrangement:?}, {victim} dies {delay} us into the growth");
@@ -282,10 +282,10 @@ fn whoever_comes_and_goes_the_bits_are_the_same() {
 }
 
 #[test]
-fn a_newcomer_whose_member_dies_waits_at_another_door() {
-    within(LIMIT, "another door", || {
+fn a_newcomer_whose_member_dies_waits_at_another_port() {
+    within(LIMIT, "another port", || {
         // The group is full, so the newcomer waits.
-        let mut group = Group::start(Arrangement::Tcp, 3, 3, &[], "another door");
+        let mut group = Group::start(Arrangement::Tcp, 3, 3, &[], "another port");
         group.join(1);
         std::thread::sleep(Duration::from_millis(100));
         assert!(!group.all[3].has_said("@in"));

@@ -99,7 +99,7 @@ fn beside<R: Send>(
         });
         arrangement.run(ranks, |comm| {
             if comm.rank() == 1 {
-                *letterbox.lock().expect("no panic") = Some(comm.accept().expect("a door"));
+                *letterbox.lock().expect("no panic") = Some(comm.accept().expect("a listener"));
             }
             member(comm);
         });

@@ -32,7 +32,7 @@ fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn knocks() -> (usize, Duration) {
+fn attempts() -> (usize, Duration) {
     match std::env::var("KOLO_TEST_STRANGERS").ok().and_then(|text| text.parse().ok()) {
         Some(count) => (count, Duration::from_secs(2)),
         // Limit beside other tests on few processors.
@@ -49,13 +49,13 @@ struct Strangers {
 }
 
 impl Strangers {
-    fn knock_at(ports: Vec<u16>) -> Self {
+    fn connect_to(ports: Vec<u16>) -> Self {
         let ports = Arc::new(Mutex::new(ports));
         let (made, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let threads = (0..2)
             .map(|which| {
                 let (ports, made, over) = (ports.clone(), made.clone(), over.clone());
-                std::thread::spawn(move || knock(which, &ports, &made, &over))
+                std::thread::spawn(move || connect(which, &ports, &made, &over))
             })
             .collect();
         Self { ports, made, over, threads }
@@ -84,7 +84,7 @@ impl Drop for Strangers {
     }
 }
 
-fn knock(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &AtomicBool) {
+fn connect(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &AtomicBool) {
     let mut held = VecDeque::new();
     let mut preamble = [0; 64];
     preamble[..8].copy_from_slice(b"KOLOctl\n");
@@ -172,7 +172,7 @@ fn private_bytes(process: &Process) -> u64 {
 
 #[test]
 fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
-    let (count, patience) = knocks();
+    let (count, patience) = attempts();
     for secret in [None, Some("a secret that nobody guesses")] {
         within(Duration::from_secs(150), "a flood", move || {
             let port = free_port();
@@ -181,7 +181,7 @@ fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
             more.extend(secret.map(|secret| ("KOLO_JOB_SECRET", secret)));
             let mut zero = rank(0, 2, &url, &["loop", "8"], &more);
             wait_for_port(&zero, port);
-            let strangers = Strangers::knock_at(vec![port]);
+            let strangers = Strangers::connect_to(vec![port]);
             strangers.made_more(count);
             let before = Instant::now();
             let mut one = rank(1, 2, &url, &["loop", "8"], &more);
@@ -259,7 +259,7 @@ fn posted(path: &Path) -> (SocketAddr, String) {
 }
 
 #[test]
-fn who_has_not_read_the_file_gets_no_seat() {
+fn who_has_not_read_the_file_gets_no_rank() {
     within(Duration::from_secs(60), "a job by a file", || {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
         /* Ranks that are still in the step may wait for this one. */
         if (done != KOLO_SUCCESS) check(koloCommRevoke(comm), "revoking");
         check(koloCommWaiting(comm, &waiting), "waiting");
-        /* The bits mean: this rank's step is done; no newcomer waits at its door. The agreement keeps the bits that all ranks set. */
+        /* The bits mean: this rank's step is done; no newcomer waits at its port. The agreement keeps the bits that all ranks set. */
         flags = (uint64_t)(done == KOLO_SUCCESS ? 1 : 0) | (uint64_t)(waiting == 0 ? 2 : 0);
         check(koloCommAgree(comm, &flags, NULL), "agreeing");
         if ((flags & 1) == 0) {

@@ -312,7 +312,7 @@ koloResult_t koloCommRanksBefore(koloComm_t comm, int *ranks);
 
 /**
  * Makes an invitation to this communicator's group: a text that the program passes on by any means. Newcomers join with it
- * (koloCommInitInvitation) and wait at this rank's port, its "door", or at another rank's if this one dies, until the members
+ * (koloCommInitInvitation) and wait at this rank's port, or at another rank's if this one dies, until the members
  * call koloCommGrow or koloCommReplace. Local; any rank may call it at any time. A process that has the text can become a
  * member, so keep it secret. It serves any number of newcomers, for as long as one of the ranks that it names (up to 16)
  * lives. Writes the text as koloCommSummary does; 4096 bytes are enough.
@@ -328,7 +328,7 @@ koloResult_t koloCommAccept(koloComm_t comm, char *text, size_t bytes, size_t *n
 koloResult_t koloCommInitInvitation(koloComm_t *comm, const char *invitation, int slot, int64_t wait_ms,
                                     const koloConfig_t *config);
 
-/** Writes how many newcomers wait at this rank's door. Others may wait at the doors of other ranks. Local. */
+/** Writes how many newcomers wait at this rank's port. Others may wait at the ports of other ranks. Local. */
 koloResult_t koloCommWaiting(koloComm_t comm, int *count);
 
 /**

@@ -340,7 +340,7 @@ public:
         return text;
     }
 
-    /** Returns how many newcomers wait at this rank's door. */
+    /** Returns how many newcomers wait at this rank's port. */
     int waiting() const {
         int count = 0;
         detail::check(koloCommWaiting(handle_, &count));

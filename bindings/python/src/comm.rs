@@ -201,7 +201,7 @@ impl Comm {
         self.with(py, |comm| comm.accept().map(|invitation| invitation.to_string()))
     }
 
-    /// Returns how many newcomers wait at this rank's door, whether a slot can be given to one of them, and whether one asks for the state.
+    /// Returns how many newcomers wait at this rank's port, whether a slot can be given to one of them, and whether one asks for the state.
     fn waiting(&self) -> PyResult<(u32, bool, bool)> {
         let communicator = self.communicator()?;
         Ok((communicator.waiting(), communicator.has_candidates(), communicator.is_asked_for_state()))

@@ -188,12 +188,12 @@ impl Making {
         engine.expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
-        let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {
+        let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|area| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);
             let forced = planner.forced();
             let takes_stages = |collective, bytes| planner.takes_stages(collective, bytes);
             Exchange::new(CompiledExchange::new(
-                flat,
+                area,
                 rank,
                 config.exchange_bytes,
                 has_gpus,

@@ -34,15 +34,15 @@ pub(crate) enum Way {
 
 /// The copies of an engine.
 #[derive(Debug, Default)]
-pub(crate) struct CopyLines {
-    lines: Vec<(Way, Copies<Mark>)>,
+pub(crate) struct CopyQueues {
+    queues: Vec<(Way, Copies<Mark>)>,
     /// Bytes copied from GPUs, bytes copied to them, and flushes.
     pub(crate) loaded_bytes: u64,
     pub(crate) stored_bytes: u64,
     pub(crate) flushes: u64,
 }
 
-impl CopyLines {
+impl CopyQueues {
     /// Starts copies. The mark is returned by [`poll`](Self::poll) when they are done.
     ///
     /// # Safety
@@ -56,20 +56,20 @@ impl CopyLines {
         mark: Mark,
     ) -> Result<(), Error> {
         let known = self
-            .lines
+            .queues
             .iter()
             .position(|(other, copies)| *other == way && copies.gpu().number() == gpu.number());
         let at = match known {
             Some(at) => at,
             None => {
-                self.lines.push((way, Copies::new(gpu).map_err(failed)?));
-                self.lines.len() - 1
+                self.queues.push((way, Copies::new(gpu).map_err(failed)?));
+                self.queues.len() - 1
             }
         };
         let mut bytes = 0;
         let parts = parts.into_iter().inspect(|part| bytes += part.2 as u64);
         // SAFETY: the caller's promise.
-        unsafe { self.lines[at].1.start(parts, mark) }.map_err(failed)?;
+        unsafe { self.queues[at].1.start(parts, mark) }.map_err(failed)?;
         match way {
             Way::Load => self.loaded_bytes += bytes,
             Way::Store => self.stored_bytes += bytes,
@@ -86,12 +86,12 @@ impl CopyLines {
 
     /// Returns whether any copy is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.lines.iter().any(|(_, copies)| !copies.is_idle())
+        self.queues.iter().any(|(_, copies)| !copies.is_idle())
     }
 
     /// Returns the next mark whose copies are done.
     pub(crate) fn poll(&mut self) -> Result<Option<Mark>, Error> {
-        for (_, copies) in &mut self.lines {
+        for (_, copies) in &mut self.queues {
             if let Some(mark) = copies.poll().map_err(failed)? {
                 return Ok(Some(mark));
             }
@@ -101,7 +101,7 @@ impl CopyLines {
 
     /// Blocks until no copy is under way. Forgets all marks.
     pub(crate) fn settle(&mut self) {
-        self.lines.iter_mut().for_each(|(_, copies)| copies.settle());
+        self.queues.iter_mut().for_each(|(_, copies)| copies.settle());
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{DeviceCopier, Error, Piece};
 
-use super::copies::{CopyLines, Mark, Way, failed};
+use super::copies::{CopyQueues, Mark, Way, failed};
 use super::links::Links;
 use super::staging::Staging;
 use super::sync_copy::SyncCopier;
@@ -50,7 +50,7 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct GpuMessages {
     /// Sends by rank, in the order of the calls; empty while nothing is being loaded for that rank.
-    turns: Vec<VecDeque<u16>>,
+    queued_sends: Vec<VecDeque<u16>>,
     /// Receives whose bytes are on the host.
     arrived: Vec<u16>,
     spare: Vec<Staging>,
@@ -61,7 +61,7 @@ pub(super) struct GpuMessages {
 impl GpuMessages {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
-            turns: vec![VecDeque::new(); ranks],
+            queued_sends: vec![VecDeque::new(); ranks],
             arrived: Vec::new(),
             spare: Vec::new(),
             sync_copiers: Vec::new(),
@@ -69,7 +69,7 @@ impl GpuMessages {
     }
 
     pub(super) fn clear(&mut self) {
-        self.turns.iter_mut().for_each(VecDeque::clear);
+        self.queued_sends.iter_mut().for_each(VecDeque::clear);
         self.arrived.clear();
     }
 
@@ -111,7 +111,7 @@ impl Transfers {
         &mut self,
         slot: u16,
         (gpu, access): (Arc<Gpu>, AdapterAccess),
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<(), Error> {
         let transfer = &mut self.slots[slot as usize];
         let there = transfer.piece.get();
@@ -142,10 +142,10 @@ impl Transfers {
     /// queued.
     pub(super) fn waits_for_turn(&mut self, slot: u16) -> bool {
         let transfer = &self.slots[slot as usize];
-        let turns = &mut self.gpu_messages.turns[transfer.peer as usize];
-        let waits = !turns.is_empty() || transfer.is_loading();
+        let queued = &mut self.gpu_messages.queued_sends[transfer.peer as usize];
+        let waits = !queued.is_empty() || transfer.is_loading();
         if waits {
-            turns.push_back(slot);
+            queued.push_back(slot);
         }
         waits
     }
@@ -159,11 +159,11 @@ impl Transfers {
             return Ok(());
         }
         let peer = self.slots[slot as usize].peer as usize;
-        while let Some(first) = self.gpu_messages.turns[peer].front().copied() {
+        while let Some(first) = self.gpu_messages.queued_sends[peer].front().copied() {
             if self.slots[first as usize].is_loading() {
                 break;
             }
-            self.gpu_messages.turns[peer].pop_front();
+            self.gpu_messages.queued_sends[peer].pop_front();
             self.start_send(first, links)?;
         }
         Ok(())
@@ -180,7 +180,7 @@ impl Transfers {
     }
 
     /// Starts to copy arrived messages to their places.
-    pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
+    pub(super) fn store_arrived(&mut self, copies: &mut CopyQueues) -> Result<(), Error> {
         while let Some(slot) = self.gpu_messages.arrived.pop() {
             let transfer = &mut self.slots[slot as usize];
             let Some(message) = &mut transfer.on_gpu else { continue };

@@ -135,7 +135,7 @@ impl Binding {
     }
 
     /// Returns whether any buffer is bounced.
-    pub(crate) fn is_mirrored(&self) -> bool {
+    pub(crate) fn is_bounced(&self) -> bool {
         self.bounced != Bounced::default()
     }
 
@@ -181,7 +181,7 @@ impl Binding {
             last = Piece { ptr, len };
         };
         let size = self.element_bytes;
-        let blocks = if self.is_mirrored() { self.memory.physical(blocks) } else { blocks };
+        let blocks = if self.is_bounced() { self.memory.physical(blocks) } else { blocks };
         match self.origin(blocks.space, segment, buffers, scratch) {
             Origin::Table(offsets) => self.each_compact(blocks, segment, offsets, scratch, &mut push),
             Origin::Buffer(base) => self.layout.extents(blocks, segment, |Extent { offset, len }| {
@@ -215,7 +215,7 @@ impl Binding {
 
     /// Returns the memory of one block in one segment, as the plan sees it.
     fn place(&self, block: Blocks, segment: usize, buffers: Buffers, scratch: *mut u8) -> Piece {
-        let block = if self.is_mirrored() { self.memory.physical(block) } else { block };
+        let block = if self.is_bounced() { self.memory.physical(block) } else { block };
         let Extent { offset, len } = self.layout.block(block.space, block.first, segment);
         let ptr = match self.origin(block.space, segment, buffers, scratch) {
             Origin::Table(offsets) => scratch.wrapping_add(offsets[block.first as usize]),
@@ -340,7 +340,7 @@ impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
 
 /// Returns the blocks of bounced buffers that hold data and are read, and those that are written.
 fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box<[Blocks]>) {
-    let of_mirror = |blocks: Blocks| {
+    let of_bounced = |blocks: Blocks| {
         let singles = (blocks.first..blocks.end()).map(move |b| Blocks::one(blocks.space, b));
         singles.map(move |block| memory.physical(block)).filter(move |block| match block.space {
             Space::Input => bounced.input,
@@ -359,8 +359,8 @@ fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box
     }
     let actions = || plan.lanes.iter().flatten().map(|step| &step.action);
     let holds = |block: &Blocks| block.space == Space::Input || memory.starts_in_output(block.first);
-    let reads = actions().flat_map(Action::reads).flatten().flat_map(of_mirror).filter(holds);
-    let writes = actions().filter_map(Action::writes).flat_map(of_mirror);
+    let reads = actions().flat_map(Action::reads).flatten().flat_map(of_bounced).filter(holds);
+    let writes = actions().filter_map(Action::writes).flat_map(of_bounced);
     (collect(reads.collect()), collect(writes.collect()))
 }
 

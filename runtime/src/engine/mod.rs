@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use kolo_transport::{Armed, Backing, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece};
 
 pub(crate) use copies::failed;
-use copies::{CopyLines, Mark};
+use copies::{CopyQueues, Mark};
 pub(crate) use links::Links;
 pub use links::Route;
 pub(crate) use matching::label;
@@ -92,7 +92,7 @@ struct Slot {
 pub(crate) struct Engine {
     // Fields are dropped in this order: links and copies, then the memory that they use.
     links: Links,
-    copies: CopyLines,
+    copies: CopyQueues,
     channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -116,7 +116,7 @@ impl Engine {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
             links,
-            copies: CopyLines::default(),
+            copies: CopyQueues::default(),
             channels_max,
             slots: Vec::new(),
             free: Vec::new(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
-use super::copies::CopyLines;
+use super::copies::CopyQueues;
 use super::gpu_messages::{GpuMessage, GpuMessages};
 use super::inbox::Inbox;
 use super::links::Links;
@@ -140,7 +140,7 @@ impl Transfers {
         &mut self,
         job: TransferJob,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<(u16, u16), Error> {
         let slot = match self.free.pop() {
             Some(slot) => slot,

@@ -152,7 +152,7 @@ impl Gpus {
         let found = match driver.owner(address) {
             Ok(Owner::Host) => return Ok(None),
             Ok(Owner::Gpu(number)) => driver.gpu(number).map(Some),
-            Ok(Owner::Untold { words, is_first }) => {
+            Ok(Owner::Unknown { words, is_first }) => {
                 if is_first {
                     tracing::warn!(
                         rank = self.rank,

@@ -399,4 +399,4 @@ impl Drop for SymmetricCall<'_> {
     }
 }
 
-const _: () = assert!(LOCATIONS_BYTES <= kolo_transport::shm::FLAT_INLINE);
+const _: () = assert!(LOCATIONS_BYTES <= kolo_transport::shm::EXCHANGE_INLINE);

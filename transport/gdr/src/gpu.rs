@@ -37,7 +37,7 @@ pub enum Owner {
     /// The GPU of this number.
     Gpu(u32),
     /// The driver did not say. The processor can read the memory, so it counts as the host's.
-    Untold {
+    Unknown {
         /// The driver's error text.
         words: String,
         /// Whether this is the first such answer.
@@ -52,8 +52,8 @@ pub struct Driver {
     library: Arc<Library>,
     /// GPUs in use.
     gpus: Mutex<Vec<Arc<Gpu>>>,
-    /// Number of [`Owner::Untold`] answers so far.
-    untold: AtomicU64,
+    /// Number of [`Owner::Unknown`] answers so far.
+    unknown: AtomicU64,
 }
 
 /// The driver's attributes of an address. All are 0 for memory of the host that it does not know.
@@ -71,7 +71,7 @@ impl Driver {
     /// If there is no such library, or it is another one.
     pub fn load(library: Option<&OsStr>) -> Result<Self, String> {
         let library = Arc::new(Library::load(library)?);
-        Ok(Self { library, gpus: Mutex::default(), untold: AtomicU64::new(0) })
+        Ok(Self { library, gpus: Mutex::default(), unknown: AtomicU64::new(0) })
     }
 
     /// Checks whether this process may get memory of a GPU. If the kernel's side of the driver is loaded, the answer
@@ -134,8 +134,8 @@ impl Driver {
                 if !is_readable(address) {
                     return Err(format!("{words}; and the CPU cannot read it"));
                 }
-                let is_first = self.untold.fetch_add(1, Ordering::Relaxed) == 0;
-                Ok(Owner::Untold { words, is_first })
+                let is_first = self.unknown.fetch_add(1, Ordering::Relaxed) == 0;
+                Ok(Owner::Unknown { words, is_first })
             }
         }
     }
@@ -181,8 +181,8 @@ impl Driver {
 
     /// Returns how often the driver did not say who owns an address, so that the host was taken for the owner.
     #[must_use]
-    pub fn untold(&self) -> u64 {
-        self.untold.load(Ordering::Relaxed)
+    pub fn unknown_owners(&self) -> u64 {
+        self.unknown.load(Ordering::Relaxed)
     }
 
     /// Returns a GPU by its number, ready for copies.

@@ -169,16 +169,16 @@ fn memory_is_the_hosts_unless_the_driver_says_otherwise() {
     for (times, error) in [201, 34, 4, 700, 719].into_iter().enumerate() {
         set(&file, 1, error);
         let told = driver.owner(host.as_ptr());
-        let Ok(Owner::Untold { words, is_first }) = told else { panic!("{told:?}") };
+        let Ok(Owner::Unknown { words, is_first }) = told else { panic!("{told:?}") };
         assert!(words.contains("whose memory an address is") && is_first == (times == 0), "{words}");
-        assert_eq!(driver.untold(), times as u64 + 1);
+        assert_eq!(driver.unknown_owners(), times as u64 + 1);
         // Memory that the processor cannot reach is an error instead of a crash.
         let told = driver.owner(std::ptr::without_provenance(8));
         assert!(matches!(&told, Err(words) if words.contains("the CPU cannot read it")), "{told:?}");
     }
     set(&file, 1, 0);
     assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
-    assert_eq!(driver.untold(), 5);
+    assert_eq!(driver.unknown_owners(), 5);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 //! ```text
 //! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange;
 //!                 whether places have been taken back (see `places`)
-//! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
+//! members         256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
 //! areas           [`AREAS`] of them, each with
-//!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
+//!   lines         [`EXCHANGE_DEPTH`] lines of 128 bytes per member
 //!   buffers       of each member: see `buffers`
 //! ```
 //! Area 0 is that of the compiled exchange; the others are the stage. Untouched pages cost no memory.
@@ -35,13 +35,13 @@ use crate::sys::{futex, memfd};
 pub(crate) const IS_MODEL: bool = cfg!(kolo_model = "transport");
 
 /// Longest payload per member in an exchange, in bytes. A longer call takes several exchanges.
-pub const FLAT_MAX: usize = 648 * 1024;
+pub const EXCHANGE_MAX: usize = 648 * 1024;
 
 /// Number of rounds by which a member may be ahead of another. A root that broadcasts in a loop then waits for the
 /// others only once in so many calls.
 ///
 /// Models use few rounds and few buffers, so that they soon reuse them.
-pub(crate) const FLAT_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
+pub(crate) const EXCHANGE_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
 
 /// Number of areas of the stage: four for each of the four groups of calls that run at the same time, so that four
 /// segments of a long call are in flight. Only calls of several parts use all four; two suffice for a call of one
@@ -62,8 +62,8 @@ const ABORT_AT: usize = LINE;
 const BELL_AT: usize = 2 * LINE;
 const SLEEPERS_AT: usize = 3 * LINE;
 const WITHDRAWN_AT: usize = 4 * LINE;
-const DESKS_AT: usize = PAGE;
-const DESK_BYTES: usize = 2 * LINE;
+const PER_MEMBER_AT: usize = PAGE;
+const PER_MEMBER_BYTES: usize = 2 * LINE;
 const AWAKE: u32 = 0;
 /// Value of a doorbell whose owner sleeps on the word itself.
 pub(crate) const ASLEEP_WORD: u32 = 1;
@@ -181,22 +181,22 @@ impl Arena {
 
     /// Returns a member's doorbell.
     pub(crate) fn doorbell(&self, member: u32) -> &AtomicU32 {
-        self.word(self.desk(member))
+        self.word(self.member_base(member))
     }
 
     /// Returns the number of arrivals on a member's sockets. It spares the member system calls on empty sockets.
     pub(crate) fn mail(&self, member: u32) -> &AtomicU32 {
-        self.word(self.desk(member) + 4)
+        self.word(self.member_base(member) + 4)
     }
 
     /// Returns a word that is nonzero once a member has closed its endpoint in good order.
     pub(crate) fn departed(&self, member: u32) -> &AtomicU32 {
-        self.word(self.desk(member) + 8)
+        self.word(self.member_base(member) + 8)
     }
 
     /// Returns the two words that a member shows to the others.
     pub(crate) fn announcement(&self, member: u32) -> (&AtomicU64, &AtomicU64) {
-        let at = self.desk(member) + LINE;
+        let at = self.member_base(member) + LINE;
         (self.map.atomic(at), self.map.atomic(at + 8))
     }
 
@@ -234,7 +234,7 @@ impl Arena {
         }
     }
 
-    /// Returns the lines of an area: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and
+    /// Returns the lines of an area: those of all members for round 0 mod [`EXCHANGE_DEPTH`], then those for round 1, and
     /// so on.
     pub(crate) fn lines(&self, area: u16) -> *mut u8 {
         let at = areas_at(self.members) + usize::from(area) * area_bytes(self.members);
@@ -249,14 +249,14 @@ impl Arena {
 
     /// Returns a member's buffer in an area for a payload of `len` bytes in the given round.
     pub(crate) fn buffer(&self, area: usize, member: usize, round: u64, len: usize) -> *mut u8 {
-        assert!(area < AREAS && member < self.members as usize && len <= FLAT_MAX);
+        assert!(area < AREAS && member < self.members as usize && len <= EXCHANGE_MAX);
         let area = areas_at(self.members) + area * area_bytes(self.members) + lines_bytes(self.members);
         self.map.bytes(area + member * self.buffers.bytes() + self.buffers.place(round, len), len)
     }
 
-    fn desk(&self, member: u32) -> usize {
+    fn member_base(&self, member: u32) -> usize {
         assert!(member < self.members, "member {member} of {}", self.members);
-        DESKS_AT + member as usize * DESK_BYTES
+        PER_MEMBER_AT + member as usize * PER_MEMBER_BYTES
     }
 
     #[inline]
@@ -271,12 +271,12 @@ pub(crate) fn bell_bit(member: usize) -> NonZeroU32 {
 }
 
 fn areas_at(members: u32) -> usize {
-    (DESKS_AT + members as usize * DESK_BYTES).next_multiple_of(PAGE)
+    (PER_MEMBER_AT + members as usize * PER_MEMBER_BYTES).next_multiple_of(PAGE)
 }
 
 /// Returns the length of an area's lines, up to its buffers.
 fn lines_bytes(members: u32) -> usize {
-    (FLAT_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
+    (EXCHANGE_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
 }
 
 fn area_bytes(members: u32) -> usize {

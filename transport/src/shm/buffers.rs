@@ -17,24 +17,24 @@
 //! the smallest number of buffers that keeps rounds going. Where processors share no cache, the number makes no
 //! difference to [streaming stores](super::copier).
 
-use super::arena::{FLAT_DEPTH, FLAT_MAX, IS_MODEL, PAGE};
+use super::arena::{EXCHANGE_DEPTH, EXCHANGE_MAX, IS_MODEL, PAGE};
 
 /// Longest payload in bytes for which a member has many buffers. A longer call is cut into parts where that is
 /// faster.
-pub const FLAT_LONG: usize = 64 * 1024;
+pub const EXCHANGE_LONG: usize = 64 * 1024;
 
 /// Length up to which payloads are brief: a few lines, which stay in the first-level caches.
-const FLAT_BRIEF: usize = 2 * 1024;
+const EXCHANGE_BRIEF: usize = 2 * 1024;
 
 /// Size of the buffers of brief payloads. Processors that read one buffer prefetch the memory behind it, which should
 /// not be the buffer that is written next. All-gathers of 2 ranks with 2 KiB each take 0.5 us instead of 0.7.
 const BRIEF_APART: usize = 8 * 1024;
 
-/// Number of buffer lengths: powers of two from [`FLAT_BRIEF`] on, and [`FLAT_MAX`].
+/// Number of buffer lengths: powers of two from [`EXCHANGE_BRIEF`] on, and [`EXCHANGE_MAX`].
 const ROWS: usize = 10;
 
-/// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds, for any number of members.
-const FLAT_SHORT: usize = 8 * 1024;
+/// Longest payload that has a buffer in each of [`EXCHANGE_DEPTH`] rounds, for any number of members.
+const EXCHANGE_SHORT: usize = 8 * 1024;
 
 /// Minimum number of a member's buffers for long payloads. With four instead of two, a root that publishes part after
 /// part waits for the others a third as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB
@@ -48,7 +48,7 @@ const TOGETHER: usize = 5 << 20;
 /// Offset within a page at which long buffers begin. Callers' buffers begin at or shortly after the beginning of a
 /// page. A copy to an address that lies 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen
 /// 5, 64 KiB in the second-level cache), because the processor cannot tell soon enough that the bytes it reads are
-/// not those that it has just written. Buffers of more than [`FLAT_LONG`] begin at a page: in the middle of a page,
+/// not those that it has just written. Buffers of more than [`EXCHANGE_LONG`] begin at a page: in the middle of a page,
 /// broadcasts of 512 KiB among 8 ranks take 1.1 times as long, and reduce_scatters of 2 MiB and more among 4 ranks
 /// 1.04 times.
 const LONGS_IN_PAGE: usize = PAGE / 2;
@@ -75,23 +75,23 @@ impl Buffers {
         let mut rows = [Row { at: 0, each: 0, count: 0 }; ROWS];
         let mut at = 0;
         for index in (0..ROWS).rev() {
-            let each = if index == ROWS - 1 { FLAT_MAX } else { FLAT_BRIEF << index };
-            let (least, longest) = if each <= FLAT_SHORT {
-                (FLAT_DEPTH, FLAT_SHORT)
-            } else if each <= FLAT_LONG {
-                (LONGS_LEAST, FLAT_LONG)
+            let each = if index == ROWS - 1 { EXCHANGE_MAX } else { EXCHANGE_BRIEF << index };
+            let (least, longest) = if each <= EXCHANGE_SHORT {
+                (EXCHANGE_DEPTH, EXCHANGE_SHORT)
+            } else if each <= EXCHANGE_LONG {
+                (LONGS_LEAST, EXCHANGE_LONG)
             } else {
-                (2, FLAT_MAX)
+                (2, EXCHANGE_MAX)
             };
             let (each, count) = match each {
-                FLAT_BRIEF => (BRIEF_APART, least),
+                EXCHANGE_BRIEF => (BRIEF_APART, least),
                 _ => (each, count(members, each, least)),
             };
             rows[index] = if index > 0 && each < longest && count == least {
                 // These payloads can use the longer buffers.
                 rows[index + 1]
             } else {
-                let in_page = if longest == FLAT_LONG { LONGS_IN_PAGE } else { 0 };
+                let in_page = if longest == EXCHANGE_LONG { LONGS_IN_PAGE } else { 0 };
                 let row = Row { at: at + in_page, each, count };
                 at = (row.at + each * count).next_multiple_of(PAGE);
                 row
@@ -115,15 +115,15 @@ impl Buffers {
     /// Returns the number of rounds for which a payload of `len` bytes stays in place.
     #[inline]
     pub(crate) fn depth(&self, len: usize) -> u64 {
-        self.row(len).count.min(FLAT_DEPTH) as u64
+        self.row(len).count.min(EXCHANGE_DEPTH) as u64
     }
 
     #[inline]
     fn row(&self, len: usize) -> &Row {
-        if len <= FLAT_BRIEF {
+        if len <= EXCHANGE_BRIEF {
             return &self.rows[0];
         }
-        let row = (len - 1).ilog2() - FLAT_BRIEF.ilog2() + 1;
+        let row = (len - 1).ilog2() - EXCHANGE_BRIEF.ilog2() + 1;
         &self.rows[(row as usize).min(ROWS - 1)]
     }
 }
@@ -144,9 +144,12 @@ mod tests {
         for members in [1, 2, 3, 4, 8, 100, 4096] {
             let buffers = Buffers::new(members);
             let mut places: Vec<(usize, usize)> = Vec::new();
-            for len in (0..ROWS - 1).map(|row| FLAT_BRIEF << row).chain([FLAT_MAX]) {
+            for len in (0..ROWS - 1).map(|row| EXCHANGE_BRIEF << row).chain([EXCHANGE_MAX]) {
                 let (row, depth) = (*buffers.row(len), buffers.depth(len) as usize);
-                assert!(row.each >= len && (2..=FLAT_DEPTH).contains(&depth), "{members}, {len}: {row:?}");
+                assert!(
+                    row.each >= len && (2..=EXCHANGE_DEPTH).contains(&depth),
+                    "{members}, {len}: {row:?}"
+                );
                 // Any consecutive rounds, as many as may be read at a time.
                 for first in 0..1000 {
                     let mut at: Vec<_> =

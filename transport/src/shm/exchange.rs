@@ -1,6 +1,6 @@
 //! The compiled exchange for short calls: a state machine that runs rounds of the host's area 0 among all ranks.
 //!
-//! In a round, every member publishes one payload of at most [`FLAT_MAX`] bytes, of the same length on all members,
+//! In a round, every member publishes one payload of at most [`EXCHANGE_MAX`] bytes, of the same length on all members,
 //! or only the fact that it is there. It then waits for the members whose payload it needs ([`Needs`]). The `rounds`
 //! module describes the layout, and why no member overwrites bytes that others read. [`Exchange::payload`] borrows
 //! the `Exchange`, and [`Exchange::publish`] needs it exclusively, so a member cannot publish before it has finished
@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
-use super::arena::{Arena, FLAT_MAX, bell_bit};
+use super::arena::{Arena, EXCHANGE_MAX, bell_bit};
 use super::board::Board;
 use super::copier::Copier;
 #[cfg(all(test, kolo_model = "transport"))]
@@ -233,11 +233,11 @@ impl Exchange {
     /// tag and length.
     ///
     /// # Panics
-    /// If `len` exceeds [`FLAT_MAX`], if the previous round was not finished, or if [`Exchange::is_free`] has not
+    /// If `len` exceeds [`EXCHANGE_MAX`], if the previous round was not finished, or if [`Exchange::is_free`] has not
     /// returned `true` for the length that is filled in (0 for `None`).
     #[inline]
     pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
-        assert!(len <= FLAT_MAX, "an exchange of {len} bytes; at most {FLAT_MAX}");
+        assert!(len <= EXCHANGE_MAX, "an exchange of {len} bytes; at most {EXCHANGE_MAX}");
         assert!(self.state == State::Idle, "the previous exchange is not finished: {:?}", self.state);
         let given = if fill.is_some() { len } else { 0 };
         assert!(self.rounds.is_known_free(given), "somebody may still read what would be overwritten");

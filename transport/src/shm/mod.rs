@@ -82,16 +82,16 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::kinds::{Features, Options};
 
-pub use arena::FLAT_MAX;
+pub use arena::EXCHANGE_MAX;
 pub use board::Board;
-pub use buffers::FLAT_LONG;
+pub use buffers::EXCHANGE_LONG;
 pub use copier::{Copier, Stores};
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
-pub use rounds::FLAT_INLINE;
+pub use rounds::EXCHANGE_INLINE;
 pub use sharing::{MemorySharing, SharedMemory};
 
 /// See [`TransportKind::features`](crate::TransportKind::features).

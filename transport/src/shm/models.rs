@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::arena::{ASLEEP_WORD, Arena, FLAT_DEPTH, Wake};
+use super::arena::{ASLEEP_WORD, Arena, EXCHANGE_DEPTH, Wake};
 use super::exchange::Exchange;
 use super::options::CONTROL_BYTES;
 use super::producer::Producer;
 use super::rendezvous::Rts;
 use super::ring::{CELLS, Consumer, INLINE_BYTES};
-use super::rounds::{FLAT_INLINE, Rounds};
+use super::rounds::{EXCHANGE_INLINE, Rounds};
 use crate::endpoint::ParkBy;
 use crate::stage::Needs;
 use crate::sys::atomic::{Atomic, AtomicU64};
@@ -55,7 +55,7 @@ fn arena(members: u32) -> Arena {
     for word in [arena.abort_word(), arena.bell(), arena.sleepers()].into_iter().chain(doorbells) {
         let _ = word.load(Ordering::Relaxed);
     }
-    let lines = (0..FLAT_DEPTH * members as usize).map(|line| arena.lines(0).wrapping_add(128 * line));
+    let lines = (0..EXCHANGE_DEPTH * members as usize).map(|line| arena.lines(0).wrapping_add(128 * line));
     name_words(lines.flat_map(|line| [line, line.wrapping_add(8)]));
     arena
 }
@@ -171,8 +171,10 @@ fn members(count: u32, body: impl Fn(Rounds) + Clone + Send + Sync + 'static) {
 
 #[test]
 fn rounds_in_which_all_need_all() {
-    for len in [8, FLAT_INLINE + 8] {
-        members(2, move |mut rounds| take_part(&mut rounds, FLAT_DEPTH as u64 + 2, len, Needs::All, true));
+    for len in [8, EXCHANGE_INLINE + 8] {
+        members(2, move |mut rounds| {
+            take_part(&mut rounds, EXCHANGE_DEPTH as u64 + 2, len, Needs::All, true)
+        });
     }
 }
 
@@ -181,7 +183,7 @@ fn rounds_in_which_a_root_gives_and_runs_ahead() {
     members(2, |mut rounds| {
         let is_root = rounds.member() == 0;
         let needs = if is_root { Needs::Nobody } else { Needs::Only(0) };
-        take_part(&mut rounds, FLAT_DEPTH as u64 + 2, 8, needs, is_root);
+        take_part(&mut rounds, EXCHANGE_DEPTH as u64 + 2, 8, needs, is_root);
     });
 }
 

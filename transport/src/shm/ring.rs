@@ -314,7 +314,7 @@ pub(super) fn fuzz_control(script: &[u8]) {
             }
             2 => {
                 // A stamp that fits, with any length.
-                let base = CELLS_OFFSET + consumer.cell as usize * CELL_BYTES;
+                let base = CELLS_OFFSET + consumer.control.cell as usize * CELL_BYTES;
                 let stamp = (consumer.consumed + 1) << 32 | value & 0xffff_ffff;
                 map.atomic::<AtomicU64>(base).store(stamp, Ordering::Relaxed);
             }

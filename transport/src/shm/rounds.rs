@@ -1,7 +1,7 @@
 //! Rounds of an area: in each round, every member publishes one payload, or only its presence.
 //!
 //! # A round
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only its presence. It then waits for the
+//! Every member publishes one payload of at most [`EXCHANGE_MAX`] bytes, or only its presence. It then waits for the
 //! members whose payload it needs ([`Needs`]): for all in an all-reduce, for the root in a broadcast, for none where
 //! it only contributes. A small payload lies in the line that carries the flag, so a round costs each member one line
 //! transfer per peer.
@@ -15,7 +15,7 @@
 //! order.
 //!
 //! # Why a few lines and buffers are enough
-//! Let D = [`FLAT_DEPTH`], and let d be the number of buffers for the length of a payload. Round `k` uses the line `k
+//! Let D = [`EXCHANGE_DEPTH`], and let d be the number of buffers for the length of a payload. Round `k` uses the line `k
 //! mod D` and the buffer `k mod d`. Only the member itself writes its lines and buffers.
 //! 1. A member publishes round `k` only after it has finished with the payloads of all earlier rounds.
 //! 2. It publishes round `k` only after it has seen all members publish round `k - D + 1`, or `k - d + 1` if it fills
@@ -31,7 +31,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::arena::{Arena, FLAT_DEPTH};
+use super::arena::{Arena, EXCHANGE_DEPTH};
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::{Atomic, AtomicU64};
 
@@ -39,7 +39,7 @@ const LINE_BYTES: usize = 128;
 const LINE_TAG: usize = 8;
 const LINE_PAYLOAD: usize = 16;
 /// Longest payload in bytes that shares its lines with the flag.
-pub const FLAT_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
+pub const EXCHANGE_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 
 /// One member's view of the rounds of an area.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) struct Rounds {
     area: usize,
     members: usize,
     member: usize,
-    /// Lines of all members, for all rounds mod [`FLAT_DEPTH`].
+    /// Lines of all members, for all rounds mod [`EXCHANGE_DEPTH`].
     lines: *mut u8,
     /// The last round that this member has published. The first is 1.
     round: u64,
@@ -209,7 +209,7 @@ impl Rounds {
     #[inline]
     fn line(&self, member: usize, round: u64) -> *mut u8 {
         debug_assert!(member < self.members);
-        let index = round as usize % FLAT_DEPTH * self.members + member;
+        let index = round as usize % EXCHANGE_DEPTH * self.members + member;
         // SAFETY: the lines of all members lie one after another, for each of the rounds, and `member` is one of
         // them.
         unsafe { self.lines.add(index * LINE_BYTES) }
@@ -217,7 +217,7 @@ impl Rounds {
 
     #[inline]
     fn place(&self, member: usize, round: u64, len: usize) -> *mut u8 {
-        if len <= FLAT_INLINE {
+        if len <= EXCHANGE_INLINE {
             // SAFETY: the payload lies inside the line.
             unsafe { self.line(member, round).add(LINE_PAYLOAD) }
         } else {

@@ -3,14 +3,14 @@
 //! A member that publishes checks the doorbells of all others, as it checks one peer's after a message. This costs
 //! one fence and one line per member, which stays in the caches while no member sleeps.
 
-use super::arena::{Arena, FLAT_MAX, STAGE_AREAS, Wake};
+use super::arena::{Arena, EXCHANGE_MAX, STAGE_AREAS, Wake};
 use super::copier::Copier;
 use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 
 /// Capabilities of the stage, for any members.
-pub(super) const STAGE: StageCaps = StageCaps { areas: STAGE_AREAS, payload_max: FLAT_MAX };
+pub(super) const STAGE: StageCaps = StageCaps { areas: STAGE_AREAS, payload_max: EXCHANGE_MAX };
 
 /// One area, as seen by the owner of the endpoint.
 #[derive(Debug)]

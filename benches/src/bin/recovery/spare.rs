@@ -31,9 +31,9 @@ pub(crate) fn one_loss(way: &str, ranks: u32, victim: u32) -> Outcome<[f64; MARK
     let settings = crate::job::settings(way, victim, ranks)?;
     job.add(WORD, settings.into_iter().chain([("KOLO_JOIN", invitation)]))?;
     let others = || (0..ranks as usize).filter(|rank| *rank != victim as usize);
-    // The member at whose door the spare waits reports it.
-    let door = others().next_back().ok_or("two ranks at least")?;
-    job.line(door)?;
+    // The member at whose port the spare waits reports it.
+    let member = others().next_back().ok_or("two ranks at least")?;
+    job.line(member)?;
     let killed = job.kill(victim as usize)?;
     let mut worst = [0.0_f64; MARKS.len()];
     for rank in others() {

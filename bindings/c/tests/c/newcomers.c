@@ -43,7 +43,7 @@ static koloComm_t join(const char *way, const char *path) {
     return comm;
 }
 
-/* Lets the members wait until the newcomer is at one of their doors, and takes it in. */
+/* Lets the members wait until the newcomer is at one of their ports, and takes it in. */
 static koloComm_t take_in(koloComm_t comm) {
     koloComm_t next = NULL;
     int waiting = 0, epoch_is = 0;

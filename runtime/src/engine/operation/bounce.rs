@@ -11,7 +11,7 @@ use kolo_collectives::plan::{Placement, Plan};
 use kolo_gdr::Gpu;
 use kolo_transport::Error;
 
-use super::super::copies::{CopyLines, Mark, Way};
+use super::super::copies::{CopyQueues, Mark, Way};
 use super::super::memory::{Binding, Bounced};
 use super::Operation;
 use super::job::Job;
@@ -40,7 +40,7 @@ fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
 
 impl Operation {
     /// Starts to fill an instance's bounce buffers from the GPU. Returns whether there is anything to copy.
-    pub(super) fn load(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
+    pub(super) fn load(&self, index: u16, copies: &mut CopyQueues) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = source(&self.gpus, binding).filter(|_| binding.has_loads()) else {
             return Ok(false);
@@ -54,7 +54,7 @@ impl Operation {
     }
 
     /// Starts to copy the results in a segment's bounce buffers to the GPU. Returns whether there is anything to copy.
-    pub(super) fn store(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
+    pub(super) fn store(&self, index: u16, copies: &mut CopyQueues) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = self.gpus.output.as_ref().filter(|_| binding.has_stores()) else {
             return Ok(false);
@@ -72,7 +72,7 @@ impl Operation {
         let (data_type, size) = (self.data_type, binding.element_bytes);
         let instance = &self.instances[index as usize];
         let (segment, scratch) = (instance.segment, instance.scratch.ptr());
-        if binding.is_mirrored() && binding.has_loads() {
+        if binding.is_bounced() && binding.has_loads() {
             let is_here = source(&self.gpus, binding).is_none();
             for (from, to, bytes) in binding.loads(segment, self.buffers, scratch) {
                 let from = if is_here { from } else { to.cast_const() };
@@ -80,7 +80,7 @@ impl Operation {
                 // GPU was just copied to the bounce buffer.
                 unsafe { scale(data_type, to, from, bytes / size, factor) };
             }
-        } else if !binding.is_mirrored() {
+        } else if !binding.is_bounced() {
             binding.each_output(segment, self.buffers, scratch, |at, bytes| {
                 // SAFETY: the output is valid (see `start`), and nothing of this segment is in flight yet.
                 unsafe { scale(data_type, at, at, bytes / size, factor) };

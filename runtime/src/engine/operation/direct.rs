@@ -3,14 +3,14 @@
 
 use kolo_transport::Error;
 
-use super::super::copies::{CopyLines, Mark, Way};
+use super::super::copies::{CopyQueues, Mark, Way};
 use super::super::memory::Part;
 use super::Operation;
 use crate::call::AdapterAccess;
 
 impl Operation {
     /// Makes bytes received into GPU memory visible to the GPU.
-    pub(super) fn flush(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
+    pub(super) fn flush(&mut self, copies: &mut CopyQueues) -> Result<(), Error> {
         if self.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)
             && let Some(gpu) = self.gpus.any()
@@ -26,7 +26,7 @@ impl Operation {
         index: u16,
         lane: usize,
         parts: Vec<Part>,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<(), Error> {
         self.flush(copies)?;
         let Some(gpu) = self.gpus.any() else { unreachable!("adapters reach a GPU's memory") };

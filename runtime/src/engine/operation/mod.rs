@@ -34,7 +34,7 @@ use std::any::Any;
 
 use kolo_transport::{Awaited, Error};
 
-use super::copies::CopyLines;
+use super::copies::CopyQueues;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
@@ -132,7 +132,7 @@ impl Operation {
         &mut self,
         job: Job,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let element_bytes = job.data_type.size();
         let bounced = bounce::bounced(&job);
@@ -179,7 +179,7 @@ impl Operation {
         &mut self,
         name: Name,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let lane = &mut self.instances[name.instance as usize].lanes[name.lane as usize];
         match name.kind {
@@ -200,7 +200,7 @@ impl Operation {
         instance: u8,
         lane: u16,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let state = &mut self.instances[instance as usize].lanes[lane as usize];
         state.receiving = false;
@@ -214,7 +214,7 @@ impl Operation {
         &mut self,
         instance: u8,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let index = u16::from(instance);
         match self.instances[index as usize].phase {
@@ -246,7 +246,7 @@ impl Operation {
     pub(crate) fn look_at_stage(
         &mut self,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<(bool, bool), Error> {
         let mut moved = false;
         for index in 0..self.instances.len() as u16 {
@@ -268,7 +268,7 @@ impl Operation {
     }
 
     /// Advances one instance until it blocks: its current segment, then its next one, and so on.
-    fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyLines) -> Result<(), Error> {
+    fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyQueues) -> Result<(), Error> {
         loop {
             match self.instances[index as usize].phase {
                 Phase::Idle | Phase::Loading | Phase::Storing => return Ok(()),
@@ -292,7 +292,7 @@ impl Operation {
     }
 
     /// Gives an instance a segment, and loads the segment's data if it is on a GPU.
-    fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyLines) -> Result<(), Error> {
+    fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyQueues) -> Result<(), Error> {
         let instance = &mut self.instances[index as usize];
         instance.begin(segment);
         instance.phase = Phase::Loading;
@@ -311,7 +311,7 @@ impl Operation {
     }
 
     /// Ends a segment whose lanes are all done, and stores its results if they belong on a GPU.
-    fn end_segment(&mut self, index: u16, copies: &mut CopyLines) -> Result<(), Error> {
+    fn end_segment(&mut self, index: u16, copies: &mut CopyQueues) -> Result<(), Error> {
         if let Some(by) = self.divide_by {
             self.divide(index, by);
         }

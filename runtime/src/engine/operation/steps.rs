@@ -6,7 +6,7 @@ use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space, Step
 use kolo_collectives::stage::Members;
 use kolo_transport::{Channel, Consumer, Error, ErrorKind, Piece, Posted, Sink, Token};
 
-use super::super::copies::CopyLines;
+use super::super::copies::CopyQueues;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
 use super::super::memory::{Binding, Buffers};
@@ -43,7 +43,7 @@ impl Operation {
         &mut self,
         index: u16,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let lanes = self.instances[index as usize].lanes.len();
         loop {
@@ -66,7 +66,7 @@ impl Operation {
         index: u16,
         lane: usize,
         links: &mut Links,
-        copies: &mut CopyLines,
+        copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { return Ok(true) };
         let steps = &binding.plan.lanes[lane];

@@ -1,7 +1,7 @@
 //! Progress of a call through the exchange, and how the call is cut into parts.
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::shm::{FLAT_LONG, copy_streaming};
+use kolo_transport::shm::{EXCHANGE_LONG, copy_streaming};
 
 use super::places::InPlace;
 use super::two_shot::Shots;
@@ -46,7 +46,7 @@ impl ExchangeCursor {
         let (shots, step, exchanges) = match Shots::of(call, block, members) {
             // The sums of a part follow in the next exchange.
             Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
-            None if block * blocks <= FLAT_LONG => (None, block, 1),
+            None if block * blocks <= EXCHANGE_LONG => (None, block, 1),
             None => {
                 let step = (part_max(call.collective, members) / blocks / GRAIN * GRAIN).max(GRAIN);
                 (None, step, block.div_ceil(step))
@@ -167,9 +167,9 @@ pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     match members {
         0..=2 if collective == Collective::AllToAll => 512 << 10,
         0..=2 if all_give => 256 << 10,
-        0..=2 => FLAT_LONG,
+        0..=2 => EXCHANGE_LONG,
         8..=26 if collective == Collective::AllGather => 320 << 10,
-        _ => (640 << 10).min((8 << 20) / members).max(FLAT_LONG),
+        _ => (640 << 10).min((8 << 20) / members).max(EXCHANGE_LONG),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decides which calls take the exchange, and which of them write past the caches.
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::FLAT_LONG;
+use kolo_transport::shm::EXCHANGE_LONG;
 
 use super::cursor::{block, blocks, exchanges};
 use super::{CompiledExchange, two_shot};
@@ -119,7 +119,7 @@ impl CompiledExchange {
                 None
             }
             Collective::Gather => Some(2 << 20),
-            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(FLAT_LONG),
+            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(EXCHANGE_LONG),
             // Every rank, or the one root, reduces everything.
             Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::ExScan => {
                 Some(two_shot::ONE_SHOT_MAX)

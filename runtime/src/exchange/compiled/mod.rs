@@ -35,7 +35,7 @@ use crate::wait::Turnstile;
 /// The exchange area of the host, with the facts that its collectives need.
 #[derive(Debug)]
 pub(crate) struct CompiledExchange {
-    flat: Exchange,
+    area: Exchange,
     rank: usize,
     members: usize,
     /// Longest contribution that takes the exchange, if a setting says so.
@@ -74,7 +74,7 @@ enum Step {
 
 impl CompiledExchange {
     pub(crate) fn new(
-        flat: Exchange,
+        area: Exchange,
         rank: u32,
         bytes_max: Option<usize>,
         has_gpus: bool,
@@ -83,8 +83,8 @@ impl CompiledExchange {
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> Self {
         let mut exchange = Self {
-            members: flat.members(),
-            flat,
+            members: area.members(),
+            area,
             rank: rank as usize,
             bytes_max,
             has_gpus,
@@ -147,24 +147,24 @@ impl CompiledExchange {
     pub(crate) fn exchange(&mut self, tag: u64, words: &[u8], needs: Needs) -> Result<bool, StageMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
-            if !self.flat.is_free(words.len())? {
+            if !self.area.is_free(words.len())? {
                 self.step = Step::Queued(words.len());
                 return Ok(false);
             }
-            self.flat.publish(tag, words.len(), needs, fill);
+            self.area.publish(tag, words.len(), needs, fill);
             self.step = Step::Published;
         }
-        self.flat.poll()
+        self.area.poll()
     }
 
     /// Returns the payload of a member in a complete exchange.
     pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
-        self.flat.payload(member)
+        self.area.payload(member)
     }
 
     /// Ends a complete exchange.
     pub(crate) fn end_exchange(&mut self) {
-        self.flat.finish();
+        self.area.finish();
         self.step = Step::Idle;
     }
 
@@ -195,7 +195,7 @@ impl CompiledExchange {
         if !matches!(self.step, Step::Published) {
             let own = self.contribution(call);
             let given = if own.is_some() { cursor.published() } else { 0 };
-            if !self.flat.is_free(given)? {
+            if !self.area.is_free(given)? {
                 self.step = Step::Queued(given);
                 return Ok(false);
             }
@@ -213,7 +213,7 @@ impl CompiledExchange {
             cursor.in_place.watch.stop(begun);
             self.step = Step::Published;
         }
-        if !self.flat.poll()? {
+        if !self.area.poll()? {
             return Ok(false);
         }
         let begun = cursor.in_place.watch.start();
@@ -240,14 +240,14 @@ impl CompiledExchange {
     pub(crate) fn has_arrived(&mut self) -> bool {
         match self.step {
             Step::Idle => false,
-            Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
-            Step::Published => !matches!(self.flat.poll(), Ok(false)),
+            Step::Queued(given) => !matches!(self.area.is_free(given), Ok(false)),
+            Step::Published => !matches!(self.area.poll(), Ok(false)),
         }
     }
 
     /// Returns the words that the ranks of the host show each other outside of exchanges.
     pub(crate) fn board(&self) -> &Board {
-        self.flat.board()
+        self.area.board()
     }
 
     /// Returns whether this rank has published in the current exchange.
@@ -263,23 +263,23 @@ impl CompiledExchange {
     /// Returns the ranks that have not yet published the awaited payload.
     pub(crate) fn waiting_for(&self) -> Vec<u32> {
         let given = if let Step::Queued(given) = self.step { given } else { 0 };
-        self.flat.waiting_for(given).into_iter().map(|member| member as u32).collect()
+        self.area.waiting_for(given).into_iter().map(|member| member as u32).collect()
     }
 
     pub(crate) fn arm(&mut self) -> Option<(*const AtomicU32, u32)> {
         if matches!(self.step, Step::Idle) {
             return None;
         }
-        let (word, value) = self.flat.arm();
+        let (word, value) = self.area.arm();
         Some((std::ptr::from_ref(word), value))
     }
 
     /// Returns the ranks that must wake this one, after the last look before a sleep.
     pub(crate) fn awaited(&self) -> NonZeroU32 {
-        self.flat.awaited()
+        self.area.awaited()
     }
 
     pub(crate) fn disarm(&mut self) {
-        self.flat.disarm();
+        self.area.disarm();
     }
 }

@@ -44,7 +44,7 @@ impl CompiledExchange {
                 }
             }
         });
-        self.flat.publish(cursor.tag, cursor.published(), self.needs(call), fill);
+        self.area.publish(cursor.tag, cursor.published(), self.needs(call), fill);
     }
 
     /// Returns the members that this rank waits for.
@@ -189,7 +189,7 @@ impl CompiledExchange {
             Some(own) if member == self.rank => unsafe { own.add(index * cursor.block + at) },
             _ => {
                 let place = place(call.collective, member, index);
-                self.flat.payload(member).part(place * len, len)
+                self.area.payload(member).part(place * len, len)
             }
         }
     }
@@ -215,7 +215,7 @@ impl CompiledExchange {
             // Each member publishes one block for all.
             _ => 0,
         };
-        let from = self.flat.payload(member).part(index * len, len);
+        let from = self.area.payload(member).part(index * len, len);
         // SAFETY: the caller's promise for `to`.
         unsafe { cursor.copy(from, to, len) };
     }

@@ -169,7 +169,7 @@ impl CompiledExchange {
         // An in-place all-to-all overwrites its contribution.
         let lies_apart = call.collective != Collective::AllToAll || call.placement == Placement::OutOfPlace;
         let own = self.contribution(call).filter(|_| lies_apart && opinion.is_for_it);
-        let place = own.and_then(|own| self.flat.place(own, blocks * cursor.block));
+        let place = own.and_then(|own| self.area.place(own, blocks * cursor.block));
         cursor.in_place.stand = Stand::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
     }
 
@@ -231,7 +231,7 @@ impl CompiledExchange {
             // SAFETY: the output has a block for each member, and the caller lends it.
             let has_read = unsafe {
                 let to = call.output.add(member * block + at);
-                self.flat.fetch(member, self.places.answers[member], offset + at, to, len)
+                self.area.fetch(member, self.places.answers[member], offset + at, to, len)
             };
             (at, left) = (at + len, left - len);
             if at == block {
@@ -274,6 +274,6 @@ impl CompiledExchange {
     /// Takes back memory that others may be reading, when a communicator is given up: data that they read from now on
     /// is not used.
     pub(crate) fn withdraw(&self) {
-        self.flat.withdraw();
+        self.area.withdraw();
     }
 }

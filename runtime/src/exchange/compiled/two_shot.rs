@@ -126,7 +126,7 @@ impl CompiledExchange {
                 }
             }
         };
-        self.flat.publish(cursor.tag, cursor.published(), Needs::All, Some(fill));
+        self.area.publish(cursor.tag, cursor.published(), Needs::All, Some(fill));
     }
 
     /// Takes the others' sums of the previous part, and reduces this rank's slice of the current one.
@@ -138,7 +138,7 @@ impl CompiledExchange {
         if let Some((at, before)) = cursor.part_before() {
             for member in (0..self.members).filter(|member| *member != self.rank) {
                 let share = shots.share(member, before);
-                let sums = self.flat.payload(member).part(Shots::sums_at(len), share.len());
+                let sums = self.area.payload(member).part(Shots::sums_at(len), share.len());
                 if !share.is_empty() {
                     // SAFETY: the sums lie inside the vector, by the shape of the call.
                     unsafe { cursor.copy(sums, call.output.add(at + share.start), share.len()) };
@@ -155,7 +155,7 @@ impl CompiledExchange {
         unsafe {
             let payload = |member: usize| match own {
                 Some(own) if member == self.rank => own.add(at + share.start),
-                _ => self.flat.payload(member).part(share.start, share.len()),
+                _ => self.area.payload(member).part(share.start, share.len()),
             };
             let output = call.output.add(at + share.start);
             self.fold(call, cursor, output, share.len(), 0..self.members, payload);

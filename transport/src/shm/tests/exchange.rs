@@ -3,11 +3,13 @@
 use std::thread;
 
 use super::*;
-use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, ShmEndpoint, ShmOptions, SingleCopy, Slot};
+use crate::shm::{
+    EXCHANGE_INLINE, EXCHANGE_LONG, EXCHANGE_MAX, Exchange, ShmEndpoint, ShmOptions, SingleCopy, Slot,
+};
 use crate::wait_word_for;
 use crate::{Needs, StageMismatch};
 
-fn flats(n: u32) -> Vec<Exchange> {
+fn exchanges(n: u32) -> Vec<Exchange> {
     world(n).iter_mut().map(|e| e.exchange().expect("all on one host")).collect()
 }
 
@@ -17,21 +19,21 @@ const NOTHING: Option<Fill> = None;
 
 /// Waits until `step` says yes, asleep or polling.
 fn wait(
-    flat: &mut Exchange,
+    exchange: &mut Exchange,
     asleep: bool,
     mut step: impl FnMut(&mut Exchange) -> Result<bool, StageMismatch>,
 ) {
     let deadline = deadline();
-    while !step(flat).expect("all agree") {
-        assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for(0));
+    while !step(exchange).expect("all agree") {
+        assert!(Instant::now() < deadline, "waited too long for {:?}", exchange.waiting_for(0));
         if asleep {
-            let _ = flat.arm();
-            if !step(flat).expect("all agree") {
-                let bits = flat.awaited();
-                let (word, value) = flat.arm();
+            let _ = exchange.arm();
+            if !step(exchange).expect("all agree") {
+                let bits = exchange.awaited();
+                let (word, value) = exchange.arm();
                 wait_word_for(word, value, bits, PATIENCE).expect("futex");
             }
-            flat.disarm();
+            exchange.disarm();
         } else {
             thread::yield_now();
         }
@@ -39,31 +41,43 @@ fn wait(
 }
 
 /// Runs one round: waits until the member may publish, publishes, and waits for the members that it needs.
-fn round(flat: &mut Exchange, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
-    let me = flat.member();
-    wait(flat, asleep, |flat| flat.is_free(if gives { len } else { 0 }));
+fn round(exchange: &mut Exchange, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
+    let me = exchange.member();
+    wait(exchange, asleep, |exchange| exchange.is_free(if gives { len } else { 0 }));
     let fill = gives.then_some(|mut to: Slot<'_>| to.write(0, &pattern(number * 10 + me, len)));
-    flat.publish(number as u64, len, needs, fill);
-    wait(flat, asleep, Exchange::poll);
+    exchange.publish(number as u64, len, needs, fill);
+    wait(exchange, asleep, Exchange::poll);
 }
 
-const LENS: [usize; 12] =
-    [0, 1, 8, 48, FLAT_INLINE, FLAT_INLINE + 1, 4096, 8192, 8193, FLAT_LONG, FLAT_LONG + 1, FLAT_MAX];
+const LENS: [usize; 12] = [
+    0,
+    1,
+    8,
+    48,
+    EXCHANGE_INLINE,
+    EXCHANGE_INLINE + 1,
+    4096,
+    8192,
+    8193,
+    EXCHANGE_LONG,
+    EXCHANGE_LONG + 1,
+    EXCHANGE_MAX,
+];
 
 fn rounds(n: u32, asleep: bool) {
     thread::scope(|scope| {
-        for mut flat in flats(n) {
+        for mut exchange in exchanges(n) {
             scope.spawn(move || {
                 for number in 0..40usize {
                     let len = LENS[number % LENS.len()];
-                    round(&mut flat, asleep, number, len, true, Needs::All);
-                    for member in 0..flat.members() {
+                    round(&mut exchange, asleep, number, len, true, Needs::All);
+                    for member in 0..exchange.members() {
                         assert!(
-                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            exchange.payload(member).to_vec() == pattern(number * 10 + member, len),
                             "round {number}"
                         );
                     }
-                    flat.finish();
+                    exchange.finish();
                 }
             });
         }
@@ -88,9 +102,9 @@ fn sleeping_members_are_woken() {
 /// rest.
 fn mixed_rounds(n: usize, asleep: bool) {
     thread::scope(|scope| {
-        for mut flat in flats(n as u32) {
+        for mut exchange in exchanges(n as u32) {
             scope.spawn(move || {
-                let me = flat.member();
+                let me = exchange.member();
                 // The same pseudo-random sequence on all members.
                 let mut state = 12345u64;
                 for number in 0..2000usize {
@@ -109,7 +123,7 @@ fn mixed_rounds(n: usize, asleep: bool) {
                         _ if me == root => (true, Needs::Nobody),
                         _ => (false, Needs::Only(root)),
                     };
-                    round(&mut flat, asleep, number, len, gives, needs);
+                    round(&mut exchange, asleep, number, len, gives, needs);
                     let from = match needs {
                         Needs::All => 0..n,
                         Needs::Below(end) => 0..end,
@@ -118,11 +132,11 @@ fn mixed_rounds(n: usize, asleep: bool) {
                     };
                     for member in from {
                         assert!(
-                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            exchange.payload(member).to_vec() == pattern(number * 10 + member, len),
                             "round {number}"
                         );
                     }
-                    flat.finish();
+                    exchange.finish();
                 }
             });
         }
@@ -141,33 +155,33 @@ fn members_run_ahead_of_those_they_do_not_need() {
 
 #[test]
 fn a_member_runs_ahead_so_far_and_no_further() {
-    let mut flats = flats(3);
-    for (len, rounds) in [(8, 7), (8192, 7), (8193, 7), (FLAT_LONG + 1, 7), (FLAT_MAX, 1)] {
+    let mut exchanges = exchanges(3);
+    for (len, rounds) in [(8, 7), (8192, 7), (8193, 7), (EXCHANGE_LONG + 1, 7), (EXCHANGE_MAX, 1)] {
         for number in 0..rounds {
-            assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes, round {number}");
-            flats[0].publish(1, len, Needs::Nobody, Some(|_: Slot<'_>| ()));
-            assert_eq!(flats[0].poll(), Ok(true));
-            flats[0].finish();
+            assert_eq!(exchanges[0].is_free(len), Ok(true), "{len} bytes, round {number}");
+            exchanges[0].publish(1, len, Needs::Nobody, Some(|_: Slot<'_>| ()));
+            assert_eq!(exchanges[0].poll(), Ok(true));
+            exchanges[0].finish();
         }
-        assert_eq!(flats[0].is_free(len), Ok(false), "{len} bytes");
-        assert_eq!(flats[0].waiting_for(len), [1, 2]);
+        assert_eq!(exchanges[0].is_free(len), Ok(false), "{len} bytes");
+        assert_eq!(exchanges[0].waiting_for(len), [1, 2]);
         // The others catch up, and all go on together.
-        for flat in &mut flats[1..] {
+        for exchange in &mut exchanges[1..] {
             for _ in 0..rounds {
-                assert_eq!(flat.is_free(0), Ok(true));
-                flat.publish(1, len, Needs::Only(0), NOTHING);
-                assert_eq!(flat.poll(), Ok(true));
-                flat.finish();
+                assert_eq!(exchange.is_free(0), Ok(true));
+                exchange.publish(1, len, Needs::Only(0), NOTHING);
+                assert_eq!(exchange.poll(), Ok(true));
+                exchange.finish();
             }
         }
-        assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes");
-        for flat in &mut flats {
-            assert_eq!(flat.is_free(0), Ok(true));
-            flat.publish(2, 0, Needs::All, NOTHING);
+        assert_eq!(exchanges[0].is_free(len), Ok(true), "{len} bytes");
+        for exchange in &mut exchanges {
+            assert_eq!(exchange.is_free(0), Ok(true));
+            exchange.publish(2, 0, Needs::All, NOTHING);
         }
-        for flat in &mut flats {
-            assert_eq!(flat.poll(), Ok(true));
-            flat.finish();
+        for exchange in &mut exchanges {
+            assert_eq!(exchange.poll(), Ok(true));
+            exchange.finish();
         }
     }
 }
@@ -175,84 +189,84 @@ fn a_member_runs_ahead_so_far_and_no_further() {
 #[test]
 fn other_tags_and_lengths_are_told() {
     for (tag, len) in [(8, 16), (7, 8), (7, 5000)] {
-        let mut flats = flats(3);
-        flats[0].publish(7, 16, Needs::All, NOTHING);
-        assert_eq!(flats[0].waiting_for(0), [1, 2]);
-        assert_eq!(flats[0].poll(), Ok(false));
-        flats[2].publish(7, 16, Needs::All, NOTHING);
-        assert_eq!(flats[0].waiting_for(0), [1]);
-        flats[1].publish(tag, len, Needs::All, NOTHING);
-        assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag }));
-        assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 7 }));
+        let mut exchanges = exchanges(3);
+        exchanges[0].publish(7, 16, Needs::All, NOTHING);
+        assert_eq!(exchanges[0].waiting_for(0), [1, 2]);
+        assert_eq!(exchanges[0].poll(), Ok(false));
+        exchanges[2].publish(7, 16, Needs::All, NOTHING);
+        assert_eq!(exchanges[0].waiting_for(0), [1]);
+        exchanges[1].publish(tag, len, Needs::All, NOTHING);
+        assert_eq!(exchanges[0].poll(), Err(StageMismatch { member: 1, tag }));
+        assert_eq!(exchanges[1].poll(), Err(StageMismatch { member: 0, tag: 7 }));
     }
 }
 
 /// Each member takes itself for the root, so neither looks at the other in that round.
 #[test]
 fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
-    let mut flats = flats(2);
-    for (flat, tag) in flats.iter_mut().zip([3, 4]) {
-        flat.publish(tag, 8, Needs::Nobody, Some(|_: Slot<'_>| ()));
-        assert_eq!(flat.poll(), Ok(true));
-        flat.finish();
-        flat.publish(5, 8, Needs::All, Some(|_: Slot<'_>| ()));
+    let mut exchanges = exchanges(2);
+    for (exchange, tag) in exchanges.iter_mut().zip([3, 4]) {
+        exchange.publish(tag, 8, Needs::Nobody, Some(|_: Slot<'_>| ()));
+        assert_eq!(exchange.poll(), Ok(true));
+        exchange.finish();
+        exchange.publish(5, 8, Needs::All, Some(|_: Slot<'_>| ()));
     }
-    assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag: 4 }));
-    assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 3 }));
+    assert_eq!(exchanges[0].poll(), Err(StageMismatch { member: 1, tag: 4 }));
+    assert_eq!(exchanges[1].poll(), Err(StageMismatch { member: 0, tag: 3 }));
     // The same happens if one of them runs ahead as far as it can.
-    let mut flats = self::flats(2);
+    let mut exchanges = self::exchanges(2);
     for tag in 0..7 {
-        flats[0].publish(tag, 8, Needs::Nobody, NOTHING);
-        assert_eq!(flats[0].poll(), Ok(true));
-        flats[0].finish();
+        exchanges[0].publish(tag, 8, Needs::Nobody, NOTHING);
+        assert_eq!(exchanges[0].poll(), Ok(true));
+        exchanges[0].finish();
     }
-    flats[1].publish(9, 8, Needs::Nobody, NOTHING);
-    assert_eq!(flats[0].is_free(0), Err(StageMismatch { member: 1, tag: 9 }));
+    exchanges[1].publish(9, 8, Needs::Nobody, NOTHING);
+    assert_eq!(exchanges[0].is_free(0), Err(StageMismatch { member: 1, tag: 9 }));
 }
 
 #[test]
 #[should_panic(expected = "not finished")]
 fn rounds_cannot_overlap() {
-    let mut flat = flats(1).remove(0);
-    flat.publish(1, 0, Needs::All, NOTHING);
-    flat.publish(2, 0, Needs::All, NOTHING);
+    let mut exchange = exchanges(1).remove(0);
+    exchange.publish(1, 0, Needs::All, NOTHING);
+    exchange.publish(2, 0, Needs::All, NOTHING);
 }
 
 #[test]
 #[should_panic(expected = "overwritten")]
 fn nothing_is_published_over_what_may_still_be_read() {
-    let mut flat = flats(2).remove(0);
+    let mut exchange = exchanges(2).remove(0);
     for tag in 0..9 {
-        flat.publish(tag, 0, Needs::Nobody, NOTHING);
-        assert_eq!(flat.poll(), Ok(true));
-        flat.finish();
+        exchange.publish(tag, 0, Needs::Nobody, NOTHING);
+        assert_eq!(exchange.poll(), Ok(true));
+        exchange.finish();
     }
 }
 
 #[test]
 #[should_panic(expected = "not complete")]
 fn payloads_of_an_incomplete_round_cannot_be_read() {
-    let mut flats = flats(2);
-    flats[0].publish(1, 0, Needs::All, NOTHING);
-    let _ = flats[0].payload(1);
+    let mut exchanges = exchanges(2);
+    exchanges[0].publish(1, 0, Needs::All, NOTHING);
+    let _ = exchanges[0].payload(1);
 }
 
 #[test]
 #[should_panic(expected = "was not waited for")]
 fn payloads_of_others_than_those_needed_cannot_be_read() {
-    let mut flats = flats(2);
-    flats[0].publish(1, 0, Needs::Nobody, NOTHING);
-    assert_eq!(flats[0].poll(), Ok(true));
-    let _ = flats[0].payload(1);
+    let mut exchanges = exchanges(2);
+    exchanges[0].publish(1, 0, Needs::Nobody, NOTHING);
+    assert_eq!(exchanges[0].poll(), Ok(true));
+    let _ = exchanges[0].payload(1);
 }
 
 #[test]
 fn announcements_are_seen() {
-    let flats = flats(2);
-    flats[1].board().announce(42, 0xfeed);
-    assert_eq!(flats[0].board().announced(1), (42, 0xfeed));
-    assert_eq!(flats[0].board().announced(0), (0, 0));
-    assert_eq!(flats[0].board().members(), 2);
+    let exchanges = exchanges(2);
+    exchanges[1].board().announce(42, 0xfeed);
+    assert_eq!(exchanges[0].board().announced(1), (42, 0xfeed));
+    assert_eq!(exchanges[0].board().announced(0), (0, 0));
+    assert_eq!(exchanges[0].board().members(), 2);
 }
 
 #[test]
@@ -266,49 +280,49 @@ fn there_is_one_flat_per_endpoint() {
 fn readers() -> (Vec<ShmEndpoint>, Vec<Exchange>) {
     let options = ShmOptions { single_copy: SingleCopy::From(1), ..ShmOptions::default() };
     let mut world = world_with(2, &options);
-    let flats = world.iter_mut().map(|e| e.exchange().expect("all on one host")).collect();
-    (world, flats)
+    let exchanges = world.iter_mut().map(|e| e.exchange().expect("all on one host")).collect();
+    (world, exchanges)
 }
 
 /// Reads a member's memory in place.
-fn fetched(flat: &Exchange, member: usize, place: u64, offset: usize, len: usize) -> Option<Vec<u8>> {
+fn fetched(exchange: &Exchange, member: usize, place: u64, offset: usize, len: usize) -> Option<Vec<u8>> {
     let mut target = vec![0; len];
     // SAFETY: the target has `len` bytes.
-    unsafe { flat.fetch(member, place, offset, target.as_mut_ptr(), len) }.then_some(target)
+    unsafe { exchange.fetch(member, place, offset, target.as_mut_ptr(), len) }.then_some(target)
 }
 
 #[test]
 fn members_read_each_other_in_place() {
-    let (world, flats) = readers();
+    let (world, exchanges) = readers();
     let source = pattern(3, 100_000);
-    let Some(place) = flats[1].place(source.as_ptr(), source.len()) else {
+    let Some(place) = exchanges[1].place(source.as_ptr(), source.len()) else {
         // The kernel does not permit reading.
         return;
     };
-    assert_eq!(fetched(&flats[0], 1, place, 0, 100_000).as_deref(), Some(&source[..]));
-    assert_eq!(fetched(&flats[0], 1, place, 70_000, 30_000).as_deref(), Some(&source[70_000..]));
-    assert_eq!(fetched(&flats[0], 1, 8, 0, 100), None, "no memory there");
-    assert_eq!(fetched(&flats[0], 0, place, 0, 100), None, "its own");
-    assert_eq!(fetched(&flats[0], 2, place, 0, 100), None, "no member");
+    assert_eq!(fetched(&exchanges[0], 1, place, 0, 100_000).as_deref(), Some(&source[..]));
+    assert_eq!(fetched(&exchanges[0], 1, place, 70_000, 30_000).as_deref(), Some(&source[70_000..]));
+    assert_eq!(fetched(&exchanges[0], 1, 8, 0, 100), None, "no memory there");
+    assert_eq!(fetched(&exchanges[0], 0, place, 0, 100), None, "its own");
+    assert_eq!(fetched(&exchanges[0], 2, place, 0, 100), None, "no member");
     // The beacon vanishes with the endpoint.
     drop(world);
-    assert_eq!(fetched(&flats[0], 1, place, 0, 100), None, "it is gone");
+    assert_eq!(fetched(&exchanges[0], 1, place, 0, 100), None, "it is gone");
 }
 
 #[test]
 fn memory_that_was_taken_back_is_not_read() {
-    let (_world, flats) = readers();
+    let (_world, exchanges) = readers();
     let source = pattern(3, 1000);
-    let Some(place) = flats[1].place(source.as_ptr(), source.len()) else { return };
-    flats[1].withdraw();
-    assert_eq!(fetched(&flats[0], 1, place, 0, 1000), None);
+    let Some(place) = exchanges[1].place(source.as_ptr(), source.len()) else { return };
+    exchanges[1].withdraw();
+    assert_eq!(fetched(&exchanges[0], 1, place, 0, 1000), None);
 }
 
 #[test]
 fn there_are_no_places_without_single_copy() {
     let options = ShmOptions { single_copy: SingleCopy::Never, ..ShmOptions::default() };
     let mut world = world_with(2, &options);
-    let flat = world[0].exchange().expect("all on one host");
+    let exchange = world[0].exchange().expect("all on one host");
     let source = pattern(3, 1000);
-    assert_eq!(flat.place(source.as_ptr(), source.len()), None);
+    assert_eq!(exchange.place(source.as_ptr(), source.len()), None);
 }
