@@ -30,7 +30,7 @@ impl Communicator {
             counters.loaded_bytes += loaded + bounced.0;
             counters.stored_bytes += stored + bounced.1;
             counters.flushes += flushes;
-            counters.untold_buffers = self.shared.gpus.driver.as_ref().map_or(0, Driver::untold);
+            counters.untold_buffers = self.shared.gpus.driver.as_ref().map_or(0, Driver::unknown_owners);
             counters
         })
     }

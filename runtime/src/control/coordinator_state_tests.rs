@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::abort::AbortKind;
+use crate::control::forwarding;
 use crate::control::wire::{ExchangeKey, PeerInfo, decode};
 use crate::job::limits::Liveness;
 
