@@ -22,7 +22,7 @@ pub struct UnknownCollective {
 impl fmt::Display for UnknownCollective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = Collective::ALL.iter().map(|collective| collective.name()).collect();
-        write!(f, "no collective is called {:?}; there are {}", self.name, names.join(", "))
+        write!(f, "unknown collective {:?}; expected one of {}", self.name, names.join(", "))
     }
 }
 

@@ -143,7 +143,7 @@ impl Algorithm {
             return Err(format!("{} parts are more than {MAX_PARTS}", task.params.parts));
         }
         match task.shards {
-            Some(_) if !self.takes_shards() => Err("it reduces a vector of each rank, not shards".to_owned()),
+            Some(_) if !self.takes_shards() => Err("it reduces one vector per rank, not shards".to_owned()),
             None if self.takes_shards() => Err("it reduces shards".to_owned()),
             _ => self.generator().supports(task),
         }
@@ -225,7 +225,7 @@ pub struct UnknownAlgorithm {
 impl fmt::Display for UnknownAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-        write!(f, "no algorithm is called {:?}; there are {}", self.name, names.join(", "))
+        write!(f, "unknown algorithm {:?}; expected one of {}", self.name, names.join(", "))
     }
 }
 

@@ -83,11 +83,11 @@ impl fmt::Display for OverrideError {
         match self {
             Self::Algorithm { entry, name } => {
                 let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-                write!(f, "in {entry:?}: no algorithm is called {name:?}; there are {}", names.join(", "))
+                write!(f, "in {entry:?}: unknown algorithm {name:?}; expected one of {}", names.join(", "))
             }
             Self::Collective { entry, name } => {
                 let names: Vec<&str> = Collective::ALL.iter().map(|collective| collective.name()).collect();
-                write!(f, "in {entry:?}: no collective is called {name:?}; there are {}", names.join(", "))
+                write!(f, "in {entry:?}: unknown collective {name:?}; expected one of {}", names.join(", "))
             }
             Self::Range { entry, range } => {
                 write!(f, "in {entry:?}: {range:?} is not a range of sizes, such as 0-64K, 64K-1M or 1M-")

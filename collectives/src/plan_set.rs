@@ -137,7 +137,9 @@ impl PlanSet {
             return Err(format!("it has version {}, and this build reads version {VERSION}", file.version));
         }
         if file.name.len() > NAME_BYTES_MAX || file.name.contains(char::is_control) {
-            return Err(format!("its name is longer than {NAME_BYTES_MAX} bytes, or no line of text"));
+            return Err(format!(
+                "its name is longer than {NAME_BYTES_MAX} bytes, or not a single line of text"
+            ));
         }
         file.serves.validate()?;
         let blocks = blocks_of(file.cut, &file.serves)?;
@@ -197,7 +199,7 @@ impl PlanSet {
             .flatten()
             .any(|plan| plan.stage.as_ref().is_some_and(|stage| !stage.windows.is_empty()))
         {
-            return Err("plans on symmetric buffers are made for each call, and cannot be kept".to_owned());
+            return Err("plans on symmetric buffers are made for each call and cannot be saved".to_owned());
         }
         Self::new(Self { name, serves, segment_bytes, window, plans }.to_file())
     }
@@ -344,7 +346,7 @@ impl PlanSet {
             let staging = (layout.scratch_elements() as u64).saturating_mul(u64::from(self.window));
             if staging > STAGING_BYTES_MAX {
                 return Err(format!(
-                    "rank {} needs {staging} bytes of staging, and at most {STAGING_BYTES_MAX} are given",
+                    "rank {} needs {staging} bytes of staging, but at most {STAGING_BYTES_MAX} are available",
                     plan.rank
                 ));
             }
@@ -364,7 +366,7 @@ fn bounded(what: &str, value: u64, least: u64, most: u64) -> Result<(), String> 
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(format!("{what} is {value}, and must be {least} to {most}"))
+    Err(format!("{what} is {value}, but must be {least} to {most}"))
 }
 
 impl Serves {
@@ -373,7 +375,10 @@ impl Serves {
         let root_max = if self.collective.is_rooted() { self.ranks - 1 } else { 0 };
         bounded("root", u64::from(self.root), 0, u64::from(root_max))?;
         if self.from_bytes > self.to_bytes {
-            return Err(format!("it is for {} to {} bytes, which is none", self.from_bytes, self.to_bytes));
+            return Err(format!(
+                "it is for {} to {} bytes, which is an empty range",
+                self.from_bytes, self.to_bytes
+            ));
         }
         let named = self.host_names.len();
         let count =
@@ -381,18 +386,18 @@ impl Serves {
         let is_long = |name: &String| name.len() > NAME_BYTES_MAX || name.contains(char::is_control);
         if named > 0 && (named != count || self.host_names.iter().any(is_long)) {
             return Err(format!(
-                "it names {named} hosts, and its ranks are on {count}; or a name is no name"
+                "it names {named} hosts, but its ranks are on {count}; or a name is not valid"
             ));
         }
         let Some(hosts) = &self.hosts else { return Ok(()) };
         if hosts.len() != self.ranks as usize {
-            return Err(format!("it has hosts of {} ranks, and there are {}", hosts.len(), self.ranks));
+            return Err(format!("it has hosts of {} ranks, but there are {}", hosts.len(), self.ranks));
         }
         let mut next = 0;
         for host in hosts {
             if *host > next {
                 return Err(format!(
-                    "host {host} appears before host {next}: they count from 0 in their order"
+                    "host {host} appears before host {next}: hosts are numbered from 0 in order"
                 ));
             }
             next = next.max(host + 1);
@@ -407,15 +412,15 @@ impl Serves {
     /// The reason, in words.
     pub fn fits(&self, hosts: &[u32], names: Option<&[&str]>) -> Result<(), String> {
         if hosts.len() != self.ranks as usize {
-            return Err(format!("it is for {} ranks, and there are {}", self.ranks, hosts.len()));
+            return Err(format!("it is for {} ranks, but there are {}", self.ranks, hosts.len()));
         }
         match &self.hosts {
             Some(wanted) if wanted != hosts => {
-                Err(format!("it is for ranks on hosts {wanted:?}, and these are on {hosts:?}"))
+                Err(format!("it is for ranks on hosts {wanted:?}, but these are on {hosts:?}"))
             }
             _ => match names {
                 Some(names) if !self.host_names.is_empty() && self.host_names != names => Err(format!(
-                    "it was made for hosts {}, in this order, and these are {}",
+                    "it was made for hosts {}, in this order, but these are {}",
                     self.host_names.join(", "),
                     names.join(", ")
                 )),
@@ -433,12 +438,12 @@ impl Serves {
             return Err(format!("it is for {}", self.collective));
         }
         if collective.is_rooted() && root != self.root {
-            return Err(format!("it is for root {}, and this is root {root}", self.root));
+            return Err(format!("it is for root {}, but this is root {root}", self.root));
         }
         if !(self.from_bytes..=self.to_bytes).contains(&bytes) {
             let most =
                 if is_unlimited(&self.to_bytes) { "more".to_owned() } else { self.to_bytes.to_string() };
-            return Err(format!("it is for {} to {most} bytes, and this is {bytes}", self.from_bytes));
+            return Err(format!("it is for {} to {most} bytes, but this is {bytes}", self.from_bytes));
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ impl fmt::Display for SelectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Forced { algorithm, collective, reason } => {
-                write!(f, "{algorithm} was asked for and cannot serve {collective}: {reason}")
+                write!(f, "{algorithm} was requested but cannot serve {collective}: {reason}")
             }
             Self::None { collective, reasons } => {
                 write!(f, "no algorithm can serve {collective}")?;
@@ -188,7 +188,7 @@ pub fn select(
     }
     let (cost_seconds, algorithm, params, flow) = candidates.remove(position);
     let reason = match (force, candidates.first()) {
-        (Some(_), _) => format!("asked for; expected to take {}", Micros(cost_seconds)),
+        (Some(_), _) => format!("requested; expected to take {}", Micros(cost_seconds)),
         (None, None) => "the only one that can".to_owned(),
         (None, Some((next, other, ..))) => {
             format!("expected to take {}, before {other} with {}", Micros(cost_seconds), Micros(*next))

@@ -54,7 +54,7 @@ fn what_is_wrong_or_too_much_is_refused() {
         (|f| f.serves.ranks = 5, "hosts of 4 ranks"),
         (|f| f.serves.root = 1, "root is 1"),
         (|f| f.serves.hosts = Some(vec![0, 1, 3, 3]), "host 3 appears before"),
-        (|f| (f.serves.from_bytes, f.serves.to_bytes) = (2, 1), "which is none"),
+        (|f| (f.serves.from_bytes, f.serves.to_bytes) = (2, 1), "which is an empty range"),
         (|f| f.segment_bytes = 0, "segment_bytes is 0"),
         (|f| f.segment_bytes = u64::MAX, "segment_bytes is"),
         (|f| f.window = 0, "window is 0"),
@@ -81,7 +81,7 @@ fn what_is_wrong_or_too_much_is_refused() {
                     fence: false,
                 });
             },
-            "blocks that there are not",
+            "blocks that do not exist",
         ),
         (
             |f| {
@@ -137,9 +137,9 @@ fn what_does_not_fit_is_told() {
     assert_eq!(serves.serves(AllReduce, 0, 100), Ok(()));
     for (problem, text) in [
         (serves.serves(AllGather, 0, 100), "it is for all_reduce"),
-        (serves.serves(AllReduce, 0, 201), "it is for 100 to 200 bytes, and this is 201"),
-        (serves.fits(&[0, 0, 1], None), "it is for 4 ranks, and there are 3"),
-        (serves.fits(&[0, 1, 1, 0], None), "on hosts [0, 0, 1, 1], and these are on [0, 1, 1, 0]"),
+        (serves.serves(AllReduce, 0, 201), "it is for 100 to 200 bytes, but this is 201"),
+        (serves.fits(&[0, 0, 1], None), "it is for 4 ranks, but there are 3"),
+        (serves.fits(&[0, 1, 1, 0], None), "on hosts [0, 0, 1, 1], but these are on [0, 1, 1, 0]"),
     ] {
         assert!(problem.clone().expect_err(text).contains(text), "{problem:?}");
     }
@@ -147,6 +147,6 @@ fn what_does_not_fit_is_told() {
     let named = set.clone().on_hosts(&["a", "b"]).expect("two");
     assert_eq!(named.serves().fits(&[0, 0, 1, 1], Some(&["a", "b"])), Ok(()));
     let problem = named.serves().fits(&[0, 0, 1, 1], Some(&["b", "a"])).expect_err("others");
-    assert_eq!(problem, "it was made for hosts a, b, in this order, and these are b, a");
+    assert_eq!(problem, "it was made for hosts a, b, in this order, but these are b, a");
     assert!(set.on_hosts(&["a"]).map(drop).expect_err("one").contains("names 1 hosts"));
 }

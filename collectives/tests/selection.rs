@@ -293,7 +293,7 @@ fn force_is_obeyed_or_refused() {
     let model = Model::TCP;
     let ring = select(&task, 8, 4, false, Order::Any, &model, Some(Algorithm::Ring)).expect("it can");
     assert_eq!(ring.algorithm, Algorithm::Ring);
-    assert!(ring.reason.contains("asked for"));
+    assert!(ring.reason.contains("requested"));
     let refused = |task: &Task, irregular, order, force| {
         let error = select(task, 8, 4, irregular, order, &model, Some(force)).expect_err("it cannot");
         assert!(matches!(error, SelectError::Forced { algorithm, .. } if algorithm == force));

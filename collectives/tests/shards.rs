@@ -108,7 +108,7 @@ fn they_are_for_shards_only_and_nothing_else_is() {
         (task(4, shards::MAX_SHARDS + 1), "not 16385"),
         (task(shards::MAX_RANKS + 1, 8), "at most 1024 ranks"),
         (Task { placement: Placement::InPlace, ..task(4, 8) }, "out of place"),
-        (Task { collective: Collective::Broadcast, ..task(4, 8) }, "no form"),
+        (Task { collective: Collective::Broadcast, ..task(4, 8) }, "do not support"),
     ] {
         let refusal = Algorithm::ShardsTwoShot.supports(&impossible).expect_err(reason);
         assert!(refusal.contains(reason), "{refusal}");

@@ -268,5 +268,5 @@ fn what_is_missing_is_said() {
     assert!(refusal(&plain.clone().with_symmetric(Symmetric::Inputs)).contains("symmetric buffers"));
     assert!(refusal(&task(Collective::AllReduce, 4).with_hosts([0, 0, 1, 1])).contains("several hosts"));
     assert!(refusal(&task(Collective::AllToAll, 4).in_place()).contains("in place"));
-    assert!(refusal(&task(Collective::Scan, 4)).contains("no form on symmetric buffers for scan"));
+    assert!(refusal(&task(Collective::Scan, 4)).contains("symmetric buffers do not support scan"));
 }

@@ -67,7 +67,7 @@ mod tests {
         other.layers_mut()[1].parameters.iter_mut().for_each(|p| *p *= 1.125);
         assert!((distance(&other, &reference) - 0.25).abs() < 1e-6);
         other.layers_mut()[1].parameters[0] = f32::NAN;
-        assert!(distance(&other, &reference).is_nan(), "nothing is near to what is no number");
+        assert!(distance(&other, &reference).is_nan(), "nothing is near to what is not a number");
     }
 
     #[test]

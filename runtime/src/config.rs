@@ -311,7 +311,7 @@ pub fn parse_port_range(value: &str) -> Result<RangeInclusive<u16>> {
         _ => Err(invalid(
             "KOLO_PORT_RANGE",
             value,
-            "two ports with a hyphen between, the lower first: 40000-40099",
+            "two ports joined by a hyphen, the lower first: 40000-40099",
         )),
     }
 }
@@ -332,7 +332,7 @@ fn bytes(setting: &str, value: &str) -> Result<usize> {
         .parse::<usize>()
         .ok()
         .and_then(|n| n.checked_mul(unit))
-        .ok_or_else(|| invalid(setting, value, "a whole number, with K, M or G behind it if you like"))
+        .ok_or_else(|| invalid(setting, value, "a whole number, optionally followed by K, M or G"))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub use peers::{AwaitedRank, PeerCall, PeerState};
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
 
 /// Advice in the remedy of [`Error::Join`] if ranks are missing. Bindings may replace it, like [`TIMEOUT_REMEDY`].
-pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
+pub const JOIN_REMEDY: &str = "raise the limit with KOLO_JOIN_TIMEOUT if the ranks are merely slow";
 
 /// Entry of [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not a member before.
 pub const NEWCOMER: u32 = u32::MAX;
@@ -290,8 +290,8 @@ impl Error {
             ),
             Self::PeerLost { context, peer, detail, .. } => write!(
                 f,
-                "{context}: rank {peer} is lost ({detail}). Look at its own output for the reason; the \
-                 communicator cannot be used any more"
+                "{context}: rank {peer} is lost ({detail}). See that rank's own output for the reason; the \
+                 communicator can no longer be used"
             ),
             Self::Timeout { context, after, waiting_for } => {
                 write!(f, "{context}: not finished after {:.1} s; waiting for ", after.as_secs_f64())?;

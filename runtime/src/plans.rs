@@ -111,8 +111,8 @@ mod erased {
 fn refused(path: &Path, problem: &str) -> Error {
     Error::configuration(
         "KOLO_PLAN",
-        format!("{} holds no plans to run: {problem}", path.display()),
-        "Write one with `kolo explain COLLECTIVE --plan-out FILE` or `kolo plan`, or leave the variable out",
+        format!("{} holds no usable plans: {problem}", path.display()),
+        "Write one with `kolo explain COLLECTIVE --plan-out FILE` or `kolo plan`, or unset the variable",
     )
 }
 
@@ -145,7 +145,7 @@ pub(crate) mod tests {
             ("\"window\"", "\"windov\"", "unknown field `windov`"),
             ("\"collective\":\"all_reduce\"", "\"collective\":\"all\"", "unknown variant `all`"),
             ("\"first\":0", "\"first\":-1", "invalid value"),
-            ("\"first\":0", "\"first\":77", "blocks that there are not"),
+            ("\"first\":0", "\"first\":77", "blocks that do not exist"),
         ] {
             assert!(text.contains(from), "{from}: {text}");
             let problem = parse(&text.replacen(from, to, 1)).map(drop).unwrap_err();

@@ -114,7 +114,7 @@ impl Profile {
         };
         let Version { version } = toml::from_str(text).map_err(in_a_line)?;
         if version != VERSION {
-            return Err(format!("it has version {version}, and this build reads version {VERSION}"));
+            return Err(format!("it has version {version}, but this build reads version {VERSION}"));
         }
         let profile: Self = toml::from_str(text).map_err(in_a_line)?;
         match profile.numbers().into_iter().find(|number| !number.is_plausible()) {
@@ -281,7 +281,7 @@ impl Number {
         let place = self.table.map_or_else(String::new, |table| format!("{table}."));
         let (range, unit) = self.allowed();
         format!(
-            "{place}{} is {}, and must be {:e} to {:e} {unit}",
+            "{place}{} is {}, but must be {:e} to {:e} {unit}",
             self.name,
             self.value,
             range.start(),
@@ -293,8 +293,8 @@ impl Number {
 fn refused(path: &Path, problem: &str) -> Error {
     Error::configuration(
         "KOLO_PROFILE",
-        format!("{} is no profile: {problem}", path.display()),
-        "Write one with `kolo tune --out FILE`, or leave the variable out to have the built-in constants",
+        format!("{} is not a valid profile: {problem}", path.display()),
+        "Write one with `kolo tune --out FILE`, or unset the variable to use the built-in constants",
     )
 }
 
@@ -361,7 +361,7 @@ pub(crate) mod tests {
     fn mistakes_are_named() {
         let good = example().to_toml();
         for (from, to, expected) in [
-            ("version = 2", "version = 7", "version 7, and this build reads version 2"),
+            ("version = 2", "version = 7", "version 7, but this build reads version 2"),
             ("version = 2\n", "", "missing field `version`"),
             ("call_seconds = 1e-7\n", "", "missing field `call_seconds`"),
             ("machine = ", "mashine = ", "unknown field `mashine`"),
@@ -370,7 +370,7 @@ pub(crate) mod tests {
             (
                 "latency_seconds = 3e-7",
                 "latency_seconds = 60.0",
-                "shm.latency_seconds is 60, and must be 0e0 to 1e1 seconds",
+                "shm.latency_seconds is 60, but must be 0e0 to 1e1 seconds",
             ),
             ("latency_seconds = 3e-7", "latency_seconds = \"fast\"", "invalid type: string"),
             ("factors = [2e0", "factors = [0", "shm.message_factors is 0"),

@@ -56,8 +56,8 @@ pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     let of =
         if pool.is_group { "their control group (memory.max) has" } else { "their host (MemAvailable) has" };
     Some(format!(
-        "{ranks} rank(s) want {wanted} bytes together, {bytes_each} each, but {of} {} available; ask for less, or use \
-         fewer ranks per host",
+        "{ranks} rank(s) need {wanted} bytes together, {bytes_each} each, but {of} {} available; use less, \
+         or fewer ranks per host",
         pool.bytes
     ))
 }
@@ -223,11 +223,11 @@ mod tests {
         let text = shortage(5 * GIB, &two_hosts).unwrap();
         // 5 GiB of 5 leave no spare part on the second host, which has less.
         assert!(
-            text.contains("1 rank(s) want 5368709120 bytes") && text.contains("has 5368709120"),
+            text.contains("1 rank(s) need 5368709120 bytes") && text.contains("has 5368709120"),
             "{text}"
         );
         let text = shortage(1 << 40, &two_hosts[..2]).unwrap();
-        assert!(text.contains("2 rank(s) want 2199023255552 bytes together, 1099511627776 each"), "{text}");
+        assert!(text.contains("2 rank(s) need 2199023255552 bytes together, 1099511627776 each"), "{text}");
         assert!(text.contains("MemAvailable") && text.contains("10737418240 available"), "{text}");
         assert!(shortage(u64::MAX, &two_hosts).is_some());
         assert_eq!(shortage(1 << 40, &[vec![], vec![]]), None, "the system says nothing");
@@ -252,7 +252,7 @@ mod tests {
         let shared = shared_with(&now, &named);
         assert_eq!(shared, [now.to_vec(), vec![host(1, 9 * GIB)]]);
         assert_eq!(shortage(GIB / 4, &shared), None);
-        assert!(shortage(GIB, &shared).unwrap().contains("1 rank(s) want 1073741824"));
+        assert!(shortage(GIB, &shared).unwrap().contains("1 rank(s) need 1073741824"));
     }
 
     #[test]

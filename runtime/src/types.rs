@@ -120,7 +120,7 @@ impl FromStr for DataType {
     fn from_str(s: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|t| t.name() == s).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|t| t.name()).collect();
-            format!("unknown element type '{s}'; known are {}", names.join(", "))
+            format!("unknown element type '{s}'; expected one of {}", names.join(", "))
         })
     }
 }

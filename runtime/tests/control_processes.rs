@@ -247,7 +247,7 @@ fn an_exit_without_goodbye_is_a_loss() {
     ranks[1].tell("exit");
     for rank in [&ranks[0], &ranks[2]] {
         let (_, cause) = rank.expect("@aborted");
-        assert!(cause.starts_with('1') && cause.contains("without goodbye"), "{cause}");
+        assert!(cause.starts_with('1') && cause.contains("without a goodbye"), "{cause}");
     }
     for mut rank in ranks {
         if rank.child.try_wait().unwrap().is_none() {

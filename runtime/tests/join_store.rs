@@ -153,7 +153,7 @@ fn a_store_that_is_none_is_named() {
     for rank in [0, 1] {
         let spec = JoinSpec { timeout: SHORT, ..torchrun(rank, port, 0) };
         let error = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap_err().to_string();
-        assert!(error.contains("no TCPStore") && error.contains(&port.to_string()), "{error}");
+        assert!(error.contains("not a TCPStore") && error.contains(&port.to_string()), "{error}");
     }
 }
 

@@ -36,7 +36,7 @@ fn config(path: &str, latency_seconds: f64) -> Config {
 fn ranks_with_other_constants_do_not_join() {
     let configs = |rank: u32| config("profile.toml", 1e-6 * f64::from(rank + 1));
     let text = Cluster::with_configs(2, configs, |_| ()).unwrap_err().to_string();
-    assert!(text.contains("other settings") && text.contains("KOLO_PROFILE is profile.toml ("), "{text}");
+    assert!(text.contains("different settings") && text.contains("KOLO_PROFILE is profile.toml ("), "{text}");
     let some = |rank: u32| if rank == 0 { Config::default() } else { config("profile.toml", 1e-6) };
     let text = Cluster::with_configs(2, some, |_| ()).unwrap_err().to_string();
     assert!(text.contains("KOLO_PROFILE is not set here") || text.contains("not set there"), "{text}");

@@ -68,7 +68,8 @@ fn options(arguments: &[String]) -> Result<Options, String> {
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().cloned().ok_or_else(|| format!("{word} needs a value\n{HELP}"));
-        let number = |text: String| text.parse::<u64>().map_err(|_| format!("{text} is no number\n{HELP}"));
+        let number =
+            |text: String| text.parse::<u64>().map_err(|_| format!("{text} is not a number\n{HELP}"));
         match word.as_str() {
             "--trials" => options.trials = Some(number(value()?)? as usize),
             "--kind" => options.kind = value()?,

@@ -254,7 +254,7 @@ fn with_rank_0_stopped_nobody_else_is_blamed() {
                 assert!(!text.contains("is lost"), "{arrangement:?}: {text}");
                 assert!(!text.contains("no answer from it"), "{arrangement:?}: {text}");
                 let first = text.contains("waiting for rank 0 (it is silent");
-                let broken = text.contains("rank 0, which would tell, is silent");
+                let broken = text.contains("rank 0, which would know it, is silent");
                 assert!(first || broken, "{arrangement:?}: {text}");
             }
             job.ranks[0].signal(Signal::CONT);

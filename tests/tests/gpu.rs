@@ -305,12 +305,9 @@ fn what_was_done_is_said() {
             let paths: Vec<Option<GpuPath>> = comm.recent().iter().map(|record| record.gpu).collect();
             let staged = |why| Some(GpuPath::Staged(why));
             assert_eq!(paths, [staged(StagingReason::Reduces), staged(StagingReason::NotRdma), None]);
-            assert!(comm.recent()[1].to_string().contains("copied through the host's: not all ranks"));
+            assert!(comm.recent()[1].to_string().contains("copied through host memory: not all ranks"));
             let text = comm.explain(&call(Collective::AllReduce, &memory)).expect("explained");
-            assert!(
-                text.contains("memory: a GPU's memory, copied through the host's: the processor"),
-                "{text}"
-            );
+            assert!(text.contains("memory: GPU memory, copied through host memory: the processor"), "{text}");
             let text = comm.explain(&call(Collective::AllReduce, &managed)).expect("explained");
             assert!(!text.contains("memory: a GPU"), "{text}");
             assert_eq!(comm.gpu_counters().staged_calls, 2);

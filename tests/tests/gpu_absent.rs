@@ -32,5 +32,5 @@ fn a_driver_without_a_gpu_changes_nothing() {
         })
     };
     assert_eq!(explained(true), explained(false));
-    assert_eq!(count(Count::Questions), 0, "nobody asks whose an address is");
+    assert_eq!(count(Count::Questions), 0, "nobody asks whose memory an address is");
 }

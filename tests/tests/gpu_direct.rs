@@ -226,5 +226,5 @@ fn a_direct_way_can_be_required() {
         config.gdr = GpuDirectMode::Require;
     });
     let error = Cluster::with_config(2, &config, |_| ()).expect_err("refused").to_string();
-    assert!(error.contains("KOLO_GDR") && error.contains("rxe0 takes no dma-bufs"), "{error}");
+    assert!(error.contains("KOLO_GDR") && error.contains("rxe0 does not accept dma-bufs"), "{error}");
 }

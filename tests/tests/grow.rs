@@ -154,7 +154,7 @@ fn who_would_have_a_slot_has_that_one() {
                 Ok(comm) => assert_eq!((comm.rank(), sum(&comm, 1.0)), (0, 2.0)),
                 Err(error) => {
                     assert!(matches!(error, Error::Join { kind: JoinFailure::Disagreement, .. }), "{error}");
-                    assert!(error.to_string().contains("another newcomer has slot 1"), "{error}");
+                    assert!(error.to_string().contains("another newcomer has taken slot 1"), "{error}");
                     *refused.lock().expect("no panic") += 1;
                 }
             },
@@ -201,7 +201,7 @@ fn a_newcomer_that_is_not_taken_in_goes_on_waiting_or_gives_up() {
                     assert_eq!((sum(&comm, 1.0), sum(&comm, comm.waiting() as f32)), (3.0, 1.0));
                     while sum(&comm, comm.waiting() as f32) > 0.0 {}
                 }
-                Err(error) => assert!(error.to_string().contains("within the time"), "{error}"),
+                Err(error) => assert!(error.to_string().contains("within its time limit"), "{error}"),
             },
         );
     });

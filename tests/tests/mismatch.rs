@@ -24,7 +24,7 @@ fn a_call_before_the_one_that_differs_is_said_to_match() {
                     }
                     let text = comm.broadcast(&mut [0_u8; 10], 0).expect_err("it comes late").to_string();
                     assert!(text.contains("operation #2: ") && text.contains("in operation #3, "), "{text}");
-                    assert!(text.contains("this call comes before that and matched"), "{text}");
+                    assert!(text.contains("this call came earlier and matched"), "{text}");
                     assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
                     return;
                 }

@@ -306,7 +306,7 @@ fn a_newcomer_is_told_when_the_job_ends() {
         }
         let error = group.all[2].expect("@error ");
         assert!(
-            error.contains("[K0310]") && error.contains("no member that the invitation names"),
+            error.contains("[K0310]") && error.contains("none of the members that the invitation names"),
             "{error}"
         );
         group.join(0);
@@ -333,11 +333,11 @@ fn what_does_not_fit_is_told_so_and_the_group_goes_on() {
         let error = told(&[("KOLO_JOIN", &invitation), ("KOLO_JOB_SECRET", "other")]);
         assert!(error.contains("job secret") && error.contains("[K0304]"), "{error}");
         let error = told(&[("KOLO_JOIN", &invitation[..300])]);
-        assert!(error.contains("cut off or changed") && error.contains("[K0201]"), "{error}");
+        assert!(error.contains("truncated or altered") && error.contains("[K0201]"), "{error}");
         let error = told(&[("KOLO_JOIN", "tcp://here:1")]);
-        assert!(error.contains("no invitation"), "{error}");
+        assert!(error.contains("not an invitation"), "{error}");
         let error = told(&[("KOLO_JOIN", &invitation), ("KOLO_SLOT", "first")]);
-        assert!(error.contains("KOLO_SLOT") && error.contains("'first' is no slot"), "{error}");
+        assert!(error.contains("KOLO_SLOT") && error.contains("'first' is not a slot number"), "{error}");
         // None of these newcomers has done any harm.
         group.join(1);
         group.expect_sums(&[0, 1, 2]);

@@ -96,7 +96,8 @@ fn calls_that_a_file_serves_take_its_plan() {
             }
             for ((way, words), bytes) in [(few, 400), (many, 100_004)] {
                 let reason = format!(
-                    "KOLO_PLAN {algorithm}.json is not used: it is for 1000 to 100000 bytes, and this is {bytes}"
+                    "KOLO_PLAN {algorithm}.json is not used: it is for 1000 to 100000 bytes, but this is \
+                     {bytes}"
                 );
                 assert!(way != "plan" && words.contains(&reason), "{words}");
             }
@@ -120,7 +121,8 @@ fn what_does_not_fit_says_why() {
         assert_eq!(way, "plan");
         for reason in [
             "plan tree of tree.json",
-            "KOLO_PLAN ring.json is not used: it is for ranks on hosts [0, 1, 1, 0], and these are on [0, 0, 1, 1]",
+            "KOLO_PLAN ring.json is not used: it is for ranks on hosts [0, 1, 1, 0], but these are on [0, 0, \
+             1, 1]",
             "KOLO_PLAN binomial.json is not used: it is for broadcast",
             "KOLO_PLAN circulant.json is not used: tree.json comes first",
         ] {
@@ -132,12 +134,12 @@ fn what_does_not_fit_says_why() {
         all_reduce(&half, 5_000)
     });
     for (way, words) in split {
-        assert!(way != "plan" && words.contains("it is for 4 ranks, and there are 2"), "{words}");
+        assert!(way != "plan" && words.contains("it is for 4 ranks, but there are 2"), "{words}");
     }
     for (change, reason) in [
         (
             (|config| config.algorithms = "ring".to_owned()) as fn(&mut Config),
-            "KOLO_ALGO asks for an algorithm",
+            "KOLO_ALGO requests an algorithm",
         ),
         (|config| config.determinism = kolo::Determinism::Canonical, "one order of reduction"),
     ] {

@@ -49,7 +49,7 @@ fn a_vector_is_registered_once_however_many_pieces_it_is_cut_into() {
     Cluster::with_config(2, &config(&fake), |comm| {
         let policy = comm.registration_policy().expect("over RDMA");
         assert!(comm.summary().contains(&policy), "{}", comm.summary());
-        let is_kept = policy.starts_with("kept, and let go of when the kernel tells");
+        let is_kept = policy.starts_with("kept, and released when the kernel reports");
         let mut data = vec![1_u8; BYTES];
         let first = counted(&comm, &mut data);
         assert!(first.registrations <= 1, "{first:?}");

@@ -166,7 +166,7 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
         });
         for text in told.expect("a cluster") {
             println!("{text}");
-            let pair = "rank 2 (it does not acknowledge what rank 1 sends: look at what lies between the two";
+            let pair = "rank 2 (it does not acknowledge data from rank 1: check the network between the two";
             assert!(text.contains(pair), "{text}");
         }
     });

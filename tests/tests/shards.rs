@@ -149,7 +149,7 @@ fn nonsense_is_refused_before_anything_is_sent() {
         assert!(text(&[0.0; 8], 0, ReduceOp::Sum).contains("0 shards were given; 1 to 16384"));
         assert!(text(&[0.0; 8], 20_000, ReduceOp::Sum).contains("20000 shards were given"));
         let short = text(&[0.0; 11], 6, ReduceOp::Sum);
-        assert!(short.contains("11 elements where 12 are needed: shards"), "{short}");
+        assert!(short.contains("11 elements, but 12 are needed: shards"), "{short}");
         assert!(text(&[0.0; 8], 4, ReduceOp::PremulSum(2.0)).contains("scale them"));
         let mut memory = [0.0_f32; 12];
         let raw = RawCall {
@@ -163,11 +163,11 @@ fn nonsense_is_refused_before_anything_is_sent() {
         };
         // SAFETY: it is refused, since the buffers overlap.
         let error = unsafe { comm.call_raw_shards(&raw, 6, None) }.unwrap_err().to_string();
-        assert!(error.contains("with shards they must lie apart"), "{error}");
+        assert!(error.contains("with shards they must not overlap"), "{error}");
         let raw = RawCall { collective: Collective::Scan, ..raw };
         // SAFETY: it is refused.
         let error = unsafe { comm.call_raw_shards(&raw, 6, None) }.unwrap_err().to_string();
-        assert!(error.contains("scan has no form for shards"), "{error}");
+        assert!(error.contains("scan does not support shards"), "{error}");
         // The communicator is unaffected.
         comm.all_reduce_shards(&[1.0; 8], &mut out, 4, ReduceOp::Sum).unwrap();
         assert_eq!(out, [4.0; 4]);

@@ -200,7 +200,7 @@ fn raw_v_forms_check_their_lists() {
                 "{error}"
             );
         };
-        refused(RawCallV { input_counts: &counts, ..call }, "3 input counts were given, 1 are needed");
+        refused(RawCallV { input_counts: &counts, ..call }, "3 input counts were given, but 1 are needed");
         refused(RawCallV { output_counts: &counts[1..], ..call }, "2 output counts");
         refused(RawCallV { collective: Collective::AllReduce, ..call }, "unequal length");
         refused(RawCallV { collective: Collective::Gather, root: 3, ..call }, "root 3");

@@ -183,7 +183,7 @@ fn a_newcomer_that_does_not_fit_is_told_so_and_leaves_no_copy_behind() {
                     .fetch(&invitation, &mut [Part::new("other", &mut other)], LIMIT)
                     .expect_err("it differs");
                 assert!(
-                    matches!(&error, Error::Usage { problem, .. } if problem.contains("other parts"))
+                    matches!(&error, Error::Usage { problem, .. } if problem.contains("different parts"))
                         && error.to_string().starts_with("a newcomer, fetch: "),
                     "{error}"
                 );
@@ -215,7 +215,7 @@ fn members_that_offer_nothing_cost_the_newcomer_its_time_limit() {
                     .fetch(&invitation, &mut model.parts(), Duration::from_millis(300))
                     .expect_err("none");
                 assert!(matches!(error, Error::Join { kind: JoinFailure::Invitation, .. }), "{error}");
-                assert!(error.to_string().contains("no member has offered its state in time"), "{error}");
+                assert!(error.to_string().contains("no member offered its state in time"), "{error}");
                 over.store(true, std::sync::atomic::Ordering::Relaxed);
             },
         );

@@ -469,7 +469,7 @@ fn a_rank_without_descriptors_is_named_by_all() {
         within(Duration::from_secs(90), "a rank without descriptors", move || {
             let script =
                 format!("test \"$KOLO_RANK\" = {starved} && ulimit -n \"$FILES\"; exec \"$0\" \"$@\"");
-            let cause = format!("rank {starved} cannot {does}: it has no descriptor left");
+            let cause = format!("rank {starved} cannot {does}: it has no file descriptors left");
             // The number that suffices for joining, but not for all connections, depends a little on the system.
             let mut outcomes = Vec::new();
             for files in files {

@@ -98,8 +98,8 @@ fn more_than_a_control_group_may_have() {
     let each = LIMIT / 8 * 5;
     let mut refused = job(each);
     for text in refused.expect_all("@error") {
-        let wanted = format!("2 rank(s) want {} bytes together, {each} each", 2 * each);
-        for word in [&wanted, "memory.max", "available", "ask for less"] {
+        let wanted = format!("2 rank(s) need {} bytes together, {each} each", 2 * each);
+        for word in [&wanted, "memory.max", "available", "use less"] {
             assert!(text.contains(word), "no {word:?} in: {text}");
         }
     }

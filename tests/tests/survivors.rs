@@ -205,7 +205,7 @@ fn an_error_of_one_ranks_own_is_an_error_on_all_and_is_not_repeated() {
                 match error {
                     Error::Usage { problem, .. } => {
                         assert!(
-                            group.comm().rank() == 1 && problem.contains("4 elements where 3"),
+                            group.comm().rank() == 1 && problem.contains("4 elements, but 3"),
                             "{problem}"
                         );
                     }
@@ -255,7 +255,10 @@ fn too_few_are_told_so() {
             }
             let error = group.all_reduce(&[1.0_f32], &mut [0.0], ReduceOp::Sum).expect_err("two are too few");
             assert!(matches!(error, Error::Aborted { kind: AbortReason::Minority, .. }), "{error}");
-            assert!(error.to_string().contains("2 of 3 ranks are left, and 3 are the least"), "{error}");
+            assert!(
+                error.to_string().contains("only 2 of 3 ranks are left, and at least 3 are needed"),
+                "{error}"
+            );
         });
     });
 }

@@ -65,7 +65,7 @@ fn run_all(comm: &Communicator, cases: &[Case], spread: usize) -> usize {
         assert_eq!(wrong, 0, "{case:?} on rank {} of {}", comm.rank(), comm.world_size());
         let spilt = outputs[..to].iter().chain(&outputs[to + output..]).any(|byte| *byte != 0x77);
         assert!(!spilt, "{case:?} wrote beside its output");
-        direct += usize::from(explained(comm, &mut outputs).contains("asked went so: each"));
+        direct += usize::from(explained(comm, &mut outputs).contains("such call: each"));
     }
     direct
 }
@@ -210,13 +210,13 @@ fn the_plan_can_be_asked_for() {
         assert!(symmetric.iter().all(|value| *value == 3));
         let said = explained(&comm, &mut comm.alloc_raw(8).unwrap());
         assert!(
-            said.starts_with("symmetric: by window") && said.contains("went so: each rank reduces"),
+            said.starts_with("symmetric: by window") && said.contains("such call: each rank reduces"),
             "{said}"
         );
         let error = comm.all_reduce(&mut private, ReduceOp::Sum).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::Unsupported { .. }), "{text}");
-        assert!(text.contains("window was asked for") && text.contains("Communicator::alloc"), "{text}");
+        assert!(text.contains("window was requested") && text.contains("Communicator::alloc"), "{text}");
         assert_eq!(private, [1; 8]);
         // All ranks fail alike, and keep working.
         comm.broadcast(&mut private, 0).unwrap();
@@ -233,7 +233,7 @@ fn the_plan_can_be_asked_for() {
             assert!(symmetric.iter().chain(&private).all(|value| *value == 3));
             comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
             let said = explained(&comm, &mut comm.alloc_raw(8).unwrap());
-            assert!(said.contains("went so: each rank reduces"), "{said}");
+            assert!(said.contains("such call: each rank reduces"), "{said}");
             comm.barrier().unwrap();
         });
     }

@@ -21,13 +21,13 @@ fn refused<T>(result: Result<T>, words: &[&str]) {
 fn mistakes(comm: &Communicator) {
     let (mut four, mut five) = ([0_i32; 4], [0_i32; 5]);
     let sum = ReduceOp::Sum;
-    refused(comm.all_reduce_into(&four, &mut five, sum), &["all_reduce", "5 elements where 4"]);
-    refused(comm.all_gather(&four, &mut five), &["all_gather", "5 elements where 12"]);
+    refused(comm.all_reduce_into(&four, &mut five, sum), &["all_reduce", "5 elements, but 4"]);
+    refused(comm.all_gather(&four, &mut five), &["all_gather", "5 elements, but 12"]);
     refused(comm.all_gather_in_place(&mut five), &["cannot be cut into 3 equal blocks"]);
-    refused(comm.reduce_scatter(&five, &mut four, sum), &["5 elements where 12"]);
-    refused(comm.all_to_all(&five, &mut four), &["4 elements where 5"]);
+    refused(comm.reduce_scatter(&five, &mut four, sum), &["5 elements, but 12"]);
+    refused(comm.all_to_all(&five, &mut four), &["4 elements, but 5"]);
     refused(comm.all_to_all(&four, &mut [0_i32; 4]), &["cannot be cut into 3"]);
-    refused(comm.scan_into(&four, &mut five, sum), &["scan", "5 elements where 4"]);
+    refused(comm.scan_into(&four, &mut five, sum), &["scan", "5 elements, but 4"]);
     refused(comm.broadcast(&mut four, 3), &["root 3 is out of range: ranks are 0 to 2"]);
     refused(comm.reduce(&five, &mut four, sum, 9), &["root 9"]);
     refused(comm.all_reduce(&mut [0.5_f32], ReduceOp::BitAnd), &["bit_and", "f32"]);
@@ -40,10 +40,10 @@ fn mistakes(comm: &Communicator) {
     refused(comm.group(&[0, 1, 2, 1]), &["rank 1 is listed twice"]);
     refused(comm.group(&[(comm.rank() + 1) % 3]), &["this rank is not in the list"]);
     refused(comm.group(&[]), &["this rank is not in the list"]);
-    refused(comm.reduce_scatter_start(vec![0_i32; 5], sum), &["reduce_scatter", "5 elements where 3"]);
+    refused(comm.reduce_scatter_start(vec![0_i32; 5], sum), &["reduce_scatter", "5 elements, but 3"]);
     refused(comm.all_to_all_start(vec![0_i32; 5]), &["all_to_all"]);
     refused(comm.broadcast_start(vec![0_i32; 5], 7), &["root 7"]);
-    refused(comm.scope(|scope| scope.all_gather(&four, &mut five)), &["5 elements where 12"]);
+    refused(comm.scope(|scope| scope.all_gather(&four, &mut five)), &["5 elements, but 12"]);
     raw_mistakes(comm);
     // None of these calls has affected the communicator.
     let mut one = [1_i32];
@@ -221,7 +221,9 @@ fn settings_that_differ_across_ranks() {
             .expect_err("they differ");
             let text = error.to_string();
             assert!(
-                text.contains(name) && text.contains("rank ") && text.contains("Give all ranks the same"),
+                text.contains(name)
+                    && text.contains("rank ")
+                    && text.contains("Use the same settings on all ranks"),
                 "{text}"
             );
         });

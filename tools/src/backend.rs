@@ -156,7 +156,7 @@ pub(crate) fn join(request: &Request) -> Result<Box<dyn Comm>> {
     if threads > 1 {
         // Each process has several consecutive ranks.
         let too_many =
-            || CliError::usage(format!("{threads} ranks per process are too many"), "Ask for fewer with -t");
+            || CliError::usage(format!("{threads} ranks per process are too many"), "Use fewer with -t");
         spec.world_size = spec.world_size.checked_mul(threads).ok_or_else(too_many)?;
         spec.rank = spec.rank * threads + thread;
         spec.local_rank = spec.local_rank.map(|local| local * threads + thread);
@@ -216,7 +216,7 @@ fn config(request: &Request) -> Result<Config> {
         config.transports = kolo::config::parse_transports(list).map_err(|_| {
             let names = kolo::TransportKind::ALL.map(kolo::TransportKind::name);
             CliError::usage(
-                format!("--transport says '{list}', which is not understood"),
+                format!("--transport '{list}' is not understood"),
                 format!("Use auto, or a list of {}", names.join(", ")),
             )
         })?;
@@ -227,7 +227,7 @@ fn config(request: &Request) -> Result<Config> {
     if let Err(error) = config.algorithms.parse::<Overrides>() {
         return Err(CliError::usage(
             format!("the algorithm '{}' (--algo or KOLO_ALGO) is not understood: {error}", config.algorithms),
-            "For example ring, or all_reduce@0-64K:one_shot,all_reduce:ring",
+            "Examples: ring, or all_reduce@0-64K:one_shot,all_reduce:ring",
         ));
     }
     if let Some(timeout) = request.timeout {

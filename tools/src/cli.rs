@@ -20,7 +20,7 @@ Examples:
   kolo explain-error K0401                   what an error's code stands for
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
   kolo tune                                  measure this machine, for KOLO_PROFILE
-  KOLO_PROFILE=cluster.toml kolo plan        search plans for unequal hosts, for KOLO_PLAN
+  KOLO_PROFILE=cluster.toml kolo plan        search for plans for unequal hosts, for KOLO_PLAN
   mpirun -np 8 --map-by node kolo doctor     whether jobs will run well on these hosts
 
 Called as all_reduce_perf, all_gather_perf and so on (also with a suffix such as _mpi), it is that \
@@ -47,7 +47,7 @@ pub(crate) enum Command {
     Explain(explain::ExplainArgs),
     /// Simulate a collective on a described cluster
     Sim(sim::SimArgs),
-    /// Search plans for a network whose hosts or links differ, for KOLO_PLAN
+    /// Search for plans for a network whose hosts or links differ, for KOLO_PLAN
     Plan(search::SearchArgs),
     /// Measure this machine and write a profile for KOLO_PROFILE
     Tune(tune::TuneArgs),
@@ -113,8 +113,8 @@ fn stop(error: &clap::Error) -> Stop {
             };
             let option = text(ContextKind::InvalidArg).unwrap_or_default();
             let option = option.split('=').next().unwrap_or_default().trim_start_matches('-');
-            let hint =
-                text(ContextKind::SuggestedArg).map_or(String::new(), |near| format!(" Is {near} meant?"));
+            let hint = text(ContextKind::SuggestedArg)
+                .map_or(String::new(), |near| format!(" Did you mean {near}?"));
             let usage = match error.get(ContextKind::Usage) {
                 Some(ContextValue::StyledStr(usage)) => usage.to_string(),
                 _ => Cli::command().render_usage().to_string(),

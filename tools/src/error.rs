@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 /// Exit code when the data was wrong or the bandwidth too low.
 pub(crate) const EXIT_WRONG_RESULT: u8 = 1;
-/// Exit code when the request makes no sense.
+/// Exit code when the request is invalid.
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code when something failed on the way.
 pub(crate) const EXIT_FAILURE: u8 = 3;

@@ -90,9 +90,9 @@ impl ExplainArgs {
     fn processors(&self) -> String {
         let (ranks, processors) = (self.ranks / self.hosts, self.processors_per_host());
         let origin = match (self.processors, self.hosts) {
-            (None, 1) => "this machine's; --processors says otherwise",
-            (None, _) => "one for each rank; --processors says otherwise",
-            (Some(_), _) => "as asked for",
+            (None, 1) => "this machine's; change it with --processors",
+            (None, _) => "one for each rank; change it with --processors",
+            (Some(_), _) => "as requested",
         };
         let shared = if ranks > processors { ", shared by more ranks" } else { "" };
         format!("{processors} on each host{shared} ({origin})")
@@ -178,7 +178,7 @@ fn explain_file(args: &ExplainArgs, path: &Path) -> Result<String> {
 pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choice> {
     let bytes = call.selection_bytes(task.world_size);
     select(task, bytes, call.element_bytes as usize, false, call.order(), model, call.algo).map_err(|error| {
-        CliError::usage(error, "Choose another --algo, or leave it out to have the cheapest one that can")
+        CliError::usage(error, "Choose another --algo, or leave it out to get the cheapest one that can")
     })
 }
 
@@ -374,7 +374,7 @@ mod tests {
         let text = explained("all_reduce -n 4 -b 1M --no-steps").unwrap();
         assert!(text.contains("blocking calls on symmetric buffers"), "{text}");
         let error = explained("scan -n 4 --algo window").unwrap_err();
-        assert!(error.message.contains("no form on symmetric buffers for scan"), "{error}");
+        assert!(error.message.contains("symmetric buffers do not support scan"), "{error}");
     }
 
     #[test]
@@ -424,7 +424,7 @@ mod tests {
         assert!(text.contains("does not fit this cluster: it is for ranks on hosts [0, 0, 1, 1]"), "{text}");
         for (line, because) in [
             (format!("all_gather --plan {path}"), "it is for all_reduce"),
-            (format!("all_reduce -b 1K --plan {path}"), "and this is 1024"),
+            (format!("all_reduce -b 1K --plan {path}"), "but this is 1024"),
             (format!("{call} --plan {path} --rank 4"), "out of range"),
             ("all_reduce --plan /nowhere/x.json".to_owned(), "cannot be read"),
             (format!("all_reduce -n 4 --symmetric --plan-out {path}"), "symmetric buffers"),

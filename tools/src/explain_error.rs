@@ -31,10 +31,11 @@ pub(crate) fn run(args: &ExplainErrorArgs) -> Result<ExitCode> {
 /// Finds a code's explanation. Brackets may be copied with the code.
 fn find(code: &str) -> Result<&'static Explanation> {
     codes::explanation(code.trim_matches(['[', ']'])).ok_or_else(|| {
-        let problem = format!("'{code}' is no code of an error");
+        let problem = format!("'{code}' is not an error code");
         CliError::usage(
             problem,
-            "It is a K and four digits, at the end of the text; `kolo explain-error` lists all",
+            "A code is a K and four digits, at the end of the error's text; `kolo explain-error` lists them \
+             all",
         )
     })
 }
@@ -55,7 +56,7 @@ mod tests {
     fn codes_are_found_as_they_are_copied() {
         for code in ["K0401", "k0401", "[K0401]"] {
             let text = explain(find(code).unwrap());
-            assert!(text.starts_with("K0401: ranks called different things") && text.contains("What to do:"));
+            assert!(text.starts_with("K0401: ranks made different calls") && text.contains("What to do:"));
         }
         assert!(find("K9999").unwrap_err().message.contains("K9999"));
     }

@@ -47,7 +47,7 @@ pub(crate) fn read(path: &Path, call: &CallArgs) -> Result<LoadedPlans> {
     serves.serves(call.collective, call.root, bytes).map_err(|because| {
         CliError::usage(
             format!("the plan of {} does not serve this call: {because}", path.display()),
-            "Ask for a call that it serves",
+            "Choose a call that it serves",
         )
     })?;
     Ok(loaded)
@@ -78,7 +78,7 @@ pub(crate) fn write_choice(
     let (from, to) = (args.plan_from.unwrap_or(bytes), args.plan_to.unwrap_or(bytes));
     let set = PlanSet::of_choice(task, choice, from, to).map_err(|problem| {
         CliError::usage(
-            format!("the plan of {} cannot be in a file: {problem}", choice.algorithm),
+            format!("the plan of {} cannot be written to a file: {problem}", choice.algorithm),
             "Choose another --algo or fewer ranks",
         )
     })?;

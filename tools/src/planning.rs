@@ -40,7 +40,7 @@ pub(crate) struct CallArgs {
     /// Use this algorithm instead of the one that would be chosen
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algo: Option<Algorithm>,
-    /// Only algorithms whose result does not depend on size, segments and transport
+    /// Only algorithms whose results do not depend on size, segments and transport
     #[arg(long)]
     pub canonical: bool,
     /// An all_reduce over this many shards, of which each rank has a run, instead of one vector per rank

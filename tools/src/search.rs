@@ -21,7 +21,7 @@ Examples:
   kolo plan all_reduce --cluster cluster.toml --from 1M --to 64M
   KOLO_PLAN=plans/all_reduce-16M.json mpirun ... ./train
 
-All ranks of the job are given the same files. A plan of a profile's hosts serves jobs on these, in the profile's order.";
+Give all ranks of the job the same files. A plan for a profile's hosts serves jobs on these hosts, in the profile's order.";
 
 /// Options of `kolo plan`.
 #[derive(Args, Debug)]
@@ -51,7 +51,7 @@ fn collective(text: &str) -> Result<Collective, String> {
     if search::COLLECTIVES.contains(&found) {
         Ok(found)
     } else {
-        Err(format!("nothing is searched for {found}"))
+        Err(format!("there is no plan search for {found}"))
     }
 }
 
@@ -78,7 +78,7 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
     // The plans are for these hosts only, if their rates come from the profile.
     let names = (!described.has_file() && known.len() == cluster.hosts as usize).then_some(known);
     std::fs::create_dir_all(&args.out)
-        .map_err(|error| CliError::system(format!("{} cannot be made", args.out.display()), &error))?;
+        .map_err(|error| CliError::system(format!("{} cannot be created", args.out.display()), &error))?;
     let wanted = if args.collectives.is_empty() { &search::COLLECTIVES[..] } else { &args.collectives };
     let mut lines = Vec::new();
     let mut files = Vec::new();
@@ -108,7 +108,7 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
         }
     }
     lines.push(match files.is_empty() {
-        true => "No plan is worth a file: the algorithms are as fast here.".to_owned(),
+        true => "No plan is worth a file: the built-in algorithms are just as fast here.".to_owned(),
         false => format!("To use them: export KOLO_PLAN={}", files.join(",")),
     });
     Ok(lines)

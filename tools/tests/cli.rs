@@ -107,14 +107,14 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         ("perf all_reduce -b x", "invalid size specified for 'minbytes'"),
         ("perf all_reduce -e 1000000G", "(-e) do not fit"),
         ("perf reduce -r 4 --ranks 4", "out of range"),
-        ("perf hypercube --ranks 3", "power of two"),
+        ("perf hypercube --ranks 3", "power-of-two"),
         ("perf all_reduce --transport pigeon", "--transport"),
         ("perf all_reduce --algo magic", "magic"),
         ("perf all_reduce --algo binomial", "binomial cannot serve all_reduce"),
         ("perf nothing", "there is no test 'nothing'"),
         ("perf all_reduce -d foo", "int8, uint8, int32"),
         ("perf all_reduce -o foo", "sum, prod, max, min, avg, mulsum, or all"),
-        ("run -n 0 -- true", "-n says 0"),
+        ("run -n 0 -- true", "-n is 0"),
         ("run -n 1 -- /no/such/program", "/no/such/program"),
         ("run -n 2 --nodes 2 -- true", "--rendezvous"),
         ("explain all_reduce --ranks 3 --hosts 2", "evenly"),
@@ -162,10 +162,10 @@ fn verbose_says_which_way_is_taken() {
 #[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [
-        ("RANK", "x", "RANK says 'x'"),
+        ("RANK", "x", "RANK is 'x'"),
         ("WORLD_SIZE", "2", "RANK is not"),
         ("OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE is not"),
-        ("PMI_RANK", "1/2", "PMI_RANK says '1/2'"),
+        ("PMI_RANK", "1/2", "PMI_RANK is '1/2'"),
     ] {
         let output = kolo("perf barrier -n 1 --ranks 2").env(name, value).output().unwrap();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -243,7 +243,7 @@ fn info_says_what_becomes_of_registrations_and_of_a_fork() {
     assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
     let output = kolo("info").env("KOLO_IBVERBS_LIB", &library).output().unwrap();
     let said = text(&output.stdout);
-    for words in ["registrations of buffers are", "fork is safe: the kernel copies pinned pages"] {
+    for words in ["buffer registrations are", "fork is safe: the kernel copies pinned pages"] {
         assert!(said.contains(words), "no '{words}' in: {said}");
     }
 }

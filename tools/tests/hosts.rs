@@ -237,7 +237,7 @@ fn a_rank_that_dies_is_started_again_on_its_host() {
     assert!(ended.status.success(), "{said}");
     assert_eq!(text(&ended.stdout), "b slot=1 1:2 32\n", "{said}");
     assert!(
-        said.contains("kolo: rank 1 (pid ") && said.contains("started again as a newcomer (1 of 3 times)"),
+        said.contains("kolo: rank 1 (pid ") && said.contains("restarting it as a newcomer (1 of 3 times)"),
         "{said}"
     );
 }
@@ -327,7 +327,7 @@ fn ranks_go_on_when_the_host_of_their_launcher_is_lost() {
         logs.map(|path| std::fs::read_to_string(path).unwrap()).collect::<Vec<_>>()
     };
     let say = |words: &str| logs().iter().filter(|text| text.contains(words)).count();
-    wait_for("both hosts say so", || say("the ranks of this host go on to their end\n") == 2);
+    wait_for("both hosts say so", || say("the ranks of this host run to their end\n") == 2);
     std::fs::write(folder.path().join("on"), "").unwrap();
     let ended = || std::fs::read(folder.path().join("ended")).map_or(Vec::new(), |bytes| sorted(&bytes));
     wait_for("both ranks come to their end", || ended() == ["0", "1"]);
@@ -428,10 +428,10 @@ fn what_contradicts_itself_is_refused() {
     for (options, problem) in [
         (&["--hosts", "a", "--nodes", "2"][..], "cannot be used with"),
         (&["--hosts", "a", "--hostfile", "f"], "cannot be used with"),
-        (&["--hosts", "a:x"], "is no number of ranks"),
+        (&["--hosts", "a:x"], "is not a valid number of ranks"),
         (&["--hosts", "a", "--agent", " "], "--agent is empty"),
-        (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous says"),
-        (&["--hosts", "a", "-x", "=1"], "names no variable"),
+        (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous 'nowhere' is not valid"),
+        (&["--hosts", "a", "-x", "=1"], "does not name a variable"),
     ] {
         let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
             .arg("run")

@@ -190,5 +190,5 @@ fn where_proc_is_of_another_namespace_it_is_not_believed() {
     let output = run(&[env!("CARGO_BIN_EXE_kolo"), "run", "-n", "2", "--", "true"]).unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("/proc is of another PID namespace"), "{said}");
+    assert!(said.contains("/proc belongs to another PID namespace"), "{said}");
 }

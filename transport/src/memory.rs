@@ -78,17 +78,20 @@ pub enum RegistrationPolicy {
 impl fmt::Display for RegistrationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Watched => f.write_str("kept, and let go of when the kernel tells that memory changed"),
+            Self::Watched => {
+                f.write_str("kept, and released when the kernel reports that memory has changed")
+            }
             Self::Unwatched { because } => write!(
                 f,
-                "not kept, since changes of memory go unnoticed ({because}): short buffers are copied, those from 1 MiB \
-                 on registered by each call; let the process use userfaultfd (a container's seccomp profile, \
-                 vm.unprivileged_userfaultfd=1), or promise with KOLO_IB_CACHE=always that no buffer is unmapped"
+                "not kept, since changes to memory go unnoticed ({because}): short buffers are copied, and \
+                 buffers of 1 MiB and more are registered by each call; allow the process to use userfaultfd \
+                 (a container's seccomp profile, vm.unprivileged_userfaultfd=1), or promise with \
+                 KOLO_IB_CACHE=always that no buffer is unmapped"
             ),
             Self::Promised => {
                 f.write_str("kept, as KOLO_IB_CACHE=always promises that no buffer is unmapped")
             }
-            Self::Never => f.write_str("not kept, as KOLO_IB_CACHE=never wants"),
+            Self::Never => f.write_str("not kept, as KOLO_IB_CACHE=never demands"),
         }
     }
 }

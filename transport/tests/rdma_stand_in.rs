@@ -130,9 +130,9 @@ fn a_queue_pair_that_dies_without_a_request_that_failed_is_a_loss() {
 #[test]
 fn events_of_a_queue_pair_are_a_loss_that_names_the_adapter() {
     for (event, words) in [
-        (sys::IBV_EVENT_QP_FATAL, "given up by the adapter"),
+        (sys::IBV_EVENT_QP_FATAL, "taken out of service by the adapter"),
         (sys::IBV_EVENT_QP_ACCESS_ERR, "may not touch"),
-        (sys::IBV_EVENT_QP_REQ_ERR, "a request from the peer that is none"),
+        (sys::IBV_EVENT_QP_REQ_ERR, "an invalid request from the peer"),
     ] {
         let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, event.into()));
         assert_blame(errors, &["rank 0's adapter fake0", "queue pair", words]);
@@ -145,7 +145,10 @@ fn an_event_says_more_than_what_was_flushed() {
         fake.set(Knob::AsyncEvent, sys::IBV_EVENT_QP_FATAL.into());
         fake.set(Knob::FailPair, 0);
     });
-    assert_blame(errors, &["rank 0's adapter fake0 is out of service", "given up by the adapter"]);
+    assert_blame(
+        errors,
+        &["rank 0's adapter fake0 is out of service", "taken out of service by the adapter"],
+    );
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn a_device_that_fails_is_named_at_its_own_rank() {
     let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, sys::IBV_EVENT_DEVICE_FATAL.into()));
     for (rank, error) in errors.iter().enumerate() {
         assert_eq!((error.kind, error.peer), (ErrorKind::Local, Some(1 - rank as u32)), "{error}");
-        let words = format!("rank {rank}'s adapter fake0 failed: a reset");
+        let words = format!("rank {rank}'s adapter fake0 failed: it was removed, or reset");
         assert!(error.to_string().contains(&words), "{error}");
     }
     let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, sys::IBV_EVENT_CQ_ERR.into()));
@@ -213,7 +216,7 @@ fn peers_beyond_what_may_be_locked_go_another_way() {
     };
     for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         let Reach::No { because } = reach(from, to) else { panic!("{from} to {to}") };
-        let words = ["what rank 0 may lock is enough for 1 of 2 peers", "ulimit -l unlimited"];
+        let words = ["the memory that rank 0 may lock is enough for 1 of 2 peers", "ulimit -l unlimited"];
         assert!(words.iter().all(|words| because.contains(words)), "{from} to {to}: {because}");
     }
     assert!(matches!(reach(1, 2), Reach::Yes { .. }), "they may lock what they like");
@@ -247,7 +250,9 @@ fn locked_memory_that_runs_out_is_not_the_neighbours_fault() {
         })
     });
     assert_eq!(error.kind, ErrorKind::Local, "{error}");
-    for words in ["rank 0 may lock no more memory, and needs 13", "rank 1 is well", "ulimit -l unlimited"] {
+    for words in
+        ["rank 0 may not lock any more memory, but needs 13", "rank 1 is healthy", "ulimit -l unlimited"]
+    {
         assert!(error.to_string().contains(words), "no '{words}' in: {error}");
     }
 }

@@ -150,7 +150,7 @@ fn a_process_without_descriptors_says_so() {
         sender.tell("send");
         let told = starved.hear("STARVED");
         println!("{scenario}: {told}");
-        for word in ["rank 1 cannot", "no descriptor left", "ulimit -n", "os error 24"] {
+        for word in ["rank 1 cannot", "no file descriptors left", "ulimit -n", "os error 24"] {
             assert!(told.contains(word), "{scenario}: {told}");
         }
         sender.tell("end");

@@ -87,7 +87,7 @@ template <class T> constexpr koloDataType_t type_of_number() {
     } else if constexpr (std::is_same_v<T, double>) {
         return KOLO_FLOAT64;
     } else {
-        static_assert(std::is_integral_v<T> && sizeof(T) <= 8, "no element of Kolo's; see kolo::TypeOf");
+        static_assert(std::is_integral_v<T> && sizeof(T) <= 8, "not an element type of Kolo; see kolo::TypeOf");
         constexpr bool is_signed = std::is_signed_v<T>;
         if constexpr (sizeof(T) == 1) {
             return is_signed ? KOLO_INT8 : KOLO_UINT8;
@@ -166,7 +166,7 @@ template <class S> constexpr koloDataType_t type_of(const S &) {
 template <class A, class B> constexpr void expect_one_type(const A &, const B &) {
     static_assert(std::is_same_v<std::remove_const_t<typename A::element_type>,
                                  std::remove_const_t<typename B::element_type>>,
-                  "both buffers have elements of one type");
+                  "both buffers must have elements of the same type");
 }
 
 /** Returns a view that can be written to; checked at compile time. */
@@ -408,7 +408,7 @@ public:
     /** Every rank gets the blocks of all ranks, one after another. */
     template <class I, class O> void all_gather(I &&input, O &&output) const {
         auto in = span(input);
-        auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
+        auto out = blocks(in, output, in.size(), "output has no room for one block per rank");
         detail::check(koloAllGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in)));
     }
 
@@ -417,7 +417,7 @@ public:
         auto in = span(input);
         auto out = detail::writable(output);
         detail::expect_one_type(in, out);
-        detail::expect(rank() != root || out.size() == in.size() * ranks(), "output is not a block of each rank");
+        detail::expect(rank() != root || out.size() == in.size() * ranks(), "output does not hold one block per rank");
         detail::check(koloGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in), root));
     }
 
@@ -426,7 +426,7 @@ public:
         auto in = span(input);
         auto out = detail::writable(output);
         detail::expect_one_type(in, out);
-        detail::expect(rank() != root || in.size() == out.size() * ranks(), "input is not a block for each rank");
+        detail::expect(rank() != root || in.size() == out.size() * ranks(), "input does not hold one block per rank");
         detail::check(koloScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), root));
     }
 
@@ -435,14 +435,14 @@ public:
         auto in = span(input);
         auto out = detail::writable(output);
         detail::expect_one_type(in, out);
-        detail::expect(in.size() == out.size() * ranks(), "input is not a block for each rank");
+        detail::expect(in.size() == out.size() * ranks(), "input does not hold one block per rank");
         detail::check(koloReduceScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), c(op)));
     }
 
     /** Block s of input goes to rank s, and block r of output comes from rank r. */
     template <class I, class O> void all_to_all(I &&input, O &&output) const {
         auto [in, out] = alike(input, output);
-        detail::expect(in.size() % ranks() == 0, "the buffers are not a block for each rank");
+        detail::expect(in.size() % ranks() == 0, "the buffers do not hold one block per rank");
         detail::check(koloAllToAll(handle_, in.data(), out.data(), in.size() / ranks(), detail::type_of(in)));
     }
 
@@ -481,7 +481,7 @@ public:
     /** Starts an all-gather. Both buffers must outlive the request. */
     template <class I, class O> Request all_gather_start(I &input, O &output) const {
         auto in = span(input);
-        auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
+        auto out = blocks(in, output, in.size(), "output has no room for one block per rank");
         Request request;
         detail::check(koloAllGatherStart(handle_, in.data(), out.data(), in.size(), detail::type_of(in),
                                          request.put()));
@@ -761,7 +761,7 @@ public:
     template <class C>
     Part(const char *name, C &data) noexcept : part_{name, std::data(data), std::size(data) * sizeof(*std::data(data))} {
         static_assert(std::is_trivially_copyable_v<std::remove_reference_t<decltype(*std::data(data))>>,
-                      "the bytes of an element are all of it");
+                      "an element must be trivially copyable");
     }
 
 private:

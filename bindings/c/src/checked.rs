@@ -10,13 +10,14 @@ use crate::guard::{Outcome, usage};
 /// Parses a `koloDataType_t`.
 pub(crate) fn data_type(number: c_int) -> Outcome<DataType> {
     known(&DataType::ALL, number)
-        .ok_or_else(|| usage(format!("{number} is no koloDataType_t; use KOLO_FLOAT32 or another")))
+        .ok_or_else(|| usage(format!("{number} is not a koloDataType_t; use a value such as KOLO_FLOAT32")))
 }
 
 /// Parses a `koloCollective_t`.
 pub(crate) fn collective(number: c_int) -> Outcome<Collective> {
-    known(&Collective::ALL, number)
-        .ok_or_else(|| usage(format!("{number} is no koloCollective_t; use KOLO_ALL_REDUCE or another")))
+    known(&Collective::ALL, number).ok_or_else(|| {
+        usage(format!("{number} is not a koloCollective_t; use a value such as KOLO_ALL_REDUCE"))
+    })
 }
 
 /// Parses a `koloRedOp_t`. `factor` is `None` in calls that take no factor.
@@ -27,7 +28,7 @@ pub(crate) fn op(number: c_int, factor: Option<f64>) -> Outcome<ReduceOp> {
             Err(usage("KOLO_PREMUL_SUM needs a factor; use koloRun or koloStart"))
         }
         (Some(op), _) => Ok(op),
-        (None, _) => Err(usage(format!("{number} is no koloRedOp_t; use KOLO_SUM or another"))),
+        (None, _) => Err(usage(format!("{number} is not a koloRedOp_t; use a value such as KOLO_SUM"))),
     }
 }
 
@@ -65,8 +66,8 @@ pub(crate) fn head(name: &str, found: Versioned, known: Versioned) -> Outcome {
     }
     if found.version > known.version || found.size > known.size {
         return Err(usage(format!(
-            "the {name} has version {} and {} bytes, this library knows version {} with {}: it is older than the \
-             kolo.h the program was compiled with; install the newer library",
+            "the {name} has version {} and {} bytes, but this library knows version {} with {}: it is older \
+             than the kolo.h that the program was compiled with; install the newer library",
             found.version, found.size, known.version, known.size
         )));
     }

@@ -147,7 +147,7 @@ unsafe extern "C" fn koloCommDestroy(comm: *mut *mut Comm) -> c_int {
     guard("koloCommDestroy", None, || {
         // SAFETY: the header's promise: the variable is initialized, with NULL or a handle.
         if unsafe { known(comm) }.is_some_and(Comm::is_of_group) {
-            return Err(usage("this communicator is that of a group; koloSurvivorsDestroy ends both"));
+            return Err(usage("this communicator belongs to a group; koloSurvivorsDestroy ends both"));
         }
         // SAFETY: the header's promise: the handle is from `Comm::handle`, and no other call uses it any more.
         drop(unsafe { take("comm", comm) }?);
@@ -163,7 +163,7 @@ unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> 
         with_comm("koloCommAbort", comm, |comm| {
             comm.communicator.check_process()?;
             let reason = checked::text("reason", reason)?;
-            comm.communicator.abort(reason.unwrap_or("koloCommAbort was called, without a reason"));
+            comm.communicator.abort(reason.unwrap_or("koloCommAbort was called without a reason"));
             Ok(())
         })
     }

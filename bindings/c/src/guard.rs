@@ -119,7 +119,7 @@ fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() 
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        let message = format!("a defect of Kolo, please report it: {text} [{}]", codes::OF_DEFECT);
+        let message = format!("a bug in Kolo, please report it: {text} [{}]", codes::OF_DEFECT);
         Err(Failure { code: result::INTERNAL, name: codes::OF_DEFECT, message, peer: None })
     });
     let Err(mut failure) = outcome else { return result::SUCCESS };
@@ -163,7 +163,7 @@ pub(crate) unsafe fn with_comm_quick(
 
 #[cold]
 fn no_communicator() -> Failure {
-    usage("the communicator is NULL; was it made, and not yet destroyed?")
+    usage("the communicator is NULL; was it made, and not destroyed?")
 }
 
 /// Returns the memory for a result, unless the pointer is null. C need not have initialized it.
@@ -250,19 +250,19 @@ extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
         result::SUCCESS => c"success",
         result::USAGE => c"invalid argument or use; see koloGetLastError",
         result::CONFIGURATION => c"a setting is missing or wrong",
-        result::JOIN => c"the ranks did not come together",
-        result::MISMATCH => c"the ranks called different things",
+        result::JOIN => c"the ranks could not join",
+        result::MISMATCH => c"the ranks made different calls",
         result::PEER_LOST => c"peer lost",
         result::TIMEOUT => c"timed out",
         result::ABORTED => c"aborted",
         result::UNSUPPORTED => c"not supported",
         result::TRANSPORT => c"a transport failed",
-        result::SYSTEM => c"the operating system refused",
-        result::INTERNAL => c"a defect of Kolo",
+        result::SYSTEM => c"the operating system reported an error",
+        result::INTERNAL => c"a bug in Kolo",
         result::REVOKED => c"revoked",
         result::FENCED => c"the others have gone on without this rank",
         result::MINORITY => c"too few ranks answer",
-        _ => c"no result of Kolo",
+        _ => c"not a koloResult_t",
     };
     text.as_ptr()
 }
@@ -282,7 +282,7 @@ mod tests {
         let kept = LastError::default();
         let code = guard("koloTest", Some(&kept), || panic!("the {} is on fire", "printer"));
         assert_eq!(code, result::INTERNAL);
-        assert!(message().contains("koloTest: a defect of Kolo, please report it: the printer is on fire"));
+        assert!(message().contains("koloTest: a bug in Kolo, please report it: the printer is on fire"));
         assert_eq!(kept.copy().unwrap().message, message());
     }
 

@@ -344,7 +344,7 @@ unsafe fn with_state(
 }
 
 fn no_state() -> Failure {
-    usage("the state is NULL; was it made, and not yet destroyed?")
+    usage("the state is NULL; was it made, and not destroyed?")
 }
 
 /// Target of a `koloSurvivors_t`.
@@ -365,9 +365,9 @@ unsafe extern "C" fn koloSurvivorsCreate(comm: *mut *mut Comm, group: *mut *mut 
             let group = place("group", group)?;
             group.write(null_mut());
             match known_comm(comm) {
-                None => return Err(usage("the communicator is NULL; was it made, and not yet destroyed?")),
+                None => return Err(usage("the communicator is NULL; was it made, and not destroyed?")),
                 Some(comm) if comm.is_of_group() => {
-                    return Err(usage("the communicator is that of a group already"));
+                    return Err(usage("the communicator already belongs to a group"));
                 }
                 Some(comm) => comm.communicator.check_process()?,
             }
@@ -497,7 +497,7 @@ unsafe extern "C" fn koloSurvivorsAllReduce(
     let call = || {
         if input == output.cast_const() && count > 0 {
             return Err(usage(
-                "input and output are the same, but a step that is repeated must find its input",
+                "input and output are the same, but a step that is repeated needs its input unchanged",
             ));
         }
         let (data_type, op) = (checked::data_type(data_type)?, checked::op(op, None)?);
@@ -528,16 +528,13 @@ unsafe fn with_group(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let Some(group) = (unsafe { group.as_ref() }) else {
-        return guard(function, None, || {
-            Err(usage("the group is NULL; was it made, and not yet destroyed?"))
-        });
+        return guard(function, None, || Err(usage("the group is NULL; was it made, and not destroyed?")));
     };
     let mut group = match group.try_lock() {
         Ok(group) => group,
         Err(TryLockError::Poisoned(group)) => group.into_inner(),
         Err(TryLockError::WouldBlock) => {
-            let problem =
-                "another call on the group is in progress; its steps and watchers must not make one";
+            let problem = "another call on the group is in progress; steps and watchers must not call it";
             return guard(function, None, || Err(usage(problem)));
         }
     };

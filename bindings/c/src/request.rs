@@ -132,7 +132,7 @@ unsafe fn wait(
         // The handle is gone, so a call with a wrong time-out still waits: otherwise C could not know when its buffers are free.
         let Ok(limit) = limit else {
             request.work.wait(None)?;
-            return Err(usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET or 0 and more")));
+            return Err(usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET, or 0 or more")));
         };
         tell(request.work.wait(Some(limit))?)
     })

@@ -25,7 +25,7 @@ impl Group {
     /// Takes over a communicator, with the requests and memory of its handle.
     pub(crate) fn new(comm: Comm) -> Outcome<Self> {
         let Comm { communicator: Whose::Own(communicator), last_error, lent } = comm else {
-            return Err(usage("the communicator is that of a group already"));
+            return Err(usage("the communicator already belongs to a group"));
         };
         let communicator = Survivors::new(communicator);
         let handle = Comm { communicator: Whose::OfGroup(AtomicPtr::default()), last_error, lent };
@@ -102,10 +102,10 @@ fn show(handle: &Comm, members: &Communicator) {
 fn failed(comm: &Communicator, code: c_int, message: &str) -> Error {
     let mut context = ErrorContext::default();
     (context.rank, context.operation) = (comm.rank(), "step".to_owned());
-    let problem = format!("it returned {code}; the last error of its communicator: '{message}'");
+    let problem = format!("it returned {code}; the last error of its communicator is '{message}'");
     Error::Usage { context, problem }
 }
 
 fn broken() -> Failure {
-    usage("the group was broken by a defect in an earlier call")
+    usage("the group was broken by a bug in an earlier call")
 }

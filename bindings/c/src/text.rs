@@ -11,7 +11,7 @@ use crate::guard::{Outcome, guard, place, usage};
 /// `to` is null or valid for `bytes` bytes; `needed` is null or valid.
 pub(crate) unsafe fn give_text(text: &str, to: *mut c_char, bytes: usize, needed: *mut usize) -> Outcome {
     if to.is_null() && bytes > 0 {
-        return Err(usage(format!("text is NULL, but there should be {bytes} bytes")));
+        return Err(usage(format!("text is NULL, but should have {bytes} bytes")));
     }
     // SAFETY: the caller's promise.
     if let Some(needed) = unsafe { needed.as_mut() } {

@@ -129,7 +129,7 @@ unsafe extern "C" fn koloProbe(
                 comm.communicator.probe(from, first_tag..=last_tag)?
             } else {
                 let limit = u64::try_from(timeout_ms).map_err(|_| {
-                    usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET or 0 and more"))
+                    usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET, or 0 or more"))
                 })?;
                 comm.communicator.probe_within(from, first_tag..=last_tag, Duration::from_millis(limit))?
             };
@@ -267,7 +267,7 @@ unsafe extern "C" fn koloBatchStart(
 /// `transfers` is null or points to `count` transfers.
 unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Transfer]> {
     if transfers.is_null() {
-        return Err(usage(format!("{count} transfers are announced, but transfers is NULL")));
+        return Err(usage(format!("transfers is NULL, but should hold {count} transfers")));
     }
     if count > isize::MAX as usize / size_of::<Transfer>() {
         return Err(usage(format!("{count} transfers are more than can be addressed")));
@@ -280,7 +280,7 @@ unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Tra
 fn message(buffer: *mut c_void, count: usize, data_type: c_int, tag: u32) -> Outcome<RawMessage> {
     let data_type: DataType = checked::data_type(data_type)?;
     if buffer.is_null() && count > 0 {
-        return Err(usage(format!("there are {count} elements, but the buffer is NULL")));
+        return Err(usage(format!("the buffer is NULL, but should hold {count} elements")));
     }
     let bytes = count
         .checked_mul(data_type.size())

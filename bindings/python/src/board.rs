@@ -20,7 +20,7 @@ impl Board for PythonBoard {
             self.object.call_method0(py, "read")?.extract(py)
         };
         let found = Python::attach(|py| read(py).map_err(reason))?;
-        found.ok_or_else(|| "rank 0 has not left its address yet".to_owned())
+        found.ok_or_else(|| "rank 0 has not published its address yet".to_owned())
     }
 
     fn name(&self) -> String {

@@ -72,7 +72,7 @@ impl Irregular {
         let ends = (input.0.saturating_add(reads), output.0.saturating_add(writes));
         if reads > 0 && writes > 0 && input.0 < ends.1 && output.0 < ends.0 {
             return Err(usage(
-                "input and output overlap, which is not possible with blocks of unequal length",
+                "input and output overlap, which is not allowed with blocks of unequal length",
             ));
         }
         let collective = numbers::collective(collective)?;

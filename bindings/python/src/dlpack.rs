@@ -122,7 +122,7 @@ pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
         let major = unsafe { (*pointer.as_ptr()).major };
         if major != MAJOR {
             return Err(usage(format!(
-                "the DLPack capsule is of version {major}; Kolo reads version {MAJOR}"
+                "the DLPack capsule has version {major}, but Kolo reads version {MAJOR}"
             )));
         }
         // SAFETY: as above, and the version has this layout.
@@ -133,7 +133,7 @@ pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
         (unsafe { capsule.pointer_checked(Some(NAME))?.cast::<DlTensor>().as_ref() }, None)
     };
     let dimensions = usize::try_from(tensor.dimensions).ok().filter(|n| *n <= DIMENSIONS_MOST);
-    let dimensions = dimensions.ok_or_else(|| usage("the DLPack capsule describes no array"))?;
+    let dimensions = dimensions.ok_or_else(|| usage("the DLPack capsule does not describe an array"))?;
     let list = |from: *const i64| -> Option<Vec<i64>> {
         if from.is_null() {
             return (dimensions == 0).then(Vec::new);

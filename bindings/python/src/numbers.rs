@@ -23,7 +23,7 @@ pub(crate) fn op(number: u8, factor: f64) -> PyResult<ReduceOp> {
 }
 
 fn known<T: Copy>(all: &[T], number: u8, what: &str) -> PyResult<T> {
-    all.get(usize::from(number)).copied().ok_or_else(|| usage(format!("{number} stands for no {what}")))
+    all.get(usize::from(number)).copied().ok_or_else(|| usage(format!("{number} is not a valid {what}")))
 }
 
 /// Returns the names of collectives, operators and types, in the order of their numbers, for the test that compares them.

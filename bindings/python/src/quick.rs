@@ -287,7 +287,7 @@ unsafe extern "C" fn entry<const AT: usize>(
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         // SAFETY: rule 1.
         let py = unsafe { Python::assume_attached() };
-        PyRuntimeError::new_err("Kolo panicked; its text is on stderr").restore(py);
+        PyRuntimeError::new_err("Kolo panicked; see stderr for the message").restore(py);
         ptr::null_mut()
     })
 }

@@ -203,7 +203,7 @@ impl fmt::Display for Violation {
                 f,
                 "channel {index} from rank {from} to rank {to}: {sent} messages sent, {received} received"
             ),
-            Self::Lengths { at, sender } => write!(f, "{at}: other lengths than {sender}"),
+            Self::Lengths { at, sender } => write!(f, "{at}: lengths differ from those of {sender}"),
             Self::Stage { rank, what } => write!(f, "stages of rank {rank}: wrong {what}"),
             Self::StageLane { at, other_lane } => {
                 write!(f, "{at}: the stages already belong to lane {other_lane}")
@@ -211,20 +211,22 @@ impl fmt::Display for Violation {
             Self::NotAwaited { at, member } => {
                 write!(f, "{at}: member {member} has not been awaited in this round")
             }
-            Self::NotAWindow { at, member } => write!(f, "{at}: this buffer of member {member} is no window"),
+            Self::NotAWindow { at, member } => {
+                write!(f, "{at}: this buffer of member {member} is not a window")
+            }
             Self::Outlived { at, owner } => {
-                write!(f, "{at}: may still use a buffer of rank {owner} when that rank is through")
+                write!(f, "{at}: may still use a buffer of rank {owner} after that rank has finished")
             }
             Self::Unpublished { at, member } => {
-                write!(f, "{at}: reads what member {member} does not publish in this round")
+                write!(f, "{at}: reads data that member {member} does not publish in this round")
             }
             Self::Early { rank, missing } => {
-                write!(f, "rank {rank} can be through before rank {missing} has called")
+                write!(f, "rank {rank} can finish before rank {missing} has called")
             }
             Self::Hazard { writer, other, block } => {
                 write!(f, "{writer} may write {block} while {other} uses it")
             }
-            Self::Undefined { at } => write!(f, "{at}: reads a block nobody has written"),
+            Self::Undefined { at } => write!(f, "{at}: reads a block that nobody has written"),
             Self::Wrong { rank, block, contributions, expected } => write!(
                 f,
                 "rank {rank} output block {block} is wrong: {contributions} contributions, not the right {expected}"

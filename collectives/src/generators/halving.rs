@@ -37,10 +37,11 @@ impl Generator for Halving {
         match task.collective {
             Collective::AllReduce => Ok(()),
             Collective::ReduceScatter | Collective::AllGather if task.world_size.is_power_of_two() => Ok(()),
-            Collective::ReduceScatter | Collective::AllGather => {
-                Err(format!("halving of blocks per rank needs a power of two ranks, not {}", task.world_size))
-            }
-            other => Err(format!("halving has no form for {other:?}")),
+            Collective::ReduceScatter | Collective::AllGather => Err(format!(
+                "halving of blocks per rank needs a power-of-two number of ranks, not {}",
+                task.world_size
+            )),
+            other => Err(format!("halving does not support {other:?}")),
         }
     }
 

@@ -31,10 +31,11 @@ impl Generator for RecursiveDoubling {
         match task.collective {
             Collective::AllReduce | Collective::Scan | Collective::ExScan => Ok(()),
             Collective::Barrier if task.world_size.is_power_of_two() => Ok(()),
-            Collective::Barrier => {
-                Err(format!("a barrier by doubling needs a power of two ranks, not {}", task.world_size))
-            }
-            other => Err(format!("recursive doubling has no form for {other:?}")),
+            Collective::Barrier => Err(format!(
+                "a barrier by doubling needs a power-of-two number of ranks, not {}",
+                task.world_size
+            )),
+            other => Err(format!("recursive doubling does not support {other:?}")),
         }
     }
 

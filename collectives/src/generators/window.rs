@@ -37,10 +37,10 @@ impl Generator for Window {
         use Collective as C;
         match task.collective {
             C::Gather | C::Scan | C::ExScan | C::Barrier => {
-                return Err(format!("there is no form on symmetric buffers for {}", task.collective));
+                return Err(format!("symmetric buffers do not support {}", task.collective));
             }
             C::AllToAll if !task.out_of_place() => {
-                return Err("on symmetric buffers, all_to_all is not done in place".to_owned());
+                return Err("on symmetric buffers, all_to_all is not supported in place".to_owned());
             }
             _ => on_one_host(task)?,
         }

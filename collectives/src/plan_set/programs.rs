@@ -43,12 +43,12 @@ pub(super) fn stages_of(file: &PlanFile, blocks: u32) -> Result<Vec<Stage>, Stri
                 .iter()
                 .any(|rank| host(rank).is_none() || host(rank) != host(&shared.members[0]))
         {
-            return Err(format!("ranks {:?} are not on one host, and cannot share memory", shared.members));
+            return Err(format!("ranks {:?} are not on one host and cannot share memory", shared.members));
         }
         size += shared.rounds.iter().map(Vec::len).sum::<usize>();
         let runs = || shared.rounds.iter().flatten().flat_map(|payload| payload.runs).flatten();
         if size > STEPS_MAX || runs().any(|run| run.count == 0 || !fits(run.first, run.count, blocks)) {
-            return Err("what ranks publish is too much, or no part of their buffers".to_owned());
+            return Err("ranks publish too much, or blocks outside their buffers".to_owned());
         }
         Ok(Stage {
             members: shared.members.clone().into(),
@@ -99,7 +99,7 @@ pub(super) fn plans_of(
         let mut channels = 0;
         for step in program.lanes.iter().flatten() {
             if !is_sound(&step.action, available) {
-                return place("a step names blocks that there are not, or reaches into others' buffers");
+                return place("a step names blocks that do not exist, or reaches into others' buffers");
             }
             if let Some(channel) = step.action.sends_to().or(step.action.receives_from()) {
                 if channel.index >= CHANNELS_MAX {

@@ -59,10 +59,10 @@ pub fn search(collective: Collective, root: u32, bytes: u64, cluster: &Cluster) 
     let ranks = cluster.world_size();
     if !COLLECTIVES.contains(&collective) {
         let names = COLLECTIVES.map(Collective::name).join(", ");
-        return Err(format!("plans are searched for {names}, and not for {collective}"));
+        return Err(format!("plan search supports {names}, but not {collective}"));
     }
     if cluster.hosts < 2 || ranks > 512 || root >= ranks {
-        return Err("plans are searched for 2 to 512 ranks on several hosts".to_owned());
+        return Err("plan search supports 2 to 512 ranks on several hosts".to_owned());
     }
     let task = Task::new(collective, ranks)
         .with_root(if collective.is_rooted() { root } else { 0 })

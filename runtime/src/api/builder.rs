@@ -170,8 +170,13 @@ fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> 
     let of_restarted = || set("RANK").filter(|_| is_restarted(environment) && set("KOLO_JOIN").is_none());
     let text = set("KOLO_SLOT").or_else(of_restarted);
     let number = |text: String| {
-        let wrong =
-            || Error::configuration("KOLO_SLOT", format!("'{text}' is no slot"), "Set it to a number from 0");
+        let wrong = || {
+            Error::configuration(
+                "KOLO_SLOT",
+                format!("'{text}' is not a slot number"),
+                "Set it to a number from 0",
+            )
+        };
         text.trim().parse().map_err(|_| wrong())
     };
     text.map(number).transpose()

@@ -120,7 +120,7 @@ impl Communicator {
 
     #[cold]
     fn wrong_len(&self, collective: Collective, what: &str, found: usize, wanted: usize) -> Error {
-        let problem = format!("the {what} holds {found} elements where {wanted} are needed");
+        let problem = format!("the {what} holds {found} elements, but {wanted} are needed");
         self.usage(collective.name(), problem)
     }
 

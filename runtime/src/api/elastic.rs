@@ -162,19 +162,26 @@ impl Communicator {
                         made.publish_members();
                         return Ok(made);
                     }
-                    made.abort("another rank has not come to its end");
-                    tracing::info!(rank = self.rank(), "a rank was lost while the others came together");
+                    made.abort("another rank did not finish making it");
+                    tracing::info!(
+                        rank = self.rank(),
+                        "a rank was lost while the others were entering the new communicator"
+                    );
                 }
                 (Ok(met), made) => {
                     // Aborts it, so that no rank waits on a communicator that was never used.
                     let problem = match made {
                         Ok(made) => {
-                            made.abort("another rank could not make it");
+                            made.abort("another rank could not make the communicator");
                             None
                         }
                         Err(error) => Some(error),
                     };
-                    tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
+                    tracing::info!(
+                        rank = self.rank(),
+                        ?problem,
+                        "a rank was lost while the others were making a communicator"
+                    );
                     if met.ranks == ranks {
                         // No rank has died: either a rank was away for some time, or the next attempt would end like
                         // this one. All ranks see and count the same.
@@ -186,7 +193,7 @@ impl Communicator {
                 }
                 (Err(error), made) => {
                     if let Ok(made) = made {
-                        made.abort("the ranks that are left could not confirm it");
+                        made.abort("the remaining ranks could not confirm it");
                     }
                     return Err(error);
                 }
@@ -255,14 +262,15 @@ impl Communicator {
     }
 
     fn not_made(&self, operation: &str) -> Error {
-        let reason = "another rank could not make its part of the new communicator; its own error says why";
+        let reason = "another rank could not make its part of the new communicator; see that rank's own \
+                      error for the reason";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
     fn came_too_late(&self, operation: &str) -> Error {
         let reason =
-            "a rank that lives did not call it in time; all that call it for this time get this error";
+            "a live rank did not make this call in time; every rank that did make it gets this error";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
@@ -275,7 +283,8 @@ impl Communicator {
         let earlier = since.checked_sub(self.config().join_timeout).unwrap_or(since);
         let lacked_descriptors = self.shared.world.control.lacked_descriptors(earlier);
         let own_fault = if lacked_descriptors {
-            "; this process had no descriptors for connections to them (raise its limit of open files, ulimit -n)"
+            "; this process had no file descriptors left to connect to them (raise its limit on open files, \
+             ulimit -n)"
         } else {
             ""
         };
@@ -285,8 +294,8 @@ impl Communicator {
                     waiting_list.close();
                 }
                 let reason = format!(
-                    "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on without it; it \
-                     cannot come back to this group{own_fault}"
+                    "the other ranks heard nothing from this rank for longer than KOLO_SILENT_AFTER and have \
+                     gone on without it; it cannot rejoin this group{own_fault}"
                 );
                 aborted(by, AbortReason::Fenced, reason)
             }
@@ -296,14 +305,15 @@ impl Communicator {
                     false => "",
                 };
                 let reason = format!(
-                    "{whose}too few ranks answer to go on: {silent:?} are silent and not known to have ended, so they may \
-                     go on where this rank cannot see them{own_fault}"
+                    "{whose}too few ranks answer to go on: {silent:?} are silent but not known to have \
+                     ended, so they may still be running where this rank cannot reach them{own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
             Disagreement::Timeout { .. } if lacked_descriptors => {
                 let doing = format!(
-                    "{operation}: connecting to the other members (raise this process's limit of open files, ulimit -n)"
+                    "{operation}: connecting to the other members (raise this process's limit on open files, \
+                     ulimit -n)"
                 );
                 Error::system(doing, std::io::Error::from_raw_os_error(libc::EMFILE))
             }
@@ -313,17 +323,18 @@ impl Communicator {
                     ranks.into_iter().map(rank).collect::<Vec<_>>()
                 };
                 let mut waiting_for =
-                    awaited(late, || PeerState::Late, &format!("it lives and has not called {operation}"));
+                    awaited(late, || PeerState::Late, &format!("it is alive but has not called {operation}"));
                 waiting_for.extend(awaited(silent, || PeerState::Silent, "it does not answer"));
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
             Disagreement::Mismatch => {
-                let problem = "the ranks called different things: all that live call agree, shrink and grow in the same order";
+                let problem = "the ranks made different calls: all live ranks must call agree, shrink and \
+                               grow in the same order";
                 Error::Usage { context, problem: problem.to_owned() }
             }
             Disagreement::NoListener => {
-                let problem =
-                    "this rank has no port at which the others reach it; see its log, and KOLO_PORT_RANGE";
+                let problem = "the others cannot reach this rank, because it has no port for them; see its \
+                               log and KOLO_PORT_RANGE";
                 Error::Unsupported { context, problem: problem.to_owned() }
             }
         }

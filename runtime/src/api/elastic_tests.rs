@@ -35,8 +35,8 @@ fn nobody_answers(rank: u32) -> Error {
     Error::Join {
         rank: Some(rank),
         kind: JoinFailure::Survivors,
-        problem: "rank 0 will not come: it does not answer".to_owned(),
-        remedy: "Call shrink, or grow, again".to_owned(),
+        problem: "rank 0 cannot take part: it does not answer".to_owned(),
+        remedy: "Call shrink or grow again".to_owned(),
     }
 }
 

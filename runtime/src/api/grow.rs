@@ -32,7 +32,8 @@ impl Communicator {
         let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
             context: self.growing("accept"),
-            problem: "this rank has no port at which newcomers reach it; see its log, and KOLO_PORT_RANGE"
+            problem: "newcomers cannot reach this rank, because it has no port for them; see its log and \
+                      KOLO_PORT_RANGE"
                 .to_owned(),
         })
     }
@@ -74,7 +75,12 @@ impl Communicator {
             })
         });
         if let Err(error) = written {
-            tracing::warn!(rank = self.rank(), path = %path.display(), %error, "no invitation for newcomers (KOLO_INVITE)");
+            tracing::warn!(
+                rank = self.rank(),
+                path = %path.display(),
+                %error,
+                "the invitation for newcomers (KOLO_INVITE) could not be written"
+            );
         }
     }
 
@@ -191,11 +197,11 @@ pub(super) fn join(
                 made.publish_members();
                 return Ok(made);
             }
-            Ok(made) => made.abort("the members have not come to its end"),
+            Ok(made) => made.abort("the members did not finish making it"),
             // This rank caused the failure, so it would occur again.
             Err(error) if !may_be_theirs(&error) => return Err(error),
             Err(error) => {
-                tracing::info!(%error, "the members have given it up for now; this newcomer waits again")
+                tracing::info!(%error, "the members have abandoned the attempt; this newcomer waits for the next one")
             }
         }
     }

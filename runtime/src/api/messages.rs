@@ -169,8 +169,11 @@ impl Communicator {
             let (range, is_received) = ranges[at];
             format!("the {} of transfer {at} ({range})", if is_received { "output" } else { "input" })
         };
-        let problem =
-            format!("{} and {} overlap; what is received must lie apart from all the rest", name(a), name(b));
+        let problem = format!(
+            "{} and {} overlap; a receive buffer must not overlap any other buffer",
+            name(a),
+            name(b)
+        );
         Err(self.usage(label, problem))
     }
 

@@ -263,7 +263,7 @@ impl Communicator {
             let _ = write!(out, "; {plans}");
         }
         if let Some(policy) = self.registration_policy() {
-            let _ = write!(out, "; registrations of buffers are {policy}");
+            let _ = write!(out, "; buffer registrations are {policy}");
         }
         out
     }

@@ -80,7 +80,7 @@ impl Communicator {
         Error::Join {
             rank: Some(self.rank()),
             kind: JoinFailure::Version,
-            problem: format!("what a rank has measured of the network could not be read: {problem}"),
+            problem: format!("a rank's measurements of the network could not be read: {problem}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }
     }

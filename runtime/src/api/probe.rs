@@ -107,7 +107,10 @@ impl Communicator {
             return Err(self.usage(LABEL, problem));
         }
         if tags.is_empty() {
-            return Err(self.usage(LABEL, format!("no tag is from {} to {}", tags.start(), tags.end())));
+            return Err(self.usage(
+                LABEL,
+                format!("the range of tags from {} to {} is empty", tags.start(), tags.end()),
+            ));
         }
         shared.check_process(|| Waited::other(LABEL))?;
         let mut core = shared.core();
@@ -119,7 +122,8 @@ impl Communicator {
         }
         if let Some(transport) = core.engine.without_probing() {
             let problem = format!(
-                "the transport {transport} cannot tell what message waits; receive what is expected, or use KOLO_TRANSPORT=shm,tcp"
+                "the transport {transport} cannot probe; receive the expected message without probing, or \
+                 use KOLO_TRANSPORT=shm,tcp"
             );
             return Err(Error::Unsupported { context: shared.context(waited), problem });
         }

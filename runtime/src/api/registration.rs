@@ -177,7 +177,7 @@ impl Communicator {
     unsafe fn register_backed(&self, memory: Piece, backing: Backing<'_>) -> Result<Registration> {
         self.shared.check_process(|| WAITED)?;
         if memory.ptr.is_null() || memory.len == 0 || !is_addressable(memory.len) {
-            let problem = format!("{} bytes at {:?} are no memory to register", memory.len, memory.ptr);
+            let problem = format!("{} bytes at {:?} cannot be registered", memory.len, memory.ptr);
             return Err(Error::Usage { context: self.shared.context(WAITED), problem });
         }
         let mut core = self.shared.core();
@@ -191,7 +191,7 @@ impl Communicator {
     }
 
     /// Describes whether the adapters keep registrations of buffers after the calls that they were made for, and why
-    /// not: for example "kept, and let go of when the kernel tells that memory changed". `None` if no peer is reached
+    /// not: for example "kept, and released when the kernel reports that memory has changed". `None` if no peer is reached
     /// by RDMA.
     #[must_use]
     pub fn registration_policy(&self) -> Option<String> {

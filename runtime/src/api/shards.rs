@@ -52,7 +52,8 @@ impl Communicator {
         if input.len() != wanted && (1..=MAX_SHARDS).contains(&shards) {
             let (run, count, found) = (self.own_shards(shards), output.len(), input.len());
             let problem = format!(
-                "the input holds {found} elements where {wanted} are needed: shards {} to {} of {shards}, {count} each",
+                "the input holds {found} elements, but {wanted} are needed: shards {} to {} of {shards}, \
+                 {count} each",
                 run.start, run.end
             );
             return Err(self.usage("all_reduce_shards", problem));
@@ -95,9 +96,9 @@ impl Communicator {
         let refuse = |problem: String| Err(self.usage("all_reduce_shards", problem));
         let ranks = self.world_size();
         if raw.collective != Collective::AllReduce {
-            return refuse(format!("{} has no form for shards", raw.collective.name()));
+            return refuse(format!("{} does not support shards", raw.collective.name()));
         } else if !(1..=MAX_SHARDS).contains(&shards) {
-            return refuse(format!("{shards} shards were given; 1 to {MAX_SHARDS} are possible"));
+            return refuse(format!("{shards} shards were given; 1 to {MAX_SHARDS} are supported"));
         } else if ranks > MAX_RANKS {
             return refuse(format!("{ranks} ranks are more than the {MAX_RANKS} that can share shards"));
         } else if matches!(raw.op, ReduceOp::PremulSum(_)) {

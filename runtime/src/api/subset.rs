@@ -87,9 +87,10 @@ impl Communicator {
             return Err(self.usage("group", format!("rank {} is listed twice", twice.1)));
         }
         if !ranks.contains(&self.rank()) {
-            return Err(
-                self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
-            );
+            return Err(self.usage(
+                "group",
+                "this rank is not in the list; only listed ranks may make this call".to_owned(),
+            ));
         }
         self.shared.check_process(|| Waited::other("group"))?;
         // Ranks outside the list do not count this call, so the common counter cannot number the group. The list

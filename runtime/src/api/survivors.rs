@@ -229,7 +229,7 @@ impl Survivors {
                 return Err(done.err().unwrap_or_else(|| self.gave_up(AbortReason::Revoked, FAILED)));
             }
             self.check_number(before)?;
-            tracing::info!(rank = self.comm.rank(), before, left, "a rank was lost; the step is repeated");
+            tracing::info!(rank = self.comm.rank(), before, left, "a rank was lost; repeating the step");
         }
     }
 
@@ -257,7 +257,7 @@ impl Survivors {
                 Err(error)
             }
             Err(error) => {
-                tracing::warn!(rank = self.comm.rank(), %error, "newcomers were not taken in; they may wait again");
+                tracing::warn!(rank = self.comm.rank(), %error, "newcomers were not taken in; they may try again");
                 Ok(())
             }
         }
@@ -333,7 +333,8 @@ impl Survivors {
         if left >= least {
             return Ok(());
         }
-        let reason = format!("{left} of {before} ranks are left, and {least} are the least that go on");
+        let reason =
+            format!("only {left} of {before} ranks are left, and at least {least} are needed to go on");
         Err(self.gave_up(AbortReason::Minority, &reason))
     }
 
@@ -344,8 +345,8 @@ impl Survivors {
 }
 
 /// Reason given on a rank whose step succeeded while it failed on another.
-const FAILED: &str = "the step failed on another rank, whose own error says why";
-const LATE: &str = "the step was given up: a rank that lives had not come to its end in time";
+const FAILED: &str = "the step failed on another rank; see that rank's own error for the reason";
+const LATE: &str = "the step was abandoned: a live rank did not finish it in time";
 
 /// Describes the change from a communicator of `before` ranks.
 fn change(before: u32, now: &Communicator) -> Change {

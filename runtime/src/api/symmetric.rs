@@ -100,7 +100,7 @@ impl Communicator {
         let requests = self.tell(3 * number, &request, deadline)?;
         if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {
             let problem =
-                format!("rank {other} asks for {} bytes and this rank for {bytes}", requests[other].bytes);
+                format!("rank {other} asked for {} bytes and this rank for {bytes}", requests[other].bytes);
             return Err(self.usage("alloc", problem));
         }
         let pools: Vec<Vec<Pool>> = requests.iter().map(|request| request.pools.clone()).collect();
@@ -154,7 +154,7 @@ impl Communicator {
                 return Err(drive::fail(shared, ALLOC));
             }
             if done > 0 && Instant::now() >= until {
-                return Ok(Some("time was up; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
+                return Ok(Some("it timed out; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
             }
             Ok(supply::shortage_meanwhile(piece as u64, pools))
         };
@@ -206,7 +206,10 @@ impl Communicator {
         let mut failures = failures.enumerate().filter_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = failures.next() else { return Ok(()) };
         let context = ErrorContext { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
-        Err(Error::Unsupported { context, problem: format!("rank {rank} could not: {why}") })
+        Err(Error::Unsupported {
+            context,
+            problem: format!("rank {rank} could not allocate the memory: {why}"),
+        })
     }
 }
 

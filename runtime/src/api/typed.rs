@@ -197,7 +197,7 @@ impl Communicator {
             Collective::Scatter => (if at_root { ranks } else { 0 }, 1),
             Collective::AllToAll => (ranks, ranks),
             _ => {
-                let problem = "there is no form of it with blocks of unequal length".to_owned();
+                let problem = "it does not support blocks of unequal length".to_owned();
                 return Err(self.usage(collective.name(), problem));
             }
         };
@@ -205,7 +205,7 @@ impl Communicator {
             [("input", raw.input_counts.len(), reads), ("output", raw.output_counts.len(), writes)]
         {
             if found != wanted {
-                let problem = format!("{found} {what} counts were given, {wanted} are needed");
+                let problem = format!("{found} {what} counts were given, but {wanted} are needed");
                 return Err(self.usage(collective.name(), problem));
             }
         }
@@ -233,7 +233,7 @@ impl Communicator {
         }
         let [input, output] = ranges;
         if input.meets(output) {
-            let problem = overlap(input, output, "with blocks of unequal length they must lie apart");
+            let problem = overlap(input, output, "with blocks of unequal length they must not overlap");
             return Err(self.usage(collective.name(), problem));
         }
         Ok(Call {
@@ -317,7 +317,7 @@ impl Communicator {
             return Ok(());
         }
         let problem =
-            format!("{} {what} were given, one per rank is needed: {}", counts.len(), self.world_size());
+            format!("{} {what} were given, but one per rank is needed: {}", counts.len(), self.world_size());
         Err(self.usage(collective.name(), problem))
     }
 }

@@ -185,7 +185,8 @@ impl<B: 'static> Future for Work<B> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
         if self.finished {
-            let problem = "this operation's result was given before; a future is not polled after its end";
+            let problem = "this operation's result was already returned; a completed future must not be \
+                           polled again";
             let context = self.shared.context(self.ticket.waited);
             return Poll::Ready(Err(Error::Usage { context, problem: problem.to_owned() }));
         }

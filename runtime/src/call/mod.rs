@@ -201,7 +201,7 @@ impl Call {
         } else {
             let (input, output) = self.ranges(rank, world_size);
             let rule = match self.shards {
-                Some(_) => "with shards they must lie apart",
+                Some(_) => "with shards they must not overlap",
                 None => in_place_rule(self.collective),
             };
             overlap(input, output, rule)
@@ -309,12 +309,12 @@ pub(crate) fn overlap(input: Range, output: Range, rule: &str) -> String {
 const fn in_place_rule(collective: Collective) -> &'static str {
     match collective {
         Collective::AllGather | Collective::Gather => {
-            "they must lie apart, or the input be this rank's block of the output"
+            "they must not overlap, unless the input is this rank's block of the output"
         }
         Collective::ReduceScatter | Collective::Scatter => {
-            "they must lie apart, or the output be this rank's block of the input"
+            "they must not overlap, unless the output is this rank's block of the input"
         }
-        _ => "they must lie apart, or begin at the same address",
+        _ => "they must not overlap, unless they begin at the same address",
     }
 }
 

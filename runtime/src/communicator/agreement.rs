@@ -102,8 +102,8 @@ pub(super) fn check(rank: u32, all: &[&Agreed]) -> Result<()> {
     Err(Error::Join {
         rank: Some(rank),
         kind: JoinFailure::Disagreement,
-        problem: format!("rank {other} has other settings: {difference}"),
-        remedy: "Give all ranks the same, by variables or in code".to_owned(),
+        problem: format!("rank {other} has different settings: {difference}"),
+        remedy: "Use the same settings on all ranks, from the environment or in code".to_owned(),
     })
 }
 
@@ -134,10 +134,10 @@ mod tests {
         let text = check(1, &[&plain, &other]).unwrap_err().to_string();
         assert_eq!(
             text,
-            "rank 1 could not join: rank 0 has other settings: KOLO_ALGO is ring here, not set there; \
+            "rank 1 could not join: rank 0 has different settings: KOLO_ALGO is ring here, not set there; \
              KOLO_DETERMINISM is canonical here, repeatable there; KOLO_SEGMENT_BYTES is 65536 here, not set \
-             there; KOLO_TRANSPORT is shm,tcp here, auto there. Give all ranks the same, by variables or in code \
-             [K0304]"
+             there; KOLO_TRANSPORT is shm,tcp here, auto there. Use the same settings on all ranks, from the \
+             environment or in code [K0304]"
         );
     }
 

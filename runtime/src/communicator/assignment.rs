@@ -73,7 +73,7 @@ pub(super) fn assign(places: Places, slots: &[u32], slot_count: u32, lists: &[Ve
             |slot: u32| assignment.slots.iter().find(|(held, _)| *held == slot).map(|(_, h)| h.clone());
         let slot = match newcomer.slot {
             Some(slot) if slot >= MAX_WORLD_SIZE || (places == Places::Free && slot >= slot_count) => {
-                let problem = format!("it would have slot {slot}, and the group has {slot_count}");
+                let problem = format!("it asked for slot {slot}, but the group has only {slot_count}");
                 assignment.refused.push((host, at, problem));
                 continue;
             }
@@ -83,7 +83,8 @@ pub(super) fn assign(places: Places, slots: &[u32], slot_count: u32, lists: &[Ve
                 Some(Holder::Member(_)) => continue,
                 Some(Holder::Newcomer { host: other_host, at: other }) => {
                     let other = &lists[other_host][other].who;
-                    let problem = format!("another newcomer has slot {slot} that it would have: {other}");
+                    let problem =
+                        format!("another newcomer has taken slot {slot}, which it asked for: {other}");
                     assignment.refused.push((host, at, problem));
                     continue;
                 }
@@ -161,11 +162,11 @@ mod tests {
         let lists = [vec![newcomer(1, None), newcomer(2, Some(2))], vec![newcomer(3, Some(2))]];
         let (slots, refused) = assigned(Places::Free, &[0, 3], 4, &lists);
         assert_eq!(slots, [(0, 0), (1, 101), (2, 102), (3, 1)]);
-        assert_eq!(refused, ["another newcomer has slot 2 that it would have: process 2"]);
+        assert_eq!(refused, ["another newcomer has taken slot 2, which it asked for: process 2"]);
         let (slots, refused) = assigned(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(3))], vec![]]);
         assert_eq!((slots, refused.len()), (vec![(0, 0), (3, 1)], 0), "a slot that is held may become free");
         let (_, refused) = assigned(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(4))], vec![]]);
-        assert_eq!(refused, ["it would have slot 4, and the group has 4"]);
+        assert_eq!(refused, ["it asked for slot 4, but the group has only 4"]);
     }
 
     #[test]

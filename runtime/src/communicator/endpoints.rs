@@ -74,7 +74,7 @@ fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     let Some(ports) = &config.port_range else { return String::new() };
     match ports.len() < local_ranks {
         true => format!(
-            "; {local_ranks} ranks of a host need {local_ranks} ports, and the range has {}",
+            "; {local_ranks} ranks on a host need {local_ranks} ports, but the range has {}",
             ports.len()
         ),
         false => String::new(),
@@ -153,7 +153,7 @@ pub(super) fn establish(
             if making.id == WORLD {
                 tracing::info!("GPU memory: {found}");
                 if let policy @ RegistrationPolicy::Unwatched { .. } = &access.registrations {
-                    tracing::warn!(rank = making.rank, "registrations of buffers with adapters are {policy}");
+                    tracing::warn!(rank = making.rank, "buffer registrations with adapters are {policy}");
                 }
             }
             plan = Some(found);

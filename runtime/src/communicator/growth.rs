@@ -156,7 +156,7 @@ fn exchange(
         None => Ok(all.into_iter().map(|told| told.listed).collect()),
         Some(other) => {
             let problem = format!(
-                "the ranks called different things: {} here, {} there",
+                "the ranks made different calls: {} here, {} there",
                 describe(places),
                 describe(other.places)
             );
@@ -187,7 +187,7 @@ fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]
         return Err(usage(format!("the group has {} ranks, which is more than {most}", slots.len())));
     }
     if places == Places::Free && slots.len() as u32 == shared.slot_count() {
-        return Err(usage(format!("none of the {} slots is free: use grow to have more", slots.len())));
+        return Err(usage(format!("none of the {} slots is free: use grow to add more", slots.len())));
     }
     let assignment = assign(places, &slots, shared.slot_count(), lists);
     for (host, at, problem) in &assignment.refused {
@@ -195,7 +195,7 @@ fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]
             waiting_list.refuse(
                 lists[*host][*at].id,
                 problem.clone(),
-                "Start it with another slot, or with none",
+                "Start it with another slot, or without one",
             );
         }
     }
@@ -276,7 +276,7 @@ pub(crate) fn join_admitted(
         .map_err(|error| broken(offer.admission.rank, &error))?;
     let size = offer.admission.world_size as usize;
     if lineage.ranks_before.len() != size || lineage.slots.len() != size {
-        return Err(broken(offer.admission.rank, &"its lists are of another length"));
+        return Err(broken(offer.admission.rank, &"its lists have a different length"));
     }
     let control = applicant.join(offer)?;
     let world = World::changed(control, lineage, elastic.clone(), OnceLock::new(), None, BTreeSet::new());
@@ -295,8 +295,8 @@ pub(super) fn open_waiting_list(shared: &Shared) -> Option<Arc<WaitingList>> {
     let config = shared.config.clone();
     let check = move |newcomer: &crate::control::Newcomer| {
         let difference = agreement::objection(&config, &newcomer.settings)?;
-        let problem = format!("the newcomer has other settings: {difference}");
-        Some((problem, "Give it the settings of the group, by variables or in code".to_owned()))
+        let problem = format!("the newcomer has different settings: {difference}");
+        Some((problem, "Give it the group's settings, in the environment or in code".to_owned()))
     };
     let make = || WaitingList::new(group, shared.config.silent_after, Box::new(check));
     shared.world.control.waiting_list(group, make)

@@ -79,7 +79,7 @@ fn choose(
         rank: Some(rank),
         kind: JoinFailure::NoTransport,
         problem: format!("no transport reaches rank {peer} ({})", reasons.join("; ")),
-        remedy: "Allow more of them with KOLO_TRANSPORT=auto, or mend the reason given".to_owned(),
+        remedy: "Allow more transports with KOLO_TRANSPORT=auto, or fix the reason given".to_owned(),
     })
 }
 

@@ -45,9 +45,10 @@ impl Elastic {
             let (least, most) = text.split_once(':').unwrap_or((&text, "0"));
             let bounds = least.parse().ok().zip(most.parse().ok());
             let bounds = bounds.filter(|(least, most)| *least > 0 && (*most == 0 || least <= most));
-            let remedy = "Set it to the least and the most ranks, such as 2:4, as kolo run --elastic does";
+            let remedy = "Set it to the minimum and maximum number of ranks, such as 2:4, as kolo run \
+                          --elastic does";
             bounds.ok_or_else(|| {
-                Error::configuration("KOLO_ELASTIC", format!("'{text}' is no such pair"), remedy)
+                Error::configuration("KOLO_ELASTIC", format!("'{text}' is not a pair of numbers"), remedy)
             })
         };
         let invite = set("KOLO_INVITE").map(PathBuf::from);

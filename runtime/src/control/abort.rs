@@ -216,7 +216,7 @@ impl AbortFlag {
         for hook in waiting {
             // A panic here would end the control thread's task, and with it this rank's place in the job.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(hook)).is_err() {
-                tracing::error!("a hook on an abort flag panicked");
+                tracing::error!("an abort hook panicked");
             }
         }
         true

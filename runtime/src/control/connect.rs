@@ -217,10 +217,7 @@ impl Search {
                             AttemptError::Fatal(Error::Join {
                                 rank: Some(spec.rank),
                                 kind: JoinFailure::Survivors,
-                                problem: format!(
-                                    "the lowest rank that is left has given up: {}",
-                                    error.text()
-                                ),
+                                problem: format!("the lowest remaining rank has given up: {}", error.text()),
                                 remedy: "Call shrink again".into(),
                             })
                         }
@@ -279,7 +276,8 @@ impl Search {
                 if stream.local_addr().ok() == stream.peer_addr().ok() {
                     // The kernel may choose a port without a listener as the connection's own. Closing it frees it for
                     // rank 0.
-                    let itself = Rejection::Foreign("nobody listens there (it connected to itself)".into());
+                    let itself =
+                        Rejection::Foreign("nothing is listening there (it connected to itself)".into());
                     return Err((address, itself));
                 }
                 let _ = stream.set_nodelay(true);
@@ -333,7 +331,7 @@ impl Search {
                 Received::Forwarded(frame) => (frame, true),
                 Received::Ended(Ok(())) => {
                     return Err(AttemptError::Retry(
-                        "rank 0 closed the connection while waiting for others".into(),
+                        "rank 0 closed the connection while this rank was waiting for others".into(),
                     ));
                 }
                 Received::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
@@ -394,7 +392,7 @@ impl Search {
                 kind: JoinFailure::Absent,
                 problem: format!("after {after:.1} s rank 0 still waits for {missing}{rejected}"),
                 remedy: format!(
-                    "See whether these processes were started and what they printed ({}); {JOIN_REMEDY}",
+                    "Check whether these processes were started and what they printed ({}); {JOIN_REMEDY}",
                     spec.source
                 ),
             };
@@ -413,11 +411,13 @@ impl Search {
             rank: Some(spec.rank),
             kind: JoinFailure::Unreachable,
             problem: format!(
-                "rank 0 was not reached at {} within {after:.1} s ({tried}; {} attempts; the last: {last})",
+                "rank 0 could not be reached at {} within {after:.1} s ({tried}; {} attempts; the last: \
+                 {last})",
                 spec.locator, self.attempts
             ),
             remedy: format!(
-                "See whether rank 0 runs, whether {} is right, and whether a firewall is between ({})",
+                "Check whether rank 0 is running, whether {} is right, and whether a firewall is in the way \
+                 ({})",
                 spec.locator, spec.source
             ),
         }
@@ -449,10 +449,10 @@ async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, AttemptError> 
 /// Checks that there is one entry per rank, in order, because all later code relies on it.
 fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
     if peers.len() != world_size as usize {
-        return Err(format!("it names {} ranks, this process was told of {world_size}", peers.len()));
+        return Err(format!("it names {} ranks, but this process was told of {world_size}", peers.len()));
     }
     match peers.iter().zip(0..).find(|(peer, rank)| peer.rank != *rank) {
-        Some((peer, rank)) => Err(format!("it names rank {} where rank {rank} belongs", peer.rank)),
+        Some((peer, rank)) => Err(format!("it names rank {} in place of rank {rank}", peer.rank)),
         None => Ok(()),
     }
 }

@@ -287,7 +287,7 @@ impl Driver {
         let Some(to) = self.connections.get(&connection) else { return };
         let queued = to.queued_bytes.fetch_add(frame.len(), Ordering::Relaxed) + frame.len();
         if queued > MAX_QUEUE_BYTES {
-            let text = "it does not read what it is sent";
+            let text = "it does not read the data sent to it";
             self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
         } else {
             self.counters.sent_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
@@ -392,7 +392,8 @@ impl Driver {
         // The note is made even if a connection in the handshake is closed below: that one may be a rank, which tries
         // again and is closed again.
         self.state.note_misfit_once(format!(
-            "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
+            "rank 0 had no file descriptors left for some connections ({error}; raise the limit with ulimit \
+             -n)"
         ));
         if self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed)) {
             return; // its descriptor becomes free within the pause
@@ -527,7 +528,7 @@ pub(super) fn reject(stream: &mut TcpStream, rejected: u64) {
 async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
     match read_frame(stream, MAX_HELLO_FRAME).await?.map(|frame| decode(&frame)).transpose()? {
         Some(ToCoordinator::Hello(hello)) => Ok(hello),
-        Some(_) => Err(invalid("something else than a hello".into())),
+        Some(_) => Err(invalid("something other than a hello".into())),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -546,7 +547,7 @@ async fn read_messages(
                 counters.received_bytes.fetch_add(payload.len() as u64 + 4, Ordering::Relaxed);
                 decode(&payload)
             }
-            Ok(None) => break closed("its connection was closed without goodbye".to_owned()),
+            Ok(None) => break closed("its connection was closed without a goodbye".to_owned()),
             Err(error) => Err(error),
         };
         match message {

@@ -81,7 +81,7 @@ impl Exchanges {
             return refuse(ExchangeFailure::Disagreement { problem });
         }
         if self.open_of_rank.get(&rank).is_some_and(|&open| open >= MAX_OPEN_EXCHANGES) {
-            let problem = format!("rank {rank} has {MAX_OPEN_EXCHANGES} other exchanges open");
+            let problem = format!("rank {rank} already has {MAX_OPEN_EXCHANGES} other exchanges open");
             return refuse(ExchangeFailure::Disagreement { problem });
         }
         let collecting = self.open.entry(key).or_insert_with(|| Collecting {
@@ -91,7 +91,7 @@ impl Exchanges {
         });
         if collecting.members != members {
             let problem = format!(
-                "rank {rank} names the members {}, others {}",
+                "rank {rank} names the members {}, but others name {}",
                 ranks::compact(&members),
                 ranks::compact(&collecting.members)
             );
@@ -184,11 +184,11 @@ fn check(rank: u32, members: &[u32], blob: &[u8], world_size: u32) -> Result<(),
     if !distinct || !members.contains(&rank) || sorted.last().is_none_or(|&last| last >= world_size) {
         let shown = ranks::compact(&sorted);
         return Err(format!(
-            "the members {shown} are not distinct ranks of this job with rank {rank} among them"
+            "the members {shown} are not distinct ranks of this job that include rank {rank}"
         ));
     }
     if blob.len() > MAX_BLOB_BYTES {
-        return Err(format!("{} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len()));
+        return Err(format!("{} bytes; at most {MAX_BLOB_BYTES} are allowed", blob.len()));
     }
     Ok(())
 }

@@ -87,18 +87,18 @@ pub(crate) fn objection(
     };
     if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
         return refuse(
-            format!("job '{}' listens here, this is job '{}'", settings.job, hello.job),
+            format!("job '{}' is listening here, but this is job '{}'", settings.job, hello.job),
             "Give each job its own port",
             true,
         );
     }
     if ending {
-        return refuse("another job is just ending here".into(), "Wait for this job's rank 0", true);
+        return refuse("another job is still shutting down here".into(), "Wait for this job's rank 0", true);
     }
     if hello.world_size != settings.world_size {
         return refuse(
             format!(
-                "rank {} was told that the job has {} ranks ({}), rank 0 that it has {} ({})",
+                "rank {} was told that the job has {} ranks ({}), but rank 0 was told that it has {} ({})",
                 hello.peer.rank, hello.world_size, hello.source, settings.world_size, settings.source
             ),
             "Give every process of the job the same world size",
@@ -107,7 +107,7 @@ pub(crate) fn objection(
     }
     let Some(state) = states.get(hello.peer.rank as usize) else {
         return refuse(
-            format!("there is no rank {} among {}", hello.peer.rank, settings.world_size),
+            format!("rank {} does not exist in a job of {} ranks", hello.peer.rank, settings.world_size),
             "Number the ranks from 0 to world size - 1",
             false,
         );
@@ -117,15 +117,15 @@ pub(crate) fn objection(
     match state {
         RankState::Absent { .. } => None,
         RankState::Present(present) => refuse(
-            format!("{} has it already; this newcomer is {newcomer}", describe(&present.peer)),
+            format!("{} already has it; this newcomer is {newcomer}", describe(&present.peer)),
             remedy,
             false,
         ),
         RankState::Departed => {
-            refuse(format!("{newcomer}: this rank has left the job before"), remedy, false)
+            refuse(format!("{newcomer}: this rank has already left the job"), remedy, false)
         }
         RankState::Lost { loss } => {
-            refuse(format!("{newcomer}: this rank was lost before ({loss})"), remedy, false)
+            refuse(format!("{newcomer}: this rank was already lost ({loss})"), remedy, false)
         }
     }
 }

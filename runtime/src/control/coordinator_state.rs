@@ -439,8 +439,8 @@ impl CoordinatorState {
         let state = &mut self.states[rank as usize];
         let who = state.peer().map(describe).unwrap_or_default();
         if matches!(self.phase, Phase::Gathering { .. }) {
-            tracing::debug!(rank, who, %loss, "a rank went away while the job gathers");
-            *state = RankState::Absent { last: Some(format!("{who} was here, then: {loss}")) };
+            tracing::debug!(rank, who, %loss, "a rank went away while the job was gathering");
+            *state = RankState::Absent { last: Some(format!("{who} joined, but then: {loss}")) };
             return;
         }
         tracing::warn!(rank, who, %loss, "a rank is lost");
@@ -482,8 +482,8 @@ impl CoordinatorState {
             problem += &format!("; {}", rejected_text(self.rejected));
         }
         let remedy = format!(
-            "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
-             ({}); {JOIN_REMEDY}",
+            "Check whether these processes were started, what they printed, and whether their hosts can \
+             reach rank 0 ({}); {JOIN_REMEDY}",
             self.settings.source
         );
         let problem = clip(problem, usize::MAX);

@@ -29,7 +29,7 @@ pub(crate) fn exchange(
         timeout(&context, started, shared, place(by), missing)
     };
     if blob.len() > MAX_BLOB_BYTES {
-        return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len())));
+        return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are allowed", blob.len())));
     }
     if !members.contains(&shared.rank) {
         return Err(usage(format!("rank {} is not among the members", shared.rank)));
@@ -51,8 +51,7 @@ pub(crate) fn exchange(
         if let Some(outcome) = state.exchanges.get_mut(&key).and_then(|open| open.outcome.take()) {
             break match outcome {
                 Ok(blobs) if blobs.len() != members.len() => {
-                    let text =
-                        format!("it answered with {} blobs for {} members", blobs.len(), members.len());
+                    let text = format!("the answer has {} blobs for {} members", blobs.len(), members.len());
                     Err(without_coordinator(&context, members, &Loss::new(LossCause::Protocol, text)))
                 }
                 outcome => outcome.map_err(|failure| verdict(failure, &context, place, late)),
@@ -153,7 +152,7 @@ fn timeout(
         .into_iter()
         .map(|(rank, place)| {
             let who = shared.peers.get(rank as usize).map(|peer| {
-                format!("process {} on {} has not come to this exchange", peer.pid, peer.hostname)
+                format!("process {} on {} has not reached this exchange", peer.pid, peer.hostname)
             });
             AwaitedRank::new(place, PeerState::Late, who.unwrap_or_default())
         })

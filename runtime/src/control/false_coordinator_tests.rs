@@ -64,8 +64,8 @@ fn a_welcome_must_name_every_rank_once_and_in_order() {
         (vec![], "it names 0 ranks"),
         (vec![peer(0)], "it names 1 ranks"),
         (vec![peer(0), peer(1), peer(2)], "it names 3 ranks"),
-        (vec![peer(1), peer(0)], "rank 1 where rank 0"),
-        (vec![peer(0), peer(u32::MAX)], "rank 4294967295 where rank 1"),
+        (vec![peer(1), peer(0)], "rank 1 in place of rank 0"),
+        (vec![peer(0), peer(u32::MAX)], "rank 4294967295 in place of rank 1"),
     ] {
         let error = join(peers, 2).expect_err(problem).to_string();
         assert!(error.contains(problem), "{error}");

@@ -138,10 +138,10 @@ async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Se
     let opening = Opening::State { group: way.group };
     match listener.connect(way.locality, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
         Ok(stream) => match fetch(way.source, stream, jobs, report).await {
-            Ok(()) => "nothing more is asked".to_owned(),
+            Ok(()) => "nothing more is requested".to_owned(),
             Err(error) => error.to_string(),
         },
-        Err(ConnectError::Gone(why)) => format!("no member that offers its state: {why}"),
+        Err(ConnectError::Gone(why)) => format!("no member offers its state: {why}"),
         Err(error) => error.text(),
     }
 }
@@ -175,7 +175,7 @@ async fn fetch(
                 News::Chunk { source, index, bytes }
             }
             (Job::Hash { index }, (ToFetcher::Hash { hash }, _)) => News::Hash { source, index, hash },
-            _ => return Err(invalid("it has answered something else than it was asked".to_owned())),
+            _ => return Err(invalid("its answer does not match the question".to_owned())),
         };
         if report.send(news).is_err() {
             break;

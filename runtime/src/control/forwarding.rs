@@ -139,8 +139,8 @@ impl Forwarder {
                 let sent = send(&way, &frame, &in_flight.0.forwarded_bytes);
                 match tokio::time::timeout(FORWARD_TIMEOUT, sent).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(problem)) => tracing::debug!(rank, "nothing is passed on: {problem}"),
-                    Err(_) => tracing::debug!(rank, "nothing is passed on in time"),
+                    Ok(Err(problem)) => tracing::debug!(rank, "a message could not be forwarded: {problem}"),
+                    Err(_) => tracing::debug!(rank, "a message could not be forwarded in time"),
                 }
             });
         }

@@ -6,7 +6,7 @@
 //! board). If there is a key, three things happen before anything else is sent or parsed:
 //!
 //! 1. The rank proves each key by an HMAC-SHA256 over both preambles, and so over both nonces, the version, and the set
-//!    of keys. A coordinator that does not know the keys learns nothing from the proof, and receives nothing else.
+//!    of keys. A coordinator that does not know this job's keys learns nothing from the proof, and receives nothing else.
 //! 2. The coordinator answers with a verdict and a proof of its own. The proof's key is derived (HKDF-SHA256) from
 //!    secret, rendezvous key and preambles, so only a holder of both keys has it.
 //! 3. The same derivation yields one key per direction, which seals everything that follows ([`Sealed`]). A relay
@@ -210,7 +210,7 @@ impl Preamble {
     fn check(&self, theirs: &Self, them: &str) -> Result<(), Rejection> {
         if (self.protocol, self.version) != (theirs.protocol, theirs.version) {
             return Err(Rejection::misfit(
-                format!("{them} runs Kolo {}, this process {}", theirs.version(), self.version()),
+                format!("{them} runs Kolo {}, but this process runs {}", theirs.version(), self.version()),
                 "Install the same version on every host",
             ));
         }
@@ -218,25 +218,25 @@ impl Preamble {
         match (has(self, FLAG_SECRET), has(theirs, FLAG_SECRET)) {
             (true, false) => {
                 return Err(Rejection::misfit(
-                    format!("this process has a job secret, {them} has none"),
-                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
+                    format!("this process has a job secret, but {them} has none"),
+                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
                 ));
             }
             (false, true) => {
                 return Err(Rejection::misfit(
-                    format!("{them} has a job secret, this process has none"),
-                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
+                    format!("{them} has a job secret, but this process has none"),
+                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
                 ));
             }
             _ => {}
         }
         match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
             (true, false) => Err(Rejection::Foreign(format!(
-                "{them} belongs to another job: it knows of no key, and this job's rendezvous named one"
+                "{them} belongs to another job: it has no rendezvous key, but this job's rendezvous named one"
             ))),
             (false, true) => Err(Rejection::Foreign(format!(
-                "{them} belongs to another job: it demands the key of a rendezvous (file, store, board), and this \
-                 process was given an address only"
+                "{them} belongs to another job: it requires the key of a rendezvous (file, store, board), \
+                 but this process was only given an address"
             ))),
             _ => Ok(()),
         }
@@ -310,7 +310,7 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         let mut count = [0; 8];
         count.copy_from_slice(&theirs.nonce[..8]);
         return Err(Rejection::Foreign(format!(
-            "rank 0 has too many pending connections: it has rejected {}, this one among them",
+            "rank 0 has too many pending connections: it has rejected {}, including this one",
             u64::from_le_bytes(count)
         )));
     }
@@ -334,7 +334,9 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
             Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
         // A process in between must not get the bytes meant for rank 0. The real rank 0 may answer the next attempt.
-        _ => Err(Rejection::Foreign(format!("what answers does not know the keys of this job ({them}?)"))),
+        _ => Err(Rejection::Foreign(format!(
+            "the process that answered does not know this job's keys ({them}?)"
+        ))),
     }
 }
 

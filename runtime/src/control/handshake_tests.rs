@@ -59,7 +59,7 @@ async fn all_keys_must_agree() {
     assert!(problem(rank).contains("rank 0 has a different job secret"));
     assert!(problem(coordinator).contains("different job secret"));
     let (rank, coordinator) = both(&keys(None, None), &two).await;
-    assert!(problem(rank).contains("rank 0 has a job secret, this process has none"));
+    assert!(problem(rank).contains("rank 0 has a job secret, but this process has none"));
     assert!(problem(coordinator).contains("this process has a job secret"));
     // The rendezvous may be an earlier job's, so the rank looks again.
     for (rank, coordinator) in [(Some(1), Some(2)), (Some(1), None), (None, Some(2))] {
@@ -187,7 +187,7 @@ async fn a_false_coordinator_is_recognised() {
     };
     let both = async { tokio::join!(rank, coordinator) };
     let (result, seen) = tokio::time::timeout(LONG, both).await.expect("both sides end");
-    assert!(problem(result).contains("does not know the keys"));
+    assert!(problem(result).contains("does not know this job's keys"));
     assert_eq!(seen.len(), PREAMBLE_BYTES + PROOF_BYTES, "a preamble and a proof, nothing else");
     assert!(!seen.windows(16).any(|window| window == [7; 16]), "the key itself is not among it");
 }

@@ -81,14 +81,15 @@ impl FromStr for Invitation {
             Error::configuration(
                 "invitation",
                 problem.to_owned(),
-                "Pass on all of what accept gave, unchanged",
+                "Pass on everything that accept returned, unchanged",
             )
         };
-        let digits = text.trim().strip_prefix(PREFIX).ok_or_else(|| broken("this text is no invitation"))?;
-        let bytes = from_hex(digits).ok_or_else(|| broken("it is cut off or changed"))?;
+        let digits =
+            text.trim().strip_prefix(PREFIX).ok_or_else(|| broken("this text is not an invitation"))?;
+        let bytes = from_hex(digits).ok_or_else(|| broken("it is truncated or altered"))?;
         let (bytes, sum) = bytes.split_at_checked(bytes.len().wrapping_sub(CHECK_BYTES)).unwrap_or_default();
         if sum.is_empty() || check(bytes) != sum {
-            return Err(broken("it is cut off or changed"));
+            return Err(broken("it is truncated or altered"));
         }
         match postcard::take_from_bytes::<Contents>(bytes) {
             Ok((Contents { group, addresses, secret }, []))
@@ -96,7 +97,7 @@ impl FromStr for Invitation {
             {
                 Ok(Self { group, addresses, secret })
             }
-            _ => Err(broken("it is of another version of Kolo")),
+            _ => Err(broken("it comes from another version of Kolo")),
         }
     }
 }
@@ -130,9 +131,9 @@ mod tests {
         assert_eq!(format!(" {text}\n").parse::<Invitation>().unwrap(), made);
         let told = |text: &str| text.parse::<Invitation>().unwrap_err().to_string();
         for end in PREFIX.len()..text.len() {
-            assert!(told(&text[..end]).contains("cut off or changed"), "{}", &text[..end]);
+            assert!(told(&text[..end]).contains("truncated or altered"), "{}", &text[..end]);
         }
-        assert!(told(&text.replace("0003", "0004")).contains("cut off or changed"));
+        assert!(told(&text.replace("0003", "0004")).contains("truncated or altered"));
         assert!(told("").contains("no invitation") && told("kolo-invitation-1:zz").contains("cut off"));
         assert!(!format!("{made:?}").contains("key: ["), "its keys are not printed");
     }

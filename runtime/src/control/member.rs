@@ -82,8 +82,8 @@ struct Registered {
 }
 
 /// The reason given to a rank that the others have gone on without.
-pub(crate) const FENCED: &str =
-    "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
+pub(crate) const FENCED: &str = "the other ranks heard nothing from this rank for too long and have gone on \
+                                 without it (KOLO_SILENT_AFTER)";
 
 /// An exchange that a thread of this rank is waiting for.
 #[derive(Debug)]
@@ -466,7 +466,7 @@ async fn listen(
                 Ok(message @ FromCoordinator::Forward { .. }) => shared.handle_last(message),
                 _ => None,
             },
-            Received::Ended(Ok(())) => Some(closed("its connection was closed without goodbye")),
+            Received::Ended(Ok(())) => Some(closed("its connection was closed without a goodbye")),
             Received::Ended(Err(error)) => Some(closed(&format!("its connection broke: {error}"))),
         };
         if let Some(loss) = loss {

@@ -190,7 +190,7 @@ impl Control {
                 rank: Some(spec.rank),
                 kind: JoinFailure::Interrupted,
                 problem: "the control thread ended while joining".into(),
-                remedy: "Keep the ControlRuntime until join has returned".into(),
+                remedy: "Keep the ControlRuntime alive until join has returned".into(),
             })??;
         let peers = listener.as_ref().map(|listener| {
             let peers = Peers::new(&shared, listener, listeners);
@@ -482,8 +482,8 @@ async fn first_of<T>(
         (rank, how) = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
-            problem: format!("rank {rank} will not come: {how}"),
-            remedy: "Call shrink, or grow, again".into(),
+            problem: format!("rank {rank} cannot take part: {how}"),
+            remedy: "Call shrink or grow again".into(),
         }),
     }
 }
@@ -545,7 +545,11 @@ async fn open_listener(spec: &JoinSpec) -> Option<Arc<Listener>> {
     match Listener::open(spec).await {
         Ok(listener) => Some(Arc::new(listener)),
         Err(error) => {
-            tracing::warn!(rank = spec.rank, %error, "no port for the other members: this rank cannot shrink or agree");
+            tracing::warn!(
+                rank = spec.rank,
+                %error,
+                "could not open a port for the other members: this rank cannot shrink or agree"
+            );
             None
         }
     }

@@ -247,7 +247,7 @@ async fn wait_for_admission(
                 }
                 None => {
                     return Err(AttemptError::Lost(
-                        "the member at whose listener it waited is gone".to_owned(),
+                        "the member at whose listener it was waiting is gone".to_owned(),
                     ));
                 }
             }
@@ -273,7 +273,7 @@ async fn listen(
     sound: oneshot::Sender<(u32, String)>,
 ) {
     while let Some(ToNewcomer::Beat | ToNewcomer::Welcome { .. }) = hear(&mut reader, silent_after).await {}
-    let _ = sound.send((0, "the members have given it up for now".to_owned()));
+    let _ = sound.send((0, "the members have abandoned the attempt for now".to_owned()));
     drop(queue);
 }
 
@@ -282,9 +282,8 @@ fn out_of_time(until: Option<Instant>) -> Result<()> {
         Some(until) if Instant::now() >= until => Err(Error::Join {
             rank: None,
             kind: JoinFailure::Absent,
-            problem: "the group has not taken this newcomer in within the time that it was to wait"
-                .to_owned(),
-            remedy: "See whether its members call grow, and whether it is full".to_owned(),
+            problem: "the group did not take this newcomer in within its time limit".to_owned(),
+            remedy: "Check whether its members call grow, and whether it is full".to_owned(),
         }),
         _ => Ok(()),
     }
@@ -294,8 +293,9 @@ fn nobody(causes: &str) -> Error {
     Error::Join {
         rank: None,
         kind: JoinFailure::Invitation,
-        problem: format!("no member that the invitation names can be reached: {causes}"),
-        remedy: "See whether the job still runs, and ask one of its members for a new invitation".to_owned(),
+        problem: format!("none of the members that the invitation names can be reached: {causes}"),
+        remedy: "Check whether the job is still running, and ask one of its members for a new invitation"
+            .to_owned(),
     }
 }
 
@@ -308,6 +308,6 @@ fn interrupted() -> Error {
         rank: None,
         kind: JoinFailure::Interrupted,
         problem: "the control thread ended while joining".to_owned(),
-        remedy: "Keep the ControlRuntime until the communicator is made".to_owned(),
+        remedy: "Keep the ControlRuntime alive until the communicator is made".to_owned(),
     }
 }

@@ -93,7 +93,7 @@ impl Control {
             rank: Some(self.rank()),
             kind: JoinFailure::Interrupted,
             problem: "the control thread ended".to_owned(),
-            remedy: "Keep the ControlRuntime as long as its communicators".to_owned(),
+            remedy: "Keep the ControlRuntime alive as long as its communicators".to_owned(),
         })?;
         let _ = self.inner.listener.set(Arc::new(opened?));
         Ok(())
@@ -173,11 +173,11 @@ impl Control {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
             problem: problem.to_owned(),
-            remedy: "Call shrink, or grow, again".to_owned(),
+            remedy: "Call shrink or grow again".to_owned(),
         };
         let Some(listener) = self.inner.listener.get() else {
             if world_size > 1 {
-                return Err(missing("this rank has no way to the others"));
+                return Err(missing("this rank has no connection to the others"));
             }
             let locator = Locator::Local(join::LocalRendezvous::default());
             return Self::join(&JoinSpec { rank: 0, world_size: 1, locator, ..spec.clone() }, runtime);
@@ -185,7 +185,7 @@ impl Control {
         if !ranks.contains(&spec.rank) {
             return Err(missing("this rank is not among those that are left"));
         }
-        let at = at.ok_or_else(|| missing("the way to the lowest rank is not known"))?;
+        let at = at.ok_or_else(|| missing("the address of the lowest rank is not known"))?;
         let center = ranks
             .iter()
             .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));

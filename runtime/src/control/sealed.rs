@@ -63,9 +63,9 @@ impl Direction {
 
     fn open(&mut self, length: [u8; LENGTH_BYTES], bytes: &mut [u8], tag: [u8; TAG_BYTES]) -> io::Result<()> {
         let nonce = self.next_nonce();
-        self.cipher
-            .decrypt_inout_detached(&nonce, &length, bytes.into(), &Tag::from(tag))
-            .map_err(|_| invalid("a record was changed on its way, or is none of this connection's".into()))
+        self.cipher.decrypt_inout_detached(&nonce, &length, bytes.into(), &Tag::from(tag)).map_err(|_| {
+            invalid("a record was altered in transit, or does not belong to this connection".into())
+        })
     }
 }
 
@@ -282,7 +282,7 @@ mod tests {
             ("left out", [&sent[0][..], &sent[2]].concat()),
         ] {
             let error = opened(&bytes).await.expect_err(what);
-            assert!(error.to_string().contains("changed on its way"), "{what}: {error}");
+            assert!(error.to_string().contains("altered in transit"), "{what}: {error}");
         }
         for bit in 0..8 * sent[0].len() {
             let mut bytes = sent[0].clone();

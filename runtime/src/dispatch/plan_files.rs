@@ -47,12 +47,12 @@ impl PlanFiles {
             let channels = set.channels();
             let own = set.serves().fits(hosts, Some(names)).and_then(|()| {
                 if is_canonical && set.serves().collective.reduces() {
-                    Err("KOLO_DETERMINISM=canonical asks for one order of reduction".to_owned())
+                    Err("KOLO_DETERMINISM=canonical requires one order of reduction".to_owned())
                 } else if set.is_staged() && !limits.stages {
-                    Err("it wants memory that the ranks of each host share".to_owned())
+                    Err("it needs memory that the ranks of each host share".to_owned())
                 } else if channels > limits.channels {
                     let most = limits.channels;
-                    Err(format!("it needs {channels} channels to a peer, and the transports offer {most}"))
+                    Err(format!("it needs {channels} channels to a peer, but the transports offer {most}"))
                 } else {
                     let plan = |placement| Arc::new(set.plans(placement)[rank as usize].clone());
                     Ok([Placement::OutOfPlace, Placement::InPlace].map(plan))
@@ -84,7 +84,7 @@ impl PlanFiles {
                 (Some(refusal), _) => refusal,
                 (None, Some(other)) if other == path => return None,
                 (None, Some(other)) => format!("{} comes first", other.display()),
-                (None, None) => "KOLO_ALGO asks for an algorithm".to_owned(),
+                (None, None) => "KOLO_ALGO requests an algorithm".to_owned(),
             };
             Some(format!("KOLO_PLAN {} is not used: {because}", path.display()))
         };

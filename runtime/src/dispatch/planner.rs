@@ -149,8 +149,8 @@ impl Planner {
             return Err(Error::Unsupported {
                 context: ErrorContext { rank, ..ErrorContext::default() },
                 problem: format!(
-                    "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
-                     KOLO_ALGO",
+                    "algorithm {} needs {} channels to a peer, but the transports offer {}; choose another \
+                     one with KOLO_ALGO",
                     choice.algorithm, plan.channels, self.limits.channels
                 ),
             });

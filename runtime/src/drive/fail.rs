@@ -86,7 +86,7 @@ pub(crate) fn abort(shared: &Shared, reason: &str) {
 pub(crate) fn revoke(shared: &Shared) {
     if shared.is_ours() {
         let (by, kind) = (shared.group.rank, AbortReason::Revoked);
-        let reason = "revoked: the ranks that live may shrink it".to_owned();
+        let reason = "revoked: the live ranks may shrink it".to_owned();
         let cause = Cause::Aborted { by, kind, reason };
         shared.membership.revoke(cause.report(by));
         poison(shared, &cause);

@@ -146,7 +146,7 @@ pub(super) fn look_for_the_gone<'a>(
     for peer in late(&core) {
         let Err(error) = core.engine.look_for(peer) else { continue };
         if error.kind != ErrorKind::PeerLost {
-            tracing::warn!(peer, %error, "nothing will tell of this rank's end");
+            tracing::warn!(peer, %error, "the end of this rank cannot be noticed");
             continue;
         }
         // Everything that the rank published before its end has arrived by now.

@@ -61,8 +61,8 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
             let Some((tag, len, max)) = core.engine.stands_before(*rank) else { continue };
             let _ = write!(
                 detail,
-                "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
-                 KOLO_UNEXPECTED_BYTES={max} has no room"
+                "; it is stuck behind a message of {len} bytes with tag {tag}, which nobody receives and for \
+                 which KOLO_UNEXPECTED_BYTES={max} leaves no room"
             );
         }
     }
@@ -96,9 +96,10 @@ fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier
         (None, _) if shared.membership.departed(peer) => (PeerState::Left, "it has left".to_owned()),
         (None, Carrier::Answers) => (PeerState::Silent, "no answer from it".to_owned()),
         (None, Carrier::Silent) => (PeerState::Unknown, "not known, since rank 0 is silent".to_owned()),
-        (None, Carrier::Gone) => {
-            (PeerState::Unknown, "not known, since rank 0 has left and nobody carries questions".to_owned())
-        }
+        (None, Carrier::Gone) => (
+            PeerState::Unknown,
+            "not known, since rank 0 has left and nobody passes on status requests".to_owned(),
+        ),
     };
     AwaitedRank::new(peer, state, detail)
 }
@@ -125,13 +126,13 @@ fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Sta
 fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
     for &(from, to) in cuts.iter().take(PAIRS_MAX) {
         let (rank, other, cut) = if to == own {
-            (from, to, format!("what it sends to rank {to} is not acknowledged"))
+            (from, to, format!("its data for rank {to} is not acknowledged"))
         } else {
-            (to, from, format!("it does not acknowledge what rank {from} sends"))
+            (to, from, format!("it does not acknowledge data from rank {from}"))
         };
         let known = waiting_for.iter().position(|awaited| awaited.rank == rank);
         let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).detail));
-        let detail = format!("{cut}: look at what lies between the two{rest}");
+        let detail = format!("{cut}: check the network between the two{rest}");
         waiting_for.insert(0, AwaitedRank::new(rank, PeerState::CutOff { other }, detail));
     }
 }
@@ -142,6 +143,7 @@ fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
     let Some(carrier) = shared.group.members.iter().position(|member| *member == 0) else { return };
     let carrier = carrier as u32;
     waiting_for.retain(|awaited| awaited.rank != carrier);
-    let text = "it is silent, and carries the questions to all others: look there first".to_owned();
+    let text =
+        "it is silent, and status requests to all other ranks go through it: look there first".to_owned();
     waiting_for.insert(0, AwaitedRank::new(carrier, PeerState::Silent, text));
 }

@@ -163,7 +163,7 @@ impl Exchange {
                         len: 0,
                     };
                     let member = Some(found.member as u32);
-                    engine.note_failure(Error::new(kind, "shm", member, "it called something else"));
+                    engine.note_failure(Error::new(kind, "shm", member, "it made a different call"));
                 }
             }
             moved = true;

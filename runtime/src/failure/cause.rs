@@ -49,7 +49,8 @@ impl Cause {
                 let mut reason = format!("in operation #{sequence}, {reason}");
                 if (1..sequence).contains(&context.sequence) {
                     reason.push_str(
-                        "; this call comes before that and matched, but a communicator on which calls differ ends for all",
+                        "; this call came earlier and matched, but a mismatch ends the communicator for all \
+                         ranks",
                     );
                 }
                 Error::Aborted { context, by, kind: AbortReason::Mismatch, reason }

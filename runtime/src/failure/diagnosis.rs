@@ -207,11 +207,10 @@ impl Evidence {
             Presence { has_left: true, .. } => has_left(peer),
             // A peer that answers is not lost; only the connection to it is.
             Presence { answers: true, .. } => {
-                self.severed(failure, "which is alive: look at what lies between the two")
+                self.severed(failure, "which is alive: check the network between the two")
             }
-            Presence { carrier: Carrier::Silent, .. } => {
-                self.severed(failure, "and why is not known, since rank 0, which would tell, is silent")
-            }
+            Presence { carrier: Carrier::Silent, .. } => self
+                .severed(failure, "and the reason is unknown, since rank 0, which would know it, is silent"),
             _ => Cause::PeerLost { peer, cause: Loss::new(LossCause::Closed, failure.to_string()) },
         })
     }

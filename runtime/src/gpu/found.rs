@@ -17,14 +17,16 @@ pub(crate) fn driver(config: &Config) -> Result<Option<Driver>> {
         (Ok(driver), _) => Ok(match driver.has_gpus() {
             Ok(()) => Some(driver),
             Err(because) => {
-                tracing::debug!("no buffer is a GPU's: {because}");
+                tracing::debug!("no buffer is in GPU memory: {because}");
                 None
             }
         }),
         (Err(_), None) => Ok(None),
-        (Err(problem), Some(_)) => {
-            Err(Error::configuration("KOLO_CUDA_LIBRARY", problem, "Name the file of a libcuda, or none"))
-        }
+        (Err(problem), Some(_)) => Err(Error::configuration(
+            "KOLO_CUDA_LIBRARY",
+            problem,
+            "Set it to the file name of a libcuda, or unset it",
+        )),
     }
 }
 
@@ -58,10 +60,6 @@ pub(crate) fn plan(config: &Config, takes_dma_bufs: std::result::Result<(), Stri
     // The first GPU that the process sees: launchers assign GPUs by making only one visible.
     let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), takes_dma_bufs);
     decide(config.gdr, &table).map_err(|refused| {
-        Error::configuration(
-            "KOLO_GDR",
-            refused.to_string(),
-            "KOLO_GDR=auto stages through memory of the host",
-        )
+        Error::configuration("KOLO_GDR", refused.to_string(), "KOLO_GDR=auto stages through host memory")
     })
 }

@@ -112,8 +112,8 @@ impl GpuAccess {
                 let excepted = matches!(why, StagingReason::Reduces | StagingReason::ToItself);
                 if required && !excepted {
                     return Err(format!(
-                        "KOLO_GDR=require, and a GPU's memory would be copied through the host's: {why}{words}; \
-                         KOLO_GDR=auto allows it"
+                        "KOLO_GDR=require is set, but GPU memory would be copied through host memory: \
+                         {why}{words}; KOLO_GDR=auto allows it"
                     ));
                 }
                 self.counters.staged_calls += 1;
@@ -156,8 +156,8 @@ impl Gpus {
                 if is_first {
                     tracing::warn!(
                         rank = self.rank,
-                        "the GPU's driver does not tell whose memory {address:?} is ({words}); it is taken for the \
-                         host's, and others from now on without a word"
+                        "the GPU driver does not say whose memory {address:?} is ({words}); it is treated as \
+                         host memory, and so are others from now on, without further warnings"
                     );
                 }
                 Ok(None)
@@ -166,7 +166,7 @@ impl Gpus {
             Err(_) if bytes == 0 => Ok(None),
             Err(words) => Err(words),
         };
-        found.map_err(|words| format!("whose memory {address:?} is: {words}"))
+        found.map_err(|words| format!("finding out whose memory {address:?} is: {words}"))
     }
 
     /// Notes in a call on raw memory which buffers are GPU memory.

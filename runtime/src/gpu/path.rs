@@ -38,10 +38,10 @@ impl fmt::Display for StagingReason {
             Self::Reduces => "the processor reduces",
             Self::ToItself => "a rank sends it to itself",
             Self::NoPath => "adapters do not reach it",
-            Self::NoFlush => "the GPU's driver does not flush what adapters write",
+            Self::NoFlush => "the GPU driver does not flush the adapters' writes",
             Self::NotRdma => "not all ranks are reached by RDMA",
-            Self::Mixed => "only one of the buffers is a GPU's",
-            Self::Refused => "a driver does not register the buffer",
+            Self::Mixed => "only one of the buffers is in GPU memory",
+            Self::Refused => "a driver refuses to register the buffer",
         })
     }
 }
@@ -49,8 +49,8 @@ impl fmt::Display for StagingReason {
 impl fmt::Display for GpuPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Direct => f.write_str("a GPU's memory, reached by the adapters"),
-            Self::Staged(why) => write!(f, "a GPU's memory, copied through the host's: {why}"),
+            Self::Direct => f.write_str("GPU memory, reached directly by the adapters"),
+            Self::Staged(why) => write!(f, "GPU memory, copied through host memory: {why}"),
         }
     }
 }

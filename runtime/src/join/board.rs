@@ -45,7 +45,7 @@ pub(super) async fn publish(board: &Arc<dyn Board>, notice: Vec<u8>) -> Result<(
         rank: Some(0),
         kind: JoinFailure::Rendezvous,
         problem: format!("leaving the address at {}: {problem}", board.name()),
-        remedy: "See whether it is still served".to_owned(),
+        remedy: "Check whether it is still being served".to_owned(),
     })
 }
 

@@ -201,7 +201,7 @@ fn master(environment: Environment<'_>, place: &Place) -> Result<(String, u16)> 
     match (host, port) {
         (Some(host), Some(port)) => match port.parse::<u16>() {
             Ok(number) if number > 0 => Ok((host, number)),
-            _ => Err(Error::configuration("MASTER_PORT", format!("'{port}' is no port number"), remedy)),
+            _ => Err(Error::configuration("MASTER_PORT", format!("'{port}' is not a port number"), remedy)),
         },
         (None, None) => Err(Error::configuration(
             "MASTER_ADDR",
@@ -238,7 +238,11 @@ pub(crate) fn set(environment: Environment<'_>, name: &str) -> Option<String> {
 pub(crate) fn number(environment: Environment<'_>, name: &str) -> Result<Option<u32>> {
     let Some(value) = set(environment, name) else { return Ok(None) };
     value.parse().map(Some).map_err(|_| {
-        Error::configuration(name, format!("'{value}' is no number"), format!("Set {name} to a whole number"))
+        Error::configuration(
+            name,
+            format!("'{value}' is not a number"),
+            format!("Set {name} to a whole number"),
+        )
     })
 }
 
@@ -316,7 +320,7 @@ fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>>
         }
         _ => Err(Error::configuration(
             name,
-            format!("'{value}' is no number of seconds above 0"),
+            format!("'{value}' is not a number of seconds above 0"),
             format!("Set {name} to seconds, such as 30 or 0.5"),
         )),
     }

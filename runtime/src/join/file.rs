@@ -61,9 +61,9 @@ impl Notice {
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let notice: Self =
-            serde_json::from_slice(bytes).map_err(|e| format!("it is no notice of a Kolo job ({e})"))?;
+            serde_json::from_slice(bytes).map_err(|e| format!("it is not the notice of a Kolo job ({e})"))?;
         if notice.kolo != FORMAT {
-            return Err(format!("it has format {}, this version reads {FORMAT}", notice.kolo));
+            return Err(format!("it has format {}, but this version reads {FORMAT}", notice.kolo));
         }
         if notice.key().is_none() || notice.addresses.is_empty() {
             return Err("it names no key or no address".into());
@@ -179,7 +179,7 @@ mod tests {
         let path = folder.path().join("job");
         assert!(read(&path).unwrap_err().contains("not written it yet"));
         fs::write(&path, b"{\"other\": 1}").unwrap();
-        assert!(read(&path).unwrap_err().contains("no notice"));
+        assert!(read(&path).unwrap_err().contains("not the notice"));
         let address: SocketAddr = "10.0.0.1:5".parse().unwrap();
         let posted = post(&path, vec![address], &[7; 16]).unwrap();
         let notice = read(&path).unwrap();

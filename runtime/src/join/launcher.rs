@@ -162,8 +162,8 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
         return Err(Error::configuration(
             "MASTER_ADDR",
             format!(
-                "{} started {} ranks ({}), {there} of them on this host, and does not tell where rank 0 is: neither \
-                 MASTER_ADDR nor MASTER_PORT is set",
+                "{} started {} ranks ({}), {there} of them on this host, but does not say where rank 0 is: \
+                 neither MASTER_ADDR nor MASTER_PORT is set",
                 launcher.name, place.world_size, place.source
             ),
             format!("Export both, the same for all ranks: {}", launcher.export),
@@ -172,7 +172,7 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let (job, named_by) = job_name(environment, launcher).ok_or_else(|| {
         Error::configuration(
             "MASTER_ADDR",
-            format!("{} gives the job no name ({})", launcher.name, launcher.job.join(", ")),
+            format!("{} does not name the job ({})", launcher.name, launcher.job.join(", ")),
             format!("Export where rank 0 is: {}", launcher.export),
         )
     })?;
@@ -272,7 +272,7 @@ fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
         return Err(Error::configuration(
             "SLURM_JOB_ID",
             format!("{} are set, but SLURM_JOB_ID is not", place.source),
-            "Start the ranks with srun within a job, or set MASTER_ADDR and MASTER_PORT",
+            "Start the ranks with srun inside a job, or set MASTER_ADDR and MASTER_PORT",
         ));
     };
     let step = set(environment, "SLURM_STEP_ID").unwrap_or_else(|| "0".into());
@@ -361,7 +361,7 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     if !facts.is_dir() || facts.uid() != me || facts.mode() & 0o022 != 0 {
         return Err(Error::configuration(
             folder.display().to_string(),
-            format!("it must be a folder of user {me} that nobody else can write"),
+            format!("it must be a folder of user {me} that nobody else can write to"),
             "Remove it, or set XDG_RUNTIME_DIR to a private folder",
         ));
     }

@@ -51,11 +51,11 @@ fn warn_of_open_port(spec: &JoinSpec, at: Option<SocketAddr>) {
     WARNED.call_once(|| {
         let who = match reach {
             Some(ip) if ip.is_loopback() => "every user of this host",
-            _ => "whoever reaches this port",
+            _ => "anyone who reaches this port",
         };
         let text = format!(
-            "rank 0 listens for {} without a job secret: {who} can take a rank; set the same KOLO_JOB_SECRET for every \
-             process of the job, or meet by a file or a store",
+            "rank 0 listens for {} without a job secret: {who} can take a rank; set the same KOLO_JOB_SECRET \
+             for every process of the job, or meet through a file or a store",
             spec.locator
         );
         tracing::warn!("{text}");
@@ -100,7 +100,7 @@ pub(crate) async fn bind(
                 rank: Some(0),
                 kind: JoinFailure::Rendezvous,
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
-                remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
+                remedy: "Name an interface that supports multicast: ?interface=ADDRESS".into(),
             })?;
             Ok(Anchor { listener, published: Some(Box::new(answering)) })
         }
@@ -209,8 +209,8 @@ async fn publish_in_store(
                 kind: JoinFailure::Rendezvous,
                 problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
                 remedy: format!(
-                    "See whether torchrun's agent runs there; if another launcher set these variables, unset \
-                     TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID ({})",
+                    "Check whether torchrun's agent is running there; if another launcher set these \
+                     variables, unset TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID ({})",
                     spec.source
                 ),
             });
@@ -235,11 +235,10 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
         rank: Some(spec.rank),
         kind: JoinFailure::Port,
         problem: format!(
-            "cannot listen for the other ranks: {error}; each process of a host takes one of its {} ports",
+            "cannot listen for the other ranks: {error}; each process on a host takes one of its {} ports",
             ports.len()
         ),
-        remedy: "Choose ports that are free with KOLO_PORT_RANGE, as many as there are ranks on a host"
-            .into(),
+        remedy: "Set KOLO_PORT_RANGE to free ports, as many as there are ranks on a host".into(),
     })
 }
 
@@ -283,18 +282,18 @@ async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Res
             Err(error) => {
                 let remedy = match error.kind() {
                     io::ErrorKind::AddrInUse => {
-                        "Another program listens there, perhaps an earlier job or a second rank 0: end it, or give \
-                         this job another port (MASTER_PORT or KOLO_RENDEZVOUS)"
+                        "Another program is listening there, perhaps an earlier job or a second rank 0: end \
+                         it, or give this job another port (MASTER_PORT or KOLO_RENDEZVOUS)"
                     }
                     io::ErrorKind::PermissionDenied => {
                         "Ports below 1024 need privileges: choose a higher one"
                     }
-                    _ => "Check the address and the limits of this system",
+                    _ => "Check the address and this system's limits",
                 };
                 return Err(Error::Join {
                     rank: Some(0),
                     kind: JoinFailure::Port,
-                    problem: format!("cannot listen at port {port} ({source}): {error}"),
+                    problem: format!("cannot listen on port {port} ({source}): {error}"),
                     remedy: remedy.into(),
                 });
             }

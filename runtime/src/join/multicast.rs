@@ -127,7 +127,7 @@ pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
         }
     }
     Err(format!(
-        "nobody answers for job '{}' in the multicast group {}:{}",
+        "nobody answered for job '{}' in the multicast group {}:{}",
         group.job, group.address, group.port
     ))
 }

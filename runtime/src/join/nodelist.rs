@@ -44,9 +44,9 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
     let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
     for (i, c) in list.char_indices() {
         match c {
-            '[' if inside => return Err(format!("'{list}' has a bracket within brackets")),
+            '[' if inside => return Err(format!("'{list}' has nested brackets")),
             '[' => inside = true,
-            ']' if !inside => return Err(format!("'{list}' closes a bracket that was not opened")),
+            ']' if !inside => return Err(format!("'{list}' has an unmatched closing bracket")),
             ']' => inside = false,
             ',' if !inside => {
                 parts.push(&list[start..i]);
@@ -56,7 +56,7 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
         }
     }
     if inside {
-        return Err(format!("'{list}' does not close its bracket"));
+        return Err(format!("'{list}' has an unclosed bracket"));
     }
     parts.push(&list[start..]);
     Ok(parts)
@@ -65,7 +65,7 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
 fn expand_part(done: &str, rest: &str, most: usize, hosts: &mut Vec<String>) -> Result<(), String> {
     let Some((head, after)) = rest.split_once('[') else {
         if done.len() + rest.len() > MAX_NAME_BYTES {
-            return Err(format!("a host's name has at most {MAX_NAME_BYTES} bytes"));
+            return Err(format!("a host name has at most {MAX_NAME_BYTES} bytes"));
         }
         if hosts.len() as u64 >= MAX_HOSTS {
             return Err(format!("more than {MAX_HOSTS} hosts"));
@@ -74,22 +74,21 @@ fn expand_part(done: &str, rest: &str, most: usize, hosts: &mut Vec<String>) -> 
         return Ok(());
     };
     if done.len() + head.len() >= MAX_NAME_BYTES {
-        return Err(format!("a host's name has at most {MAX_NAME_BYTES} bytes"));
+        return Err(format!("a host name has at most {MAX_NAME_BYTES} bytes"));
     }
-    let (ranges, tail) =
-        after.split_once(']').ok_or_else(|| format!("'{rest}' does not close its bracket"))?;
+    let (ranges, tail) = after.split_once(']').ok_or_else(|| format!("'{rest}' has an unclosed bracket"))?;
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         // Leading zeros count, because a number with many digits would make every name that long.
         let digits =
             |text: &str| (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(first) || !digits(last) {
-            return Err(format!("'{range}' is no number or range of numbers"));
+            return Err(format!("'{range}' is not a number or range of numbers"));
         }
         let number = |text: &str| text.parse::<u64>().map_err(|_| format!("'{text}' is too large"));
         let (low, high) = (number(first)?, number(last)?);
         if high < low || high - low >= MAX_HOSTS {
-            return Err(format!("'{range}' is no sensible range"));
+            return Err(format!("'{range}' is not a valid range"));
         }
         let width = first.len();
         for n in low..=high {

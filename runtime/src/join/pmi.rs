@@ -79,11 +79,13 @@ impl Board for Pmi {
                 *state = State::Read(notice.clone());
                 return Ok(notice);
             }
-            State::Over => return Err("this process has left the launcher's key-value space".to_owned()),
+            State::Over => {
+                return Err("this process has already left the launcher's key-value space".to_owned());
+            }
         };
         if !talk.await_barrier(Some(BARRIER_PATIENCE)).map_err(words)? {
             *state = State::Waiting(talk);
-            return Err("some ranks have not come to the launcher's barrier".to_owned());
+            return Err("some ranks have not reached the launcher's barrier".to_owned());
         }
         let notice = talk.get().map_err(words)?;
         talk.end().map_err(words)?;
@@ -151,14 +153,14 @@ impl Talk {
     fn get(&mut self) -> io::Result<Vec<u8>> {
         let parts: usize = self.get_one("kolo-parts")?.parse().unwrap_or(0);
         if parts == 0 || parts > MOST_PARTS {
-            return Err(wrong("what rank 0 has put there is no notice of Kolo's".to_owned()));
+            return Err(wrong("rank 0's entry there is not one of Kolo's notices".to_owned()));
         }
         let mut notice = Vec::new();
         for at in 0..parts {
             let digits = self.get_one(&format!("kolo-{at}"))?;
             for pair in digits.as_bytes().chunks(2) {
                 let byte = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
-                notice.push(byte.ok_or_else(|| wrong(format!("'{digits}' is no part of a notice")))?);
+                notice.push(byte.ok_or_else(|| wrong(format!("'{digits}' is not part of a notice")))?);
             }
         }
         Ok(notice)
@@ -213,7 +215,7 @@ impl Talk {
                 Ok(Some(Line(line)))
             }
             Ok(_) if self.partial.len() as u64 == LINE_BYTES => {
-                Err(wrong("the launcher's line has no end".to_owned()))
+                Err(wrong("the launcher's line does not end".to_owned()))
             }
             Ok(_) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the launcher has closed PMI_FD")),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
@@ -234,7 +236,7 @@ impl Line {
     }
 
     fn required(&self, key: &str) -> io::Result<&str> {
-        self.value(key).ok_or_else(|| wrong(format!("the launcher said '{}', without {key}", self.0)))
+        self.value(key).ok_or_else(|| wrong(format!("the launcher answered '{}', without {key}", self.0)))
     }
 
     /// Fails unless this is the expected answer and reports success.
@@ -242,7 +244,7 @@ impl Line {
         if self.value("cmd") == Some(command) && self.value("rc").is_none_or(|code| code == "0") {
             return Ok(());
         }
-        Err(wrong(format!("the launcher said '{}' in place of {command}", self.0)))
+        Err(wrong(format!("the launcher answered '{}' instead of {command}", self.0)))
     }
 }
 

@@ -40,7 +40,7 @@ impl Store {
         let late = |problem| move |_| io::Error::new(io::ErrorKind::TimedOut, problem);
         let stream = tokio::time::timeout_at(deadline, TcpStream::connect(address))
             .await
-            .map_err(late("no answer; a firewall may be between"))??;
+            .map_err(late("no answer; a firewall may be in the way"))??;
         let greeting = async {
             stream.set_nodelay(true)?;
             let mut store = Self { stream };
@@ -53,13 +53,13 @@ impl Store {
             let mut answer = [0; 4];
             store.stream.read_exact(&mut answer).await?;
             if u32::from_ne_bytes(answer) != nonce {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "what answers there is no TCPStore"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the server there is not a TCPStore"));
             }
             Ok(store)
         };
         tokio::time::timeout_at(deadline, greeting)
             .await
-            .map_err(late("what accepts connections there is no TCPStore"))?
+            .map_err(late("the server there accepts connections but is not a TCPStore"))?
     }
 
     /// Returns this end's address: an address of this host that the store's host can reach.
@@ -99,7 +99,7 @@ impl Store {
         self.stream.read_exact(&mut length).await?;
         let length = u64::from_ne_bytes(length);
         if length > MAX_VALUE_BYTES {
-            let problem = format!("the store holds {length} bytes under '{key}', which is not ours");
+            let problem = format!("the store holds {length} bytes under '{key}', which Kolo did not write");
             return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
         let mut value = vec![0; usize::try_from(length).unwrap_or_default()];

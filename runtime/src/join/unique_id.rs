@@ -86,8 +86,8 @@ impl UniqueId {
         let broken = || {
             Error::configuration(
                 "unique id",
-                format!("these {UNIQUE_ID_BYTES} bytes are no id"),
-                "Pass on all of what was made, unchanged",
+                format!("these {UNIQUE_ID_BYTES} bytes are not a unique id"),
+                "Pass on the whole id, unchanged",
             )
         };
         let bytes = &self.bytes;

@@ -70,16 +70,16 @@ pub(crate) fn parse(url: &str, setting: &str) -> Result<ParsedUrl> {
     let (mut rank, mut world_size, mut interface) = (None, None, None);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or_else(|| wrong(format!("'{pair}' has no value")))?;
-        let number = || value.parse::<u32>().map_err(|_| wrong(format!("{name} is no number: '{value}'")));
+        let number = || value.parse::<u32>().map_err(|_| wrong(format!("{name} is not a number: '{value}'")));
         match name {
             "rank" => rank = Some(number()?),
             "world_size" => world_size = Some(number()?),
             "interface" if scheme == "multicast" => {
                 let address =
-                    value.parse().map_err(|_| wrong(format!("interface '{value}' is no IPv4 address")));
+                    value.parse().map_err(|_| wrong(format!("interface '{value}' is not an IPv4 address")));
                 interface = Some(address?);
             }
-            _ => return Err(wrong(format!("'{name}' is not known here"))),
+            _ => return Err(wrong(format!("unknown parameter '{name}'"))),
         }
     }
     let locator = match scheme {
@@ -100,19 +100,19 @@ pub(crate) fn parse(url: &str, setting: &str) -> Result<ParsedUrl> {
             let (address, job) = rest.split_once('/').unwrap_or((rest, ""));
             let (host, port) = host_and_port(address).map_err(&wrong)?;
             let group: std::net::Ipv4Addr =
-                host.parse().map_err(|_| wrong(format!("'{host}' is no IPv4 address")))?;
+                host.parse().map_err(|_| wrong(format!("'{host}' is not an IPv4 address")))?;
             if !group.is_multicast() {
-                return Err(wrong(format!("{group} is no multicast group (224.0.0.0 to 239.255.255.255)")));
+                return Err(wrong(format!(
+                    "{group} is not a multicast group (224.0.0.0 to 239.255.255.255)"
+                )));
             }
             if job.is_empty() {
-                return Err(wrong(
-                    "it needs a name for the job, which tells it from others of the group".into(),
-                ));
+                return Err(wrong("it needs a name for the job, to tell it from others in the group".into()));
             }
             Locator::Multicast { group, port, job: job.to_owned(), interface }
         }
-        "env" => return Err(wrong("env:// takes nothing else".into())),
-        _ => return Err(wrong(format!("scheme '{scheme}' is not known"))),
+        "env" => return Err(wrong("env:// takes no other parts".into())),
+        _ => return Err(wrong(format!("unknown scheme '{scheme}'"))),
     };
     Ok(ParsedUrl { locator, rank, world_size })
 }
@@ -124,9 +124,9 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
     if host.is_empty() {
         return Err("it names no host".into());
     }
-    let port: u16 = port.parse().map_err(|_| format!("'{port}' is no port number"))?;
+    let port: u16 = port.parse().map_err(|_| format!("'{port}' is not a port number"))?;
     if port == 0 {
-        return Err("port 0 means any port, but all ranks must know it".into());
+        return Err("port 0 means any port, but all ranks must know the port".into());
     }
     Ok((host.to_owned(), port))
 }
@@ -171,15 +171,15 @@ mod tests {
             ("udp://node7:29500", "scheme 'udp'"),
             ("tcp://node7", "names no port"),
             ("tcp://:80", "names no host"),
-            ("tcp://node7:http", "'http' is no port number"),
+            ("tcp://node7:http", "'http' is not a port number"),
             ("tcp://node7:0", "port 0"),
-            ("tcp://node7:80?rank=x&world_size=2", "rank is no number"),
+            ("tcp://node7:80?rank=x&world_size=2", "rank is not a number"),
             ("tcp://node7:80?colour=2", "'colour' is not known"),
             ("tcp://node7:80?rank=2&world_size=2", "rank 2 does not exist"),
             ("tcp://node7:80?rank=0&world_size=0", "world size is 0"),
             ("tcp://node7:80", "names no rank"),
             ("file://relative/path?rank=0&world_size=1", "absolute"),
-            ("multicast://10.0.0.1:80/job", "no multicast group"),
+            ("multicast://10.0.0.1:80/job", "not a multicast group"),
             ("multicast://239.0.0.1:80", "a name for the job"),
         ] {
             let error = JoinSpec::parse_url_with(url, &nothing).unwrap_err().to_string();

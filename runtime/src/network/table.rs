@@ -63,7 +63,7 @@ impl Table {
     pub(crate) fn new(host_of: Arc<[u32]>, samples: Vec<Sample>, took: Duration) -> Result<Self, String> {
         let hosts = host_of.iter().max().map_or(0, |most| most + 1);
         if let Some(odd) = samples.iter().find(|sample| !sample.is_sound(hosts)) {
-            return Err(format!("{odd:?} is no measurement between {hosts} hosts"));
+            return Err(format!("{odd:?} is not a measurement between {hosts} hosts"));
         }
         Ok(Self { host_of, hosts, samples, took })
     }

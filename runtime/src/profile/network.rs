@@ -93,7 +93,7 @@ impl NetworkProfile {
         for (at, name) in names.iter().enumerate() {
             let Some(known) = self.hosts.iter().find(|host| host.name == *name) else {
                 let known: Vec<&str> = self.hosts.iter().map(|host| host.name.as_str()).collect();
-                return Err(format!("it was measured on {}, and not on {name}", known.join(", ")));
+                return Err(format!("it was measured on {}, not on {name}", known.join(", ")));
             };
             if names[..at].contains(name) {
                 return Err(format!("two hosts of this job are called {name}"));
@@ -135,12 +135,15 @@ impl NetworkProfile {
             pair.from == pair.to || [&pair.from, &pair.to].iter().any(|name| !names.contains(&name.as_str()))
         };
         if let Some(pair) = self.pairs.iter().find(unknown) {
-            return Some(format!("network.pairs has {} to {}, which are no two hosts", pair.from, pair.to));
+            return Some(format!(
+                "network.pairs has {} to {}, which are not two of the hosts",
+                pair.from, pair.to
+            ));
         }
         let odd = |(what, rate): &(String, f64)| !RATES.contains(rate) && !what.is_empty();
         self.rated().find(odd).map(|(what, rate)| {
             let (least, most) = (RATES.start(), RATES.end());
-            format!("{what} is {rate}, and must be {least:e} to {most:e} bytes per second")
+            format!("{what} is {rate}, but must be {least:e} to {most:e} bytes per second")
         })
     }
 

@@ -97,7 +97,7 @@ impl fmt::Display for Unsupported {
             Self::Operator { op, data_type } => {
                 write!(f, "{} is not defined for {data_type}; use u8 instead", op.name())
             }
-            Self::Processor { isa } => write!(f, "this processor does not have {isa}"),
+            Self::Processor { isa } => write!(f, "this processor does not support {isa}"),
         }
     }
 }

@@ -290,7 +290,7 @@ impl SymmetricBuffers {
         exchange.end_exchange();
         let forms = &mut self.forms[running.forms];
         let agreed = match located.iter().position(|locations| locations.is_on_gpu) {
-            Some(member) => Err(format!("rank {member}'s memory is a GPU's")),
+            Some(member) => Err(format!("rank {member}'s memory is GPU memory")),
             None => agree(forms.task(), located.iter().map(BufferLocations::shown)),
         };
         let symmetric = agreed.as_ref().ok().copied();
@@ -370,12 +370,9 @@ impl SymmetricBuffers {
         let last = match &self.last {
             None => String::new(),
             Some((forms, Ok(symmetric))) => {
-                format!(
-                    "; the last call that asked went so: {}",
-                    self.forms[*forms].windows(*symmetric).how()
-                )
+                format!("; the last such call: {}", self.forms[*forms].windows(*symmetric).how())
             }
-            Some((_, Err(why))) => format!("; the last call that asked did not: {why}"),
+            Some((_, Err(why))) => format!("; the last such call was not symmetric: {why}"),
         };
         if !self.considers(call) {
             let least = self.bytes_min(call.collective);

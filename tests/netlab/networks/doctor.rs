@@ -67,13 +67,13 @@ fn a_black_hole_is_told_from_a_broken_network() {
     let lab = Lab::new(&network(3)).expect("a network");
     lab.block(Rule { from: None, to: Some(2), what: What::LongerThan(1300), count: None });
     lab.block(Rule { from: Some(2), to: None, what: What::LongerThan(1300), count: None });
-    expect(&lab, 2, &["vanish between host 2 (host2) and all others", "an MTU black hole"]);
+    expect(&lab, 2, &["are lost between host 2 (host2) and all others", "an MTU black hole"]);
 }
 
 fn a_host_that_nobody_can_dial_is_named() {
     let lab = Lab::new(&network(3)).expect("a network");
     lab.block(Rule { from: None, to: Some(1), what: What::Syn, count: None });
-    expect(&lab, 1, &["nobody can dial host 1 (host1), which can dial others", "firewall"]);
+    expect(&lab, 1, &["nobody can connect to host 1 (host1), although it can connect to others", "firewall"]);
 }
 
 fn hosts_that_never_meet_are_named_with_their_addresses() {
@@ -82,7 +82,7 @@ fn hosts_that_never_meet_are_named_with_their_addresses() {
         lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
     }
     let address = format!("{}: no answer", lab.host(2).address());
-    expect(&lab, 2, &["host 1 (host1) and host 2 (host2) do not reach each other", &address]);
+    expect(&lab, 2, &["host 1 (host1) and host 2 (host2) cannot reach each other", &address]);
 }
 
 fn a_dead_card_is_named() {
@@ -134,7 +134,7 @@ fn a_profile_of_the_hosts_is_used_and_one_of_others_is_not() {
     // With another host, the ranks measure the network.
     drop(lab);
     let Some(end) = first(&Lab::new(&network(4)).expect("a network"), 1) else { return };
-    let says = ["(measured in ", "is not used: it was measured on host0, host1, host2, and not on host3"];
+    let says = ["(measured in ", "is not used: it was measured on host0, host1, host2, not on host3"];
     assert!(says.iter().all(|text| end.said.contains(text)), "{}", end.said);
     let _ = std::fs::remove_dir_all(folder);
 }

@@ -222,7 +222,7 @@ fn listens_within_a_range_of_ports() {
     // The second rank of each host finds no port.
     for end in with("40000-40000", Duration::from_millis(200)) {
         let says = "no port from 40000 to 40000 is free";
-        let needed = "2 ranks of a host need 2 ports, and the range has 1";
+        let needed = "2 ranks on a host need 2 ports, but the range has 1";
         assert!(
             !end.is_ok && [says, needed, "KOLO_PORT_RANGE"].iter().all(|text| end.said.contains(text)),
             "{}",

@@ -181,7 +181,7 @@ pub enum FamilyArg {
 }
 
 fn burst(text: &str) -> Result<(f64, f64), String> {
-    let packets = |text: &str| text.parse().map_err(|_| format!("{text} is no number of packets"));
+    let packets = |text: &str| text.parse().map_err(|_| format!("{text} is not a number of packets"));
     quantity::with_default(text, quantity::share, packets, 8.0)
 }
 
@@ -213,7 +213,7 @@ fn of_share(text: &str) -> Result<Of<f64>, String> {
 
 fn of_count(text: &str) -> Result<Of<u64>, String> {
     quantity::of(text, |text| match text.parse() {
-        Ok(0) | Err(_) => Err(format!("{text} is no number from 1")),
+        Ok(0) | Err(_) => Err(format!("{text} is not a number of at least 1")),
         Ok(count) => Ok(count),
     })
 }

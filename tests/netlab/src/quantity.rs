@@ -16,7 +16,7 @@ pub fn rate(text: &str) -> Result<u64, String> {
         _ => None,
     };
     let bits =
-        scaled(text, factor).ok_or_else(|| format!("{text} is no rate; write 100M or 2.5G (bit/s)"))?;
+        scaled(text, factor).ok_or_else(|| format!("{text} is not a rate; write 100M or 2.5G (bit/s)"))?;
     if bits < 1000.0 { Err(format!("{text} is less than 1000 bit/s")) } else { Ok(bits as u64) }
 }
 
@@ -32,7 +32,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         "G" => Some(1024.0 * 1024.0 * 1024.0),
         _ => None,
     };
-    let bytes = scaled(text, factor).ok_or_else(|| format!("{text} is no size; write 256K (bytes)"))?;
+    let bytes = scaled(text, factor).ok_or_else(|| format!("{text} is not a size; write 256K (bytes)"))?;
     Ok(bytes as u64)
 }
 
@@ -48,7 +48,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
         "s" => Some(1.0),
         _ => None,
     };
-    let wrong = || format!("{text} is no time; write 25us, 20ms or 2s");
+    let wrong = || format!("{text} is not a time; write 25us, 20ms or 2s");
     Duration::try_from_secs_f64(scaled(text, factor).ok_or_else(wrong)?).map_err(|_| wrong())
 }
 
@@ -64,7 +64,7 @@ pub fn share(text: &str) -> Result<f64, String> {
     };
     scaled(text, factor)
         .filter(|share| *share <= 1.0)
-        .ok_or_else(|| format!("{text} is no share; write 0.1% or 0.001"))
+        .ok_or_else(|| format!("{text} is not a share; write 0.1% or 0.001"))
 }
 
 /// Parses a number with a unit after it. `None` if it is negative or anything else.
@@ -110,7 +110,7 @@ pub fn pair(text: &str) -> Result<(usize, usize), String> {
 /// If the text has another form.
 pub fn moment(text: &str) -> Result<(usize, Duration), String> {
     let (host, at) = text.split_once('@').ok_or_else(|| format!("{text} is not HOST@TIME, as 2@4s"))?;
-    Ok((usize::from_str(host).map_err(|_| format!("{host} is no host; they count from 0"))?, time(at)?))
+    Ok((usize::from_str(host).map_err(|_| format!("{host} is not a host; hosts count from 0"))?, time(at)?))
 }
 
 /// Parses two values, `A,B`, of which the second has a default.

@@ -66,7 +66,7 @@ impl Rank {
         told.iter()
             .map(|blob| {
                 serde_json::from_slice(blob).map_err(|error| {
-                    let problem = format!("what a rank has told cannot be read: {error}");
+                    let problem = format!("a rank's report cannot be read: {error}");
                     CliError::failure(problem, "Use the same version of Kolo on all hosts")
                 })
             })
@@ -275,8 +275,9 @@ fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
         let ranks = comm.world_size() as f32;
         if ones.iter().any(|sum| *sum != ranks) {
             return Err(CliError::failure(
-                format!("the sum of ones over {ranks} ranks came out wrong"),
-                "Suspect memory or a network adapter; `kolo perf all_reduce -c 1` says which ranks see it",
+                format!("the sum of ones over {ranks} ranks is wrong"),
+                "Suspect memory or a network adapter; `kolo perf all_reduce -c 1` shows which ranks are \
+                 affected",
             ));
         }
     }

@@ -107,7 +107,8 @@ fn dialled(pair: &(u32, u32)) -> Vec<u32> {
     vec![pair.1]
 }
 
-const FIREWALL: &str = "a firewall or NAT lets nobody connect to the ports at which processes there listen";
+const FIREWALL: &str =
+    "a firewall or NAT keeps others from connecting to the ports on which processes there listen";
 
 fn unreachable(report: &Report) -> Vec<Finding> {
     let came = |from: u32, to: u32| {
@@ -126,13 +127,13 @@ fn unreachable(report: &Report) -> Vec<Finding> {
             .collect();
         if problems.is_empty() { "there was no address to try".to_owned() } else { problems.join("; ") }
     };
-    let remedy = "Open TCP between the hosts, to the ports of KOLO_PORT_RANGE if that is set, or to all; or name the \
-                  interfaces that lead to each other with KOLO_SOCKET_IFNAME";
+    let remedy = "Open TCP between the hosts, to the ports of KOLO_PORT_RANGE if that is set, or to all; or \
+                  use KOLO_SOCKET_IFNAME to name the interfaces that connect the hosts";
     let words = |blame| match blame {
-        Blame::All => "no host reaches another".to_owned(),
-        Blame::Host(host) => format!("{} and the others do not reach each other", report.name(host)),
+        Blame::All => "no host can reach any other".to_owned(),
+        Blame::Host(host) => format!("{} and the others cannot reach each other", report.name(host)),
         Blame::Pair(one, other) => format!(
-            "{} and {} do not reach each other ({})",
+            "{} and {} cannot reach each other ({})",
             report.name(one),
             report.name(other),
             tried(one, other)
@@ -156,14 +157,20 @@ fn one_way(report: &Report) -> Vec<Finding> {
     let bad: BTreeSet<_> =
         all.iter().copied().filter(|(from, to)| fails(*from, *to) && !fails(*to, *from)).collect();
     let words = |who| match who {
-        Blame::All => "hosts dial each other in vain".to_owned(),
-        Blame::Host(host) => format!("nobody can dial {}, which can dial others", report.name(host)),
+        Blame::All => "no host can connect to any other directly".to_owned(),
+        Blame::Host(host) => {
+            format!("nobody can connect to {}, although it can connect to others", report.name(host))
+        }
         Blame::Pair(from, to) => {
-            format!("{} cannot dial {}, which can dial it", report.name(from), report.name(to))
+            format!(
+                "{} cannot connect to {}, although that host can connect to it",
+                report.name(from),
+                report.name(to)
+            )
         }
     };
-    let remedy = "Open the ports of KOLO_PORT_RANGE there. Jobs run without that, but each first connection costs a second \
-                  until the other end dials";
+    let remedy = "Open the ports of KOLO_PORT_RANGE there. Jobs run without that, but each first connection \
+                  takes a second longer, until the other end connects";
     blame(&bad, &all, dialled)
         .into_iter()
         .map(|who| Finding::new("one_way", Severity::Warning, words(who), FIREWALL, remedy))
@@ -183,13 +190,14 @@ fn silent_addresses(report: &Report) -> Vec<Finding> {
                     "silent_address",
                     Severity::Warning,
                     format!(
-                        "{} of {} ({}) does not answer {} ({problem}), while another of its addresses does",
+                        "{} of {} ({}) does not answer {} ({problem}), although another of its addresses \
+                         does",
                         tried.address,
                         report.name(reach.to),
                         tried.interface,
                         report.name(reach.from)
                     ),
-                    "the interface leads to another network, or its cable is broken",
+                    "the interface belongs to another network, or its cable is broken",
                     format!("Leave it out with KOLO_SOCKET_IFNAME=^{}", tried.interface),
                 )
             })
@@ -220,11 +228,13 @@ fn black_holes(report: &Report) -> Vec<Finding> {
     blame(&bad, &all, ends)
         .into_iter()
         .map(|who| {
-            let what = format!("full segments ({bytes} bytes) vanish {}; small ones arrive", place(who));
-            let cause = "an MTU black hole: a link on the way carries shorter packets than the interfaces are set to, and \
-                         the message that says so (ICMP) is dropped";
-            let remedy = "Set the same MTU on all interfaces and tunnels of the way (`ip link set DEVICE mtu 1400` and \
-                          less finds it), let ICMP pass, or set net.ipv4.tcp_mtu_probing=1 on all hosts";
+            let what =
+                format!("full-size segments ({bytes} bytes) are lost {}; small ones arrive", place(who));
+            let cause = "an MTU black hole: a link on the path has a smaller MTU than the interfaces, and \
+                         the ICMP messages that report this are dropped";
+            let remedy = "Set the same MTU on all interfaces and tunnels of the path (try `ip link set \
+                          DEVICE mtu 1400` and less), let ICMP pass, or set net.ipv4.tcp_mtu_probing=1 on \
+                          all hosts";
             Finding::new("mtu_black_hole", Severity::Broken, what, cause, remedy)
         })
         .collect()
@@ -240,9 +250,9 @@ fn stalls(report: &Report) -> Vec<Finding> {
         .chain(report.unmeasured.iter().cloned())
         .map(|(from, to, why)| {
             let what = format!("{} connects to {}, but: {why}", report.name(from), report.name(to));
-            let cause = "most packets are lost, or something between the hosts ends connections";
+            let cause = "most packets are lost, or something between the hosts closes connections";
             let remedy =
-                "Look at the counters of the interfaces on the way (`ip -s link`), and try the pair alone";
+                "Check the counters of the interfaces on the path (`ip -s link`), and try the pair alone";
             Finding::new("stalled", Severity::Broken, what, cause, remedy)
         })
         .collect()
@@ -251,8 +261,8 @@ fn stalls(report: &Report) -> Vec<Finding> {
 fn failure(report: &Report) -> Vec<Finding> {
     let failed = report.failure.iter().map(|why| {
         let what = format!("the ranks cannot work together: {why}");
-        let cause = "what the error says; other findings may be its cause";
-        Finding::new("failed", Severity::Broken, what, cause, "Mend these first, then run this again")
+        let cause = "see the error; other findings may be its cause";
+        Finding::new("failed", Severity::Broken, what, cause, "Fix those first, then run this again")
     });
     failed.collect()
 }

@@ -37,10 +37,10 @@ Examples:
   torchrun --nnodes 4 --nproc-per-node 1 --no-python kolo doctor --json
   kolo run --hosts a:1,b:1,c:1 -- kolo doctor
 
-It dials every host from every other one, sends full segments both ways, and measures round trips, rates and losses of each pair. Without \
-a launcher it looks at this host alone. It takes some seconds and fills the network meanwhile.
+It connects every host to every other one, sends full-size segments both ways, and measures round trips, rates and losses of each pair. \
+Without a launcher, it examines this host alone. It takes a few seconds, during which the network is busy.
 
-Exit code of rank 0: 0 nothing found, 1 jobs run but not as well as they could, 2 jobs fail.";
+Exit code of rank 0: 0 if nothing was found, 1 if jobs run but not as well as they could, 2 if jobs fail.";
 
 /// Options of `kolo doctor`.
 #[derive(Args, Debug)]
@@ -52,7 +52,7 @@ pub(crate) struct DoctorArgs {
     /// Draw the rates between hosts into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Seconds for measuring pairs of hosts; pairs that remain then are not measured
+    /// Time limit for measuring pairs of hosts, in seconds; pairs that are left then are not measured
     #[arg(long, value_name = "SECONDS", default_value_t = SECONDS)]
     seconds: u64,
 }

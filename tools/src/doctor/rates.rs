@@ -93,7 +93,7 @@ fn line(place: &Place<'_>, partner: u32) -> Result<Option<Line>, String> {
     let Some(chosen) = reach(low, high).or_else(|| reach(high, low)) else { return Ok(None) };
     if chosen.from != place.host {
         let line = place.answering.wait_for(partner, LIMIT);
-        return line.map(|line| Some(line.with_limit(LIMIT))).ok_or("it did not dial again".to_owned());
+        return line.map(|line| Some(line.with_limit(LIMIT))).ok_or("it did not reconnect".to_owned());
     }
     let port = place.ports[partner as usize].unwrap_or_default();
     let to = chosen.way().map(|way| SocketAddr::new(way.address, port)).ok_or("no address")?;

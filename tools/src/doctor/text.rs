@@ -16,7 +16,7 @@ const MATRIX_HOSTS: usize = 16;
 pub(crate) fn text(report: &Report, findings: &[Finding]) -> String {
     let ranks: usize = report.hosts.iter().map(|host| host.ranks.len()).sum();
     let mut out = format!(
-        "{}, {}; looked for {:.1} s\n\n",
+        "{}, {}; examined for {:.1} s\n\n",
         count(report.hosts.len(), "host"),
         count(ranks, "rank"),
         report.seconds
@@ -104,7 +104,10 @@ fn network(report: &Report) -> String {
     let mut out = String::new();
     let (done, all) = report.rounds;
     if done < all {
-        let _ = writeln!(out, "{done} of {all} rounds of pairs were measured; --seconds gives more time.\n");
+        let _ = writeln!(
+            out,
+            "{done} of {all} rounds of pairs were measured; use --seconds to allow more time.\n"
+        );
     }
     let mut ways: Vec<&Measured> = report.measured.iter().collect();
     ways.sort_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second));

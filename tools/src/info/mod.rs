@@ -34,7 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   kolo info
   kolo info --json | jq .transports
-  mpirun -np 1 kolo info              what a job sees, which may be less than what a login sees";
+  mpirun -np 1 kolo info              what a job sees, which may be less than what a login shell sees";
 
 /// Options of `kolo info`.
 #[derive(Args, Debug)]
@@ -134,7 +134,7 @@ fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
         let gpus = comm.gpu_direct().map_or_else(String::new, |line| format!("; memory of GPUs: {line}"));
         let registrations = comm
             .registration_policy()
-            .map_or_else(String::new, |policy| format!("; registrations of buffers are {policy}"));
+            .map_or_else(String::new, |policy| format!("; buffer registrations are {policy}"));
         let fork = comm.fork_safety().map_or_else(String::new, |words| format!("; fork is {words}"));
         let each = each.as_secs_f64() * 1e6;
         Ok(format!("works: {how}; a barrier of two ranks takes {each:.1} us{registrations}{fork}{gpus}"))
@@ -284,21 +284,24 @@ fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
     let usable = machine::usable_cpus();
     if machine::cpu_quota().is_some_and(|quota| quota < usable as f64) {
         remarks.push(
-            "The control group allows less time than there are processors: ranks that spin steal it from \
-                      each other. Start fewer ranks, or raise the quota."
+            "The control group allows less processor time than there are processors: ranks that spin take it \
+             from each other. Start fewer ranks, or raise the quota."
                 .into(),
         );
     }
     if getrlimit(Resource::Memlock).current.is_some_and(|bytes| bytes < 64 << 20)
         && !entries("/sys/class/infiniband").is_empty()
     {
-        remarks.push("There are RDMA devices, but little memory may be locked (memlock): raise it with ulimit -l, also \
-                      inside containers and launchers."
-            .into());
+        remarks.push(
+            "There are RDMA devices, but only little memory may be locked (memlock): raise the limit with \
+             ulimit -l, also inside containers and launchers."
+                .into(),
+        );
     }
     if getrlimit(Resource::Nofile).current.is_some_and(|files| files < 1024) {
         remarks.push(
-            "Fewer than 1024 files may be open: large worlds over tcp need one per peer. Raise ulimit -n."
+            "Fewer than 1024 files may be open, but large worlds over tcp need one per peer. Raise the limit \
+             with ulimit -n."
                 .into(),
         );
     }
@@ -306,12 +309,14 @@ fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
         .iter()
         .any(|interface| interface.running && !interface.loopback && !interface.addresses.is_empty())
     {
-        remarks.push("No network interface leads anywhere: only ranks on this host can be reached.".into());
+        remarks.push("No network interface is usable: only ranks on this host can be reached.".into());
     }
     if read_line("/proc/sys/net/ipv4/tcp_congestion_control").as_deref() == Some("bbr") {
-        remarks.push("The congestion control is bbr, which paces. Between ranks of one host Kolo replaces it where the \
-                 system allows; KOLO_SOCKET_CONGESTION decides otherwise."
-                .into());
+        remarks.push(
+            "The congestion control is bbr, which paces. Between ranks on one host, Kolo replaces it if the \
+             system allows; KOLO_SOCKET_CONGESTION overrides this."
+                .into(),
+        );
     }
     remarks
 }

@@ -66,7 +66,7 @@ struct Elastic {
 /// Makes the launcher's job: one agent per host.
 pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let of: usize = hosts.iter().map(|host| host.ranks.len()).sum();
-    let of = u32::try_from(of).map_err(|_| CliError::usage("these are too many ranks", "Start fewer"))?;
+    let of = u32::try_from(of).map_err(|_| CliError::usage("too many ranks", "Start fewer"))?;
     let rendezvous = match &args.rendezvous {
         Some(text) => text.clone(),
         None => rendezvous(hosts),
@@ -76,7 +76,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         word.to_str().map(str::to_owned).ok_or_else(|| {
             CliError::usage(
                 format!("{what} is not Unicode: {}", word.display()),
-                "Rename it, or start it by a script",
+                "Rename it, or start it from a script",
             )
         })
     };
@@ -188,7 +188,7 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
         };
         if name.is_empty() {
             return Err(CliError::usage(
-                format!("--export {export} names no variable"),
+                format!("--export {export} does not name a variable"),
                 "Write NAME or NAME=VALUE",
             ));
         }
@@ -198,7 +198,7 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
         let mut secret = [0_u8; 16];
         std::fs::File::open("/dev/urandom")
             .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut secret))
-            .map_err(|error| CliError::system("no secret could be drawn for the job", &error))?;
+            .map_err(|error| CliError::system("could not generate a secret for the job", &error))?;
         found.push(("KOLO_JOB_SECRET".into(), secret.iter().map(|byte| format!("{byte:02x}")).collect()));
     }
     Ok(found)
@@ -210,10 +210,11 @@ fn line(assignment: &Assignment) -> Result<Vec<u8>> {
     if line.len() > MAX_ASSIGNMENT_BYTES {
         return Err(CliError::usage(
             format!(
-                "command and variables take {} bytes; {MAX_ASSIGNMENT_BYTES} can be sent to other hosts",
+                "the command and the variables take {} bytes; at most {MAX_ASSIGNMENT_BYTES} can be sent to \
+                 other hosts",
                 line.len()
             ),
-            "Put what is long into a file that all hosts see",
+            "Put long values into a file that all hosts can read",
         ));
     }
     Ok(line)
@@ -227,7 +228,8 @@ pub(super) fn assigned(
     let bad = |problem: String| {
         CliError::usage(
             problem,
-            "--from-stdin is for `kolo run --hosts`, which starts it; both must be of one version",
+            "--from-stdin is for `kolo run --hosts`, which starts this program; both must have the same \
+             version",
         )
     };
     let mut text = Vec::new();
@@ -237,7 +239,7 @@ pub(super) fn assigned(
     let told: Assignment = serde_json::from_slice(&text)
         .map_err(|error| bad(format!("standard input has no assignment: {error}")))?;
     if told.kolo != FORMAT {
-        return Err(bad(format!("the assignment has format {}, this program reads {FORMAT}", told.kolo)));
+        return Err(bad(format!("the assignment has format {}, but this program reads {FORMAT}", told.kolo)));
     }
     let (Some((program, arguments)), false) = (told.command.split_first(), told.ranks.is_empty()) else {
         return Err(bad("the assignment has no program or no ranks".into()));

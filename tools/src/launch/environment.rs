@@ -112,7 +112,7 @@ impl Launcher {
                 Ok(Some(Launched { by: self.name, rank, world_size }))
             }
             (Some(rank), Some(world_size)) => Err(CliError::usage(
-                format!("{}={rank} is no rank of {world_size} ({size_name})", self.rank),
+                format!("{}={rank} is not a rank of {world_size} ({size_name})", self.rank),
                 format!("Number the ranks from 0 to {size_name} - 1"),
             )),
             (Some(rank), None) => {
@@ -136,7 +136,7 @@ fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     let Some(text) = set(variable, name) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| {
         CliError::usage(
-            format!("{name} says '{text}', which is no number"),
+            format!("{name} is '{text}', which is not a number"),
             format!("A launcher sets {name} to a whole number; unset it to measure on this machine alone"),
         )
     })
@@ -200,13 +200,13 @@ mod tests {
     #[test]
     fn half_a_launcher_is_an_error() {
         for (pairs, named) in [
-            (&[("RANK", "two"), ("WORLD_SIZE", "4")][..], "RANK says 'two'"),
-            (&[("RANK", "0"), ("WORLD_SIZE", "4x")], "WORLD_SIZE says '4x'"),
-            (&[("RANK", "-1"), ("WORLD_SIZE", "4")], "RANK says '-1'"),
-            (&[("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "x")], "LOCAL_RANK says 'x'"),
+            (&[("RANK", "two"), ("WORLD_SIZE", "4")][..], "RANK is 'two'"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "4x")], "WORLD_SIZE is '4x'"),
+            (&[("RANK", "-1"), ("WORLD_SIZE", "4")], "RANK is '-1'"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "x")], "LOCAL_RANK is 'x'"),
             (&[("WORLD_SIZE", "4")], "WORLD_SIZE=4 is set, but RANK is not"),
             (&[("RANK", "0")], "RANK=0 is set, but WORLD_SIZE is not"),
-            (&[("RANK", "4"), ("WORLD_SIZE", "4")], "RANK=4 is no rank of 4"),
+            (&[("RANK", "4"), ("WORLD_SIZE", "4")], "RANK=4 is not a rank of 4"),
             (&[("OMPI_COMM_WORLD_RANK", "x"), ("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK"),
             (&[("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK is not"),
             (&[("PMI_RANK", "0"), ("PMI_SIZE", "")], "PMI_SIZE is not"),

@@ -57,12 +57,13 @@ pub(super) struct Lifeline {
 ///
 /// The process must have a single thread.
 pub(super) fn guarded(work: impl FnOnce(&Lifeline) -> Result<u8>) -> Result<ExitCode> {
-    let failed = |error: io::Error| CliError::system("no process for the ranks could be made", &error);
+    let failed =
+        |error: io::Error| CliError::system("could not create the process that starts the ranks", &error);
     let threads = std::fs::read_dir("/proc/self/task").map_err(failed)?.count();
     if threads != 1 {
         return Err(CliError::failure(
             format!("{threads} threads run before the ranks are started"),
-            "Report this",
+            "Please report this as a bug",
         ));
     }
     let (launcher, held_by_launcher) = io::pipe().map_err(failed)?;
@@ -165,7 +166,7 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
     let signal = status.terminating_signal().unwrap_or(0);
     if !passed_on.contains(&signal) {
         Outputs::own().say(&format!(
-            "kolo: the process that looks after the ranks was killed by signal {signal}; the ranks were ended"
+            "kolo: the process that supervises the ranks was killed by signal {signal}; the ranks were ended"
         ));
     }
     end_descendants(Duration::ZERO, || true);
@@ -188,8 +189,8 @@ fn remove_folders(mut told: PipeReader) {
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     if !processes::are_seen() {
         return Outputs::own().say(
-            "kolo: /proc is of another PID namespace, so what ranks may have left behind cannot be ended; mount one here \
-             (unshare --mount-proc)",
+            "kolo: /proc belongs to another PID namespace, so processes that ranks left behind cannot be \
+             ended; mount a /proc here (unshare --mount-proc)",
         );
     }
     let asked = Instant::now();

@@ -13,7 +13,7 @@ pub(super) struct Host {
     pub ranks: Vec<u32>,
 }
 
-const FORMS: &str = "Write hosts as a:4,b:4 or a,b; in a file one a line, as `a`, `a:4` or `a slots=4`";
+const FORMS: &str = "Write hosts as a:4,b:4 or a,b; in a file, one per line, as `a`, `a:4` or `a slots=4`";
 
 /// Parses a list such as `a:4,b:4`. A host without a number gets `each` ranks. A host may appear again and then gets
 /// the next ranks, so that users can choose where ranks run.
@@ -26,7 +26,7 @@ pub(super) fn read(path: &Path, each: u32) -> Result<Vec<Host>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         CliError::usage(
             format!("the host file {} cannot be read: {error}", path.display()),
-            "Check its name, and that it may be read",
+            "Check its name, and that it is readable",
         )
     })?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
@@ -72,7 +72,7 @@ fn count(entry: &str, number: &str) -> Result<u32> {
     number.parse().ok().filter(|ranks| (1..=super::MAX_RANKS).contains(ranks)).ok_or_else(|| {
         CliError::usage(
             format!(
-                "'{number}' is no number of ranks in '{entry}'; a machine runs 1 to {}",
+                "'{number}' is not a valid number of ranks in '{entry}'; a machine runs 1 to {}",
                 super::MAX_RANKS
             ),
             FORMS,
@@ -85,8 +85,7 @@ fn place(entries: impl Iterator<Item = Result<(String, u32)>>) -> Result<Vec<Hos
     let mut next = 0_u32;
     for entry in entries {
         let (name, ranks) = entry?;
-        let end =
-            next.checked_add(ranks).ok_or_else(|| CliError::usage("these are too many ranks", FORMS))?;
+        let end = next.checked_add(ranks).ok_or_else(|| CliError::usage("too many ranks", FORMS))?;
         match hosts.iter_mut().find(|host| host.name == name) {
             Some(host) => host.ranks.extend(next..end),
             None => hosts.push(Host { name, ranks: (next..end).collect() }),
@@ -132,11 +131,11 @@ mod tests {
         for (list, problem) in [
             ("", "no host"),
             (",", "no host"),
-            ("a:0", "'0' is no number"),
-            ("a:x", "'x' is no number"),
+            ("a:0", "'0' is not a valid number"),
+            ("a:x", "'x' is not a valid number"),
             (":4", "names no host"),
             ("-oProxyCommand=x:1", "names no host"),
-            ("a:99999", "'99999' is no number"),
+            ("a:99999", "'99999' is not a valid number"),
         ] {
             let error = parse(list, 1).unwrap_err();
             assert!(error.message.contains(problem), "{list}: {error}");

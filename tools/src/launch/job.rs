@@ -165,7 +165,8 @@ pub(crate) struct Again {
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Written to a log, since nobody reads the outputs any more.
-const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, or the network to it; the ranks of this host go on to their end";
+const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, or the network to it; the \
+                          ranks of this host run to their end";
 
 /// Time that the verdict on a failed rank waits for another rank that is ending, which takes milliseconds unless the
 /// kernel cannot end it.
@@ -280,7 +281,8 @@ impl Supervisor<'_> {
                         rank.label(),
                         self.job.program.to_string_lossy()
                     ),
-                    "Check that the program exists and may be executed, and the limit of processes (ulimit -u)",
+                    "Check that the program exists and may be executed, and the limit on processes (ulimit \
+                     -u)",
                 ));
             }
         }
@@ -316,10 +318,13 @@ impl Supervisor<'_> {
         let Some(again) = &self.job.again else { return (false, String::new()) };
         let ended_well = |member: &Member| member.status.is_some_and(|status| status.success());
         if self.limit.is_some() || self.members.iter().any(ended_well) {
-            return (false, "; it is not started again, since the job ends".to_owned());
+            return (false, "; not restarting it, since the job is ending".to_owned());
         }
         if times > again.times {
-            return (false, format!("; it is not started again, since it was {} times", again.times));
+            return (
+                false,
+                format!("; not restarting it, since it was already restarted {} times", again.times),
+            );
         }
         let mut rank = self.job.ranks[at].clone();
         rank.environment.extend(again.environment.iter().cloned());
@@ -327,10 +332,8 @@ impl Supervisor<'_> {
             rank.environment.push(("KOLO_SLOT".to_owned(), rank.rank.to_string().into()));
         }
         match self.start_one(at, &rank, times) {
-            Ok(()) => {
-                (true, format!("; it is started again as a newcomer ({times} of {} times)", again.times))
-            }
-            Err(error) => (false, format!("; it could not be started again: {error}")),
+            Ok(()) => (true, format!("; restarting it as a newcomer ({times} of {} times)", again.times)),
+            Err(error) => (false, format!("; it could not be restarted: {error}")),
         }
     }
 
@@ -352,7 +355,10 @@ impl Supervisor<'_> {
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(CliError::failure("the thread that watches signals is gone", "Report this"));
+                    return Err(CliError::failure(
+                        "the thread that handles signals is gone",
+                        "Please report this as a bug",
+                    ));
                 }
             }
             self.reap();

@@ -37,11 +37,11 @@ pub(crate) const MAX_RANKS: u32 = 4096;
 const EXAMPLES: &str = "\
 Examples:
   kolo run -n 4 -- ./train --epochs 3
-  kolo run -n 4 --prefix -- python train.py         lines say which rank they are from
-  kolo run -n 8 --elastic 4 -- python train.py      goes on while 4 ranks live; the program shrinks its communicator
-  kolo run -n 8 --elastic 4:8 -- python train.py    and starts those that die again; the program takes them in
+  kolo run -n 4 --prefix -- python train.py         prefixes each line with its rank
+  kolo run -n 8 --elastic 4 -- python train.py      continues while 4 ranks live; the program shrinks its communicator
+  kolo run -n 8 --elastic 4:8 -- python train.py    and restarts ranks that die; the program takes them in
   kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
-  kolo run --hosts a:4,b:4 --elastic 4:8 -- ./train the same; the ranks of a host go on if another is lost, the launcher's too
+  kolo run --hosts a:4,b:4 --elastic 4:8 -- ./train the same; continues if a host is lost, even the launcher's
   kolo run --hostfile hosts -x PATH --bind core -- ./train
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
   kolo run -n 8 --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:29500 -- ./train
@@ -49,9 +49,9 @@ Examples:
 Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and \
 KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.
 
-When a rank fails, it is named, the others are ended (unless --elastic says otherwise), and its exit code (128 plus the signal, if one killed \
-it) becomes that of the job. What a rank leaves behind has --grace seconds to end. Nothing of a job is left when \
-it has ended, also if the launcher is killed.";
+If a rank fails, it is named, the others are ended (unless --elastic is given), and its exit code (128 plus the signal, if one killed \
+it) becomes that of the job. Processes that a rank leaves behind have --grace seconds to end. When the job has ended, nothing \
+of it is left running, even if the launcher is killed.";
 
 /// Options of `kolo run`.
 #[derive(Args, Debug, Clone)]
@@ -75,7 +75,7 @@ pub(crate) struct RunArgs {
     /// The same, from a file with one host per line: `a`, `a:4` or `a slots=4`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "nodes", "node_rank"])]
     hostfile: Option<PathBuf>,
-    /// Command that starts another command on a host. {host} in it stands for the host's name, which is otherwise
+    /// Command that starts another command on a host. {host} in it is replaced by the host's name, which is otherwise
     /// appended
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     agent: String,
@@ -205,8 +205,8 @@ impl Rendezvous {
     fn parse(text: &str) -> Result<Self> {
         let bad = || {
             CliError::usage(
-                format!("--rendezvous says '{text}'"),
-                "It is HOST:PORT on the first machine, for example 10.0.0.1:29500, or a URL such as \
+                format!("--rendezvous '{text}' is not valid"),
+                "Give HOST:PORT on the first machine, for example 10.0.0.1:29500, or a URL such as \
                  file:///shared/job-17",
             )
         };
@@ -257,7 +257,7 @@ fn rendezvous(args: &RunArgs, lifeline: Option<&Lifeline>) -> Result<(Rendezvous
 }
 
 fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
-    let failed = |error| CliError::system("no directory for the ranks to meet in could be made", &error);
+    let failed = |error| CliError::system("could not make a directory for the ranks to meet in", &error);
     let mut builder = tempfile::Builder::new();
     builder.prefix("kolo-").permissions(Permissions::from_mode(0o700));
     let directory = builder.tempdir().map_err(failed)?;
@@ -278,25 +278,26 @@ struct Bounds {
 fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     let Some(text) = &args.elastic else { return Ok(None) };
     let wrong = |problem: String| {
-        let remedy = "Give the least ranks that go on, at most those of the job, and perhaps the most, at least those: --elastic 2:4";
+        let remedy = "Give the minimum number of ranks, at most that of the job, and optionally the maximum, \
+                      at least that of the job: --elastic 2:4";
         Err(CliError::usage(problem, remedy))
     };
     let (least, most) =
         text.split_once(':').map_or((text.as_str(), None), |(least, most)| (least, Some(most)));
     let (Ok(least), Ok(most)) = (least.parse::<u32>(), most.map(str::parse::<u32>).transpose()) else {
-        return wrong(format!("--elastic says '{text}'"));
+        return wrong(format!("--elastic '{text}' is not valid"));
     };
     if !(1..=ranks).contains(&least) {
-        return wrong(format!("--elastic says that {least} ranks may go on, of {ranks}"));
+        return wrong(format!("--elastic cannot have a minimum of {least} ranks in a job of {ranks}"));
     }
     if most.is_some_and(|most| !(ranks..=MAX_RANKS).contains(&most)) {
-        return wrong(format!("--elastic says '{text}', and the job has {ranks} ranks"));
+        return wrong(format!("--elastic is '{text}', but the job has {ranks} ranks"));
     }
     if most.is_none() && args.spares > 0 {
-        return wrong("--spares without a most number of ranks".to_owned());
+        return wrong("--spares needs a maximum number of ranks".to_owned());
     }
     if args.spares > MAX_RANKS {
-        return wrong(format!("--spares says {}, but a machine runs at most {MAX_RANKS}", args.spares));
+        return wrong(format!("--spares is {}, but a machine runs at most {MAX_RANKS}", args.spares));
     }
     Ok(Some(Bounds { least, most }))
 }
@@ -308,8 +309,9 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     let Some(most) = bounds.most else { return Ok(()) };
     let Some(directory) = directory else {
         return Err(CliError::usage(
-            "--elastic MIN:MAX keeps an invitation for newcomers, and has no place for it beside --rendezvous",
-            "Leave --rendezvous away",
+            "--elastic MIN:MAX cannot be used with --rendezvous, where it has no place for the invitation \
+             for newcomers",
+            "Leave out --rendezvous",
         ));
     };
     let newcomers = Newcomers {
@@ -366,14 +368,14 @@ impl Newcomers {
 fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         return Err(CliError::usage(
-            format!("-n says {} ranks, but a machine runs 1 to {MAX_RANKS}", args.ranks),
+            format!("-n is {}, but a machine runs 1 to {MAX_RANKS} ranks", args.ranks),
             "Give the number of ranks to start on this machine, for example -n 4",
         ));
     }
     if args.nodes == 0 || args.node_rank >= args.nodes {
         return Err(CliError::usage(
             format!(
-                "--node-rank {} is not one of the {} machines that --nodes says",
+                "--node-rank {} is not one of the {} machines given by --nodes",
                 args.node_rank, args.nodes
             ),
             "Number the machines from 0 to one less than --nodes",
@@ -386,10 +388,7 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
         )
     })?;
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
-        CliError::usage(
-            "there is no program to run",
-            "Put it behind --, for example: kolo run -n 4 -- ./train",
-        )
+        CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
     let ranks = (0..args.ranks)
         .zip(bind::places(args.bind, args.ranks as usize))
@@ -473,12 +472,12 @@ mod tests {
         assert_eq!(elastic("2:5", 4), Ok(Some(Bounds { least: 2, most: Some(5) })));
         assert_eq!(bounds(&args(3, 1, 0, None), 3).unwrap(), None);
         for (text, spares, told) in [
-            ("0", 0, "0 ranks may go on"),
-            ("4", 0, "4 ranks may go on, of 3"),
+            ("0", 0, "a minimum of 0 ranks"),
+            ("4", 0, "a minimum of 4 ranks in a job of 3"),
             ("1:2", 0, "the job has 3 ranks"),
-            ("x", 0, "says 'x'"),
-            ("1:", 0, "says '1:'"),
-            ("1", 1, "--spares without"),
+            ("x", 0, "'x' is not valid"),
+            ("1:", 0, "'1:' is not valid"),
+            ("1", 1, "--spares needs"),
         ] {
             assert!(elastic(text, spares).unwrap_err().contains(told), "{text}");
         }

@@ -22,7 +22,7 @@ Environment: NCCL_TESTS_MIN_BW fails the run below 0.9 times that bus bandwidth;
 NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPREAD makes the blocks of \
 alltoallv unequal; KOLO_* as `kolo info` lists them.
 
-The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request makes no sense, 3 \
+The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request is invalid, 3 \
 when something failed.";
 
 /// Options of `kolo perf`.
@@ -51,16 +51,16 @@ pub(crate) struct PerfArgs {
     #[arg(long, hide = true)]
     pub ranks_per_process: Option<u32>,
 
-    /// Least size
+    /// Smallest size
     #[arg(short = 'b', long, value_name = "SIZE", help_heading = SIZES)]
     pub minbytes: Option<String>,
-    /// Greatest size, included
+    /// Largest size, inclusive
     #[arg(short = 'e', long, value_name = "SIZE", help_heading = SIZES)]
     pub maxbytes: Option<String>,
-    /// Add this much from size to size [default: 1M]
+    /// Add this much from one size to the next [default: 1M]
     #[arg(short = 'i', long, value_name = "SIZE", help_heading = SIZES)]
     pub stepbytes: Option<String>,
-    /// Multiply by this from size to size, if above 1; wins over -i
+    /// Multiply by this from one size to the next, if above 1; overrides -i
     #[arg(short = 'f', long, value_name = "N", default_value = "1", help_heading = SIZES)]
     pub stepfactor: String,
     /// Shift the buffers by this many elements
@@ -92,7 +92,7 @@ pub(crate) struct PerfArgs {
     /// Warm-up iterations per size
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "1", help_heading = HOW)]
     pub warmup_iters: String,
-    /// Repeat the whole sweep this often; 0 for ever
+    /// Repeat the whole sweep this often; 0 repeats it forever
     #[arg(short = 'N', long = "run_cycles", value_name = "N", default_value = "1", help_heading = HOW)]
     pub run_cycles: String,
     /// Checked iterations; 0 for no check
@@ -101,7 +101,7 @@ pub(crate) struct PerfArgs {
     /// 1: wait and barrier after each operation; 2: wait only; 3: barrier after each iteration, not timed
     #[arg(short = 'z', long, value_name = "0..3", default_value = "0", help_heading = HOW)]
     pub blocking: String,
-    /// 2: symmetric buffers, which ranks of a host reach directly; 1: accepted, transports register buffers by themselves
+    /// 2: symmetric buffers, which ranks of a host reach directly; 1: accepted, transports register buffers automatically
     #[arg(short = 'R', long = "local_register", value_name = "0..2", default_value = "0", help_heading = HOW)]
     pub local_register: String,
     /// The same as -R 2
@@ -110,7 +110,7 @@ pub(crate) struct PerfArgs {
     /// Seconds before an operation is given up; 0 for the library's own limit
     #[arg(short = 'T', long, value_name = "SECONDS", default_value = "0", help_heading = HOW)]
     pub timeout: String,
-    /// How the ranks' times are combined: 0 rank 0's time, 1 average, 2 least, 3 greatest
+    /// How the ranks' times are combined: 0 rank 0's time, 1 average, 2 minimum, 3 maximum
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1", help_heading = HOW)]
     pub average: String,
 

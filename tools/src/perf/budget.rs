@@ -44,14 +44,11 @@ impl Budget {
         };
         Err(CliError::usage(
             format!(
-                "{too_large} bytes ({option}) do not fit: every rank needs {BUFFERS} buffers of that size, and this \
-                 machine's memory has room for {} bytes in each",
+                "{too_large} bytes ({option}) do not fit: every rank needs {BUFFERS} buffers of that size, \
+                 but this machine's memory has room for only {} bytes in each",
                 self.comfortable
             ),
-            format!(
-                "Ask for at most {}M with {option}, or start fewer ranks per host",
-                self.comfortable >> 20
-            ),
+            format!("Use at most {}M with {option}, or start fewer ranks per host", self.comfortable >> 20),
         ))
     }
 }

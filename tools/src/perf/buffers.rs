@@ -285,7 +285,7 @@ impl Buffers {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         if !ranks.is_power_of_two() {
             return Err(CliError::usage(
-                format!("hypercube needs a power of two of ranks, and there are {ranks}"),
+                format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
                 format!("Use --ranks {}", ranks.next_power_of_two()),
             ));
         }
@@ -330,8 +330,8 @@ impl Region {
         let total = len + shift + ALIGNMENT_BYTES;
         memory.try_reserve_exact(total).map_err(|error| {
             CliError::failure(
-                format!("a buffer of {total} bytes could not be had ({error})"),
-                "Ask for less with -e, or start fewer ranks",
+                format!("a buffer of {total} bytes could not be allocated ({error})"),
+                "Use less with -e, or start fewer ranks",
             )
         })?;
         // Not filled with 0: pages of zeros could all be the same physical page.

@@ -117,7 +117,7 @@ pub(crate) fn ops(text: &str, unknown: Unknown) -> Result<(Vec<NamedOp>, Option<
 fn no_such<'a>(option: &str, what: &str, text: &str, known: impl Iterator<Item = &'a str>) -> CliError {
     let known: Vec<&str> = known.collect();
     CliError::usage(
-        format!("{option} says '{text}', and there is no such {what}"),
+        format!("{option} '{text}': there is no such {what}"),
         format!("Choose one of {}, or all", known.join(", ")),
     )
 }

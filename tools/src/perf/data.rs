@@ -30,10 +30,7 @@ impl Inputs {
     pub(crate) fn new(seed: u64, data_type: DataType, op: Option<NamedOp>, ranks: u32) -> Result<Self> {
         let problem = op.map(|op| Problem::new(data_type, op.on_rank(0), ranks, seed)).transpose();
         let problem = problem.map_err(|error| {
-            CliError::usage(
-                format!("there is no data to check this with: {error}"),
-                "Choose another -o or -d",
-            )
+            CliError::usage(format!("the results cannot be checked: {error}"), "Choose another -o or -d")
         })?;
         Ok(Self { seed, data_type, ranks, problem })
     }
@@ -61,7 +58,7 @@ impl Inputs {
                     problem.count_wrong(self.ranks, offset, part(piece))
                 }
                 (Origin::Input { rank, offset }, _) => self.count_wrong_input(rank, offset, part(piece)),
-                (Origin::Reduction { .. }, None) => unreachable!("what is reduced has a problem"),
+                (Origin::Reduction { .. }, None) => unreachable!("the data to reduce has a problem"),
             })
             .sum()
     }

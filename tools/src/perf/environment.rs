@@ -32,8 +32,8 @@ impl Split {
     fn parse(text: &str) -> Result<Self> {
         let bad = || {
             CliError::usage(
-                format!("NCCL_TESTS_SPLIT says '{text}'"),
-                "It is AND, OR, MOD or DIV and a number, for example 'MOD 2' or '& 0x7'",
+                format!("NCCL_TESTS_SPLIT '{text}' is not valid"),
+                "Use AND, OR, MOD or DIV and a number, for example 'MOD 2' or '& 0x7'",
             )
         };
         let text = text.trim();
@@ -66,7 +66,7 @@ impl Environment {
         let number = |name: &str, remedy: &str| match variable(name).map(|text| (text.parse::<f64>(), text)) {
             None => Ok(None),
             Some((Ok(value), _)) if value.is_finite() && value >= 0.0 => Ok(Some(value)),
-            Some((_, text)) => Err(CliError::usage(format!("{name} says '{text}'"), remedy)),
+            Some((_, text)) => Err(CliError::usage(format!("{name} '{text}' is not valid"), remedy)),
         };
         let mask = match variable("NCCL_TESTS_SPLIT_MASK") {
             None => None,
@@ -74,8 +74,8 @@ impl Environment {
                 let digits = text.trim().trim_start_matches("0x").trim_start_matches("0X");
                 Some(Split::And(u32::from_str_radix(digits, 16).map_err(|_| {
                     CliError::usage(
-                        format!("NCCL_TESTS_SPLIT_MASK says '{text}'"),
-                        "It is a hexadecimal number, for example 0x7",
+                        format!("NCCL_TESTS_SPLIT_MASK '{text}' is not valid"),
+                        "Use a hexadecimal number, for example 0x7",
                     )
                 })?))
             }
@@ -87,10 +87,12 @@ impl Environment {
                 "Unset it; NCCL_TESTS_ALLTOALLV_SPREAD makes blocks of unequal length",
             ));
         }
-        let spread =
-            number("NCCL_TESTS_ALLTOALLV_SPREAD", "It is the longest block over the shortest, from 1 on")?;
+        let spread = number(
+            "NCCL_TESTS_ALLTOALLV_SPREAD",
+            "Use the ratio of the longest block to the shortest, at least 1",
+        )?;
         Ok(Self {
-            wanted_bandwidth: number("NCCL_TESTS_MIN_BW", "It is a bus bandwidth in GB/s, for example 10")?,
+            wanted_bandwidth: number("NCCL_TESTS_MIN_BW", "Use a bus bandwidth in GB/s, for example 10")?,
             split: split.or(mask),
             skew: spread.map_or(Skew::NONE, |spread| Skew { spread: spread.max(1.0) }),
         })

@@ -84,7 +84,7 @@ fn check_before_start(settings: &Settings) -> Result<()> {
     backend::check(&request(settings, (0, 1)), task.as_ref())?;
     if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
         return Err(CliError::usage(
-            format!("hypercube needs a power of two of ranks, and there are {ranks}"),
+            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
             format!("Use --ranks {}", ranks.next_power_of_two()),
         ));
     }

@@ -119,7 +119,7 @@ fn sweep(
     let ranks = bench.group.world_size();
     if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
         return Err(CliError::usage(
-            format!("hypercube needs a power of two of ranks, and there are {ranks}"),
+            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
             format!("Use --ranks {}", ranks.next_power_of_two()),
         ));
     }
@@ -263,7 +263,7 @@ fn devices(world: &dyn Comm, group: u32) -> Result<Vec<Device>> {
         .map(|(rank, bytes)| {
             serde_json::from_slice(bytes).map_err(|error| {
                 CliError::failure(
-                    format!("rank {rank} described itself in a way this build cannot read ({error})"),
+                    format!("rank {rank} described itself in a way that this build cannot read ({error})"),
                     "Run the same version of kolo on all hosts",
                 )
             })
@@ -290,7 +290,7 @@ fn open_json(settings: &Settings, console: &mut Console) -> Result<Option<File>>
     let (file, name) = json::create(path).map_err(|error| {
         CliError::failure(
             format!("the JSON file {} cannot be created: {error}", path.display()),
-            "Name a file in a directory that exists and may be written",
+            "Name a file in a directory that exists and is writable",
         )
     })?;
     console.line(&format!("# Writing JSON output to {}", name.display()))?;

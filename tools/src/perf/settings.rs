@@ -166,7 +166,8 @@ impl Settings {
         remarks.extend(without_effect(args)?);
         if test.lies_apart() {
             remarks.push(format!(
-                "# The in-place columns are measured out of place: what {} receives must lie apart from what it sends",
+                "# The in-place columns are measured out of place: the receive buffer of {} must not overlap \
+                 its send buffer",
                 test.name()
             ));
         }
@@ -269,7 +270,7 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
     let per_process = threads.checked_mul(gpus).filter(|ranks| *ranks <= MAX_RANKS).ok_or_else(|| {
         CliError::usage(
             format!("-t {threads} and -g {gpus} make more than {MAX_RANKS} ranks in one process"),
-            "Ask for fewer",
+            "Use fewer",
         )
     })?;
     let given = match &args.ranks {
@@ -278,7 +279,7 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
             Some(count) if (1..=i64::from(MAX_RANKS)).contains(&count) => Some(count as u32),
             _ => {
                 return Err(CliError::usage(
-                    format!("--ranks says '{text}', but a cluster has 1 to {MAX_RANKS} ranks on one machine"),
+                    format!("--ranks is '{text}', but a cluster has 1 to {MAX_RANKS} ranks on one machine"),
                     "Give the number of ranks to start, for example --ranks 4",
                 ));
             }
@@ -295,7 +296,7 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
         (Some(count), false) if count * per_process > MAX_RANKS => {
             return Err(CliError::usage(
                 format!("{count} processes with {per_process} ranks each are more than {MAX_RANKS} ranks"),
-                "Ask for fewer",
+                "Use fewer",
             ));
         }
         (Some(count), false) => Ranks::Processes { count, threads_each: per_process },
@@ -338,7 +339,7 @@ fn size(text: Option<&str>, default: u64, name: &str) -> Result<u64> {
 fn integer(option: &str, text: &str) -> Result<i64> {
     parse_integer(text).ok_or_else(|| {
         CliError::usage(
-            format!("{option} says '{text}', which is not an integer"),
+            format!("{option} is '{text}', which is not an integer"),
             "Give a number, for example 1",
         )
     })
@@ -349,8 +350,8 @@ fn count(option: &str, text: &str, least: i64) -> Result<u64> {
     match integer(option, text)? {
         value if (least..=i64::from(i32::MAX)).contains(&value) => Ok(value as u64),
         value => Err(CliError::usage(
-            format!("{option} says {value}"),
-            format!("It must lie between {least} and {}", i32::MAX),
+            format!("{option} is {value}"),
+            format!("It must be between {least} and {}", i32::MAX),
         )),
     }
 }
@@ -358,7 +359,7 @@ fn count(option: &str, text: &str, least: i64) -> Result<u64> {
 fn one_of<T: Copy>(option: &str, text: &str, choices: &[T]) -> Result<T> {
     let value = integer(option, text)?;
     usize::try_from(value).ok().and_then(|index| choices.get(index).copied()).ok_or_else(|| {
-        CliError::usage(format!("{option} says {value}"), format!("It is 0 to {}", choices.len() - 1))
+        CliError::usage(format!("{option} is {value}"), format!("It must be 0 to {}", choices.len() - 1))
     })
 }
 
@@ -386,7 +387,7 @@ fn without_effect(args: &PerfArgs) -> Result<Vec<String>> {
         }
     }
     if integer("-R", &args.local_register)? == 1 {
-        remarks.push("# -R 1 has no effect: transports register buffers by themselves".to_owned());
+        remarks.push("# -R 1 has no effect: transports register buffers automatically".to_owned());
     }
     if let Some(text) = &args.cta_policy {
         remarks.push(format!("# -x {text} has no effect: there are no thread blocks on host memory"));

@@ -107,14 +107,14 @@ pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Describ
     if !(1..=1 << 20).contains(&ranks) {
         return Err(CliError::usage(
             format!("{} hosts with {} ranks make {ranks} ranks", cluster.hosts, cluster.ranks_per_host),
-            "A cluster has 1 to 1048576",
+            "A cluster has 1 to 1048576 ranks",
         ));
     }
     let ranks = ranks as u32;
     let wrong = cluster.stragglers.iter().map(|straggler| straggler.rank);
     if let Some(rank) = wrong.chain(cluster.killed.map(|killed| killed.rank)).find(|rank| *rank >= ranks) {
         return Err(CliError::usage(
-            format!("the description speaks of rank {rank}, but there are {ranks} ranks"),
+            format!("the description mentions rank {rank}, but there are {ranks} ranks"),
             "Number them from 0",
         ));
     }
@@ -124,7 +124,7 @@ pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Describ
     {
         return Err(CliError::usage(
             format!(
-                "the description has rates of {} hosts or pairs of more, and there are {hosts}",
+                "the description has rates for {} hosts or pairs of more, but there are {hosts} hosts",
                 cluster.rates.len()
             ),
             "Give [[rates]] for each host or for none, and number the hosts of [[pairs]] from 0",
@@ -159,7 +159,7 @@ pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Describ
     {
         return Err(CliError::usage(
             "the description has a rate, a window or a segment that is not positive, or a negative time",
-            "Correct it; all are plain numbers of bytes, seconds and bytes per second",
+            "Correct it; all values are plain numbers of bytes, seconds and bytes per second",
         ));
     }
     let given = |name: &str| table.contains_key(name);

@@ -56,7 +56,7 @@ pub(crate) struct SimArgs {
     /// Simulate every algorithm that can, and compare
     #[arg(long)]
     compare: bool,
-    /// Steps of the critical path to show, half of them from each end
+    /// Number of steps of the critical path to show, half of them from each end
     #[arg(long, value_name = "N", default_value = "12")]
     path: usize,
     /// Print JSON
@@ -146,7 +146,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
 fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     let Some(call) = &args.call else {
         return Err(CliError::usage(
-            "no collective was named",
+            "no collective was given",
             "For example: kolo sim all_reduce --bytes 64M",
         ));
     };
@@ -231,7 +231,7 @@ fn simulate_one(
     };
     if steps > steps_max {
         return Err(CliError::usage(
-            format!("{} million steps take long: ask for it alone with --algo", steps / 1_000_000),
+            format!("{} million steps take long: simulate it alone with --algo", steps / 1_000_000),
             "Or simulate less",
         ));
     }
@@ -251,7 +251,7 @@ fn simulate_one(
     } else {
         return Err(CliError::usage(
             format!(
-                "{} on {} ranks has {} of steps in all, more than the {} that a simulation may take",
+                "{} on {} ranks needs {} for its steps, more than the {} that a simulation may use",
                 choice.algorithm,
                 task.world_size,
                 human_bytes(plans_bytes as f64),

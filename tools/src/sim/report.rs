@@ -57,7 +57,7 @@ pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
             "segments",
             format!("of up to {}, {} in flight", human_bytes(cluster.segment_bytes as f64), cluster.window),
         ),
-        ("staging", format!("{} on the rank that needs most", human_bytes(timing.scratch_bytes as f64))),
+        ("staging", format!("{} on the rank that needs the most", human_bytes(timing.scratch_bytes as f64))),
         ("peers", format!("at most {} per rank", timing.connections)),
     ] {
         let _ = writeln!(out, "  {name:<10} {value}");
@@ -86,7 +86,7 @@ pub(super) fn traffic(outcome: &Outcome) -> String {
 /// Proves the plans; an error if they are wrong.
 pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
     let Plans::All(plans) = &outcome.plans else {
-        return Ok("not checked: one rank stands for all; use fewer ranks for a proof".into());
+        return Ok("not checked: one rank represents all; use fewer ranks for a proof".into());
     };
     let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
     let values = plans.len() as u32 <= MAX_RANKS_WITH_VALUES;
@@ -101,8 +101,8 @@ pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
         "correct: every contribution counted exactly once, no deadlock, no buffer used too early".into()
     } else {
         format!(
-            "correct as far as followed: no deadlock, equal lengths, buffers of every {stride}th rank; values are \
-             followed up to {MAX_RANKS_WITH_VALUES} ranks"
+            "correct as far as checked: no deadlock, equal lengths, buffers of every {stride}th rank; values \
+             are followed up to {MAX_RANKS_WITH_VALUES} ranks"
         )
     })
 }
@@ -148,7 +148,7 @@ pub(super) fn stuck(timing: &Timing) -> String {
     }
     let mut ranks: Vec<u32> = timing.stuck.iter().map(|stuck| stuck.rank).collect();
     ranks.dedup();
-    let mut out = format!("\n{} rank(s) never got through:\n", ranks.len());
+    let mut out = format!("\n{} rank(s) never finished:\n", ranks.len());
     for stuck in timing.stuck.iter().take(20) {
         let peer = stuck.peer.map_or_else(|| "itself".to_owned(), |peer| format!("rank {peer}"));
         let _ = writeln!(out, "  rank {} waits for {peer} in segment {}", stuck.rank, stuck.segment);

@@ -45,7 +45,7 @@ pub(super) fn network(console: &mut Console) -> Result<Cluster> {
     }
     for finding in findings(&report) {
         if finding.severity == Severity::Broken {
-            let remedy = format!("{}. `kolo doctor` says more", finding.remedy);
+            let remedy = format!("{}. `kolo doctor` tells more", finding.remedy);
             return Err(CliError::failure(finding.what, remedy));
         }
         console.line(&format!("Note: {}. {}.", finding.what, finding.remedy))?;
@@ -57,14 +57,11 @@ pub(super) fn network(console: &mut Console) -> Result<Cluster> {
 fn profile(report: &Report) -> Result<NetworkProfile> {
     let names: Vec<&str> = report.hosts.iter().map(|host| host.facts.hostname.as_str()).collect();
     if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
-        let problem = format!("two hosts are called {name}, and a profile knows hosts by their names");
+        let problem = format!("two hosts are called {name}, but a profile identifies hosts by their names");
         return Err(CliError::failure(problem, "Give them different names"));
     }
     let missing = |host: u32| {
-        CliError::failure(
-            format!("{} was not measured", report.name(host)),
-            "See what `kolo doctor` says of it",
-        )
+        CliError::failure(format!("{} was not measured", report.name(host)), "Check it with `kolo doctor`")
     };
     let mut hosts = Vec::new();
     for (host, name) in (0..).zip(&names) {

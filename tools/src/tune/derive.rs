@@ -53,7 +53,7 @@ impl Rate {
 /// curve.
 fn split(samples: &[Sample]) -> Result<(f64, [f64; POINTS])> {
     let senseless =
-        || CliError::failure("the times measured make no sense", "Try again when the machine is quiet");
+        || CliError::failure("the measured times are implausible", "Try again when the machine is quiet");
     let (short, long) = samples.split_at(samples.len().saturating_sub(POINTS));
     let fixed = fit(short).ok_or_else(senseless)?.fixed;
     let each: Vec<f64> = long.iter().map(|sample| (sample.seconds - fixed) / sample.amount).collect();

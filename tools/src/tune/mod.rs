@@ -43,13 +43,13 @@ const EXAMPLES: &str = "\
 Examples:
   kolo tune                                   measure; writes the user's profile and says where
   kolo tune --out cluster.toml                to a file that all hosts see
-  kolo run --hosts a:1,b:1 -- kolo tune --out cluster.toml    also the network between the hosts
+  kolo run --hosts a:1,b:1 -- kolo tune --out cluster.toml    also measures the network between the hosts
   KOLO_PROFILE=cluster.toml kolo perf all_reduce
-  KOLO_PROFILE=cluster.toml kolo tune --check             is the best algorithm chosen, and predicted? takes minutes
+  KOLO_PROFILE=cluster.toml kolo tune --check             is the best algorithm chosen, and its time predicted? takes minutes
   kolo tune --check --ranks 2 --transport shm --verbose
 
 Under a launcher, rank 0 measures its host and writes the profile; one rank per host is enough. Let nothing else run \
-meanwhile. All ranks of a job must be given profiles that say the same.";
+meanwhile. All ranks of a job must be given identical profiles.";
 
 /// Options of `kolo tune`.
 #[derive(Args, Debug)]
@@ -124,9 +124,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
 fn default_path() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let directory = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
-    directory.map(|directory| directory.join("kolo/profile.toml")).ok_or_else(|| {
-        CliError::usage("neither XDG_CONFIG_HOME nor HOME says where settings go", "Name a file with --out")
-    })
+    directory
+        .map(|directory| directory.join("kolo/profile.toml"))
+        .ok_or_else(|| CliError::usage("neither XDG_CONFIG_HOME nor HOME is set", "Name a file with --out"))
 }
 
 fn write(path: &Path, profile: &Profile) -> Result<()> {
@@ -180,7 +180,7 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     for name in &args.transport {
         kinds.push(TransportKind::named(name).ok_or_else(|| {
             let names = TransportKind::ALL.map(TransportKind::name).join(", ");
-            CliError::usage(format!("there is no transport '{name}'"), format!("Use some of {names}"))
+            CliError::usage(format!("there is no transport '{name}'"), format!("Choose from {names}"))
         })?);
     }
     if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {
@@ -193,7 +193,7 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     if wanted.is_empty() {
         return Err(CliError::usage(
             format!("{} are not checked", args.collective.join(", ")),
-            format!("Use some of {}", COLLECTIVES.map(Collective::name).join(", ")),
+            format!("Choose from {}", COLLECTIVES.map(Collective::name).join(", ")),
         ));
     }
     let profile = Config::from_env()?.profile;
@@ -240,7 +240,7 @@ fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind, colle
     found.ok_or_else(|| {
         CliError::failure(
             format!("{ranks} ranks over {} could not be measured", kind.name()),
-            "What they said is above; `kolo info` tries the transports out",
+            "Their output is above; `kolo info` tests the transports",
         )
     })
 }
@@ -274,8 +274,7 @@ fn join(config: Config) -> Result<Communicator> {
 fn leave(comm: &Communicator, file: &Path, found: &impl Serialize) -> Result<()> {
     if comm.rank() == 0 {
         let bytes = serde_json::to_vec(found).unwrap_or_default();
-        fs::write(file, bytes)
-            .map_err(|error| CliError::system("what was found cannot be written", &error))?;
+        fs::write(file, bytes).map_err(|error| CliError::system("the findings cannot be written", &error))?;
     }
     // No rank leaves while others are still measuring.
     Ok(comm.barrier()?)

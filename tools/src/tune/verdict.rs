@@ -42,7 +42,7 @@ struct Compared<'a> {
 
 /// Returns all tables; with every point if `verbose`.
 pub(super) fn lines(cases: &[Case], verbose: bool) -> Vec<String> {
-    let mut out = vec!["selection: time of what is chosen / time of the best candidate".to_owned()];
+    let mut out = vec!["selection: time of the chosen algorithm / time of the best candidate".to_owned()];
     out.extend(selection_summary(cases));
     out.push(String::new());
     out.push(if verbose { "every point:".to_owned() } else { format!("points above {GOOD}:") });

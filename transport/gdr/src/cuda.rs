@@ -63,7 +63,7 @@ impl Drivers for Cuda {
 
     fn gpu_direct(&self) -> Result<(), String> {
         match self.attribute(GPU_DIRECT_RDMA) | self.attribute(DMA_BUF) {
-            0 => Err("this GPU, or its driver here, takes no part in GPUDirect RDMA".to_owned()),
+            0 => Err("this GPU, or its driver here, does not support GPUDirect RDMA".to_owned()),
             _ => Ok(()),
         }
     }
@@ -73,7 +73,7 @@ impl Drivers for Cuda {
         library.functions.export.map_err(no_export)?;
         if self.attribute(DMA_BUF) == 0 {
             return Err(
-                "the GPU's driver exports no dma-bufs (its open kernel modules do, from Linux 5.12 on)"
+                "the GPU driver does not export dma-bufs (its open kernel modules do, on Linux 5.12 or newer)"
                     .to_owned(),
             );
         }
@@ -84,7 +84,7 @@ impl Drivers for Cuda {
         }
         match how {
             DmaBuf::Pcie if version < VERSION_OF_PCIE => {
-                Err("the GPU's driver maps none for PCIe (12.8 or newer)".to_owned())
+                Err("the GPU driver does not map them for PCIe (12.8 or newer)".to_owned())
             }
             DmaBuf::Plain | DmaBuf::Pcie => Ok(()),
         }
@@ -126,5 +126,5 @@ impl fmt::Debug for Cuda {
 }
 
 pub(crate) fn no_export<T>(_: T) -> String {
-    "the GPU's driver has no cuMemGetHandleForAddressRange (11.7 or newer)".to_owned()
+    "the GPU driver has no cuMemGetHandleForAddressRange (11.7 or newer)".to_owned()
 }

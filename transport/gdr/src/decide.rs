@@ -159,7 +159,7 @@ mod tests {
         for mode in [Mode::Auto, Mode::Require] {
             let (path, flush, text) = taken(mode, &Fake::default());
             assert_eq!((path, flush), (Path::DmaBuf(DmaBuf::Plain), Flush::Driver));
-            assert_eq!(text, "dma-buf; flushed by the GPU's driver");
+            assert_eq!(text, "dma-buf; flushed by the GPU driver");
         }
     }
 
@@ -216,7 +216,7 @@ mod tests {
             let text = decide(Mode::Require, &table).expect_err("refused").to_string();
             assert_eq!(
                 text,
-                format!("KOLO_GDR=require, and the adapter cannot reach the GPU's memory; {reasons}")
+                format!("KOLO_GDR=require is set, but the adapter cannot reach the GPU's memory; {reasons}")
             );
         }
     }

@@ -85,7 +85,7 @@ impl Driver {
         if Path::new(KERNEL_DRIVER).exists() {
             return Ok(());
         }
-        if self.count()? > 0 { Ok(()) } else { Err("the GPU's driver knows of no GPU".to_owned()) }
+        if self.count()? > 0 { Ok(()) } else { Err("the GPU driver does not see any GPU".to_owned()) }
     }
 
     fn count(&self) -> Result<u32, String> {
@@ -129,9 +129,10 @@ impl Driver {
             0 if kind == TYPE_DEVICE && managed == 0 => Ok(Owner::Gpu(ordinal as u32)),
             0 | NOT_INITIALIZED | INVALID_VALUE => Ok(Owner::Host),
             _ => {
-                let words = self.library.check("asking whose an address is", code).err().unwrap_or_default();
+                let words =
+                    self.library.check("asking whose memory an address is", code).err().unwrap_or_default();
                 if !is_readable(address) {
-                    return Err(format!("{words}; and the processor cannot read it"));
+                    return Err(format!("{words}; and the CPU cannot read it"));
                 }
                 let is_first = self.unknown.fetch_add(1, Ordering::Relaxed) == 0;
                 Ok(Owner::Unknown { words, is_first })

@@ -85,11 +85,11 @@ impl Library {
     pub(crate) fn load(named: Option<&OsStr>) -> Result<Self, String> {
         let named = named.unwrap_or(OsStr::new(LIBRARY));
         let shown = named.display().to_string();
-        let name = CString::new(named.as_bytes()).map_err(|_| format!("{shown} is no name of a file"))?;
+        let name = CString::new(named.as_bytes()).map_err(|_| format!("{shown} is not a file name"))?;
         // SAFETY: the name is a terminated string.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(format!("{shown} cannot be loaded: no GPU's driver is installed"));
+            return Err(format!("{shown} cannot be loaded: no GPU driver is installed"));
         }
         // SAFETY: the library is loaded, and the names are terminated strings.
         let functions = unsafe { Functions::load(|symbol| libc::dlsym(handle, symbol.as_ptr())) };
@@ -107,13 +107,13 @@ impl Library {
     pub(crate) fn start(&self) -> Result<(), String> {
         let init = self.need(self.functions.init)?;
         // SAFETY: the call takes no pointer.
-        self.check("starting the GPU's driver", unsafe { init(0) })
+        self.check("starting the GPU driver", unsafe { init(0) })
     }
 
     /// Returns the driver's handle of a GPU.
     pub(crate) fn device(&self, number: u32) -> Result<c_int, String> {
         let device = self.need(self.functions.device)?;
-        let number = c_int::try_from(number).map_err(|_| format!("GPU {number}: no such number"))?;
+        let number = c_int::try_from(number).map_err(|_| format!("GPU {number}: no GPU has this number"))?;
         let mut found = 0;
         // SAFETY: the call writes one int.
         self.check(&format!("GPU {number}"), unsafe { device(&raw mut found, number) })?;

@@ -101,7 +101,7 @@ impl fmt::Display for Plan {
         match (self.path, self.flush) {
             (Path::Staged, _) => {}
             (_, Flush::NotNeeded) => f.write_str("; no flush needed")?,
-            (_, Flush::Driver) => f.write_str("; flushed by the GPU's driver")?,
+            (_, Flush::Driver) => f.write_str("; flushed by the GPU driver")?,
             (_, Flush::ReadBack) => f.write_str("; flushed by reading back")?,
         }
         write_ruled(f, &self.ruled_out)
@@ -117,7 +117,7 @@ pub struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KOLO_GDR=require, and the adapter cannot reach the GPU's memory")?;
+        f.write_str("KOLO_GDR=require is set, but the adapter cannot reach the GPU's memory")?;
         write_ruled(f, &self.ruled_out)
     }
 }

@@ -122,9 +122,9 @@ fn copies_are_done_when_their_mark_comes_back() {
 
 #[test]
 fn adapters_that_take_none_are_a_reason() {
-    let cuda = Cuda::open(0, Some(stand_in().as_os_str()), Err("rxe0 takes no dma-bufs".into()));
+    let cuda = Cuda::open(0, Some(stand_in().as_os_str()), Err("rxe0 does not accept dma-bufs".into()));
     let plan = decide(Mode::Auto, &cuda).expect("not refused");
-    assert!(plan.to_string().contains("not dma-buf: rxe0 takes no dma-bufs"), "{plan}");
+    assert!(plan.to_string().contains("not dma-buf: rxe0 does not accept dma-bufs"), "{plan}");
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn no_driver_and_no_such_gpu_are_reasons() {
     let plan = decide(Mode::Auto, &missing).expect("not refused");
     assert_eq!(
         plan.to_string(),
-        "staged through pinned host memory; not direct: libnothing-cuda.so.1 cannot be loaded: no GPU's driver is \
-         installed"
+        "staged through pinned host memory; not direct: libnothing-cuda.so.1 cannot be loaded: no GPU driver \
+         is installed"
     );
     assert!(decide(Mode::Require, &missing).is_err());
     assert!(Driver::load(Some(OsStr::new("libnothing-cuda.so.1"))).is_err());
@@ -170,11 +170,11 @@ fn memory_is_the_hosts_unless_the_driver_says_otherwise() {
         set(&file, 1, error);
         let told = driver.owner(host.as_ptr());
         let Ok(Owner::Unknown { words, is_first }) = told else { panic!("{told:?}") };
-        assert!(words.contains("whose an address is") && is_first == (times == 0), "{words}");
+        assert!(words.contains("whose memory an address is") && is_first == (times == 0), "{words}");
         assert_eq!(driver.unknown_owners(), times as u64 + 1);
         // Memory that the processor cannot reach is an error instead of a crash.
         let told = driver.owner(std::ptr::without_provenance(8));
-        assert!(matches!(&told, Err(words) if words.contains("the processor cannot read it")), "{told:?}");
+        assert!(matches!(&told, Err(words) if words.contains("the CPU cannot read it")), "{told:?}");
     }
     set(&file, 1, 0);
     assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
@@ -190,7 +190,7 @@ fn a_driver_without_a_gpu_is_none() {
         return;
     }
     set(&file, 2, 1);
-    assert_eq!(driver.has_gpus(), Err("starting the GPU's driver: no such device".to_owned()));
+    assert_eq!(driver.has_gpus(), Err("starting the GPU driver: no such device".to_owned()));
     set(&file, 2, 0);
     assert_eq!(driver.has_gpus(), Ok(()));
 }

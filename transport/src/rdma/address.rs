@@ -77,9 +77,9 @@ impl Address {
                     0 => GidKind::Infiniband,
                     1 => GidKind::RoceV1,
                     2 => GidKind::RoceV2,
-                    _ => return Err("a kind of address that is not known"),
+                    _ => return Err("an unknown kind of address"),
                 },
-                mtu: Mtu::from_raw(bytes[17].into()).ok_or("an MTU that is not")?,
+                mtu: Mtu::from_raw(bytes[17].into()).ok_or("an invalid MTU")?,
                 lid: u16::from_le_bytes([bytes[18], bytes[19]]),
             })
         };

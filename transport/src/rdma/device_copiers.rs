@@ -55,5 +55,5 @@ impl DeviceCopiers {
 
 /// Returns an error that concerns only one message, and not the peer.
 fn failed(words: String) -> Error {
-    Error::new(ErrorKind::System, NAME, None, format!("a GPU's driver: {words}"))
+    Error::new(ErrorKind::System, NAME, None, format!("the GPU driver: {words}"))
 }

@@ -39,17 +39,17 @@ impl RdmaEndpoint {
         let opened = &self.rails[usize::from(rail)];
         match event {
             AsyncEvent::DeviceFatal => {
-                let words = "failed: a reset by its driver or firmware, or it was taken away; see the kernel's log of \
-                             that host";
+                let words = "failed: it was removed, or reset by its driver or firmware; see that host's \
+                             kernel log";
                 self.lose_behind(rail, words, events, |_, _| true);
             }
             AsyncEvent::QueuePairFailed { number, fault } => {
                 let words = match fault {
                     QueuePairFault::Device => {
-                        "was given up by the adapter; see the kernel's log of that host"
+                        "was taken out of service by the adapter; see that host's kernel log"
                     }
-                    QueuePairFault::Request => "got a request from the peer that is none",
-                    QueuePairFault::Access => "refused what the peer asked for: memory that it may not touch",
+                    QueuePairFault::Request => "got an invalid request from the peer",
+                    QueuePairFault::Access => "refused the peer access to memory that it may not touch",
                 };
                 let words = format!("is out of service: its queue pair {number} {words}");
                 self.lose_behind(rail, &words, events, |this, peer| {
@@ -65,8 +65,8 @@ impl RdmaEndpoint {
             }
             AsyncEvent::PortDown { port } if port == opened.path.port => {
                 events.push(Event::Warning(format!(
-                    "rank {}'s adapter {} port {port} went down: look at its cable and switch; what is under way fails \
-                     within seconds unless it comes back",
+                    "rank {}'s adapter {} port {port} went down: check its cable and switch; transfers in \
+                     progress fail within seconds unless it comes back",
                     self.rank, opened.device
                 )));
             }

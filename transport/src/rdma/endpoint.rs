@@ -105,7 +105,7 @@ impl RdmaEndpoint {
         let address = Address::of(lockable.peers, &rails, side.address()).encode();
         if address.len() > 1024 {
             let detail =
-                "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
+                "more network interfaces than fit in an address; select some with KOLO_SOCKET_IFNAME";
             return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
         }
         let system = |what: &'static str| {
@@ -207,7 +207,7 @@ impl Endpoint for RdmaEndpoint {
             return Ok(Reach::No { because });
         }
         if let Reach::No { because } = self.side.introduce(peer, &address.side)? {
-            return Ok(Reach::No { because: format!("the connection beside it: {because}") });
+            return Ok(Reach::No { because: format!("the TCP connection beside it: {because}") });
         }
         let pairs = match reach::pairs(&self.rails, &address.rails) {
             Ok(pairs) => pairs,

@@ -129,7 +129,9 @@ impl RdmaEndpoint {
             DmaBufSupport::NotInLibrary => {
                 Err("libibverbs is too old for dma-bufs (rdma-core 34 or newer)".into())
             }
-            DmaBufSupport::NotInDriver => Err(format!("the driver of {} takes no dma-bufs", rail.device)),
+            DmaBufSupport::NotInDriver => {
+                Err(format!("the driver of {} does not accept dma-bufs", rail.device))
+            }
         })
     }
 

@@ -99,8 +99,8 @@ impl RdmaEndpoint {
                 self.connecting -= 1;
                 peer.probe_by = None;
                 return Err(Trouble::Corrupt(
-                    "an acknowledgement of the first packet: it does not get through; look at the route, the GIDs, \
-                     the MTU of switches, and firewalls on UDP port 4791",
+                    "an acknowledgement of the first packet: it does not get through; check the route, the \
+                     GIDs, the switches' MTU, and firewalls on UDP port 4791",
                 ));
             }
         }
@@ -180,7 +180,7 @@ impl RdmaEndpoint {
         }
         let Some(link) = peer.link.as_deref_mut() else { return Ok(()) };
         if link.stage != Stage::Greeted {
-            return Err(failed(ErrorKind::Corrupt, "the peer said hello twice".into()));
+            return Err(failed(ErrorKind::Corrupt, "the peer sent two hellos".into()));
         }
         link.connect(&self.rails, hello).map_err(|words| failed(ErrorKind::System, words))?;
         // The owner may be about to sleep, and these queues did not exist when it announced that.

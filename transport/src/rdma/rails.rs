@@ -91,7 +91,7 @@ pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Er
         }
     }
     if rails.is_empty() {
-        return Err(refuse(format!("no RDMA adapter can be used: {}", passed.join("; "))));
+        return Err(refuse(format!("no usable RDMA adapter: {}", passed.join("; "))));
     }
     Ok((rails, passed))
 }
@@ -127,7 +127,7 @@ fn choose(report: &PortReport, options: &RdmaOptions) -> Result<(Path, GidEntry)
     let Some(mut path) = report.path() else {
         let state = report.port.state;
         return Err(match report.port.is_active() {
-            true => "it is active but has no address; give its network interface one".into(),
+            true => "it is active but has no address; give its network interface an address".into(),
             false => format!("it is {state}; bring its network interface up, or plug the cable"),
         });
     };
@@ -167,7 +167,7 @@ fn is_here(entry: &GidEntry) -> Result<(), String> {
     if let IpAddr::V6(address) = address
         && (address.segments()[0] & 0xffc0) == 0xfe80
     {
-        return entry.netdev.as_ref().map(|_| ()).ok_or_else(|| "its interface is not here".into());
+        return entry.netdev.as_ref().map(|_| ()).ok_or_else(|| "its interface is not on this host".into());
     }
     UdpSocket::bind((address, 0)).map(|_| ()).map_err(|_| "not an address of this network namespace".into())
 }

@@ -67,7 +67,7 @@ fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
         return Ok(());
     }
     if source.ip() == to {
-        return Err("it is this host's, and one adapter does not reach another of its own host".into());
+        return Err("it is on this host, and an adapter does not reach another one on its own host".into());
     }
     Err(format!("packets there leave from {}, not from {from}", source.ip()))
 }

@@ -246,11 +246,11 @@ pub(super) fn answered(
     hands: &mut Hands<'_>,
 ) -> Result<(), Trouble> {
     let Some(granted) = chan.granted.pop_front() else {
-        return Err(Trouble::Corrupt("it filled what was not granted"));
+        return Err(Trouble::Corrupt("it filled memory that was not granted"));
     };
     let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
     if granted.dead && used {
-        return Err(Trouble::Corrupt("it filled what was granted for another message"));
+        return Err(Trouble::Corrupt("it filled memory granted for another message"));
     }
     let at = granted.sequence.wrapping_sub(chan.recv_sequence) as usize;
     // A message that failed is no longer in the queue.

@@ -266,7 +266,7 @@ fn send_long(
             return Ok(Step::Over);
         }
         if grant.len - chan.grant_written as u64 > (op.len - op.written) as u64 {
-            return Err(Trouble::Corrupt("it granted more than the message is long"));
+            return Err(Trouble::Corrupt("it granted more than the length of the message"));
         }
         if !send_request(link, chan, channel, op, &grant, hands)? {
             return Ok(Step::Blocked { moved });

@@ -142,7 +142,7 @@ fn lost(error: Error) -> Error {
     Error {
         kind: ErrorKind::PeerLost,
         transport: NAME,
-        detail: format!("the connection beside it ended: {}", error.detail),
+        detail: format!("the TCP connection beside it ended: {}", error.detail),
         ..error
     }
 }

@@ -52,7 +52,7 @@ impl Lockable {
         let peers = left.map_or(u16::MAX, |left| u16::try_from(left / per_peer).unwrap_or(u16::MAX));
         match left.filter(|_| peers == 0) {
             Some(left) => Err(format!(
-                "each peer needs {} KiB of memory that may be locked, and {} KiB are left: {}",
+                "each peer needs {} KiB of lockable memory, but only {} KiB are left: {}",
                 per_peer >> 10,
                 left >> 10,
                 MemoryLock::remedy()
@@ -81,7 +81,8 @@ impl RdmaEndpoint {
             false => (peer, address.peers),
         };
         Some(format!(
-            "what rank {rank} may lock is enough for {peers} of {} peers, which need {} KiB each: {}",
+            "the memory that rank {rank} may lock is enough for {peers} of {} peers, which need {} KiB each: \
+             {}",
             world_size - 1,
             self.lockable.per_peer >> 10,
             MemoryLock::remedy()

@@ -34,8 +34,9 @@ impl Trouble {
             Self::Short(bytes, error) => (
                 ErrorKind::Local,
                 format!(
-                    "rank {rank} may lock no more memory, and needs {} KiB more for its messages with rank {peer} ({way}: \
-                     {error}); rank {peer} is well. {}, or do without RDMA (KOLO_TRANSPORT=shm,tcp)",
+                    "rank {rank} may not lock any more memory, but needs {} KiB more for its messages with \
+                     rank {peer} ({way}: {error}); rank {peer} is healthy. {}, or do without RDMA \
+                     (KOLO_TRANSPORT=shm,tcp)",
                     bytes.div_ceil(1024),
                     MemoryLock::remedy()
                 ),
@@ -44,8 +45,9 @@ impl Trouble {
             Self::Failed(number, Failure { status: Status::Flushed, .. }) => (
                 ErrorKind::Local,
                 format!(
-                    "rank {rank}'s queue pair {number} ({way}) is out of service, and none of its requests failed: the \
-                     adapter or its driver gave it up (a reset, an error of the device); see the kernel's log of that host"
+                    "rank {rank}'s queue pair {number} ({way}) is out of service although none of its \
+                     requests failed: the adapter or its driver took it out of service (a reset, a device \
+                     error); see that host's kernel log"
                 ),
             ),
             Self::Failed(number, failure) => {
@@ -56,7 +58,7 @@ impl Trouble {
                 };
                 (kind, format!("rank {rank}'s queue pair {number} ({way}) failed: {failure}"))
             }
-            Self::Corrupt(what) => (ErrorKind::Corrupt, format!("the peer sent something else than {what}")),
+            Self::Corrupt(what) => (ErrorKind::Corrupt, format!("the peer sent something other than {what}")),
         };
         Error::new(kind, NAME, Some(peer), detail)
     }

@@ -49,7 +49,9 @@ impl Address {
         let (version, mut rest) = take::<4>(rest)?;
         let version = u32::from_le_bytes(version);
         if version != VERSION {
-            return Err(format!("version {version} of the shared-memory transport, this is {VERSION}"));
+            return Err(format!(
+                "version {version} of the shared-memory transport, but this is version {VERSION}"
+            ));
         }
         if blob.len() != BYTES {
             return Err(format!("an address of {} bytes, expected {BYTES}", blob.len()));

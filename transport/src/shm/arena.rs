@@ -114,7 +114,7 @@ impl Arena {
             Self { map: Arc::new(Mapping::new(fd, bytes)?), members, buffers: Buffers::new(members), fences };
         let (version, said) = (arena.word(VERSION_AT), arena.word(MEMBERS_AT));
         if version.load(Ordering::Acquire) != VERSION || said.load(Ordering::Relaxed) != members {
-            return Err(io::Error::other("the leader's arena is of another version or group"));
+            return Err(io::Error::other("the leader's arena belongs to another version or group"));
         }
         Ok(arena)
     }

@@ -124,7 +124,9 @@ impl ShmEndpoint {
         self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
         let remote = match self.options.single_copy {
             SingleCopy::Never => Err("chosen".to_owned()),
-            SingleCopy::Auto if self.pages.is_none() => Err("the kernel does not tell huge pages".to_owned()),
+            SingleCopy::Auto if self.pages.is_none() => {
+                Err("the kernel does not report huge pages".to_owned())
+            }
             SingleCopy::Auto | SingleCopy::From(_) => self.probe(&theirs),
         };
         let how = match &remote {

@@ -90,8 +90,7 @@ impl ShmEndpoint {
                         | io::ErrorKind::ConnectionReset
                 );
                 Err(if gone {
-                    let detail =
-                        format!("its process {pid} does not listen any more: it has ended, or closed");
+                    let detail = format!("its process {pid} is no longer listening: it has ended, or closed");
                     Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail)
                 } else {
                     Error::system(NAME, Some(rank), "delivering shared memory to a peer", error)

@@ -163,7 +163,7 @@ impl ShmEndpoint {
         let rank = Some(self.peers[peer].rank);
         let cause = match trouble {
             Trouble::Corrupt(error) => {
-                let detail = format!("nonsense in shared memory: {}", error.0);
+                let detail = format!("invalid data in shared memory: {}", error.0);
                 Error::new(ErrorKind::Corrupt, NAME, rank, detail)
             }
             Trouble::Gone => {
@@ -173,8 +173,8 @@ impl ShmEndpoint {
                 return;
             }
             Trouble::Unreadable(error) => {
-                let detail = "reading a message from the memory of its process; if the message lay in a device's \
-                              memory, choose to have it copied";
+                let detail = "reading a message from the memory of its process; if the message was in a \
+                              device's memory, have it copied instead";
                 Error::system(NAME, rank, detail, error)
             }
             Trouble::Unfit => return,
@@ -212,8 +212,8 @@ pub(super) fn received(token: Token, verdict: Result<(), ErrorKind>, rank: u32) 
     match verdict {
         Ok(()) => Event::Done(token),
         Err(kind) => {
-            let detail = "the peer sent another message than was expected: do all ranks make the same calls, with \
-                          the same sizes, in the same order?";
+            let detail = "the peer sent a different message from the one expected: do all ranks make the \
+                          same calls, with the same sizes, in the same order?";
             Event::Failed(token, Error::new(kind, NAME, Some(rank), detail))
         }
     }

@@ -285,7 +285,7 @@ unsafe fn take_next(
     if len as u64 != left {
         let is_proper = (len as u64) < left && len > INLINE_BYTES && len.is_multiple_of(GRAIN_BYTES);
         if !is_proper {
-            return Err(Corrupt(format!("a piece of {len} bytes where {left} of {total} are left")).into());
+            return Err(Corrupt(format!("a piece of {len} bytes, but {left} of {total} are left")).into());
         }
     }
     if !message.is_other(tag, total) && len > 0 {

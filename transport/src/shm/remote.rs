@@ -86,7 +86,7 @@ impl Remote {
     /// Returns access to the memory of the endpoint at `address`, without trying it. Every read reports whether it
     /// succeeded.
     pub(crate) fn of(address: &Address) -> Result<Self, String> {
-        let pid = i32::try_from(address.pid).map_err(|_| "its process number is none".to_owned())?;
+        let pid = i32::try_from(address.pid).map_err(|_| "its process ID is not valid".to_owned())?;
         Ok(Self { pid, beacon: address.beacon, cookie: address.cookie })
     }
 

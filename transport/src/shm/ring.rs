@@ -281,7 +281,7 @@ impl Consumer {
         let size =
             unsafe { AtomicU32::at(self.control.page.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
         if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
-            return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
+            return Err(Corrupt(format!("a ring of {size} bytes, but {} are mapped", self.ring_max)));
         }
         Ok(size)
     }

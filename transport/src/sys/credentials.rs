@@ -24,7 +24,7 @@ pub(crate) fn peer_uid(stream: impl AsFd) -> io::Result<u32> {
         return Err(io::Error::last_os_error());
     }
     if len as usize != size_of::<libc::ucred>() {
-        return Err(io::Error::other("the kernel tells only a part of who the peer is"));
+        return Err(io::Error::other("the kernel reports only part of the peer's credentials"));
     }
     Ok(peer.uid)
 }

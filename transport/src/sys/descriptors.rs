@@ -23,7 +23,8 @@ pub(crate) fn shortage(
     error: &io::Error,
 ) -> Error {
     let detail = format!(
-        "rank {rank} cannot {to_do}: it has no descriptor left; raise its limit of open files (ulimit -n 65536)"
+        "rank {rank} cannot {to_do}: it has no file descriptors left; raise its limit on open files (ulimit \
+         -n 65536)"
     );
     Error::system(transport, peer, detail, io::Error::new(error.kind(), error.to_string()))
 }

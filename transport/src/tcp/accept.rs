@@ -160,7 +160,7 @@ impl Acceptor {
         while at < self.pending.len() {
             match self.pending[at].listen(me) {
                 Heard::Nothing if now >= self.pending[at].since + options.hello_timeout => {
-                    self.turn_away(at, "said nothing in time", None);
+                    self.turn_away(at, "sent nothing in time", None);
                 }
                 Heard::Nothing => {
                     at += 1;
@@ -210,7 +210,7 @@ impl Acceptor {
                     let since = *self.hungry_since.get_or_insert(now);
                     let oldest = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since);
                     if let Some(oldest) = oldest.filter(|&at| now >= self.pending[at].since + HESITATION) {
-                        self.turn_away(oldest, "no descriptor left for others", None);
+                        self.turn_away(oldest, "no file descriptor left for others", None);
                     } else if now >= since + STARVED_FOR {
                         return Err(error);
                     }
@@ -346,7 +346,7 @@ impl Pending {
             Ok(None) => Heard::Nothing,
             Err(NotHello::Garbage) => Heard::Rejected("not Kolo".into(), None),
             Err(NotHello::Version(version)) => Heard::Rejected(
-                format!("speaks protocol {version}, this is {PROTOCOL}"),
+                format!("speaks protocol {version}, but this rank speaks {PROTOCOL}"),
                 Some(Verdict::Version),
             ),
             Ok(Some(hello)) => {
@@ -354,11 +354,11 @@ impl Pending {
                     return Heard::Rejected("does not know the job's cookie".into(), Some(Verdict::Cookie));
                 }
                 if hello.target != me.instance {
-                    return Heard::Rejected("wanted another endpoint".into(), Some(Verdict::Instance));
+                    return Heard::Rejected("asked for another endpoint".into(), Some(Verdict::Instance));
                 }
                 let is_rank = hello.from < me.world_size && hello.from != me.rank;
                 if hello.world_size != me.world_size || hello.to != me.rank || !is_rank {
-                    return Heard::Rejected("rank or world size out of place".into(), Some(Verdict::Rank));
+                    return Heard::Rejected("rank or world size does not fit".into(), Some(Verdict::Rank));
                 }
                 Heard::Peer(hello)
             }

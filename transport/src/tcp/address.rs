@@ -131,7 +131,7 @@ impl Address {
         }
         let version = rest.byte().ok_or_else(short)?;
         if version != VERSION {
-            let what = format!("version {version}, this is {VERSION}; use the same Kolo on all ranks");
+            let what = format!("version {version}, but this is {VERSION}; use the same Kolo on all ranks");
             return Err(bad(&what));
         }
         let port = u16::from_le_bytes(rest.array().ok_or_else(short)?);

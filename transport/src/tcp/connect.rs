@@ -149,7 +149,7 @@ impl TcpEndpoint {
             }
             Dialed::Failed { tried, .. } => {
                 let detail = format!(
-                    "no connection ({tried}); check that the rank is alive, that no firewall is between, \
+                    "no connection ({tried}); check that the rank is alive, that no firewall is in the way, \
                      and KOLO_SOCKET_IFNAME"
                 );
                 self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
@@ -216,7 +216,7 @@ impl TcpEndpoint {
                 )
             });
         let Some(peer) = gone else { return false };
-        let detail = "the peer has closed its connections, and will not make the one that is waited for";
+        let detail = "the peer has closed its connections and will not make the one that this rank waits for";
         self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
         true
     }

@@ -397,13 +397,13 @@ impl Attempt {
             }
         }
         match Answer::decode(&self.answer) {
-            None => Err(Broken::For("something else than Kolo answers there".into())),
+            None => Err(Broken::For("something other than Kolo answers there".into())),
             // These two verdicts come from ends that cannot prove anything to this rank. They end only this attempt.
             Some(answer) if matches!(answer.verdict, Verdict::Version | Verdict::Cookie) => {
                 Err(Broken::For(answer.explain()))
             }
             Some(_) if !Answer::is_proven(&self.answer, hello, key) => {
-                Err(Broken::For("what answers there does not know the job's cookie".into()))
+                Err(Broken::For("the process that answers there does not know the job's cookie".into()))
             }
             Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => Ok(true),
             Some(Answer { verdict: Verdict::Welcome, .. }) => {

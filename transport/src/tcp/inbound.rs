@@ -414,7 +414,7 @@ impl Inbound {
 
     /// Returns the front header, which must be complete.
     fn envelope(&self) -> Result<Header, &'static str> {
-        let header = Header::decode(&self.header).ok_or("bytes that are no message header")?;
+        let header = Header::decode(&self.header).ok_or("bytes that are not a message header")?;
         if header.sequence != self.sequence {
             return Err("a message out of sequence");
         }
@@ -453,8 +453,8 @@ impl Inbound {
                 expected_len: recv.len as u64,
                 len: header.len,
             };
-            let detail = "the peer sent another message than this rank expects; \
-                          do all ranks call the same operations in the same order?";
+            let detail = "the peer sent a different message from the one this rank expects; do all ranks \
+                          call the same operations in the same order?";
             events.push(Event::Failed(recv.token, Error::new(kind, NAME, Some(peer), detail)));
         }
         if header.striped {

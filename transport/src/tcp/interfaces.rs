@@ -85,7 +85,8 @@ pub(super) fn chosen(
     let exact = |entry: &&String| entry.strip_prefix('=').is_some_and(|name| !names.contains(&name));
     if let Some(gone) = named.iter().find(exact) {
         return Err(format!(
-            "KOLO_SOCKET_IFNAME names the interface {}, which is not there or not up; there are {there}",
+            "KOLO_SOCKET_IFNAME names the interface {}, which does not exist or is not up; this host has \
+             {there}",
             &gone[1..]
         ));
     }
@@ -103,7 +104,7 @@ pub(super) fn chosen(
     chosen.sort_by_key(place);
     if chosen.is_empty() {
         return Err(format!(
-            "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME; there are {there}"
+            "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME; this host has {there}"
         ));
     }
     Ok(chosen)

@@ -239,8 +239,8 @@ pub fn in_port_range<T>(
         }
     }
     let text = format!(
-        "no port from {} to {} is free; every process takes one, and rank 0 another to join if the launcher names one of \
-         these: widen KOLO_PORT_RANGE",
+        "no port from {} to {} is free; every process takes one, and rank 0 takes another for joining if the \
+         launcher names one of these: widen KOLO_PORT_RANGE",
         ports.start(),
         ports.end()
     );

@@ -217,7 +217,7 @@ fn wrong_hellos_are_told_why() {
     stream.write_all(&bytes).unwrap();
     let told = answer(&mut end, &mut stream);
     assert_eq!((told.verdict, told.protocol), (Verdict::Version, PROTOCOL));
-    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, this is 3"));
+    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, but this rank speaks 3"));
     assert_eq!(end.rejected_connections().count, 9);
 }
 

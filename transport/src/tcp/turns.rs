@@ -128,8 +128,8 @@ impl TcpEndpoint {
                 let tried = awaiting.tried.clone().unwrap_or_default();
                 let peer = self.links[number as usize].channel.peer;
                 let detail = format!(
-                    "no connection ({tried}), and rank {peer} has made none to rank {} either; check that no firewall \
-                     is between, and KOLO_SOCKET_IFNAME",
+                    "no connection ({tried}), and rank {peer} has made none to rank {} either; check that no \
+                     firewall is in the way, and KOLO_SOCKET_IFNAME",
                     self.me.rank
                 );
                 self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);

@@ -260,12 +260,13 @@ impl Answer {
         match self.verdict {
             Verdict::Welcome => "welcome".into(),
             Verdict::Version => format!(
-                "the peer speaks protocol {}, this is {PROTOCOL}; use the same Kolo on all ranks",
+                "the peer speaks protocol {}, but this rank speaks {PROTOCOL}; use the same Kolo on all \
+                 ranks",
                 self.protocol
             ),
             Verdict::Cookie => "the peer belongs to another job (it has another cookie)".into(),
             Verdict::Instance => "another endpoint lives at that address; the peer may have restarted".into(),
-            Verdict::Duplicate => "the peer has this channel connected already".into(),
+            Verdict::Duplicate => "the peer has already connected this channel".into(),
             Verdict::Rank => "the peer does not know this rank; do all ranks agree on the world size?".into(),
             Verdict::Gone => "the peer has given up on this rank".into(),
         }

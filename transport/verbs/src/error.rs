@@ -58,11 +58,11 @@ impl Absence {
             }
             Self::MissingSymbol { .. } => "install libibverbs of rdma-core 15 or newer, or correct KOLO_IBVERBS_LIB".into(),
             Self::NoKernelSupport => {
-                "load the module ib_uverbs and the driver of the adapter; without an adapter, rdma_rxe makes one of \
-                 any network interface (see tests/softroce)"
+                "load the module ib_uverbs and the adapter's driver; without an adapter, rdma_rxe turns any \
+                 network interface into one (see tests/softroce)"
                     .into()
             }
-            Self::NoList { .. } => "see whether `ibv_devices` says more".into(),
+            Self::NoList { .. } => "check whether `ibv_devices` says more".into(),
             Self::NoDevice { kernel_devices } if kernel_devices.is_empty() => {
                 "load the adapter's driver (mlx5_ib, irdma, bnxt_re ...); without an adapter: `rdma link add rxe0 \
                  type rxe netdev eth0`"
@@ -91,7 +91,11 @@ impl fmt::Display for Absence {
                 write!(f, "{} cannot be loaded: {reason}", library.to_string_lossy())
             }
             Self::MissingSymbol { library, symbol, version } => {
-                write!(f, "{} has no {symbol} (neither version {version} nor any)", library.to_string_lossy())
+                write!(
+                    f,
+                    "{} has no {symbol} (neither in version {version} nor in any other)",
+                    library.to_string_lossy()
+                )
             }
             Self::NoKernelSupport => {
                 f.write_str("libibverbs is there, but this kernel has no user-space RDMA (no ib_uverbs)")
@@ -207,26 +211,27 @@ impl Error {
 fn remedy(call: &str, errno: i32) -> &'static str {
     match (call, errno) {
         ("ibv_open_device", libc::EACCES | libc::EPERM) => {
-            "this user may not open the device node below /dev/infiniband: see its mode and group"
+            "this user may not open the device node under /dev/infiniband: check its mode and group"
         }
         ("ibv_open_device", libc::ENOENT | libc::ENODEV) => {
-            "no device node below /dev/infiniband: in a container, pass it through"
+            "no device node under /dev/infiniband: in a container, pass it through"
         }
         ("ibv_modify_qp", libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
-            "the peer's address was not resolved: is there a route from this interface to the peer's (RoCE needs IP \
-             reachability between the two interfaces named by the GIDs)?"
+            "the peer's address could not be resolved: is there a route from this interface to the peer's \
+             (RoCE needs IP reachability between the two interfaces named by the GIDs)?"
         }
         ("ibv_modify_qp", libc::EINVAL) => {
-            "a parameter does not fit: GID index empty or of another RoCE version than the peer's, MTU above the \
-             port's, or a depth above the device's"
+            "a parameter is invalid: the GID index is empty or has another RoCE version than the peer's, the \
+             MTU is above the port's, or a depth is above the device's"
         }
         ("ibv_create_qp" | "ibv_create_cq" | "ibv_alloc_pd", libc::ENOMEM) => {
-            "queues too deep for the device, or out of its resources; or out of lockable memory (ulimit -l)"
+            "the queues are too deep for the device, or its resources or the lockable memory (ulimit -l) are \
+             used up"
         }
         ("ibv_create_qp", libc::EINVAL) => "more queue entries, pieces or inline bytes than the device has",
         ("ibv_reg_mr", libc::EFAULT) => "part of the range is not mapped, or not writable",
         ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => {
-            "the adapter's driver takes no dma-bufs (kernel 5.12 or newer needed)"
+            "the adapter's driver does not accept dma-bufs (kernel 5.12 or newer needed)"
         }
         ("ibv_post_send" | "ibv_post_recv", libc::ENOMEM) => "the queue is full: reap completions first",
         (_, libc::EIO | libc::ENODEV) => "the device is gone or was reset",

@@ -56,7 +56,7 @@ impl MemoryLock {
     pub fn check(self, bytes: u64) -> Result<(), String> {
         match self {
             Self::Limited { bytes: limit } if limit < bytes => {
-                Err(format!("{bytes} bytes are to be registered, but only {limit} may be locked: {REMEDY}"))
+                Err(format!("{bytes} bytes must be registered, but only {limit} may be locked: {REMEDY}"))
             }
             _ => Ok(()),
         }

@@ -101,7 +101,7 @@ impl Trouble {
         match self {
             Self::NotConnectable(_) => "use it through TCP",
             Self::Failed(error) => match error.remedy() {
-                "" => "see the kernel's log",
+                "" => "see the kernel log",
                 remedy => remedy,
             },
             Self::PortsDown(_) => "plug the cable, or bring the network interface up (`ip link set ... up`)",

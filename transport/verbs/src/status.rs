@@ -123,30 +123,30 @@ impl Status {
         match self {
             Self::Success => ("done", "", ""),
             Self::LocalLength => (
-                "a message was longer than the receive posted for it, or than the port allows",
+                "a message was longer than the receive posted for it, or longer than the port allows",
                 "the two sides disagree on lengths",
                 "compare what the peer sent with what was posted",
             ),
             Self::LocalOperation => (
                 "the work request was malformed",
-                "too many pieces, or an operation that the queue pair was not made for",
+                "too many pieces, or an operation that the queue pair was not created for",
                 "compare the request with the queue pair's capabilities",
             ),
             Self::LocalProtection => (
                 "local memory of the request is not registered",
-                "region dropped too early, range beyond it, key of another protection domain, or a receive into \
-                 memory without local write",
+                "region dropped too early, range beyond it, key from another protection domain, or a receive \
+                 into memory without local write access",
                 "keep the region until the completion",
             ),
             Self::Flushed => (
-                "not done, since the queue pair had failed or was closed before",
+                "not carried out, since the queue pair had already failed or been closed",
                 "another request of this queue pair failed first, or this side gave up",
                 "look for the first completion that is not of this kind",
             ),
             Self::BadResponse => (
                 "the peer's answer made no sense",
                 "a damaged or old packet; both ends started from different packet numbers",
-                "connect both ends anew",
+                "reconnect both ends",
             ),
             Self::LocalAccess => (
                 "the peer's write with immediate failed on local memory",
@@ -166,7 +166,7 @@ impl Status {
                 "look at what the peer registered and sent as its key",
             ),
             Self::RemoteOperation => (
-                "the peer's adapter could not carry the request out",
+                "the peer's adapter could not carry out the request",
                 "the peer's receive names memory that is not registered, or its queue pair failed",
                 "look at the peer's first failed completion",
             ),
@@ -174,26 +174,26 @@ impl Status {
                 "the peer did not acknowledge, after all retries",
                 "peer process or host gone, its queue pair not yet or no longer connected, cable or switch, a \
                  firewall that drops UDP port 4791, or an MTU that does not get through",
-                "see whether the peer lives, then ping it with packets of the full MTU",
+                "check whether the peer is alive, then ping it with packets of the full MTU",
             ),
             Self::ReceiverNotReady => (
                 "the peer had no receive posted, after all retries",
                 "flow control: more messages sent than the peer made room for",
-                "send only against credits, or set the RNR retry count to 7, which is without end",
+                "send only against credits, or set the RNR retry count to 7, which retries forever",
             ),
             Self::RemoteAborted => (
-                "the peer gave the operation up",
+                "the peer gave up the operation",
                 "its queue pair was closed in the middle",
                 "look at the peer's log",
             ),
-            Self::Fatal => ("the device failed", "driver reset or hardware error", "see the kernel's log"),
+            Self::Fatal => ("the device failed", "driver reset or hardware error", "see the kernel log"),
             Self::ResponseTimeout => {
-                ("the peer did not answer in time", "peer gone, or overloaded", "see whether the peer lives")
+                ("the peer did not answer in time", "peer gone, or overloaded", "see if the peer is alive")
             }
             Self::General | Self::Other(_) => (
-                "a failure without a closer name",
-                "device-specific: see the vendor's number",
-                "see the kernel's log and the vendor's documentation",
+                "a failure without a more specific name",
+                "device-specific: see the vendor code",
+                "see the kernel log and the vendor's documentation",
             ),
         }
     }

@@ -137,7 +137,7 @@ fn a_dma_buf_is_written_to() {
     let Some(context) = device() else { return };
     let (mut one, two) = connected(&context, None);
     if two.domain.dma_buf_support() != DmaBufSupport::Yes {
-        return println!("skipped: this device takes no dma-bufs");
+        return println!("skipped: this device does not accept dma-bufs");
     }
     let Ok(exporter) = File::options().read(true).write(true).open("/dev/udmabuf") else {
         return println!("skipped: no /dev/udmabuf");

@@ -267,7 +267,7 @@ static void shards(void) {
     for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == value(SHARDS - 1, i));
     FAILS(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM, 0), KOLO_USAGE, "0 shards");
     FAILS(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM, -1), KOLO_USAGE, "shards is -1");
-    FAILS(koloAllReduceShards(comm, in, in, COUNT, KOLO_FLOAT32, KOLO_SUM, SHARDS), KOLO_USAGE, "lie apart");
+    FAILS(koloAllReduceShards(comm, in, in, COUNT, KOLO_FLOAT32, KOLO_SUM, SHARDS), KOLO_USAGE, "must not overlap");
     FAILS(koloCommOwnShards(comm, SHARDS, &first, NULL), KOLO_USAGE, "count is NULL");
 }
 

@@ -112,7 +112,7 @@ static void probes(koloComm_t comm) {
     }
     FAILS(koloProbe(comm, size, 0, 1, KOLO_UNSET, &message), KOLO_USAGE, "rank 3");
     FAILS(koloProbe(comm, -2, 0, 1, KOLO_UNSET, &message), KOLO_USAGE, "KOLO_ANY_SOURCE");
-    FAILS(koloProbe(comm, 0, 2, 1, KOLO_UNSET, &message), KOLO_USAGE, "no tag is from 2 to 1");
+    FAILS(koloProbe(comm, 0, 2, 1, KOLO_UNSET, &message), KOLO_USAGE, "the range of tags from 2 to 1 is empty");
     FAILS(koloProbe(comm, 0, 0, 1, -3, &message), KOLO_USAGE, "timeout_ms is -3");
     FAILS(koloProbe(comm, 0, 0, 1, KOLO_UNSET, NULL), KOLO_USAGE, "message is NULL");
     FAILS(koloProbeNow(comm, 0, 0, 1, NULL, &message), KOLO_USAGE, "found is NULL");

@@ -54,7 +54,7 @@ static void wrong_arguments(koloSurvivors_t group, koloComm_t *comm) {
     FAILS(koloSurvivorsComm(group, NULL), KOLO_USAGE, "comm is NULL");
     OK(koloSurvivorsComm(group, &members));
     FAILS(koloCommDestroy(&members), KOLO_USAGE, "koloSurvivorsDestroy ends both");
-    FAILS(koloSurvivorsCreate(&members, &other), KOLO_USAGE, "that of a group already");
+    FAILS(koloSurvivorsCreate(&members, &other), KOLO_USAGE, "already belongs to a group");
     CHECK(members != NULL && other == NULL);
 }
 
@@ -92,7 +92,7 @@ static void lost(koloSurvivors_t group, int rank, koloComm_t *comm) {
     OK(koloSurvivorsAtLeast(group, 2));
     plan.fails = -1;
     plan.dies = 1;
-    FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_MINORITY, "2 are the least that go on");
+    FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_MINORITY, "at least 2 are needed to go on");
 }
 
 /* Waits for ranks that do not come. */

@@ -69,7 +69,7 @@ int main(void) {
     long_name[sizeof long_name - 1] = 0;
     FAILS(koloGetUniqueId(&id, long_name), KOLO_USAGE, "short name");
     memset(&id, 0, sizeof id);
-    FAILS(koloCommInitRank(&comm, 1, &id, 0, NULL), KOLO_USAGE, "no id");
+    FAILS(koloCommInitRank(&comm, 1, &id, 0, NULL), KOLO_USAGE, "not a unique id");
     FAILS(koloCommInitRank(&comm, 1, NULL, 0, NULL), KOLO_USAGE, "id is NULL");
     OK(koloGetUniqueId(&id, NULL));
     FAILS(koloCommInitRank(&comm, 1, &id, 1, NULL), KOLO_CONFIGURATION, "rank 1");
@@ -89,8 +89,8 @@ int main(void) {
     FAILS(koloCommGroup(comm, NULL, wrong, &none), KOLO_USAGE, "the communicator has 1");
     FAILS(koloCommSummary(comm, NULL, 10, NULL), KOLO_USAGE, "text is NULL");
     FAILS(koloAllReduce(comm, NULL, &x, 1, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "null pointer");
-    FAILS(koloAllReduce(comm, &x, &x, 1, (koloDataType_t)77, KOLO_SUM), KOLO_USAGE, "77 is no koloDataType_t");
-    FAILS(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, (koloRedOp_t)77), KOLO_USAGE, "77 is no koloRedOp_t");
+    FAILS(koloAllReduce(comm, &x, &x, 1, (koloDataType_t)77, KOLO_SUM), KOLO_USAGE, "77 is not a koloDataType_t");
+    FAILS(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, (koloRedOp_t)77), KOLO_USAGE, "77 is not a koloRedOp_t");
     FAILS(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, KOLO_BIT_AND), KOLO_USAGE, "bit_and");
     FAILS(koloAllReduce(comm, &x, &x, wrong, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "addressed");
     FAILS(koloAllReduce(comm, &x, &x, beyond, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "addressed");
@@ -138,7 +138,7 @@ int main(void) {
 
     OK(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, KOLO_SUM));
     CHECK(x == 1);
-    FAILS(koloAllReduceStart(comm, &x, &x, 1, KOLO_FLOAT32, (koloRedOp_t)-1, &request), KOLO_USAGE, "-1 is no");
+    FAILS(koloAllReduceStart(comm, &x, &x, 1, KOLO_FLOAT32, (koloRedOp_t)-1, &request), KOLO_USAGE, "-1 is not a");
     CHECK(request == NULL);
     OK(koloAllReduceStart(comm, &x, &x, 1, KOLO_FLOAT32, KOLO_SUM, &request));
     FAILS(koloWait(&request, -7), KOLO_USAGE, "-7");

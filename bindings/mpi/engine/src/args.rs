@@ -66,7 +66,7 @@ pub unsafe fn slice<'a, T>(ptr: *const T, len: c_int) -> Outcome<&'a [T]> {
         Ok(_) if ptr.is_null() => fail(Class::Arg, "an array is NULL"),
         // SAFETY: the caller's promise.
         Ok(len) => Ok(unsafe { std::slice::from_raw_parts(ptr, len) }),
-        Err(_) => fail(Class::Arg, format!("{len} elements of an array")),
+        Err(_) => fail(Class::Arg, format!("an array cannot have {len} elements")),
     }
 }
 
@@ -132,5 +132,5 @@ pub unsafe fn put<T>(into: *mut T, value: T) -> Outcome {
 /// # Errors
 /// [`Class::Count`] if it is.
 pub fn count(value: i64) -> Outcome<usize> {
-    usize::try_from(value).or_else(|_| fail(Class::Count, format!("a count of {value}")))
+    usize::try_from(value).or_else(|_| fail(Class::Count, format!("the count is {value}")))
 }

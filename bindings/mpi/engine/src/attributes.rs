@@ -116,7 +116,7 @@ fn callback(code: c_int) -> Outcome {
 fn keyval(number: c_int, of: Kind) -> Outcome<Arc<Keyval>> {
     match KEYVALS.get(number) {
         Some(keyval) if keyval.of == of => Ok(keyval),
-        _ => fail(Class::Keyval, format!("{number:#x} is no keyval of this kind of object")),
+        _ => fail(Class::Keyval, format!("{number:#x} is not a keyval for this kind of object")),
     }
 }
 

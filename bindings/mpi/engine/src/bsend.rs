@@ -50,7 +50,8 @@ impl Buffers {
             return fail(
                 Class::Buffer,
                 format!(
-                    "a message needs {needed} bytes of the attached buffer of {size}, of which {used} are in use"
+                    "a message needs {needed} bytes of the attached buffer of {size} bytes, of which {used} \
+                     are in use"
                 ),
             );
         }
@@ -60,11 +61,11 @@ impl Buffers {
 
     fn attach(&self, buffer: *mut c_void, size: i64) -> Outcome {
         if size < 0 {
-            return fail(Class::Arg, format!("a buffer of {size} bytes"));
+            return fail(Class::Arg, format!("a buffer cannot have {size} bytes"));
         }
         let mut state = self.state();
         if state.attached.is_some() {
-            return fail(Class::Buffer, "a buffer is attached already");
+            return fail(Class::Buffer, "a buffer is already attached");
         }
         state.attached = Some((buffer as usize, size));
         Ok(())

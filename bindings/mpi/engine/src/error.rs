@@ -226,7 +226,7 @@ fn fitted(text: String) -> String {
 /// Adds a class, or a code of a class.
 pub fn add(class: Option<c_int>) -> Outcome<c_int> {
     if class.is_some_and(|class| class_of(class).is_none()) {
-        return fail(Class::Arg, "this is no error class");
+        return fail(Class::Arg, "this is not an error class");
     }
     Ok(table(|table| {
         table.last += 1;
@@ -244,7 +244,7 @@ pub fn name(code: c_int, text: &str) -> Outcome {
             added.text = text.into();
             Ok(())
         }
-        None => fail(Class::Arg, format!("{code} is no error code that the program has added")),
+        None => fail(Class::Arg, format!("{code} is not an error code that the program added")),
     })
 }
 
@@ -252,7 +252,7 @@ pub fn name(code: c_int, text: &str) -> Outcome {
 pub fn remove(code: c_int, is_class: bool) -> Outcome {
     table(|table| {
         if table.added.get(&code).is_none_or(|added| added.is_class != is_class) {
-            return fail(Class::Arg, format!("{code} is not what the program has added"));
+            return fail(Class::Arg, format!("{code} was not added by the program"));
         }
         if table.added.get(&code).is_some_and(|added| !added.text.is_empty()) {
             return fail(Class::Other, "it still has a text");

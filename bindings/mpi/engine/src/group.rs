@@ -20,7 +20,7 @@ pub(crate) fn lookup(handle: c_int) -> Outcome<Group> {
     if handle == GROUP_EMPTY {
         return Ok(Arc::from([]));
     }
-    GROUPS.get(handle).map_or_else(|| fail(Class::Group, format!("{handle:#x} is no group")), Ok)
+    GROUPS.get(handle).map_or_else(|| fail(Class::Group, format!("{handle:#x} is not a group")), Ok)
 }
 
 pub(crate) fn register(group: Group) -> c_int {
@@ -67,7 +67,10 @@ pub unsafe fn group_translate_ranks(
                 rank => {
                     let member = usize::try_from(rank).ok().and_then(|rank| from.get(rank));
                     let Some(member) = member else {
-                        return fail(Class::Rank, format!("rank {rank} of a group of {}", from.len()));
+                        return fail(
+                            Class::Rank,
+                            format!("rank {rank} is out of range for a group of {}", from.len()),
+                        );
                     };
                     place(&to, *member).map_or(UNDEFINED, |at| at as c_int)
                 }
@@ -123,8 +126,13 @@ fn distinct(group: &[u32], ranks: &[c_int]) -> Outcome<Vec<usize>> {
     let mut places = Vec::with_capacity(ranks.len());
     for rank in ranks {
         match usize::try_from(*rank).ok().and_then(|at| seen.get_mut(at)) {
-            None => return fail(Class::Rank, format!("rank {rank} of a group of {}", group.len())),
-            Some(true) => return fail(Class::Rank, format!("rank {rank} is named twice")),
+            None => {
+                return fail(
+                    Class::Rank,
+                    format!("rank {rank} is out of range for a group of {}", group.len()),
+                );
+            }
+            Some(true) => return fail(Class::Rank, format!("rank {rank} is listed twice")),
             Some(seen) => *seen = true,
         }
         places.push(*rank as usize);
@@ -137,10 +145,10 @@ fn ranges(ranges: &[c_int]) -> Outcome<Vec<c_int>> {
     for range in ranges.chunks_exact(3) {
         let (first, last, stride) = (i64::from(range[0]), i64::from(range[1]), i64::from(range[2]));
         if stride == 0 {
-            return fail(Class::Arg, "a range has the stride 0");
+            return fail(Class::Arg, "a range has stride 0");
         }
         if first < 0 || last < 0 {
-            return fail(Class::Rank, format!("a range from {first} to {last}"));
+            return fail(Class::Rank, format!("a range cannot go from {first} to {last}"));
         }
         let steps = (last - first) / stride;
         if (last - first) * stride.signum() >= 0 {
@@ -189,7 +197,7 @@ pub unsafe fn group_free(group: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
         if *group != GROUP_EMPTY && GROUPS.remove(*group).is_none() {
-            return fail(Class::Group, format!("{:#x} is no group", *group));
+            return fail(Class::Group, format!("{:#x} is not a group", *group));
         }
         *group = GROUP_NULL;
     }

@@ -50,7 +50,7 @@ pub(crate) fn given(handle: c_int) -> Outcome<Handler> {
         ERRORS_RETURN => Ok(Handler::Return),
         _ => match HANDLERS.get(handle) {
             Some(user) => Ok(Handler::User(user)),
-            None => fail(Class::Errhandler, format!("{handle:#x} is no error handler")),
+            None => fail(Class::Errhandler, format!("{handle:#x} is not an error handler")),
         },
     }
 }
@@ -169,7 +169,7 @@ pub fn missing(name: &str, scope: Scope) -> Outcome {
     match scope {
         Scope::Tools => Err(Fail::code(T_NOT_SUPPORTED)),
         _ => {
-            let text = format!("Kolo has no {name}: see docs/mpi.md for what is not there");
+            let text = format!("Kolo has no {name}: see docs/mpi.md for what is missing");
             fail(Class::UnsupportedOperation, text)
         }
     }
@@ -224,7 +224,7 @@ macro_rules! calls {
 
         pub unsafe fn $call(object: c_int, code: c_int) -> Outcome {
             $lookup(object)?;
-            invoke($scope(object), code, "the program's own call of an error handler");
+            invoke($scope(object), code, "the program called the error handler itself");
             Ok(())
         }
     };
@@ -260,7 +260,7 @@ pub unsafe fn file_call_errhandler(file: c_int, code: c_int) -> Outcome {
     if file != FILE_NULL {
         file::lookup(file)?;
     }
-    invoke(Scope::File(file), code, "the program's own call of an error handler");
+    invoke(Scope::File(file), code, "the program called the error handler itself");
     Ok(())
 }
 
@@ -268,7 +268,7 @@ pub unsafe fn error_class(code: c_int, class: *mut c_int) -> Outcome {
     match error::class_of(code) {
         // SAFETY: the caller's promise.
         Some(found) => unsafe { put(class, found) },
-        None => fail(Class::Arg, format!("{code} is no error code")),
+        None => fail(Class::Arg, format!("{code} is not an error code")),
     }
 }
 
@@ -276,7 +276,7 @@ pub unsafe fn error_string(code: c_int, into: *mut c_char, length: *mut c_int) -
     match error::text_of(code) {
         // SAFETY: the caller's promise.
         Some(found) => unsafe { put_text(&found, into, MAX_ERROR_STRING as usize, length) },
-        None => fail(Class::Arg, format!("{code} is no error code")),
+        None => fail(Class::Arg, format!("{code} is not an error code")),
     }
 }
 

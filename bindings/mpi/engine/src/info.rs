@@ -17,7 +17,7 @@ fn lookup(handle: c_int) -> Outcome<Arc<Mutex<Pairs>>> {
     if handle == INFO_ENV {
         return Ok(Arc::default());
     }
-    INFOS.get(handle).map_or_else(|| fail(Class::Info, format!("{handle:#x} is no info object")), Ok)
+    INFOS.get(handle).map_or_else(|| fail(Class::Info, format!("{handle:#x} is not an info object")), Ok)
 }
 
 fn lock(pairs: &Mutex<Pairs>) -> MutexGuard<'_, Pairs> {
@@ -41,7 +41,7 @@ unsafe fn key(ptr: *const c_char) -> Outcome<String> {
     // SAFETY: the caller's promise.
     let key = unsafe { text(ptr) }?;
     if key.is_empty() || key.len() > MAX_INFO_KEY as usize {
-        return fail(Class::InfoKey, format!("a key of {} characters", key.len()));
+        return fail(Class::InfoKey, format!("a key cannot have {} characters", key.len()));
     }
     Ok(key)
 }
@@ -187,7 +187,7 @@ pub unsafe fn info_set(info: c_int, name: *const c_char, value: *const c_char) -
     // SAFETY: the caller's promise.
     let value = unsafe { text(value) }?;
     if value.is_empty() || value.len() > MAX_INFO_VAL as usize {
-        return fail(Class::InfoValue, format!("a value of {} characters", value.len()));
+        return fail(Class::InfoValue, format!("a value cannot have {} characters", value.len()));
     }
     let pairs = lookup(info)?;
     let mut pairs = lock(&pairs);

@@ -60,11 +60,11 @@ pub fn check(op: Builtin, of: &Type) -> Outcome {
     if matches!(op, Builtin::Minloc | Builtin::Maxloc) {
         return match pair(of) {
             Some(_) => Ok(()),
-            None => fail(Class::Op, "MPI_MINLOC and MPI_MAXLOC are for types of a value and an index"),
+            None => fail(Class::Op, "MPI_MINLOC and MPI_MAXLOC require a type of a value and an index"),
         };
     }
     let Some(basic) = of.basic() else {
-        return fail(Class::Op, "the standard's operators are for predefined datatypes only");
+        return fail(Class::Op, "predefined operators work on predefined datatypes only");
     };
     let fits = match op {
         Builtin::Max | Builtin::Min => matches!(domain(basic), Domain::Integer | Domain::Float),

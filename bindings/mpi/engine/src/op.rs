@@ -90,7 +90,7 @@ pub(crate) fn lookup(handle: c_int) -> Outcome<Arc<Op>> {
     match OPS.get(handle) {
         Some(op) => Ok(op),
         None if handle == OP_NULL => fail(Class::Op, "MPI_OP_NULL"),
-        None => fail(Class::Op, format!("{handle:#x} is no operator")),
+        None => fail(Class::Op, format!("{handle:#x} is not an operator")),
     }
 }
 
@@ -190,7 +190,7 @@ pub unsafe fn op_free(op: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
         if OPS.remove(*op).is_none() {
-            return fail(Class::Op, "only an operator of the program's own can be freed");
+            return fail(Class::Op, "only user-defined operators can be freed");
         }
         *op = OP_NULL;
     }

@@ -83,14 +83,17 @@ impl Partitioned {
 
     fn ready(&self, partition: c_int) -> Outcome {
         if !self.is_send {
-            return fail(Class::Request, "partitions of a receive do not become ready");
+            return fail(Class::Request, "only partitions of a send can be marked ready");
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(ready) = usize::try_from(partition).ok().and_then(|at| state.ready.get_mut(at)) else {
-            return fail(Class::Arg, format!("partition {partition} of {}", self.setup.partitions));
+            return fail(
+                Class::Arg,
+                format!("partition {partition} is out of range: there are {}", self.setup.partitions),
+            );
         };
         if std::mem::replace(ready, true) {
-            return fail(Class::Arg, format!("partition {partition} is ready already"));
+            return fail(Class::Arg, format!("partition {partition} is already ready"));
         }
         state.left -= 1;
         if state.left == 0 { self.send() } else { Ok(()) }
@@ -115,10 +118,15 @@ unsafe fn make(
     let peer = match usize::try_from(rank).ok().and_then(|at| comm.peers.get(at)) {
         Some(member) => Some(*member),
         None if rank == PROC_NULL => None,
-        None => return fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.peers.len())),
+        None => {
+            return fail(
+                Class::Rank,
+                format!("rank {rank} is out of range for a communicator of {}", comm.peers.len()),
+            );
+        }
     };
     if tag < 0 {
-        return fail(Class::Tag, format!("the tag {tag}"));
+        return fail(Class::Tag, format!("the tag is {tag}"));
     }
     let elements = partitions * each;
     let setup = Setup { comm: Arc::clone(&comm), at: buf as usize, elements, of, peer, tag, partitions };
@@ -181,10 +189,13 @@ pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Out
         return unsafe { put(flag, 1) };
     };
     if partitioned.is_send {
-        return fail(Class::Request, "partitions of a send do not arrive");
+        return fail(Class::Request, "only partitions of a receive can arrive");
     }
     if !(0..partitioned.setup.partitions as c_int).contains(&partition) {
-        return fail(Class::Arg, format!("partition {partition} of {}", partitioned.setup.partitions));
+        return fail(
+            Class::Arg,
+            format!("partition {partition} is out of range: there are {}", partitioned.setup.partitions),
+        );
     }
     if !partitioned.is_over() && !net::poll_once() {
         net::nap();

@@ -40,7 +40,7 @@ impl Session {
 /// # Errors
 /// [`Class::Session`] for an invalid handle.
 pub fn lookup(handle: c_int) -> Outcome<Arc<Session>> {
-    SESSIONS.get(handle).map_or_else(|| fail(Class::Session, format!("{handle:#x} is no session")), Ok)
+    SESSIONS.get(handle).map_or_else(|| fail(Class::Session, format!("{handle:#x} is not a session")), Ok)
 }
 
 /// Returns all open sessions.

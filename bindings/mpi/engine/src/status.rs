@@ -9,7 +9,7 @@ use crate::error::{Class, Outcome, fail};
 
 unsafe fn read(status: *const Status) -> Outcome<Status> {
     if status.is_null() || status.addr() == 1 {
-        return fail(Class::Arg, "there is no status");
+        return fail(Class::Arg, "the status is NULL");
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { *status })
@@ -17,7 +17,7 @@ unsafe fn read(status: *const Status) -> Outcome<Status> {
 
 unsafe fn write(status: *mut Status) -> Outcome<&'static mut Status> {
     if status.is_null() || status.addr() == 1 {
-        return fail(Class::Arg, "there is no status");
+        return fail(Class::Arg, "the status is NULL");
     }
     // SAFETY: the caller's promise; the reference is used within the call only.
     Ok(unsafe { &mut *status })

@@ -82,8 +82,8 @@ fn start() -> Outcome {
     let _open = sessions();
     match MODEL.load(Ordering::Acquire) {
         BEFORE => {}
-        FINALIZED => return fail(Class::Other, "MPI has been finalized, and cannot be initialized again"),
-        _ => return fail(Class::Other, "MPI is initialized already"),
+        FINALIZED => return fail(Class::Other, "MPI has been finalized and cannot be initialized again"),
+        _ => return fail(Class::Other, "MPI is already initialized"),
     }
     if STATE.load(Ordering::Acquire) == BEFORE {
         meet("MPI_Init")?;
@@ -114,7 +114,8 @@ pub(crate) fn open_session() -> Outcome {
         FINALIZED => {
             return fail(
                 Class::Other,
-                "MPI has been finalized, and the ranks have parted: open the session before MPI_Finalize",
+                "MPI has been finalized and the ranks have disconnected: open the session before \
+                 MPI_Finalize",
             );
         }
         _ => {}
@@ -199,7 +200,7 @@ pub(crate) fn has_world() -> bool {
 #[cold]
 pub(crate) fn no_world<T>() -> Outcome<T> {
     match MODEL.load(Ordering::Acquire) {
-        BEFORE => fail(Class::Comm, "MPI_COMM_WORLD and MPI_COMM_SELF are there from MPI_Init on only"),
+        BEFORE => fail(Class::Comm, "MPI_COMM_WORLD and MPI_COMM_SELF exist only after MPI_Init"),
         _ => fail(Class::Comm, "MPI has been finalized: MPI_COMM_WORLD and MPI_COMM_SELF are gone"),
     }
 }
@@ -298,7 +299,7 @@ pub fn new_context() -> Outcome<u32> {
     if number >= room {
         return fail(
             Class::Other,
-            format!("this rank has made {room} communicators, and numbers are not used again"),
+            format!("this rank has made {room} communicators, and their numbers cannot be reused"),
         );
     }
     Ok(rank() * room + number)
@@ -417,11 +418,11 @@ pub unsafe fn get_processor_name(name: *mut c_char, length: *mut c_int) -> Outco
 
 pub unsafe fn alloc_mem(size: i64, info: c_int, pointer: *mut c_void) -> Outcome {
     crate::info::pairs(info)?;
-    let Ok(size) = usize::try_from(size) else { return fail(Class::Arg, format!("{size} bytes")) };
+    let Ok(size) = usize::try_from(size) else { return fail(Class::Arg, format!("the size is {size}")) };
     // SAFETY: needs no promise. Large blocks are aligned to pages, since messages may be sent from and to them.
     let memory = unsafe { libc::memalign(if size < 4096 { 64 } else { 4096 }, size.max(1)) };
     if memory.is_null() {
-        return Err(Fail::new(Class::NoMem, format!("{size} bytes")));
+        return Err(Fail::new(Class::NoMem, format!("{size} bytes are not available")));
     }
     // SAFETY: the caller's promise: a place for an address.
     unsafe { put(pointer.cast(), memory) }

@@ -45,7 +45,7 @@ class Calls:
             input.check_op(number)
         if input.count != output.count or input.type != output.type:
             raise Usage(
-                f"the input has {input.elements} elements of '{input.name}', out has {output.elements} of "
+                f"the input has {input.elements} elements of '{input.name}', but out has {output.elements} of "
                 f"'{output.name}'; they must agree"
             )
         return Call(collective, input, output, input.count, number, factor, root), out
@@ -173,7 +173,7 @@ class Calls:
         except ImportError:
             raise Usage("without NumPy, out must be given") from None
         if getattr(input, "__cuda_array_interface__", None) is not None:
-            raise Usage("the input is on a GPU, where Kolo makes no arrays; out must be given")
+            raise Usage("the input is on a GPU, where Kolo cannot make arrays; out must be given")
         # numpy.asarray would treat bytes as a string.
         input = numpy.frombuffer(input, numpy.uint8) if isinstance(input, bytes) else numpy.asarray(input)
         return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
@@ -193,12 +193,12 @@ class Calls:
     def _shards(shards) -> int:
         shards = index(shards)
         if not 1 <= shards <= 0xFFFF_FFFF:
-            raise Usage(f"{shards} shards were given; 1 to 16384 are possible")
+            raise Usage(f"{shards} shards were given; 1 to 16384 are supported")
         return shards
 
     def _count(self, what: str, counts: Counts) -> int:
         if len(counts) != self.world_size:
-            raise Usage(f"{len(counts)} {what} were given, one per rank is needed: {self.world_size}")
+            raise Usage(f"{len(counts)} {what} were given, but one per rank is needed: {self.world_size}")
         return counts[self.rank]
 
     @staticmethod
@@ -210,7 +210,7 @@ class Calls:
     @staticmethod
     def _same_type(one: Memory, other: Memory) -> None:
         if one.type != other.type or one.units != other.units:
-            raise Usage(f"the input holds elements of '{one.name}', out of '{other.name}'; they must agree")
+            raise Usage(f"the input holds elements of '{one.name}', but out of '{other.name}'; they must agree")
 
 
 class Lent:

@@ -101,10 +101,10 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         over the links.
         """
         if collective not in _kolo.COLLECTIVES:
-            raise Usage(f"unknown collective '{collective}'; known are {', '.join(_kolo.COLLECTIVES)}")
+            raise Usage(f"unknown collective '{collective}'; expected one of {', '.join(_kolo.COLLECTIVES)}")
         name = str(dtype).rpartition(".")[2]
         if name not in TYPE_NAMES:
-            raise Usage(f"unknown type '{name}'; known are {', '.join(TYPE_NAMES)}")
+            raise Usage(f"unknown type '{name}'; expected one of {', '.join(TYPE_NAMES)}")
         return self._comm.explain(_kolo.COLLECTIVES.index(collective), count, TYPE_NAMES[name], operator(op), root)
 
     # Collectives over vectors: input and output have the same length.
@@ -136,7 +136,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         shards = self._shards(shards)
         own = len(self.own_shards(shards))
         if out is None and own == 0:
-            raise Usage(f"this rank has none of {shards} shards; out must be given, as long as a shard")
+            raise Usage(f"this rank has none of {shards} shards; out must be given, with the length of a shard")
         out = self._shard_room(input, out, own)
         from_, to = self._find("the input", input, False), self._find("out", out, True)
         number = operator(op)
@@ -374,10 +374,10 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         try:
             import numpy
         except ImportError:
-            raise Usage("alloc makes NumPy arrays, and there is no NumPy") from None
+            raise Usage("alloc makes NumPy arrays, but NumPy is not installed") from None
         dtype = numpy.dtype(dtype)
         if dtype.hasobject:
-            raise Usage("an array of objects cannot lie in memory of several processes")
+            raise Usage("an array of objects cannot be in memory that processes share")
         extents = tuple(shape) if hasattr(shape, "__iter__") else (index(shape),)
         count = 1
         for extent in extents:

@@ -172,7 +172,7 @@ class Door:
             visitor = Visitor(stream, said, nonces)
             meeting = said.get("meeting")
             if not isinstance(meeting, int):
-                raise ValueError("no number of a meeting")
+                raise ValueError("not a meeting's number")
         except (ValueError, KeyError, TypeError, AttributeError):
             self._drop(stream)
             return
@@ -280,7 +280,7 @@ def knock(handle: Handle, seconds: float, **said) -> Visit:
         if visit is not None:
             return visit
         stream.close()
-        causes.append(f"{address}: somebody else has port {handle.port}")
+        causes.append(f"{address}: another process has taken port {handle.port}")
     text = "; ".join(causes[:4])
     raise Unreached(text) if doubtful or not causes else Ended(text)
 
@@ -323,7 +323,7 @@ def _listen() -> socket.socket:
                 problem = error
                 if listener is not None:
                     listener.close()
-    raise System(f"opening a port at which other members reach this process: {problem}")
+    raise System(f"opening a port for other members: {problem}")
 
 
 def _ports() -> tuple[int, int]:
@@ -334,7 +334,7 @@ def _ports() -> tuple[int, int]:
     try:
         return int(first), int(last)
     except ValueError:
-        raise Configuration(f"KOLO_PORT_RANGE is '{text}', and must be like 40000-40099") from None
+        raise Configuration(f"KOLO_PORT_RANGE is '{text}', but must be like 40000-40099") from None
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()

@@ -42,7 +42,7 @@ class Handle(NamedTuple):
                 int(number), incarnation, bytes.fromhex(key), int(port), int(pid), host, tuple(addresses.split(","))
             )
         except (ValueError, AttributeError):
-            raise Usage(f"{str(text)[:8]!r}...: this is no handle that Kolo made") from None
+            raise Usage(f"{str(text)[:8]!r}...: this is not a handle that Kolo made") from None
 
     def __str__(self) -> str:
         # The number comes first, so that sorted handles are in the order of the ranks that their processes began with.
@@ -72,7 +72,7 @@ def unframed(key: bytes, context: bytes, heard: bytes) -> tuple[bytes, bytes] | 
         return None
     length = int.from_bytes(heard[:4], "big")
     if length > FRAME_BYTES:
-        raise ValueError("no frame of a member")
+        raise ValueError("not a member's frame")
     if len(heard) < 4 + length + _MAC_BYTES:
         return None
     body, mac = heard[4 : 4 + length], heard[4 + length : 4 + length + _MAC_BYTES]

@@ -39,18 +39,18 @@ class Meeting:
         self._digest = hashlib.sha256("\n".join(handles).encode()).hexdigest()
         own = str(door.handle)
         if not handles:
-            raise Usage("reconfigure: there are no handles; this process's own is needed at least")
+            raise Usage("reconfigure: there are no handles; at least this process's own is needed")
         if len(set(handles)) != len(handles):
             raise Usage("reconfigure: a handle is in the list twice")
         if own not in handles:
-            raise Usage("reconfigure: this process's own handle is not in the list, so it would be no member")
+            raise Usage("reconfigure: this process's own handle is not in the list, so it would not be a member")
         self.rank = handles.index(own)
 
     def join(self, settings: dict[str, str]) -> _kolo.Comm:
         """Blocks until all members have joined. If the meeting fails, raises the reason on all members that have come."""
         with self._door.changed:
             if self._number in self._door.refused:
-                raise Usage(f"{self._name()}: this uuid was already used; each attempt takes a new one")
+                raise Usage(f"{self._name()}: this uuid was already used; each attempt needs a new one")
         if self.rank == 0:
             used = f"uuid {self._number} was already used"
             try:
@@ -61,7 +61,7 @@ class Meeting:
                 raise
             self._door.refuse(self._number, used)
             return comm
-        self._door.refuse(self._number, f"{self._who(self.rank)} takes part, and has another member first in its list")
+        self._door.refuse(self._number, f"{self._who(self.rank)} takes part, but has another member first in its list")
         return self._follow(settings)
 
     # The first member.
@@ -165,8 +165,8 @@ class Meeting:
             fits = isinstance(at, int) and 0 < at < len(self._members)
             if visitor.said.get("list") != self._digest or not fits:
                 raise Mismatch(
-                    f"{self._name()}: {visitor.said.get('who')} came with another list of members. All members pass the same "
-                    "handles in the same order, and different groups use different uuids"
+                    f"{self._name()}: {visitor.said.get('who')} came with another list of members. All members must pass "
+                    "the same handles in the same order, and different groups must use different uuids"
                 )
 
     # The others.
@@ -240,7 +240,7 @@ class Meeting:
         if missing := sorted(set(range(comm.world_size)) - set(ranks)):
             raise self._lost(missing[0], "while members joined")
         if not flags:
-            raise Join(f"{self._name()}: a member has joined too late", rank=self.rank)
+            raise Join(f"{self._name()}: a member joined too late", rank=self.rank)
 
     def _failed(self, cause: Error) -> Timeout:
         return Timeout(f"{self._name()}: no communicator after {self._seconds:.1f} s: {cause}", rank=self.rank)
@@ -249,8 +249,8 @@ class Meeting:
         names = ", ".join(map(self._who, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         cause = f" ({cause})" if cause else ""
         return Timeout(
-            f"{self._name()}: after {self._seconds:.1f} s, {names} had not come{cause}. Leave out who does not come, and try "
-            "again with a new uuid",
+            f"{self._name()}: after {self._seconds:.1f} s, {names} had not come{cause}. Leave out the missing members, "
+            "and try again with a new uuid",
             rank=self.rank,
             operation="reconfigure",
             peer=missing[0],

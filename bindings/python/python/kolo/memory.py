@@ -86,8 +86,8 @@ class Memory:
     def check_op(self, op: int) -> None:
         if self.ops is not None and op not in self.ops:
             raise Unsupported(
-                f"this operator is not defined for elements of type '{self.name}'; they can be moved, and complex ones "
-                "summed"
+                f"this operator is not defined for elements of type '{self.name}'; they can only be moved, or summed if "
+                "they are complex"
             )
 
 
@@ -160,7 +160,7 @@ def copy_back(backs) -> None:
 def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> Memory:
     typestr = interface["typestr"]
     if interface.get("strides") is not None:
-        raise Usage(f"{what} is not contiguous; pass numpy.ascontiguousarray of it, or the like")
+        raise Usage(f"{what} is not contiguous; pass a contiguous copy, such as numpy.ascontiguousarray(x)")
     order, kind = typestr[0], typestr[1:]
     if order not in (_NATIVE, "|", "="):
         raise Usage(f"{what} has elements in the other byte order ('{typestr}'); convert it first")
@@ -191,7 +191,7 @@ def _on_gpu(what: str, obj: object) -> dict | None:
     try:
         return getattr(obj, "__cuda_array_interface__", None)
     except RuntimeError as problem:
-        raise Usage(f"{what} does not lend its memory: {problem}") from problem
+        raise Usage(f"{what} does not export its memory: {problem}") from problem
 
 
 def _wait_for_stream(what: str, interface: dict, address: int, comm: _kolo.Comm) -> None:
@@ -199,7 +199,10 @@ def _wait_for_stream(what: str, interface: dict, address: int, comm: _kolo.Comm)
     if stream is None:
         return
     if stream == 0:
-        raise Usage(f"{what} names stream 0 in __cuda_array_interface__, which may be either default stream; 1 or 2 says which")
+        raise Usage(
+            f"{what} names stream 0 in __cuda_array_interface__, which could mean either default stream; use 1 or 2 to say "
+            "which"
+        )
     comm.synchronize(address, stream)
 
 
@@ -213,7 +216,7 @@ def _refuse_immutable(what: str, obj: object) -> None:
 def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
     device, _ = obj.__dlpack_device__()
     if device not in _DLPACK_DEVICES:
-        raise Usage(f"{what} is neither in the memory of the processor nor in that of an NVIDIA GPU; copy it there first")
+        raise Usage(f"{what} is neither in CPU memory nor on an NVIDIA GPU; copy it there first")
     capsule = _capsule(what, obj, device in _DLPACK_GPUS)
     address, shape, strides, code, bits, lanes, flags = _kolo.dlpack(capsule)
     if writable:
@@ -222,14 +225,14 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
         elif flags & _DLPACK_READ_ONLY:
             raise Usage(f"{what} is read-only; give out, or pass a copy such as numpy.array(x)")
         elif flags & _DLPACK_COPIED:
-            raise Usage(f"{what} lends a copy of itself, so that nothing can be written to it; pass an array in plain memory")
+            raise Usage(f"{what} exports only a copy of itself, so it cannot be written to; pass an array in plain memory")
     if device in _DLPACK_GPUS:
         # The producer has made the legacy stream wait for its own stream.
         comm.synchronize(address, _LEGACY_STREAM)
     elements = 1
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if stride != elements and extent != 1:
-            raise Usage(f"{what} is not contiguous; make it so first")
+            raise Usage(f"{what} is not contiguous; make it contiguous first")
         elements *= extent
     kind = f"{_DLPACK_KINDS.get(code, 'V')}{max(bits // 8, 1) * lanes}"
     return Memory(address, elements, kind, capsule)
@@ -244,7 +247,7 @@ def _capsule(what: str, obj, on_gpu: bool):
             # The producer is older than versioned capsules.
             return obj.__dlpack__(**stream)
     except (BufferError, RuntimeError, TypeError, ValueError) as problem:
-        raise Usage(f"{what} does not lend its memory: {problem}") from problem
+        raise Usage(f"{what} does not export its memory: {problem}") from problem
 
 
 def _from_buffer(what: str, obj, writable: bool) -> Memory:
@@ -252,9 +255,9 @@ def _from_buffer(what: str, obj, writable: bool) -> Memory:
         view = memoryview(obj)
     except TypeError:
         if isinstance(obj, (int, float, complex)):
-            raise Usage(f"{what} is a {type(obj).__name__}; pass numpy.array(x), which also takes the result") from None
+            raise Usage(f"{what} has type {type(obj).__name__}; pass numpy.array(x), which also receives the result") from None
         raise Usage(
-            f"{what} is a {type(obj).__name__}, which has neither __array_interface__, nor __dlpack__, nor the buffer "
+            f"{what} has type {type(obj).__name__}, which has neither __array_interface__, nor __dlpack__, nor the buffer "
             "protocol"
         ) from None
     if not view.c_contiguous:
@@ -272,4 +275,4 @@ def _lent(what: str, obj, writable: bool) -> _kolo.Held:
     except (BufferError, TypeError, ValueError) as problem:
         if isinstance(problem, Usage):
             raise
-        raise Usage(f"{what} does not lend its memory: {problem}") from problem
+        raise Usage(f"{what} does not export its memory: {problem}") from problem

@@ -110,8 +110,8 @@ class Objects:
     def _texts(self, what: str, objects: Sequence | None) -> list[bytes]:
         count = -1 if objects is None else len(objects)
         if count != self.world_size:
-            given = "none were" if objects is None else f"{count} were"
-            raise Usage(f"{given} given of the {what}, one per rank is needed: {self.world_size}")
+            given = "no" if objects is None else count
+            raise Usage(f"{given} {what} given, but one per rank is needed: {self.world_size}")
         return [_pickled(obj) for obj in objects]
 
 

@@ -99,7 +99,7 @@ def _fold(comm: Communicator, op: Operator, rows):
         for row in rows[1:]:
             made = op(whole, row)
             if getattr(made, "shape", None) != row.shape:
-                raise Usage(f"the operator made {getattr(made, 'shape', made)!r} of two arrays of the shape {row.shape}")
+                raise Usage(f"the operator made {getattr(made, 'shape', made)!r} of two arrays of shape {row.shape}")
             whole = made.astype(row.dtype, copy=False)
         return whole
     except BaseException as problem:
@@ -112,9 +112,12 @@ def _vector(buffer, out) -> tuple:
     values = _array("the buffer", buffer)
     out = values if out is None else _array("out", out)
     if out.size != values.size or out.dtype != values.dtype:
-        raise Usage(f"the input has {values.size} elements of '{values.dtype}', out has {out.size} of '{out.dtype}'; they must agree")
+        raise Usage(
+            f"the input has {values.size} elements of '{values.dtype}', but out has {out.size} of '{out.dtype}'; they must "
+            "agree"
+        )
     if not out.flags.writeable:
-        raise Usage("out is read-only; give another")
+        raise Usage("out is read-only; pass another array")
     return values.reshape(-1), out
 
 
@@ -122,9 +125,9 @@ def _array(what: str, obj):
     import numpy
 
     if not isinstance(obj, numpy.ndarray):
-        raise Usage(f"{what} is a {type(obj).__name__}; operators of your own combine NumPy arrays")
+        raise Usage(f"{what} has type {type(obj).__name__}; user-defined operators combine NumPy arrays")
     if obj.dtype.hasobject:
-        raise Usage(f"{what} holds objects of Python, which only all_reduce_object and its like can move")
+        raise Usage(f"{what} holds Python objects, which only all_reduce_object and similar calls can move")
     return obj
 
 

@@ -39,12 +39,12 @@ def draw(url: str, world_size: int, timeout: float) -> int:
     parts = urlsplit(url)
     ways = {"file": _draw_from_file, "tcp": _draw_from_port, "multicast": _draw_by_multicast}
     if parts.scheme not in ways:
-        raise Usage(f"'{url}' gives out no ranks: use file://, tcp:// or multicast://, or say which rank this is")
+        raise Usage(f"'{url}' cannot assign ranks: use file://, tcp:// or multicast://, or say which rank this is")
     return ways[parts.scheme](parts, world_size, time.monotonic() + timeout)
 
 
 def _late(url: str, problem: str, remedy: str) -> Join:
-    return Join(f"drawing a rank at {url}: {problem}. {remedy}")
+    return Join(f"getting a rank from {url}: {problem}. {remedy}")
 
 
 # A file beside the one at which the ranks meet lists the ranks that are taken. The process that takes the last rank removes it.
@@ -79,7 +79,7 @@ def _take(path: str, file: int, world_size: int, deadline: float) -> int:
     rank = next(number for number in range(len(taken) + 1) if number not in taken)
     if rank >= world_size or any(owner["of"] != world_size for owner in taken.values()):
         sizes = sorted({owner["of"] for owner in taken.values()} | {world_size})
-        raise _late(path, f"{len(taken)} processes have come, for world sizes {sizes}", "Give each job a path of its own")
+        raise _late(path, f"{len(taken)} processes came, with world sizes {sizes}", "Give each job a path of its own")
     if len(taken) + 1 == world_size:
         os.unlink(path)
         return rank
@@ -104,7 +104,7 @@ def _may_live(owner: dict) -> bool:
 def _draw_from_port(parts, world_size: int, deadline: float) -> int:
     host, port = parts.hostname, parts.port
     if host is None or port is None:
-        raise Usage(f"'{parts.geturl()}' names no host and port")
+        raise Usage(f"'{parts.geturl()}' does not name a host and a port")
     last = "nobody has answered"
     while time.monotonic() < deadline:
         try:
@@ -123,13 +123,13 @@ def _draw_from_port(parts, world_size: int, deadline: float) -> int:
             if len(answer) == 3 and answer[:2] == ["kolo", "rank"]:
                 return int(answer[2])
             if len(answer) == 3 and answer[:2] == ["kolo", "size"]:
-                problem = f"rank 0 says that there are {answer[2]} ranks, this process {world_size}"
+                problem = f"rank 0 says that there are {answer[2]} ranks, but this process {world_size}"
                 raise _late(parts.geturl(), problem, "Give all processes the same world size")
-            last = "something else listens there, perhaps rank 0 of a job that has all its ranks"
+            last = "something else is listening there, perhaps rank 0 of a job that already has all its ranks"
         except (OSError, ValueError) as problem:
             last = str(problem)
         time.sleep(_PAUSE)
-    raise _late(parts.geturl(), last, "See whether all processes were started, and whether the port is free")
+    raise _late(parts.geturl(), last, "Check whether all processes were started, and whether the port is free")
 
 
 def _listen(family, kind, protocol, address) -> socket.socket | None:
@@ -151,7 +151,7 @@ def _number_others(listener: socket.socket, parts, world_size: int, deadline: fl
         left = deadline - time.monotonic()
         if left <= 0:
             problem = f"{world_size - 1 - len(waiting)} of {world_size} processes did not come"
-            raise _late(parts.geturl(), problem, "See whether all processes were started")
+            raise _late(parts.geturl(), problem, "Check whether all processes were started")
         listener.settimeout(left)
         try:
             asking, _ = listener.accept()
@@ -208,7 +208,7 @@ def _draw_by_multicast(parts, world_size: int, deadline: float) -> int:
         while not (len(known) == world_size and all(known.values())):
             if time.monotonic() > deadline:
                 problem = f"{len(known)} of {world_size} processes have been heard of"
-                raise _late(parts.geturl(), problem, "See whether the network carries multicast: ?interface=ADDRESS")
+                raise _late(parts.geturl(), problem, "Check whether the network supports multicast: ?interface=ADDRESS")
             known[me] = len(known) == world_size
             announce(False)
             _listen_once(hearing, parts, job, world_size, known)
@@ -245,7 +245,7 @@ def _listen_once(hearing: socket.socket, parts, job: str, world_size: int, known
             if said.get("over"):
                 continue
             if said.get("of") != world_size or len(known) >= world_size:
-                problem = f"more than {world_size} processes announce themselves, or with other world sizes"
+                problem = f"more than {world_size} processes announced themselves, or some with other world sizes"
                 raise _late(parts.geturl(), problem, "Give each job a name of its own")
         known[said["id"]] = bool(said.get("all"))
 

@@ -113,7 +113,7 @@ def _found(parts: Mapping[str, object], comm: _kolo.Comm | None) -> list[tuple[s
     found = []
     for name, obj in parts.items():
         if not isinstance(name, str):
-            raise Usage(f"parts are named by text, not by {name!r}")
+            raise Usage(f"the name of a part must be a str, not {name!r}")
         part = memory.find(f"part {name!r}", obj, True, comm)
         if part.back is not None:
             raise Usage(f"part {name!r} is not contiguous")
@@ -133,6 +133,6 @@ def _text(invitation: str, end: float) -> str:
     path = Path(invitation.removeprefix("file://"))
     while not path.exists():
         if time.monotonic() >= end:
-            raise Join(f"there is no invitation in {path}; see whether a member has written one")
+            raise Join(f"there is no invitation in {path}; check whether a member has written one")
         time.sleep(0.05)
     return path.read_text()

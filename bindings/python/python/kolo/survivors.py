@@ -43,7 +43,7 @@ class Change(NamedTuple):
     world_size: int
 
 
-_FAILED = "the step failed on another rank, whose own error says why"
+_FAILED = "the step failed on another rank; see that rank's own error for the reason"
 
 #: Errors after which the communicator cannot be used any more.
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
@@ -155,7 +155,7 @@ class Survivors:
                 # A late rank comes to the next step too, so nothing waits for it here. All ranks decide from the same flags.
                 if problem is None and not flags & _IS_HERE:
                     problem = self._gave_up(
-                        Aborted, "the step was given up: a rank that lives had not come to its end in time"
+                        Aborted, "the step was abandoned: a live rank did not finish it in time"
                     )
                 raise problem or self._gave_up(Revoked, _FAILED)
             self._become(self._comm.shrink(timeout=_left(end)))
@@ -178,7 +178,7 @@ class Survivors:
         except (Fenced, Minority):
             raise
         except (*_FATAL, Join) as error:
-            warnings.warn(f"rank {self._comm.rank}: newcomers were not taken in; they may wait again: {error}", stacklevel=2)
+            warnings.warn(f"rank {self._comm.rank}: newcomers were not taken in; they may try again: {error}", stacklevel=2)
 
     def _become(self, next: Communicator) -> None:
         old, self._comm = self._comm, next
@@ -209,7 +209,7 @@ class Survivors:
         left = self._comm.world_size
         if left < self._at_least:
             raise self._gave_up(
-                Minority, f"{left} of {before} ranks are left, and {self._at_least} are the least that go on"
+                Minority, f"only {left} of {before} ranks are left, and at least {self._at_least} are needed to go on"
             )
 
     def _gave_up(self, kind: type[Error], reason: str) -> Error:

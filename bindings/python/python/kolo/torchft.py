@@ -78,7 +78,7 @@ class ProcessGroupKolo(KoloGroup, ProcessGroup):
         Blocks until all have joined, at most for the time-out. If it raises, it can be called again.
         """
         old = self._engine
-        old.abort(f"the process group of replica {replica_id} was configured anew")
+        old.abort(f"the process group of replica {replica_id} was reconfigured")
         nobody = _Engine(Unjoined(_ALONE), old.seconds, old.name, [0])
         self._use(nobody)
         leave(old)

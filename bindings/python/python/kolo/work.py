@@ -15,10 +15,10 @@ from .numbers import OPS
 def operator(name: str) -> int:
     """Returns the number of an operator."""
     if callable(name):
-        raise Usage("operators of your own are for blocking all_reduce, reduce, reduce_scatter, scan and exscan")
+        raise Usage("user-defined operators are for blocking all_reduce, reduce, reduce_scatter, scan and exscan")
     number = OPS.get(name)
     if number is None:
-        raise Usage(f"unknown operator '{name}'; known are {', '.join(OPS)}")
+        raise Usage(f"unknown operator '{name}'; expected one of {', '.join(OPS)}")
     return number
 
 

@@ -133,7 +133,7 @@ def test_too_few_give_up():
     def body(comm):
         if comm.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(kolo.Minority, match="2 of 3 ranks are left, and 3 are the least"):
+        with pytest.raises(kolo.Minority, match="only 2 of 3 ranks are left, and at least 3 are needed"):
             kolo.Survivors(comm, at_least=3).all_reduce(np.ones(3))
 
     ended = run(3, body, check=False)

@@ -120,7 +120,7 @@ def test_bad_settings():
             call()
     with pytest.raises(kolo.Usage, match="128"):
         kolo.init(unique_id=b"short", rank=0, world_size=1)
-    with pytest.raises(kolo.Configuration, match="no id"):
+    with pytest.raises(kolo.Configuration, match="not a unique id"):
         kolo.init(unique_id=bytes(128), rank=0, world_size=1)
 
 

@@ -121,7 +121,7 @@ def test_nonsense_is_refused():
         for parts, match in (
             ({"a": data[:, 1]}, "not contiguous"),
             ({"a": data, "b": data[1]}, "share memory"),
-            ({1: data}, "named by text"),
+            ({1: data}, "must be a str"),
             ({"a": b"bytes"}, "read-only"),
             ({"a" if comm.rank else "b": data}, "registered different parts"),
         ):
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_under_the_launcher_is_replaced(victim, options):
         pytest.skip("the program kolo has not been built")
     program = harness.python(PROGRAMS / "array_elastic.py") + [str(victim), "3"]
     [end] = harness.programs([command + program], [{}])
-    assert f"kolo: rank {victim} (pid " in end.text and "it is started again as a newcomer" in end.text, end
+    assert f"kolo: rank {victim} (pid " in end.text and "restarting it as a newcomer" in end.text, end
     for rank in range(3):
         assert f"rank {rank} of 3, slots [0, 1, 2], newcomer {rank == victim}" in end.text, end
 

@@ -26,7 +26,7 @@ def test_nothing_works_before_the_first():
             lambda: dist.barrier(),
             lambda: me.backend.allreduce([x]),
         ):
-            with pytest.raises(kolo.torch.Usage, match="no members yet.*call reconfigure first"):
+            with pytest.raises(kolo.torch.Usage, match="no members yet.*first call reconfigure"):
                 call()
         me.group.abort()
         assert me.backend.get_error() == ErrorType.SUCCESS

@@ -48,8 +48,8 @@ def test_lists_that_make_no_sense():
             (1, [], "no handles"),
             (2, [other], "own handle is not in the list"),
             (3, [mine, mine], "in the list twice"),
-            (4, [mine, "gloo:0:1:2:"], "no handle that Kolo made"),
-            (5, [mine, mine.replace("kolo1", "kolo2")], "no handle that Kolo made"),
+            (4, [mine, "gloo:0:1:2:"], "not a handle that Kolo made"),
+            (5, [mine, mine.replace("kolo1", "kolo2")], "not a handle that Kolo made"),
         ):
             with pytest.raises(kolo.torch.Usage, match=text):
                 reconfigure(uuid, handles)
@@ -114,12 +114,12 @@ def test_flags_that_cannot_be_honoured():
     def body(rank, ranks, folder):
         for number, backend in enumerate(("cpu:gloo,cuda:kolo", "cuda:gloo,cpu:kolo")):
             store = dist.FileStore(f"{folder}/{number}", ranks)
-            with pytest.raises(kolo.torch.Unsupported, match="other backends beside Kolo cannot be reconfigured"):
+            with pytest.raises(kolo.torch.Unsupported, match="other backends besides Kolo cannot be reconfigured"):
                 dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
         # Torch creates such groups as if Kolo were alone, and names the other backend only later.
         store = dist.FileStore(f"{folder}/last", ranks)
         dist.init_process_group("cuda:kolo,cpu:gloo", store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
-        with pytest.raises(kolo.torch.Unsupported, match="would be Kolo's altogether"):
+        with pytest.raises(kolo.torch.Unsupported, match="would belong to Kolo entirely"):
             dist._get_reconfigure_handle()
         dist.destroy_process_group()
         group_ranks.join(rank, ranks, folder, name="plain")
@@ -141,7 +141,7 @@ def test_one_thread_at_a_time():
             deadline = time.monotonic() + SECONDS
             while not me.group._membership._meeting.locked():
                 assert time.monotonic() < deadline
-            with pytest.raises(kolo.torch.Usage, match="another thread reconfigures"):
+            with pytest.raises(kolo.torch.Usage, match="another thread is already reconfiguring"):
                 reconfigure(2, handles)
             assert dist._get_reconfigure_handle() == handles[0]
         me.meet_in_store("refused")
@@ -175,7 +175,7 @@ def test_strangers_learn_nothing():
         wrong = handles[0].split(":")
         wrong[3] = "0" * 32
         if me.start == 1:
-            with pytest.raises(kolo.torch.PeerLost, match="somebody else has port"):
+            with pytest.raises(kolo.torch.PeerLost, match="another process has taken port"):
                 reconfigure(1, [":".join(wrong), handles[1]], 5)
         me.meet_in_store("tried")
         reconfigure(2, handles)

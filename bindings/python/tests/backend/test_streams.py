@@ -163,7 +163,7 @@ def test_a_stream_that_stands_still_is_a_time_out():
         with device(Device()):
             join(rank, ranks, folder)
             dist.group.WORLD.set_timeout(timedelta(seconds=1))
-            with pytest.raises(kolo.torch.Timeout, match="the stream of the GPU has not reached this operation"):
+            with pytest.raises(kolo.torch.Timeout, match="the GPU stream has not reached this operation"):
                 dist.all_reduce(torch.ones(3))
             os._exit(0)
 

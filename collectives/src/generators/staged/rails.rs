@@ -56,7 +56,7 @@ impl<'a> Rails<'a> {
             Collective::Gather | Collective::Scatter | Collective::AllToAll => is_run(self.hosts.host(host)),
             _ => (0..self.count).all(|rail| is_run(self.chunk(host, rail))),
         });
-        if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }
+        if together { Ok(()) } else { Err("the ranks of a host are not consecutive".to_owned()) }
     }
 
     /// Returns the payloads of a host's members for `host`: each rail publishes its chunk.

@@ -130,7 +130,7 @@ impl Fetch<'_> {
     fn take(&mut self, news: News) -> Result<()> {
         match news {
             News::Offered { digest, .. } if digest != self.digest => {
-                let problem = "the members have registered other parts than this newcomer".to_owned();
+                let problem = "the members and this newcomer have registered different parts".to_owned();
                 return Err(usage(problem));
             }
             News::Offered { source, version, .. } => self.orders.offered(source, version),
@@ -147,12 +147,16 @@ impl Fetch<'_> {
                     Found::Wrong { from: None } => {}
                     Found::Wrong { from: Some(from) } => {
                         let what = &self.names[index];
-                        tracing::error!(from, "{what} fail their hash, and are fetched from another member");
+                        tracing::error!(
+                            from,
+                            "{what} do not match their hash and will be fetched from another member"
+                        );
                         self.shared.refetched.push(from as u32);
                     }
                     Found::Hopeless => {
                         let problem = format!(
-                            "{} fail their hash, whoever sends them: the members' bytes differ",
+                            "{} do not match their hash, whichever member sends them: the members' bytes \
+                             differ",
                             self.names[index]
                         );
                         return Err(usage(problem));
@@ -165,17 +169,17 @@ impl Fetch<'_> {
     }
 
     fn out_of_time(&self, last: Option<String>) -> Error {
-        let why = last.map_or_else(String::new, |why| format!("; the last that was heard: {why}"));
+        let why = last.map_or_else(String::new, |why| format!("; the last report was: {why}"));
         let problem = match self.orders.left() {
             Some(left) => {
                 let all = self.names.len();
-                format!("{left} of {all} chunks of the members' state have not come in time{why}")
+                format!("{left} of {all} chunks of the members' state did not arrive in time{why}")
             }
-            None => format!("no member has offered its state in time{why}"),
+            None => format!("no member offered its state in time{why}"),
         };
         let remedy =
-            "See whether the members call offer between their steps, and give more time; or join without: \
-                      share brings what is missing"
+            "Check that the members call offer between their steps, and allow more time; or join without the \
+             state: share sends what is missing"
                 .to_owned();
         Error::Join { rank: None, kind: JoinFailure::Invitation, problem, remedy }
     }

@@ -287,7 +287,8 @@ impl Transfer<'_, '_> {
                 return Err(usage(
                     self.comm,
                     format!(
-                        "{} fail their hash on rank {}, whoever sends them: ranks {:?} have this version, and their bytes differ",
+                        "{} do not match their hash on rank {}, whichever rank sends them: ranks {:?} have \
+                         this version, and their bytes differ",
                         self.names[first.chunk], first.to, self.holders
                     ),
                 ));
@@ -303,7 +304,7 @@ impl Transfer<'_, '_> {
                         tracing::error!(
                             rank,
                             from,
-                            "{what} fail their hash, and are fetched from another rank"
+                            "{what} do not match their hash and will be fetched from another rank"
                         );
                         self.shared.refetched.push(from);
                         needs[own.unwrap_or_default() * count + delivery.chunk] = 1;

@@ -101,7 +101,8 @@ fn what_fails_its_hash_whoever_sends_it_is_an_error_on_all_ranks() {
         let broken = |bytes: &[u8]| if has { [7; HASH_BYTES] } else { right(bytes) };
         let error = share(&comm, &mut state, &mut held, &broken).unwrap_err();
         let told =
-            "bytes 0 to 256 of weights fail their hash on rank 2, whoever sends them: ranks [0, 1] have";
+            "bytes 0 to 256 of weights do not match their hash on rank 2, whichever rank sends them: ranks \
+             [0, 1] have";
         assert!(error.to_string().contains(told) && !error.is_fatal(), "{error}");
         assert_eq!(state.version(), has.then_some(1), "nobody takes for a state what is none");
         // A later attempt succeeds.

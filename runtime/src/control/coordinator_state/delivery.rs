@@ -50,7 +50,7 @@ impl CoordinatorState {
             }
             self.unreached.extend(in_flight.unreached());
             let waiting: Vec<u32> = in_flight.waiting.iter().copied().collect();
-            tracing::debug!(ranks = ranks::compact(&waiting), "nobody has passed a message on to them");
+            tracing::debug!(ranks = ranks::compact(&waiting), "a message was not forwarded to them");
             for &rank in &in_flight.waiting {
                 self.send_frame(rank, in_flight.frame.clone());
             }

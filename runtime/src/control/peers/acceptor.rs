@@ -142,7 +142,8 @@ impl Shortage {
         if is_shortage(error) {
             let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
             if last.is_none() {
-                tracing::warn!(%error, "no connection to another member; raise this rank's limit of open files (ulimit -n)");
+                tracing::warn!(%error, "could not connect to another member; raise this rank's limit on open \
+                                        files (ulimit -n)");
             }
         }
     }

@@ -469,7 +469,7 @@ async fn attempt(
     };
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         // The kernel may choose a port without a listener as the connection's own.
-        return Err(ConnectError::Gone(format!("nobody listens at {address}: its process has ended")));
+        return Err(ConnectError::Gone(format!("nothing is listening on {address}: its process has ended")));
     }
     let _ = stream.set_nodelay(true);
     match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
@@ -478,7 +478,7 @@ async fn attempt(
             Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
         }
         Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
-        Err(_) => Err(silent("it takes connections and says nothing")),
+        Err(_) => Err(silent("it accepts connections but says nothing")),
     }
 }
 

@@ -396,7 +396,7 @@ impl Task {
         self.failures.remove(&rank);
         self.unsent.remove(&rank);
         self.awaiting_ack.remove(&rank);
-        tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
+        tracing::info!(rank = self.shared.rank, gone = rank, text, "a member has gone");
         self.gone.insert(rank, text);
         self.rounds.gone(rank);
     }

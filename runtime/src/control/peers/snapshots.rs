@@ -126,7 +126,7 @@ async fn answer(
 ) -> io::Result<()> {
     let chunk = |index: u32| {
         let chunk = copy.chunks.get(index as usize);
-        chunk.ok_or_else(|| invalid(format!("there is no chunk {index}")))
+        chunk.ok_or_else(|| invalid(format!("chunk {index} does not exist")))
     };
     match asked {
         FromFetcher::Chunk { index } => {
@@ -162,7 +162,7 @@ pub(in crate::control) async fn hear(
     let mut chunk = Vec::new();
     if let ToFetcher::Chunk { bytes } = said {
         if bytes as usize != expected {
-            return Err(invalid(format!("a chunk of {bytes} bytes where {expected} were expected")));
+            return Err(invalid(format!("a chunk of {bytes} bytes, but {expected} were expected")));
         }
         chunk.resize(expected, 0);
         read.read_exact(&mut chunk).await?;

@@ -261,11 +261,11 @@ impl WaitingList {
         let gone = Arc::new(AbortFlag::default());
         let mut state = self.lock();
         if state.is_closed {
-            return Err(invalid("this member goes".into()));
+            return Err(invalid("this member is leaving".into()));
         }
         // The newcomer has given up its earlier connection.
         state.forget(newcomer.id());
-        tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
+        tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer is waiting");
         let _ = queue.send(encode(&ToNewcomer::Welcome { addresses: state.addresses.clone() }));
         state.arrivals += 1;
         let arrival = state.arrivals;
@@ -278,21 +278,24 @@ impl WaitingList {
 
     fn objection(&self, newcomer: &Newcomer) -> Option<(String, String)> {
         if newcomer.version != VERSION {
-            let problem = format!("the group runs Kolo {VERSION}, the newcomer {}", newcomer.version);
+            let problem =
+                format!("the group runs Kolo {VERSION}, but the newcomer runs {}", newcomer.version);
             return Some((problem, "Install the same version on every host".to_owned()));
         }
         {
             let state = self.lock();
             if state.members.contains(&newcomer.id()) {
-                let problem = format!("{} has the identity of one that is or was a member", newcomer.who());
+                let problem = format!("{} has the identity of a current or former member", newcomer.who());
                 return Some((
                     problem,
-                    "Join with a new builder: each draws an identity of its own".to_owned(),
+                    "Join with a new builder: each builder draws a new identity".to_owned(),
                 ));
             }
             if state.waiting.len() >= MAX_WAITING_NEWCOMERS {
-                let problem =
-                    format!("{MAX_WAITING_NEWCOMERS} newcomers wait at this listener, which are the most");
+                let problem = format!(
+                    "{MAX_WAITING_NEWCOMERS} newcomers are already waiting at this listener, which is the \
+                     maximum"
+                );
                 return Some((problem, "Let the group take some in first".to_owned()));
             }
         }
@@ -345,7 +348,7 @@ async fn listen(
     while let Some(FromNewcomer::Beat) = hear(&mut reader, silent_after).await {}
     gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
     if let Some(waiting_list) = waiting_list.upgrade() {
-        tracing::info!("a newcomer is gone");
+        tracing::info!("a newcomer has gone");
         waiting_list.forget(id, arrival);
     }
 }

@@ -21,8 +21,9 @@ fn newcomer(listener: &Listener) -> Newcomer {
 }
 
 fn waiting_list(listener: &Listener) -> Arc<WaitingList> {
-    let check: Check =
-        Box::new(|newcomer| (newcomer.settings != [7]).then(|| ("other settings".into(), "use 7".into())));
+    let check: Check = Box::new(|newcomer| {
+        (newcomer.settings != [7]).then(|| ("different settings".into(), "use 7".into()))
+    });
     listener.waiting_list(GROUP, || WaitingList::new(GROUP, Duration::from_secs(1), check))
 }
 
@@ -71,10 +72,10 @@ async fn who_does_not_fit_is_told_why() {
         }
     };
     let told = refused(&|newcomer| newcomer.version = "0.0.1".into()).await;
-    assert!(told.contains(&format!("runs Kolo {VERSION}, the newcomer 0.0.1")), "{told}");
-    assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "other settings");
+    assert!(told.contains(&format!("runs Kolo {VERSION}, but the newcomer runs 0.0.1")), "{told}");
+    assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "different settings");
     let told = refused(&|newcomer| newcomer.listener = listener.address().clone()).await;
-    assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
+    assert_eq!(told, "process 4711 on node7 has the identity of a current or former member");
     assert!(waiting_list.newcomers().is_empty());
     // This group is another one, or no longer exists.
     let unknown = connect(&own, &listener, [1; 16]).await;
@@ -175,7 +176,7 @@ async fn a_waiting_list_has_an_end() {
     let is_welcome = |(answer, _, _): &(ToNewcomer, _, _)| matches!(answer, ToNewcomer::Welcome { .. });
     assert!(streams[..MAX_WAITING_NEWCOMERS].iter().all(is_welcome));
     assert!(
-        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Refused { problem, .. } if problem.contains("the most"))
+        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Refused { problem, .. } if problem.contains("the maximum"))
     );
     assert_eq!(waiting_list.newcomers().len(), MAX_WAITING_NEWCOMERS);
 }

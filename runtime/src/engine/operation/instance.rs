@@ -13,7 +13,7 @@ use super::staged::Kit;
 use crate::reduce::Combine;
 
 /// Most pinned scratch of an operation on GPU memory, unless a single segment needs more. It is enough to copy a few
-/// MiB while as much is on the network, and little compared with the limit of locked memory.
+/// MiB while as much is on the network, and little compared with the limit on locked memory.
 const PINNED_BYTES: usize = 32 << 20;
 
 /// Phase of an instance with its segment.

@@ -198,7 +198,7 @@ pub(super) struct Kit {
 pub(super) fn mismatch(stage: &dyn Stage, tag: u64, found: StageMismatch) -> Error {
     let kind = ErrorKind::Mismatch { expected_tag: tag, tag: found.tag, expected_len: 0, len: 0 };
     let peer = stage.members().get(found.member).copied();
-    Error::new(kind, "stage", peer, "it called something else")
+    Error::new(kind, "stage", peer, "it made a different call")
 }
 
 /// Returns the bytes of a payload in a segment, including the space between its runs.
@@ -227,7 +227,7 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     let refused = |detail: String| Err(Error::new(ErrorKind::Usage, "engine", None, detail));
     let algorithm = binding.plan.algorithm;
     if !wanted.windows.is_empty() {
-        return refused(format!("{algorithm} reaches into other ranks' buffers, which messages do not"));
+        return refused(format!("{algorithm} reaches into other ranks' buffers, which messages cannot do"));
     }
     let (Some(stage), Some(caps)) = (links.stage(), links.stage_caps()) else {
         return refused(format!("{algorithm} uses memory that ranks share, and there is none"));

@@ -31,7 +31,7 @@ fn open_files(host: &Host, name: &str, ranks: u64) -> Option<Finding> {
     let (limit, needed) = (host.facts.open_files?, FILES_PER_RANK * ranks + FILES_OTHERWISE);
     (limit < needed).then(|| {
         let what = format!("a process on {name} may open {limit} files; {ranks} ranks may need {needed}");
-        let cause = "a low limit of the shell, container or service manager that started it";
+        let cause = "a low limit set by the shell, container or service manager that started it";
         let remedy = format!("Raise it there: `ulimit -n {}`", needed.next_power_of_two().max(1024));
         Finding::new("open_files", Severity::Warning, what, cause, remedy)
     })
@@ -40,8 +40,9 @@ fn open_files(host: &Host, name: &str, ranks: u64) -> Option<Finding> {
 fn locked_memory(host: &Host, name: &str) -> Option<Finding> {
     let limit = host.facts.locked_memory.filter(|_| !host.facts.adapters.is_empty())?;
     (limit < LOCKED_BYTES).then(|| {
-        let what = format!("{name} has RDMA adapters, and a process may lock {} KiB of memory", limit >> 10);
-        let cause = "the limit memlock of the shell, container or launcher";
+        let what =
+            format!("{name} has RDMA adapters, but a process may lock only {} KiB of memory", limit >> 10);
+        let cause = "the memlock limit of the shell, container or launcher";
         Finding::new("locked_memory", Severity::Warning, what, cause, "Raise it: `ulimit -l unlimited`")
     })
 }
@@ -50,11 +51,10 @@ fn processors(host: &Host, name: &str) -> Option<Finding> {
     let quota = host.facts.processor_quota?;
     (quota < host.ranks.len() as f64).then(|| {
         let what = format!(
-            "the control group of {name} allows {quota:.1} processors, and {} ranks are there",
+            "the control group of {name} allows {quota:.1} processors, but {} ranks run there",
             host.ranks.len()
         );
-        let cause =
-            "a limit of the container or batch system: ranks that wait steal the time of those that work";
+        let cause = "a limit of the container or batch system: waiting ranks take time from those that work";
         Finding::new(
             "processors",
             Severity::Warning,
@@ -86,7 +86,8 @@ fn clocks(report: &Report) -> Vec<Finding> {
             let what = format!("the clock of {} is {:.1} s {way} the others'", report.name(host), off.abs());
             let cause = "it is not synchronised";
             let remedy =
-                "Start chrony or another NTP client there. Kolo does not mind; people who read logs do";
+                "Start chrony or another NTP client there. Kolo does not need synchronised clocks, but \
+                 people who compare logs do";
             Finding::new("clock", Severity::Warning, what, cause, remedy)
         })
         .collect()
@@ -117,7 +118,8 @@ fn differing(report: &Report) -> Vec<Finding> {
         Severity::Warning,
         |host| &host.facts.congestion,
         "the congestion control",
-        "the hosts have different settings (net.ipv4.tcp_congestion_control): some keep to their share, others do not",
+        "the hosts have different settings (net.ipv4.tcp_congestion_control): some keep to their fair share, \
+         others do not",
         "Set the same on all hosts, or KOLO_SOCKET_CONGESTION for the job",
     );
     found
@@ -145,7 +147,7 @@ fn slow_transports(report: &Report) -> Vec<Finding> {
             let place = host.map_or_else(String::new, |host| report.name(host));
             let what = format!("ranks of {place} take {} and not {name}: {why}", route.transport);
             let remedy =
-                "Mend the reason given, or leave the transport out with KOLO_TRANSPORT if that is meant";
+                "Fix the reason given, or exclude the transport with KOLO_TRANSPORT if this is intended";
             found.push(Finding::new("transport", Severity::Warning, what, "see the reason given", remedy));
         }
     }

@@ -47,9 +47,9 @@ pub(super) fn slow(report: &Report) -> Vec<Finding> {
             "slow_host",
             Severity::Warning,
             what,
-            "a cable or port that has settled on a lower speed, a virtual machine's limit, or other traffic",
-            "Compare `ethtool` of its interface with another host's; collectives wait for it, so run without it if it cannot \
-             be mended",
+            "a cable or port that negotiated a lower speed, a virtual machine's limit, or other traffic",
+            "Compare `ethtool` of its interface with another host's; collectives wait for this host, so \
+             leave it out if it cannot be fixed",
         ));
     }
     let could = |way: &Measured| Some(sends(way.from)?.min(receives(way.to)?));
@@ -59,14 +59,15 @@ pub(super) fn slow(report: &Report) -> Vec<Finding> {
             continue;
         };
         let what = format!(
-            "{} sends to {} at {:.1} MB/s; both are faster with others ({:.1})",
+            "{} sends to {} at {:.1} MB/s; both are faster with other hosts ({:.1})",
             report.name(way.from),
             report.name(way.to),
             way.bytes_per_second / 1e6,
             rate / 1e6
         );
-        let cause = "a slow or crowded link between the two, such as an uplink of a switch";
-        let remedy = "Look at the path (`tracepath`) and its switches, or place the job where hosts are near each other";
+        let cause = "a slow or congested link between the two, such as a switch's uplink";
+        let remedy = "Check the path (`tracepath`) and its switches, or place the job on hosts that are \
+                      close to each other";
         found.push(Finding::new("slow_link", Severity::Warning, what, cause, remedy));
     }
     found.extend(two_hosts_apart(report));
@@ -83,14 +84,14 @@ fn two_hosts_apart(report: &Report) -> Option<Finding> {
         if there.bytes_per_second < back.bytes_per_second { (there, back) } else { (back, there) };
     (slow.bytes_per_second < SLOW * fast.bytes_per_second).then(|| {
         let what = format!(
-            "{} sends to {} at {:.1} MB/s, and receives {:.1} from it",
+            "{} sends to {} at {:.1} MB/s, but receives {:.1} from it",
             report.name(slow.from),
             report.name(slow.to),
             slow.bytes_per_second / 1e6,
             fast.bytes_per_second / 1e6
         );
-        let cause = "losses one way, a duplex mismatch, or limits that differ by direction";
-        let remedy = "Look at the counters of both interfaces (`ip -s link`, `ethtool -S`)";
+        let cause = "losses in one direction, a duplex mismatch, or limits that differ by direction";
+        let remedy = "Check the counters of both interfaces (`ip -s link`, `ethtool -S`)";
         Finding::new("slow_link", Severity::Warning, what, cause, remedy)
     })
 }
@@ -130,9 +131,10 @@ pub(super) fn lossy(report: &Report) -> Vec<Finding> {
         .into_iter()
         .map(|who| {
             let cause =
-                "a bad cable, transceiver or port, a wireless way, or a limit that drops instead of queueing";
-            let remedy = "Look for errors and drops on the way (`ip -s link`, `ethtool -S`); until then \
-                          KOLO_SOCKET_CONGESTION=bbr loses less time, where the kernel offers it";
+                "a bad cable, transceiver or port, a wireless link, or a limit that drops packets instead of \
+                 queueing them";
+            let remedy = "Look for errors and drops on the path (`ip -s link`, `ethtool -S`); until then, \
+                          KOLO_SOCKET_CONGESTION=bbr loses less time, if the kernel offers it";
             Finding::new("lossy", Severity::Warning, words(who), cause, remedy)
         })
         .collect()

@@ -85,10 +85,7 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
     let job = Job { least: Some(1), again: again(3, true), ..shell(&script, 3) };
     let (code, stdout, stderr) = run_captured(&job);
     assert_eq!((code, sorted(&stdout)), (0, vec!["[1] slot 1"]), "{stderr}");
-    assert!(
-        stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("the other 2 go on; restarting it as a newcomer (1 of 3 times)"), "{stderr}");
     // A rank that dies again and again is given up. The other one ends when the launcher has reaped the third
     // attempt.
     let script = format!(
@@ -101,9 +98,9 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
     assert_eq!(code, 0, "{stderr}");
     let told: Vec<&str> = stderr.lines().filter_map(|line| line.rsplit("; ").next()).collect();
     let expected = [
-        "it is started again as a newcomer (1 of 2 times)",
-        "it is started again as a newcomer (2 of 2 times)",
-        "it is not started again, since it was 2 times",
+        "restarting it as a newcomer (1 of 2 times)",
+        "restarting it as a newcomer (2 of 2 times)",
+        "not restarting it, since it was already restarted 2 times",
     ];
     assert_eq!(told, expected);
 }

@@ -148,7 +148,7 @@ impl Inbound {
                 strand.header_bytes = 0;
                 return Ok(Step::Ahead);
             }
-            return Err("bytes that are no header of a part");
+            return Err("bytes that are not the header of a part");
         };
         // The messages in between may have had no part for this strand. On the first strand, their headers come
         // before.
@@ -234,7 +234,7 @@ impl Inbound {
 fn note(runs: &mut Vec<(usize, usize)>, start: usize, end: usize) -> Result<(), &'static str> {
     let at = runs.partition_point(|run| run.0 < start);
     if at > 0 && runs[at - 1].1 > start || runs.get(at).is_some_and(|run| run.0 < end) {
-        return Err("a part that has come before");
+        return Err("a part that has already arrived");
     }
     let joins = runs.get(at).is_some_and(|run| run.0 == end);
     match at.checked_sub(1).map(|before| runs[before]) {

@@ -179,8 +179,8 @@ fn parts_that_make_no_sense_are_refused() {
     let good = [part(0, 1 << 16, 0)];
     assert!(matches!(verdict(&good, &[part(1 << 16, 1 << 16, 0)]), Halt::Blocked));
     for (bad, why) in [
-        (part(0, 1 << 16, 0), "come before"),
-        (part(64, 64, 0), "come before"),
+        (part(0, 1 << 16, 0), "already arrived"),
+        (part(64, 64, 0), "already arrived"),
         (part((1 << 20) - 64, 128, 0), "beyond"),
         (part(1 << 40, 64, 0), "beyond"),
         (part((1 << 16) + 1, 63, 0), "beyond"),

@@ -29,7 +29,10 @@ fn role(comm: &Comm, inter: &Inter, root: c_int) -> Outcome<Role> {
         _ if root == PROC_NULL => Ok(Role::Beside),
         _ => fail(
             Class::Root,
-            format!("root {root}; a remote group of {}, MPI_ROOT or MPI_PROC_NULL", comm.peers.len()),
+            format!(
+                "root {root} is neither a rank of the remote group of {}, MPI_ROOT nor MPI_PROC_NULL",
+                comm.peers.len()
+            ),
         ),
     }
 }

@@ -63,7 +63,7 @@ fn is_in_place(buf: *const c_void) -> bool {
 fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
     match u32::try_from(rank) {
         Ok(root) if root < comm.size() => Ok(root),
-        _ => fail(Class::Root, format!("root {rank} of a communicator of {}", comm.size())),
+        _ => fail(Class::Root, format!("root {rank} is out of range for a communicator of {}", comm.size())),
     }
 }
 

@@ -180,7 +180,7 @@ pub unsafe fn gather(
     if is_root && bytes != recv.bytes() {
         return fail(
             Class::Count,
-            format!("the root sends {bytes} bytes to itself and receives {}", recv.bytes()),
+            format!("the root sends {bytes} bytes to itself but receives {}", recv.bytes()),
         );
     }
     if how != How::Blocking || comm.size() == 1 {
@@ -282,7 +282,7 @@ pub unsafe fn scatter(
     if is_root && bytes != send.bytes() {
         return fail(
             Class::Count,
-            format!("the root sends {} bytes to itself and receives {bytes}", send.bytes()),
+            format!("the root sends {} bytes to itself but receives {bytes}", send.bytes()),
         );
     }
     if how != How::Blocking || comm.size() == 1 {
@@ -376,7 +376,7 @@ pub unsafe fn allgather(
     if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
         return fail(
             Class::Count,
-            format!("a rank sends other than the {bytes} bytes that it receives from each"),
+            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
         );
     }
     if how != How::Blocking || comm.size() == 1 {
@@ -423,7 +423,7 @@ pub unsafe fn allgatherv(
     if mine.bytes() != bytes[rank] {
         return fail(
             Class::Count,
-            format!("a rank sends {} bytes and receives {} from itself", mine.bytes(), bytes[rank]),
+            format!("a rank sends {} bytes to itself but receives {}", mine.bytes(), bytes[rank]),
         );
     }
     let mut together = vec![0_u8; bytes.iter().sum()];
@@ -476,7 +476,7 @@ pub unsafe fn alltoall(
     if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
         return fail(
             Class::Count,
-            format!("a rank sends other than the {bytes} bytes that it receives from each"),
+            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
         );
     }
     if how != How::Blocking || ranks == 1 {

@@ -90,7 +90,7 @@ impl Inter {
     fn split(&self, comm: &Comm, own: [u8; TOLD], color: Option<c_int>) -> Outcome<c_int> {
         let all = share(&self.union, &own)?;
         if all.chunks_exact(TOLD).any(|entry| word(entry, 0) as c_int == WRONG) {
-            return fail(Class::Group, "a rank gave a group that is no part of its local group");
+            return fail(Class::Group, "a rank gave a group that is not part of its local group");
         }
         let tag = self.union.next_creation();
         let Some(color) = color else { return Ok(COMM_NULL) };
@@ -124,13 +124,13 @@ impl Inter {
 /// Carries out `MPI_Intercomm_merge`: the group that passes `high` comes second.
 pub(super) fn merge(comm: c_int, high: bool) -> Outcome<c_int> {
     let comm = lookup(comm)?;
-    let Some(inter) = &comm.inter else { return fail(Class::Comm, "this is no intercommunicator") };
+    let Some(inter) = &comm.inter else { return fail(Class::Comm, "this is not an intercommunicator") };
     let said = share(&inter.union, &[u8::from(high)])?;
     let first = inter.local.max(inter.remote) as usize;
     let (low_side, high_side) = said.split_at(first);
     let differ = |side: &[u8]| side.iter().any(|said| *said != side[0]);
     if differ(low_side) || differ(high_side) {
-        return fail(Class::Arg, "the ranks of a group differ about which group comes first (high)");
+        return fail(Class::Arg, "the ranks of a group disagree on which group comes first (high)");
     }
     let mut members = inter.union.members.to_vec();
     if low_side[0] > high_side[0] {
@@ -209,7 +209,12 @@ fn connect(local: &Arc<Comm>, leader: u32, lead: impl FnOnce() -> Outcome<Found>
 fn leader_of(local: &Comm, leader: c_int) -> Outcome<u32> {
     let found = u32::try_from(leader).ok().filter(|leader| *leader < local.size());
     found.map_or_else(
-        || fail(Class::Rank, format!("leader {leader} of a local group of {}", local.size())),
+        || {
+            fail(
+                Class::Rank,
+                format!("leader {leader} is out of range for a local group of {}", local.size()),
+            )
+        },
         Ok,
     )
 }
@@ -217,7 +222,7 @@ fn leader_of(local: &Comm, leader: c_int) -> Outcome<u32> {
 fn named(group: &[u32], rank: c_int) -> Outcome<u32> {
     let found = usize::try_from(rank).ok().and_then(|at| group.get(at));
     found.map_or_else(
-        || fail(Class::Rank, format!("remote leader {rank} of {} ranks", group.len())),
+        || fail(Class::Rank, format!("remote leader {rank} is out of range for {} ranks", group.len())),
         |at| Ok(*at),
     )
 }
@@ -229,7 +234,7 @@ pub(super) fn create(comm: c_int, leader: c_int, peer: c_int, remote: c_int, tag
     connect(&local, leader, || {
         let peer = lookup(peer)?;
         if !(0..=TAG_MAX).contains(&tag) {
-            return fail(Class::Tag, format!("the tag {tag}"));
+            return fail(Class::Tag, format!("the tag is {tag}"));
         }
         // This call's tags differ from those of `MPI_Comm_create_group`.
         meet(peer.whole(), &local.members, named(&peer.peers, remote)?, (3 << 28) | (tag & (TAG_MAX >> 2)))

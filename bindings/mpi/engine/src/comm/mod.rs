@@ -113,7 +113,7 @@ pub fn intra(handle: c_int) -> Outcome<Arc<Comm>> {
 fn invalid<T>(handle: c_int) -> Outcome<T> {
     match handle {
         COMM_NULL => fail(Class::Comm, "MPI_COMM_NULL"),
-        _ => fail(Class::Comm, format!("{handle:#x} is no communicator, or one that was freed")),
+        _ => fail(Class::Comm, format!("{handle:#x} is not a communicator, or was freed")),
     }
 }
 
@@ -429,7 +429,7 @@ pub unsafe fn comm_create(comm: c_int, of: c_int, new: *mut c_int) -> Outcome {
         return unsafe { put(new, inter.create(&comm, &members)?) };
     }
     if !members.iter().all(|member| comm.members.contains(member)) {
-        return fail(Class::Group, "the group has ranks that the communicator has not");
+        return fail(Class::Group, "the group has ranks that are not in the communicator");
     }
     let handle = if members.contains(&world::rank()) {
         comm.create(members, None)?
@@ -445,7 +445,7 @@ pub unsafe fn comm_create_group(comm: c_int, of: c_int, tag: c_int, new: *mut c_
     let comm = intra(comm)?;
     let members = group::lookup(of)?;
     if !(0..=TAG_MAX).contains(&tag) {
-        return fail(Class::Tag, format!("the tag {tag}"));
+        return fail(Class::Tag, format!("the tag is {tag}"));
     }
     let handle = if members.contains(&world::rank()) {
         // This call's tags differ from those of calls that all members make.
@@ -475,7 +475,7 @@ unsafe fn split(comm: &Arc<Comm>, color: Option<c_int>, key: c_int, new: *mut c_
 pub unsafe fn comm_split(comm: c_int, color: c_int, key: c_int, new: *mut c_int) -> Outcome {
     let comm = lookup(comm)?;
     if color < 0 && color != UNDEFINED {
-        return fail(Class::Arg, format!("the color {color}"));
+        return fail(Class::Arg, format!("the color is {color}"));
     }
     // SAFETY: the caller's promise.
     unsafe { split(&comm, (color != UNDEFINED).then_some(color), key, new) }
@@ -492,7 +492,7 @@ pub unsafe fn comm_split_type(comm: c_int, kind: c_int, key: c_int, info: c_int,
             shared.then_some(host)
         }
         COMM_TYPE_HW_UNGUIDED | UNDEFINED => None,
-        _ => return fail(Class::Arg, format!("the split type {kind}")),
+        _ => return fail(Class::Arg, format!("unknown split type {kind}")),
     };
     // SAFETY: the caller's promise.
     unsafe { split(&comm, color, key, new) }
@@ -526,7 +526,7 @@ fn remote(comm: c_int) -> Outcome<Group> {
     let comm = lookup(comm)?;
     match comm.inter {
         Some(_) => Ok(Arc::clone(&comm.peers)),
-        None => fail(Class::Comm, "this is no intercommunicator"),
+        None => fail(Class::Comm, "this is not an intercommunicator"),
     }
 }
 

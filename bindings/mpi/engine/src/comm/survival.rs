@@ -21,7 +21,7 @@ fn whole(comm: &Comm) -> Outcome<Option<(Arc<Communicator>, Group)>> {
     if !alive.iter().all(|rank| comm.members.contains(rank)) {
         return fail(
             Class::UnsupportedOperation,
-            "this is for communicators of all ranks that are left, and not for parts of them",
+            "this call is for communicators of all remaining ranks, not for parts of them",
         );
     }
     Ok(world::joined().map(|kolo| (kolo, alive)))

@@ -43,7 +43,10 @@ pub(super) fn subarray(lists: &[Vec<i64>; 3], order: c_int, of: &Arc<Type>) -> O
     for dim in inner_first(sizes.len(), order)? {
         let (size, part, start) = (sizes[dim], subsizes[dim], starts[dim]);
         if size < 1 || part < 1 || start < 0 || start + part > size {
-            return fail(Class::Arg, format!("dimension {dim}: {part} elements from {start} on, of {size}"));
+            return fail(
+                Class::Arg,
+                format!("dimension {dim}: {part} elements from {start} on do not fit in {size}"),
+            );
         }
         let Some(all) = extent.checked_mul(size) else { return fail(Class::Arg, "the array is too large") };
         built = step(vec![(start * extent, part, 0)], built, all)?;
@@ -66,7 +69,7 @@ pub(super) fn darray(
 ) -> Outcome<Type> {
     let processes: i64 = psizes.iter().map(|size| i64::from(*size)).product();
     if psizes.iter().any(|size| *size < 1) || processes != i64::from(size) || !(0..size).contains(&rank) {
-        return fail(Class::Arg, "the grid of processes has not as many places as there are");
+        return fail(Class::Arg, "the grid does not have one place for each process");
     }
     // The grid of processes is in C order, whatever the array's order is.
     let mut rest = rank;
@@ -86,7 +89,7 @@ pub(super) fn darray(
             (DISTRIBUTE_NONE, _) => all,
             (DISTRIBUTE_BLOCK, DISTRIBUTE_DFLT_DARG) => (all + processes - 1) / processes,
             (DISTRIBUTE_BLOCK, _) if given < 1 || given * processes < all => {
-                return fail(Class::Arg, "the blocks do not hold the array");
+                return fail(Class::Arg, "the blocks do not cover the array");
             }
             (DISTRIBUTE_BLOCK, _) => given,
             (DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG) => 1,

@@ -312,7 +312,7 @@ fn real(digits: c_int, range: c_int) -> Outcome<u32> {
         (..=6, ..=37) => Ok(0x0427),
         (..=15, ..=307) => Ok(0x0829),
         (..=33, ..=4931) => Ok(0x102b),
-        _ => fail(Class::Arg, "no real type has so many digits or so large a range"),
+        _ => fail(Class::Arg, "no real type has that many digits or that large a range"),
     }
 }
 
@@ -339,7 +339,7 @@ pub unsafe fn type_create_f90_integer(range: c_int, new: *mut c_int) -> Outcome 
         5..=9 => 0x4c00_0430,
         10..=18 => 0x4c00_0831,
         19..=38 => 0x4c00_1032,
-        _ => return fail(Class::Arg, "no integer type has so large a range"),
+        _ => return fail(Class::Arg, "no integer type has that large a range"),
     };
     // SAFETY: the caller's promise.
     unsafe { f90(COMBINER_F90_INTEGER, vec![range], handle, new) }

@@ -76,7 +76,7 @@ fn extents(made: &Made) -> Option<Extents> {
 /// If sizes or displacements do not fit into 64 bits.
 pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     let Some(Extents { size, bounds: natural, true_bounds }) = extents(&made) else {
-        return fail(Class::Arg, "the datatype is larger than addresses are");
+        return fail(Class::Arg, "the datatype is larger than the address space");
     };
     let align = made.types.iter().map(|of| of.align).max().unwrap_or(1);
     let bounded = bounds.is_some() || made.types.iter().any(|of| of.bounded);

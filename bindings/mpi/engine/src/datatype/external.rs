@@ -14,7 +14,10 @@ unsafe fn room(position: *const i64, size: i64, needed: usize) -> Outcome<usize>
     let at = count(unsafe { *position })?;
     match at.checked_add(needed).is_some_and(|end| end as i64 <= size) {
         true => Ok(at),
-        false => fail(Class::Truncate, format!("{needed} bytes from {at} on in a buffer of {size}")),
+        false => fail(
+            Class::Truncate,
+            format!("{needed} bytes from position {at} on do not fit in a buffer of {size} bytes"),
+        ),
     }
 }
 
@@ -146,7 +149,7 @@ unsafe fn check(representation: *const c_char) -> Outcome {
     // SAFETY: the caller's promise.
     match unsafe { text(representation) }?.as_str() {
         "external32" => Ok(()),
-        other => fail(Class::UnsupportedDatarep, format!("'{other}'; known is external32")),
+        other => fail(Class::UnsupportedDatarep, format!("'{other}'; only external32 is known")),
     }
 }
 

@@ -119,7 +119,7 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<Type>> {
 fn invalid<T>(handle: c_int) -> Outcome<T> {
     match handle {
         DATATYPE_NULL => fail(Class::Type, "MPI_DATATYPE_NULL"),
-        _ => fail(Class::Type, format!("{handle:#x} is no datatype, or one that was freed")),
+        _ => fail(Class::Type, format!("{handle:#x} is not a datatype, or was freed")),
     }
 }
 

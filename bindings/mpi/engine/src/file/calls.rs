@@ -40,12 +40,14 @@ fn check_mode(mode: c_int) -> Outcome {
     let has = |bit: c_int| mode & bit != 0;
     let directions = [MODE_RDONLY, MODE_RDWR, MODE_WRONLY].iter().filter(|bit| has(**bit)).count();
     let text = match mode {
-        _ if mode & !MODE_ALL != 0 => "it has bits that mean nothing",
-        _ if directions != 1 => "it takes one of MPI_MODE_RDONLY, MPI_MODE_RDWR and MPI_MODE_WRONLY",
-        _ if has(MODE_RDONLY) && (has(MODE_CREATE) || has(MODE_EXCL)) => {
-            "a file that is only read is not created"
+        _ if mode & !MODE_ALL != 0 => "it has unknown bits",
+        _ if directions != 1 => {
+            "it must have exactly one of MPI_MODE_RDONLY, MPI_MODE_RDWR and MPI_MODE_WRONLY"
         }
-        _ if has(MODE_RDWR) && has(MODE_SEQUENTIAL) => "MPI_MODE_SEQUENTIAL goes one way",
+        _ if has(MODE_RDONLY) && (has(MODE_CREATE) || has(MODE_EXCL)) => "a read-only file cannot be created",
+        _ if has(MODE_RDWR) && has(MODE_SEQUENTIAL) => {
+            "MPI_MODE_SEQUENTIAL cannot be combined with MPI_MODE_RDWR"
+        }
         _ => return Ok(()),
     };
     fail(Class::Amode, format!("access mode {mode:#x}: {text}"))
@@ -142,7 +144,7 @@ pub unsafe fn file_close(handle: *mut c_int) -> Outcome {
     unsafe {
         let file = lookup(*handle)?;
         if lock(&file.begun).is_some() {
-            return fail(Class::Io, "a split collective call has begun and not ended");
+            return fail(Class::Io, "a split collective call has begun but not ended");
         }
         let flushed = match file.mode & (MODE_RDONLY | MODE_DELETE_ON_CLOSE) {
             0 => file.file.sync_data().map_err(|error| file.failed("write back", &error)),
@@ -177,7 +179,7 @@ pub unsafe fn file_delete(name: *const c_char, hints: c_int) -> Outcome {
 /// Sets the length of a file. All ranks call it.
 fn resize(file: &File, size: i64, also_shrink: bool) -> Outcome {
     if size < 0 {
-        return fail(Class::Arg, format!("a file of {size} bytes"));
+        return fail(Class::Arg, format!("a file cannot have {size} bytes"));
     }
     if file.mode & MODE_RDONLY != 0 {
         return fail(Class::ReadOnly, format!("'{}' is open for reading", file.path.display()));
@@ -241,12 +243,15 @@ pub unsafe fn file_set_view(
     {
         return fail(
             Class::UnsupportedDatarep,
-            format!("'{representation}'; Kolo has native and internal, which are the same"),
+            format!("'{representation}'; Kolo supports native and internal, which are the same"),
         );
     }
     let displacement = match displacement {
         DISPLACEMENT_CURRENT if file.mode & MODE_SEQUENTIAL != 0 => {
-            let now = file.shared.update(|now| now).map_err(|error| file.failed("point into", &error))?;
+            let now = file
+                .shared
+                .update(|now| now)
+                .map_err(|error| file.failed("update the file pointer of", &error))?;
             file.view().byte_of(now)?
         }
         _ => displacement,
@@ -257,7 +262,7 @@ pub unsafe fn file_set_view(
     file.barrier()?;
     let reset = file.shared.reset(file.comm.rank == 0);
     file.barrier()?;
-    reset.map_err(|error| file.failed("point into", &error))?;
+    reset.map_err(|error| file.failed("update the file pointer of", &error))?;
     *lock(&file.view) = Arc::new(view);
     *lock(&file.position) = 0;
     if !hints.is_empty() {
@@ -314,14 +319,15 @@ pub unsafe fn file_seek_shared(file: c_int, offset: i64, whence: c_int) -> Outco
             to = file.sought(offset, whence, now);
             *to.as_ref().unwrap_or(&now)
         });
-        moved.map_err(|error| file.failed("point into", &error))?;
+        moved.map_err(|error| file.failed("update the file pointer of", &error))?;
         to.map(drop)
     })
 }
 
 pub unsafe fn file_get_position_shared(file: c_int, into: *mut i64) -> Outcome {
     let file = lookup(file)?;
-    let now = file.shared.update(|now| now).map_err(|error| file.failed("point into", &error))?;
+    let now =
+        file.shared.update(|now| now).map_err(|error| file.failed("update the file pointer of", &error))?;
     // SAFETY: the caller's promise.
     unsafe { put(into, now) }
 }
@@ -364,7 +370,7 @@ pub unsafe fn register_datarep(
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }?;
     if name.is_empty() || name.len() >= MAX_DATAREP_STRING || extent.is_null() {
-        return fail(Class::Arg, "a data representation has a name, and a function that gives extents");
+        return fail(Class::Arg, "a data representation needs a name and a function that returns extents");
     }
     if !read.is_null() || !write.is_null() {
         return fail(Class::UnsupportedOperation, "Kolo does not convert the data of files");

@@ -73,7 +73,7 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<File>> {
         FILE_NULL => fail(Class::File, "MPI_FILE_NULL"),
         _ => FILES
             .get(handle)
-            .map_or_else(|| fail(Class::File, format!("{handle:#x} is no file, or one that was closed")), Ok),
+            .map_or_else(|| fail(Class::File, format!("{handle:#x} is not a file, or was closed")), Ok),
     }
 }
 
@@ -167,9 +167,10 @@ impl File {
         };
         match from.checked_add(offset).filter(|to| *to >= 0) {
             Some(to) => Ok(to),
-            None => {
-                fail(Class::Arg, format!("an offset of {offset} from {from} leads before the file's begin"))
-            }
+            None => fail(
+                Class::Arg,
+                format!("an offset of {offset} from {from} lies before the beginning of the file"),
+            ),
         }
     }
 

@@ -105,7 +105,7 @@ fn read_all(file: &std::fs::File, into: &mut [u8], at: u64) -> io::Result<usize>
 impl File {
     /// Returns the first etype of an access of `etypes` etypes, and moves the pointers past the access.
     fn claim(&self, place: Place, etypes: i64) -> Outcome<i64> {
-        let failed = |error: io::Error| self.failed("point into", &error);
+        let failed = |error: io::Error| self.failed("update the file pointer of", &error);
         match place {
             Place::At(offset) => self.check_random().map(|()| offset),
             Place::Own => {
@@ -150,7 +150,9 @@ impl File {
             mode if !is_write && mode & MODE_WRONLY != 0 => {
                 Some((Class::Access, "the file is open for writing"))
             }
-            _ if !bytes.is_multiple_of(unit) => Some((Class::Io, "an access takes whole etypes of the view")),
+            _ if !bytes.is_multiple_of(unit) => {
+                Some((Class::Io, "an access must consist of whole etypes of the view"))
+            }
             _ => None,
         };
         // All ranks take part in an ordered access, even one whose arguments are wrong.
@@ -229,7 +231,7 @@ macro_rules! transfers {
             let buffer = Buffer::new(buf, n, of)?;
             let mut begun = lock(&file.begun);
             if begun.is_some() {
-                return fail(Class::Io, "another split collective call has begun on this file and not ended");
+                return fail(Class::Io, "another split collective call has begun on this file but not ended");
             }
             // SAFETY: as above.
             *begun = Some((Split::$split, unsafe { file.transfer($place, &buffer, $write) }?));

@@ -30,7 +30,7 @@ impl View {
         representation: String,
     ) -> Outcome<Self> {
         if displacement < 0 {
-            return fail(Class::Arg, format!("a displacement of {displacement} bytes"));
+            return fail(Class::Arg, format!("the displacement is {displacement} bytes"));
         }
         let (unit, size) = (etype.size(), filetype.size());
         if unit == 0 || size == 0 || !size.is_multiple_of(unit) {
@@ -119,7 +119,7 @@ impl View {
     pub(crate) fn bytes_of(&self, etypes: i64) -> Outcome<u64> {
         match u64::try_from(etypes).ok().and_then(|etypes| etypes.checked_mul(self.unit() as u64)) {
             Some(bytes) if i64::try_from(bytes).is_ok() => Ok(bytes),
-            _ => fail(Class::Arg, format!("an offset of {etypes} etypes of {} bytes", self.unit())),
+            _ => fail(Class::Arg, format!("the offset is {etypes} etypes of {} bytes", self.unit())),
         }
     }
 

@@ -56,7 +56,10 @@ fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
     match rank {
         PROC_NULL => Ok(None),
         ANY_SOURCE if may_be_any => Ok(Some(Peer::Any)),
-        _ => fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.peers.len())),
+        _ => fail(
+            Class::Rank,
+            format!("rank {rank} is out of range for a communicator of {}", comm.peers.len()),
+        ),
     }
 }
 
@@ -64,7 +67,7 @@ fn tag(tag: c_int, may_be_any: bool) -> Outcome<Option<i32>> {
     match tag {
         0..=TAG_MAX => Ok(Some(tag)),
         ANY_TAG if may_be_any => Ok(None),
-        _ => fail(Class::Tag, format!("the tag {tag}; tags are 0 to {TAG_MAX}")),
+        _ => fail(Class::Tag, format!("the tag is {tag}, but tags are 0 to {TAG_MAX}")),
     }
 }
 
@@ -84,7 +87,7 @@ impl Place {
         let peer = peer(&comm, rank, recv)?;
         let tag = tag(number, recv)?;
         if at.is_null() && count > 0 && of.is_flat() && of.size() > 0 && of.true_lower == 0 {
-            return fail(Class::Buffer, format!("{count} elements at NULL"));
+            return fail(Class::Buffer, format!("the buffer of {count} elements is NULL"));
         }
         Ok(Self { comm, at: at as usize, count, of, peer, tag })
     }

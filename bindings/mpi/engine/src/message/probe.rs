@@ -174,7 +174,7 @@ unsafe fn receive(
             return Ok(None);
         }
         let Some(message) = MESSAGES.get(*handle) else {
-            return fail(Class::Request, format!("{:#x} is no message", *handle));
+            return fail(Class::Request, format!("{:#x} is not a message", *handle));
         };
         let comm = Arc::clone(&message.comm);
         let place = Place::new(buf, n, of, PROC_NULL, 0, comm.handle(), true)?;

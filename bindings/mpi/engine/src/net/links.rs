@@ -31,7 +31,7 @@ pub fn open(world: Option<&Communicator>) -> Outcome {
     };
     let size = net.via.len();
     if NET.set(Mutex::new(net)).is_err() {
-        return fail(Class::Other, "MPI has been initialized before");
+        return fail(Class::Other, "MPI was already initialized");
     }
     if size > 1 {
         servant::start();

@@ -167,8 +167,10 @@ impl Net {
         self.counters.received += 1;
         self.counters.received_bytes += bytes as u64;
         let error = (bytes > room).then(|| {
-            let text =
-                format!("{bytes} bytes from rank {source} of the world with tag {tag}, and room for {room}");
+            let text = format!(
+                "{bytes} bytes from rank {source} of the world with tag {tag}, but room for only \
+                         {room}"
+            );
             Fail::new(Class::Truncate, text)
         });
         let finished = Finished { source, tag, bytes: bytes.min(room), error, cancelled: false };

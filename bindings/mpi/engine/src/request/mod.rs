@@ -104,7 +104,7 @@ fn found(handle: c_int, request: Option<Request>) -> Outcome<Request> {
     match request {
         Some(request) => Ok(request),
         None if handle == SENT => Ok(Request::Once(Active::Over(Status::EMPTY), comm::own()?)),
-        None => fail(Class::Request, format!("{handle:#x} is no request")),
+        None => fail(Class::Request, format!("{handle:#x} is not a request")),
     }
 }
 
@@ -422,7 +422,7 @@ pub unsafe fn start(handle: *mut c_int) -> Outcome {
     };
     let mut inner = request.inner();
     if inner.active.is_some() {
-        return fail(Class::Request, "the request is active already");
+        return fail(Class::Request, "the request is already active");
     }
     let active = (inner.start)()?;
     inner.active = Some(active);
@@ -464,7 +464,7 @@ pub unsafe fn grequest_complete(handle: c_int) -> Outcome {
             general.is_complete.store(true, Ordering::Release);
             Ok(())
         }
-        _ => fail(Class::Request, "this is no generalized request"),
+        _ => fail(Class::Request, "this is not a generalized request"),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::Outcome;
 const CATEGORIES: [(&str, &str); 2] = [
     (
         "settings",
-        "Kolo's settings, KOLO_*, as they are in force; set them in the environment before MPI_Init",
+        "Kolo's settings, KOLO_*, as they are in effect; set them in the environment before MPI_Init",
     ),
     ("messages", "messages between ranks"),
 ];

@@ -48,7 +48,7 @@ pub unsafe fn t_cvar_get_info(
     let all = settings();
     let (setting, _) = &all[index(&all, at)?];
     let shown =
-        format!("Kolo's setting {setting}, as the environment variable of this name says it before MPI_Init");
+        format!("Kolo's setting {setting}, as the environment variable of this name had it before MPI_Init");
     // SAFETY: the caller's promise: the strings have room as their lengths say, and the other pointers are valid or NULL.
     unsafe {
         give_text(setting, name, name_length)?;

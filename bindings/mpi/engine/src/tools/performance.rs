@@ -47,7 +47,8 @@ fn of_net(look: impl FnOnce(&net::Net) -> u64) -> u64 {
 pub(super) const COUNTED: [Counted; 8] = [
     Counted {
         name: "messages_sent",
-        about: "messages that this process has sent to other ranks or to itself, without those that collectives of Kolo's own consist of",
+        about: "messages that this process has sent to other ranks or to itself, not counting those inside \
+                Kolo's own collectives",
         class: CLASS_COUNTER,
         value: || of_net(|net| net.counters().sent),
     },
@@ -59,7 +60,7 @@ pub(super) const COUNTED: [Counted; 8] = [
     },
     Counted {
         name: "messages_received",
-        about: "messages that receives of this process have got",
+        about: "messages that this process has received",
         class: CLASS_COUNTER,
         value: || of_net(|net| net.counters().received),
     },
@@ -71,25 +72,26 @@ pub(super) const COUNTED: [Counted; 8] = [
     },
     Counted {
         name: "unexpected_messages",
-        about: "messages that came before a receive that takes them",
+        about: "messages that arrived before a matching receive",
         class: CLASS_COUNTER,
         value: || of_net(|net| net.counters().unexpected),
     },
     Counted {
         name: "unexpected_queue",
-        about: "messages that wait now for a receive that takes them",
+        about: "messages that currently wait for a matching receive",
         class: CLASS_LEVEL,
         value: || of_net(|net| net.queued().1),
     },
     Counted {
         name: "posted_receives",
-        about: "receives that wait now for a message, without blocking ones that are posted at a transport",
+        about: "receives that currently wait for a message, not counting blocking ones posted to a transport",
         class: CLASS_LEVEL,
         value: || of_net(|net| net.queued().0),
     },
     Counted {
         name: "sleeps",
-        about: "times that a thread went to sleep in a call that waits, since nothing had come for long",
+        about: "times that a thread went to sleep in a waiting call because nothing had arrived for a long \
+                time",
         class: CLASS_COUNTER,
         value: net::sleeps,
     },

@@ -21,7 +21,9 @@ unsafe fn weights(ptr: *const c_int, n: c_int) -> Outcome<Option<Vec<c_int>>> {
 
 fn checked(comm: &Comm, ranks: &[c_int]) -> Outcome<Vec<c_int>> {
     match ranks.iter().find(|rank| **rank != PROC_NULL && !(0..comm.size() as c_int).contains(*rank)) {
-        Some(rank) => fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size())),
+        Some(rank) => {
+            fail(Class::Rank, format!("rank {rank} is out of range for a communicator of {}", comm.size()))
+        }
         None => Ok(ranks.to_vec()),
     }
 }

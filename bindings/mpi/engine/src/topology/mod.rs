@@ -212,7 +212,7 @@ pub unsafe fn cart_rank(comm: c_int, coords: *const c_int, rank: *mut c_int) -> 
         let coords = slice(coords, dims.len() as c_int)?;
         match rank_at(dims, periods, coords) {
             Some(found) => put(rank, found),
-            None => fail(Class::Arg, format!("{coords:?} is outside of a grid of {dims:?}")),
+            None => fail(Class::Arg, format!("{coords:?} is outside a grid of {dims:?}")),
         }
     }
 }
@@ -221,7 +221,10 @@ pub unsafe fn cart_coords(comm: c_int, rank: c_int, room: c_int, coords: *mut c_
     let comm = comm::lookup(comm)?;
     let dims = cart(&comm)?.0;
     if !(0..comm.size() as c_int).contains(&rank) {
-        return fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size()));
+        return fail(
+            Class::Rank,
+            format!("rank {rank} is out of range for a communicator of {}", comm.size()),
+        );
     }
     // SAFETY: the caller's promise.
     unsafe { put_all(coordinates(dims, rank), coords, room) }
@@ -237,7 +240,7 @@ pub unsafe fn cart_shift(
     let comm = comm::lookup(comm)?;
     let dims = cart(&comm)?.0.len();
     let Some(dim) = usize::try_from(dim).ok().filter(|dim| *dim < dims) else {
-        return fail(Class::Dims, format!("dimension {dim} of {dims}"));
+        return fail(Class::Dims, format!("dimension {dim} is out of range: there are {dims}"));
     };
     let (from, to) = shift(&comm, dim, by)?;
     // SAFETY: the caller's promise.
@@ -314,12 +317,12 @@ pub unsafe fn dims_create(nodes: c_int, n: c_int, dims: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     let given = unsafe { slice(dims, n)? }.to_vec();
     if nodes < 1 || given.iter().any(|dim| *dim < 0) {
-        return fail(Class::Dims, format!("{nodes} nodes in {given:?}"));
+        return fail(Class::Dims, format!("{nodes} nodes cannot be arranged as {given:?}"));
     }
     let fixed: c_int = given.iter().filter(|dim| **dim > 0).product();
     let free = given.iter().filter(|dim| **dim == 0).count();
     if nodes % fixed != 0 || free == 0 && fixed != nodes {
-        return fail(Class::Dims, format!("{nodes} nodes cannot be divided as {given:?} demands"));
+        return fail(Class::Dims, format!("{nodes} nodes cannot be divided as {given:?} requires"));
     }
     if free == 0 {
         return Ok(());
@@ -349,10 +352,10 @@ unsafe fn graph(
         (index, slice(edges, index.last().copied().unwrap_or(0))?)
     };
     if index.windows(2).any(|pair| pair[0] > pair[1]) || index.first().is_some_and(|first| *first < 0) {
-        return fail(Class::Arg, "the index of a graph falls");
+        return fail(Class::Arg, "the index of a graph decreases");
     }
     if edges.iter().any(|edge| !(0..n).contains(edge)) {
-        return fail(Class::Arg, "an edge leads to no node");
+        return fail(Class::Arg, "an edge leads to a node that does not exist");
     }
     Ok((index.to_vec(), edges.to_vec()))
 }
@@ -386,7 +389,7 @@ fn graph_of(comm: &Comm) -> Outcome<(&[c_int], &[c_int])> {
 fn neighbors(comm: &Comm, rank: c_int) -> Outcome<Vec<c_int>> {
     let (index, edges) = graph_of(comm)?;
     let Some(at) = usize::try_from(rank).ok().filter(|at| *at < index.len()) else {
-        return fail(Class::Rank, format!("rank {rank} of a graph of {}", index.len()));
+        return fail(Class::Rank, format!("rank {rank} is out of range for a graph of {}", index.len()));
     };
     let start = if at == 0 { 0 } else { index[at - 1] };
     Ok(edges[start as usize..index[at] as usize].to_vec())

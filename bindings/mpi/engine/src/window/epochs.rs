@@ -85,7 +85,7 @@ impl Window {
             |member: &u32| self.comm.members.iter().position(|other| other == member).map(|at| at as u32);
         match group.iter().map(place).collect() {
             Some(members) => Ok(members),
-            None => fail(Class::Group, "the group has ranks that the window has not"),
+            None => fail(Class::Group, "the group has ranks that are not in the window"),
         }
     }
 
@@ -117,7 +117,7 @@ fn rank(window: &Window, rank: c_int) -> Outcome<Option<u32>> {
     match u32::try_from(rank) {
         Ok(rank) if rank < window.comm.size() => Ok(Some(rank)),
         _ if rank == PROC_NULL => Ok(None),
-        _ => fail(Class::Rank, format!("rank {rank} of a window of {}", window.comm.size())),
+        _ => fail(Class::Rank, format!("rank {rank} is out of range for a window of {}", window.comm.size())),
     }
 }
 
@@ -130,7 +130,7 @@ pub unsafe fn win_fence(assertion: c_int, window: c_int) -> Outcome {
             || epochs.started.is_some()
             || epochs.posted.is_some()
         {
-            return fail(Class::RmaSync, "a fence within an epoch of another kind");
+            return fail(Class::RmaSync, "a fence inside an epoch of another kind");
         }
     }
     window.flush(|_| true)?;
@@ -143,7 +143,7 @@ pub unsafe fn win_start(group: c_int, _assertion: c_int, window: c_int) -> Outco
     let window = lookup(window)?;
     let targets = window.members(group)?;
     if window.epochs().started.is_some() {
-        return fail(Class::RmaSync, "an access has been started already");
+        return fail(Class::RmaSync, "an access has already been started");
     }
     let all_have_posted = || {
         let mut locks = window.locks();
@@ -179,7 +179,7 @@ pub unsafe fn win_post(group: c_int, _assertion: c_int, window: c_int) -> Outcom
     {
         let mut epochs = window.epochs();
         if epochs.posted.is_some() {
-            return fail(Class::RmaSync, "an exposure has begun already");
+            return fail(Class::RmaSync, "an exposure has already begun");
         }
         epochs.fence = false;
         epochs.posted = Some(origins.clone());
@@ -210,13 +210,13 @@ pub unsafe fn win_test(window: c_int, flag: *mut c_int) -> Outcome {
 pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_int) -> Outcome {
     let window = lookup(window)?;
     if kind != LOCK_EXCLUSIVE && kind != LOCK_SHARED {
-        return fail(Class::Locktype, format!("the kind of lock {kind}"));
+        return fail(Class::Locktype, format!("unknown lock type {kind}"));
     }
     let Some(target) = rank(&window, target)? else { return Ok(()) };
     {
         let epochs = window.epochs();
         if epochs.all_locked || epochs.locked.contains(&target) {
-            return fail(Class::RmaSync, format!("rank {target} of the window is locked already"));
+            return fail(Class::RmaSync, format!("rank {target} of the window is already locked"));
         }
     }
     window.ask(target, Kind::Lock, kind)?.wait()?;
@@ -245,7 +245,7 @@ pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
     {
         let epochs = window.epochs();
         if epochs.all_locked || !epochs.locked.is_empty() {
-            return fail(Class::RmaSync, "the window is locked already");
+            return fail(Class::RmaSync, "the window is already locked");
         }
     }
     let mut asked = Vec::new();

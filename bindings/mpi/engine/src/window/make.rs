@@ -30,10 +30,10 @@ struct Own {
 
 fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome<Own> {
     if size < 0 {
-        return fail(Class::Size, format!("a window of {size} bytes"));
+        return fail(Class::Size, format!("a window cannot have {size} bytes"));
     }
     let Some(unit) = c_int::try_from(unit).ok().filter(|unit| *unit > 0) else {
-        return fail(Class::Disp, format!("a displacement unit of {unit} bytes"));
+        return fail(Class::Disp, format!("the displacement unit is {unit} bytes"));
     };
     Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
 }
@@ -107,7 +107,7 @@ pub unsafe fn win_allocate(
     // SAFETY: a plain allocation, which is freed with the window.
     let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
     if memory.is_null() {
-        return fail(Class::NoMem, format!("{size} bytes"));
+        return fail(Class::NoMem, format!("{size} bytes are not available"));
     }
     own.base = memory as usize;
     // SAFETY: the caller's promise: places for an address and a handle.
@@ -214,10 +214,10 @@ pub unsafe fn win_free(win: *mut c_int) -> Outcome {
 pub unsafe fn win_attach(win: c_int, base: *mut c_void, size: i64) -> Outcome {
     let window = lookup(win)?;
     if window.flavor != WIN_FLAVOR_DYNAMIC {
-        return fail(Class::RmaFlavor, "memory is attached to dynamic windows only");
+        return fail(Class::RmaFlavor, "memory can be attached to dynamic windows only");
     }
     if size < 0 {
-        return fail(Class::Size, format!("{size} bytes"));
+        return fail(Class::Size, format!("the size is {size}"));
     }
     window.attached.lock().unwrap_or_else(PoisonError::into_inner).push((base as usize, size as usize));
     Ok(())
@@ -252,7 +252,10 @@ pub unsafe fn win_shared_query(
         _ => usize::try_from(rank).unwrap_or(usize::MAX),
     };
     let Some(part) = window.parts.get(at) else {
-        return fail(Class::Rank, format!("rank {rank} of a window of {}", window.parts.len()));
+        return fail(
+            Class::Rank,
+            format!("rank {rank} is out of range for a window of {}", window.parts.len()),
+        );
     };
     // SAFETY: the caller's promise.
     unsafe {

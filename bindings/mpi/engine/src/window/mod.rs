@@ -111,7 +111,7 @@ impl Window {
 /// [`Class::Win`] for an invalid handle.
 pub fn lookup(handle: c_int) -> Outcome<Arc<Window>> {
     crate::world::check_running()?;
-    WINDOWS.get(handle).map_or_else(|| fail(Class::Win, format!("{handle:#x} is no window")), Ok)
+    WINDOWS.get(handle).map_or_else(|| fail(Class::Win, format!("{handle:#x} is not a window")), Ok)
 }
 
 pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outcome<Option<Option<usize>>> {

@@ -61,13 +61,16 @@ impl Target {
             if rank == PROC_NULL {
                 return Ok(Self { window, rank: None, offset: 0, count, of });
             }
-            return fail(Class::Rank, format!("rank {rank} of a window of {}", window.comm.size()));
+            return fail(
+                Class::Rank,
+                format!("rank {rank} is out of range for a window of {}", window.comm.size()),
+            );
         };
         window.access(at)?;
         let part = window.parts[at as usize];
         let dynamic = window.flavor == WIN_FLAVOR_DYNAMIC;
         if disp < 0 && !dynamic {
-            return fail(Class::Disp, format!("the displacement {disp}"));
+            return fail(Class::Disp, format!("the displacement is {disp}"));
         }
         let Some(offset) = disp.checked_mul(part.unit) else {
             return fail(Class::Disp, "the displacement is too large");
@@ -120,7 +123,7 @@ impl Target {
         let parts = self.of.parts()?;
         let Some(first) = parts.first() else { return Ok((BYTE, Vec::new())) };
         if parts.iter().any(|part| part.basic != first.basic) {
-            return fail(Class::Type, "a datatype with elements of several types is accumulated");
+            return fail(Class::Type, "a datatype with elements of several types cannot be accumulated");
         }
         let mut cells = Vec::new();
         for element in 0..self.count as i64 {
@@ -187,7 +190,7 @@ fn handle_of(basic: Basic) -> c_int {
 fn builtin(handle: c_int) -> Outcome<Builtin> {
     match op::builtin(handle) {
         Some(op) => Ok(op),
-        None => op::lookup(handle).and_then(|_| fail(Class::Op, "only the standard's operators accumulate")),
+        None => op::lookup(handle).and_then(|_| fail(Class::Op, "only predefined operators can accumulate")),
     }
 }
 
@@ -250,7 +253,7 @@ fn same_size(own: &Own, target: &Target) -> Outcome {
     if target.rank.is_none() || own.bytes() == there {
         return Ok(());
     }
-    fail(Class::Count, format!("{} bytes at the origin and {there} at the target", own.bytes()))
+    fail(Class::Count, format!("{} bytes at the origin but {there} at the target", own.bytes()))
 }
 
 unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int) -> Outcome {

@@ -42,7 +42,7 @@ impl Segment {
             if flags != 0 && libc::posix_fallocate(fd, 0, len as libc::off_t) != 0 {
                 libc::close(fd);
                 libc::shm_unlink(path.as_ptr());
-                return fail(Class::NoMem, format!("there are no {len} bytes of shared memory"));
+                return fail(Class::NoMem, format!("{len} bytes of shared memory are not available"));
             }
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let at = libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, 0);

@@ -82,7 +82,7 @@ class Coalesced:
 
     def start_coalescing(self, *_) -> None:
         if self._engine.collected is not None:
-            raise Usage("coalescing has been started already; end it first")
+            raise Usage("coalescing has already been started; end it first")
         self._engine.collected = []
 
     def end_coalescing(self, *_):
@@ -111,7 +111,7 @@ class Several(KoloWork):
 
 def _pairs(outputs, inputs):
     if len(outputs) != len(inputs):
-        raise Usage(f"{len(outputs)} outputs and {len(inputs)} inputs were given; they must be as many")
+        raise Usage(f"{len(outputs)} outputs and {len(inputs)} inputs were given; their numbers must be equal")
     return zip(outputs, inputs)
 
 

@@ -91,7 +91,7 @@ _TWINS = {
 _STARTED = re.compile(r"\b([a-z]+(?:_[a-z]+)*?)(?:_v)?_start\(")
 _ADVICE = {
     TIMEOUT_REMEDY: "If the ranks are merely slow, raise the limit with the timeout of init_process_group or new_group",
-    JOIN_REMEDY: "a longer limit is set with the timeout of init_process_group or new_group",
+    JOIN_REMEDY: "raise the limit with the timeout of init_process_group or new_group if the ranks are merely slow",
 }
 
 

@@ -177,8 +177,8 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
     if options.enable_reconfigure:
         if mixed:
             raise Unsupported(
-                "enable_reconfigure: a group with other backends beside Kolo cannot be reconfigured. Make it of 'kolo' alone, or "
-                "leave enable_reconfigure out"
+                "enable_reconfigure: a group with other backends besides Kolo cannot be reconfigured. Use 'kolo' "
+                "alone, or leave out enable_reconfigure"
             )
         from . import reconfigure
 
@@ -273,6 +273,6 @@ def refuse_others(group: KoloGroup) -> None:
     others = [f"{device}:{name}" for device, name in pairs if name != "kolo"]
     if others:
         raise Unsupported(
-            f"the group of '{config}' would be Kolo's altogether: name other backends before Kolo, as in "
+            f"the group of '{config}' would belong to Kolo entirely: name other backends before Kolo, as in "
             f"'{','.join(others)},{DEVICES[0]}:kolo'"
         )

@@ -115,7 +115,7 @@ class Collectives:
     def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *_):
         check_devices((output, input))
         if output.dtype != input.dtype:
-            raise Usage(f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}")
+            raise Usage(f"all_to_all_single: the input is {input.dtype}, but the output is {output.dtype}")
         source, room = staged(input), room_for(output)
         after = copying_back(output, room)
         kind, received = moved_as(room)
@@ -267,7 +267,7 @@ class Collectives:
     def _expect_per_rank(self, name: str, what: str, tensors) -> None:
         ranks = self._engine.comm.world_size
         if len(tensors) != ranks:
-            raise Usage(f"{name}: {len(tensors)} {what} tensors were given, one per rank is needed: {ranks}")
+            raise Usage(f"{name}: {len(tensors)} {what} tensors were given, but one per rank is needed: {ranks}")
         if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
             raise Usage(f"{name}: the {what} tensors are of different types")
 
@@ -286,7 +286,7 @@ def _only(tensors, name: str):
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
-        raise Usage(f"{name}: {len(tensors)} tensors were given; one per process is what Kolo works on")
+        raise Usage(f"{name}: {len(tensors)} tensors were given, but Kolo works on one per process")
     return tensors[0]
 
 
@@ -332,7 +332,7 @@ def _split_counts(what: str, tensor, count: int, sizes, ranks: int) -> list[int]
         return [count // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != rows:
         raise Usage(
-            f"all_to_all_single: {what} split sizes {list(sizes)} must be {ranks} that add up to the {rows} rows"
+            f"all_to_all_single: {what} split sizes {list(sizes)} must be {ranks} numbers that add up to the {rows} rows"
         )
     row = count // rows if rows else 0
     return [size * row for size in sizes]

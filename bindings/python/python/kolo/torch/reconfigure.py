@@ -46,7 +46,7 @@ class Membership:
         #: The program's numbers at first, later the communicator's.
         self.rank, self.size = rank, size
         nobody = Unjoined(
-            "it was made with enable_reconfigure=True, so call reconfigure first, with the handles of all that take part"
+            "it was made with enable_reconfigure=True, so first call reconfigure with the handles of all members"
         )
         self.engine = Engine(nobody, seconds, name, list(range(size)))
         self._number = rank
@@ -73,7 +73,7 @@ class Membership:
         """Meets the other members. Leaves the old communicator if that succeeds, and keeps it otherwise."""
         self.handle()
         if not self._meeting.acquire(blocking=False):
-            raise Usage("reconfigure: another thread reconfigures this group already")
+            raise Usage("reconfigure: another thread is already reconfiguring this group")
         try:
             given = opts.handles
             handles = list(given) if isinstance(given, (list, tuple)) else sorted(given)
@@ -212,7 +212,9 @@ class ReconfigurableGroup(Reconfigurable, KoloGroup):
 def create(options) -> ReconfigurableGroup:
     """Makes a group without members."""
     if list(options.global_ranks_in_group):
-        raise Unsupported("enable_reconfigure: torch reconfigures the default group only; make part groups of it anew instead")
+        raise Unsupported(
+            "enable_reconfigure: torch can reconfigure only the default group; make subgroups again from it instead"
+        )
     seconds = options.timeout.total_seconds()
     membership = Membership(options.group_rank, options.group_size, seconds, options.group_id or "default")
     return ReconfigurableGroup(options.store, membership)

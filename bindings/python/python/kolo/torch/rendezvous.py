@@ -112,7 +112,7 @@ def _meet(connect, timeout: timedelta) -> Rendezvous:
     for name, number in told.items():
         os.environ.setdefault(name, str(number))
     yield store, comm.rank, comm.world_size
-    raise Join("ranks that met by Kolo cannot meet anew; call init_process_group again")
+    raise Join("a rendezvous through Kolo cannot be repeated; call init_process_group again")
 
 
 def _serve(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:
@@ -151,7 +151,8 @@ def _find(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:
             causes.append(f"{address}: {problem}")
     raise Join(
         f"rank {comm.rank} cannot reach the store that rank 0 serves for torch at port {notice['port']}: "
-        f"{'; '.join(causes[:4])}. Open that way, or set MASTER_ADDR and MASTER_PORT to an address that all ranks reach"
+        f"{'; '.join(causes[:4])}. Open that connection, or set MASTER_ADDR and MASTER_PORT to an address "
+        "that all ranks can reach"
     )
 
 

@@ -16,7 +16,7 @@ from .work import Finished
 def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     """All-reduces in place. Blocks, since the ranks must first exchange their numbers of entries."""
     if op not in (SUM, AVG) or not tensor.device.type == "cpu":
-        raise Unsupported("sparse tensors can be all-reduced with SUM and AVG, on the CPU")
+        raise Unsupported("sparse tensors can only be all-reduced, with SUM or AVG, on the CPU")
     tensor_in = tensor.coalesce()
     indices = tensor_in.indices().t().contiguous()
     values = tensor_in.values().contiguous()

@@ -127,7 +127,7 @@ class Launched:
     def wait(self, seconds: float):
         deadline = time.monotonic() + seconds
         if not self._started.wait(min(seconds, threading.TIMEOUT_MAX)):
-            raise Timeout(f"not started after {seconds:.1f} s: the stream of the GPU has not reached this operation")
+            raise Timeout(f"not started after {seconds:.1f} s: the GPU stream has not reached this operation")
         if self._error is not None:
             raise self._error
         return self._work.wait(max(deadline - time.monotonic(), 0.0))
