@@ -433,14 +433,14 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         """Returns an invitation for newcomers: a text that the program passes on by any means. Any process that has it can join, so
         keep it secret.
 
-        A newcomer joins by ``kolo.init(join=text)`` or the variable ``KOLO_JOIN``, and waits at this rank's port, its "door", or at
+        A newcomer joins by ``kolo.init(join=text)`` or the variable ``KOLO_JOIN``, and waits at this rank's port, or at
         another rank's if this one dies, until the members call :meth:`grow` or :meth:`replace`. Any rank may call it; returns at once.
         """
         return self._comm.accept()
 
     @property
     def waiting(self) -> int:
-        """How many newcomers wait at this rank's door. Others may wait at the doors of other ranks."""
+        """How many newcomers wait at this rank's port. Others may wait at the ports of other ranks."""
         return self._comm.waiting()[0]
 
     def grow(self, most: int) -> Communicator:

@@ -1,7 +1,7 @@
-"""Handles: texts by which processes find and authenticate each other's doors.
+"""Handles: texts by which processes find and authenticate each other's listeners.
 
-A program passes a :class:`Handle` on by its own means. The handle says where a door is, whose it is, and the key that opens it. A
-door answers only processes that have the key. Both sides prove that they know it, so a process that has got the port of a dead
+A program passes a :class:`Handle` on by its own means. The handle says where a listener is, whose it is, and the key that opens it. A
+listener answers only processes that have the key. Both sides prove that they know it, so a process that has got the port of a dead
 member is not mistaken for that member.
 """
 
@@ -21,7 +21,7 @@ FRAME_BYTES = 1 << 16
 
 
 class Handle(NamedTuple):
-    """The address, identity and key of a member's door."""
+    """The address, identity and key of a member's listener."""
 
     number: int
     incarnation: str

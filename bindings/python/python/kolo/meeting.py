@@ -1,6 +1,6 @@
 """Meetings: listed members make a new communicator, any number of times, without a store and without a fixed leader.
 
-Members that hold the same list of handles meet at the door of the list's first member, which must be alive anyway. So no process
+Members that hold the same list of handles meet at the listener of the list's first member, which must be alive anyway. So no process
 outside the list is needed: a former member may be dead or stopped. The program must make the list the same everywhere; after a
 loss, :meth:`kolo.Communicator.agree` says which ranks are left.
 """
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from . import _kolo
-from .doors import Door, Ended, Unreached, Visit, knock
+from .listener import Ended, Listener, Unreached, Visit, connect
 from .errors import Aborted, Error, Join, Mismatch, PeerLost, Timeout, Transport, Usage
 from .handles import Handle
 
@@ -30,14 +30,14 @@ _AGAIN = (Aborted, Join, PeerLost, Timeout, Transport)
 class Meeting:
     """One attempt of the listed members to make a communicator. All of them use the same number, and for this attempt only."""
 
-    def __init__(self, door: Door, number: int, handles: list[str], seconds: float) -> None:
-        self._door = door
+    def __init__(self, listener: Listener, number: int, handles: list[str], seconds: float) -> None:
+        self._listener = listener
         self._number = number
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._members = [Handle.parse(handle) for handle in handles]
         self._digest = hashlib.sha256("\n".join(handles).encode()).hexdigest()
-        own = str(door.handle)
+        own = str(listener.handle)
         if not handles:
             raise Usage("reconfigure: there are no handles; at least this process's own is needed")
         if len(set(handles)) != len(handles):
@@ -48,8 +48,8 @@ class Meeting:
 
     def join(self, settings: dict[str, str]) -> _kolo.Comm:
         """Blocks until all members have joined. If the meeting fails, raises the reason on all members that have come."""
-        with self._door.changed:
-            if self._number in self._door.refused:
+        with self._listener.changed:
+            if self._number in self._listener.refused:
                 raise Usage(f"{self._name()}: this uuid was already used; each attempt needs a new one")
         if self.rank == 0:
             used = f"uuid {self._number} was already used"
@@ -57,11 +57,11 @@ class Meeting:
                 comm = self._lead(settings)
             except BaseException as error:
                 # Members that wait, and those that come later, get the same reason.
-                self._door.refuse(self._number, f"{used} for a meeting that failed: {error}")
+                self._listener.refuse(self._number, f"{used} for a meeting that failed: {error}")
                 raise
-            self._door.refuse(self._number, used)
+            self._listener.refuse(self._number, used)
             return comm
-        self._door.refuse(self._number, f"{self._who(self.rank)} takes part, but has another member first in its list")
+        self._listener.refuse(self._number, f"{self._who(self.rank)} takes part, but has another member first in its list")
         return self._follow(settings)
 
     # The first member.
@@ -92,8 +92,8 @@ class Meeting:
             try:
                 comm = self._connected(_Place(self._name(), publish=publish), settings, until)
             except _AGAIN as error:
-                with self._door.changed:
-                    here = {visitor.said["at"] for visitor in self._door.visitors.get(self._number, ())}
+                with self._listener.changed:
+                    here = {visitor.said["at"] for visitor in self._listener.visitors.get(self._number, ())}
                 if missing := [at for at in range(1, len(self._members)) if at not in here]:
                     raise self._lost(missing[0], "while members joined") from None
                 if time.monotonic() >= self._deadline:
@@ -104,25 +104,25 @@ class Meeting:
             return comm
 
     def _tell(self, **what) -> None:
-        with self._door.changed:
-            for visitor in self._door.visitors.get(self._number, ()):
-                visitor.tell(self._door.handle.key, **what)
+        with self._listener.changed:
+            for visitor in self._listener.visitors.get(self._number, ()):
+                visitor.tell(self._listener.handle.key, **what)
 
     def _dismiss(self, **what) -> None:
-        with self._door.changed:
-            for visitor in self._door.visitors.pop(self._number, ()):
-                visitor.dismiss(self._door.handle.key, **what)
+        with self._listener.changed:
+            for visitor in self._listener.visitors.pop(self._number, ()):
+                visitor.dismiss(self._listener.handle.key, **what)
 
     def _gather(self) -> None:
         """Blocks until all have come."""
-        door, ended = self._door, {}
+        listener, ended = self._listener, {}
         over = threading.Event()
         looking = threading.Thread(target=self._look, args=(over, ended), name="kolo-looking", daemon=True)
         said = None
         try:
-            with door.changed:
+            with listener.changed:
                 while True:
-                    visitors = door.visitors.get(self._number, ())
+                    visitors = listener.visitors.get(self._number, ())
                     self._check(visitors)
                     here = {visitor.said["at"] for visitor in visitors}
                     missing = [at for at in range(1, len(self._members)) if at not in here]
@@ -136,7 +136,7 @@ class Meeting:
                     left = self._deadline - time.monotonic()
                     if left <= 0:
                         raise self._late(missing)
-                    door.changed.wait(min(left, _LOOK))
+                    listener.changed.wait(min(left, _LOOK))
                     if looking.ident is None:
                         looking.start()
         finally:
@@ -145,19 +145,19 @@ class Meeting:
     def _look(self, over: threading.Event, ended: dict[int, str]) -> None:
         """Finds the missing members whose processes have ended, so that the others do not wait for them."""
         while not over.wait(_LOOK):
-            with self._door.changed:
-                here = {visitor.said.get("at") for visitor in self._door.visitors.get(self._number, ())}
+            with self._listener.changed:
+                here = {visitor.said.get("at") for visitor in self._listener.visitors.get(self._number, ())}
             for at in range(1, len(self._members)):
                 if at in here or over.is_set():
                     continue
                 try:
-                    knock(self._members[at], _ANSWER, meeting=self._number).close()
+                    connect(self._members[at], _ANSWER, meeting=self._number).close()
                 except Unreached:
                     continue
                 except Ended as cause:
-                    with self._door.changed:
+                    with self._listener.changed:
                         ended[at] = str(cause)
-                        self._door.changed.notify_all()
+                        self._listener.changed.notify_all()
 
     def _check(self, visitors) -> None:
         for visitor in visitors:
@@ -201,7 +201,7 @@ class Meeting:
         while True:
             left = self._deadline - time.monotonic()
             try:
-                return knock(self._members[0], max(left, 0.001), **said)
+                return connect(self._members[0], max(left, 0.001), **said)
             except Ended as cause:
                 raise self._lost(0, str(cause)) from None
             except Unreached as cause:
@@ -271,7 +271,7 @@ class Meeting:
         return f"rank {at} ({self._members[at].who()})"
 
 
-def decide(door: Door, number: int, handles: list[str], left: list[int]) -> bool:
+def decide(listener: Listener, number: int, handles: list[str], left: list[int]) -> bool:
     """Returns whether this process may go on with the members ``left`` of a meeting. It may not if other members have gone on
     without it: they have left their communicator, which from here looks as if they had ended."""
     members = [Handle.parse(handle) for handle in handles]
@@ -280,16 +280,16 @@ def decide(door: Door, number: int, handles: list[str], left: list[int]) -> bool
     if 2 * len(left) <= len(members):
         with ThreadPoolExecutor(max_workers=16) as asking:
             answers = list(asking.map(lambda member: _decision(member, number), out))
-        if any(answer is not None and door.handle.incarnation not in answer for answer in answers):
+        if any(answer is not None and listener.handle.incarnation not in answer for answer in answers):
             return False
-    with door.changed:
-        door.decided[number] = [members[at].incarnation for at in left]
+    with listener.changed:
+        listener.decided[number] = [members[at].incarnation for at in left]
     return True
 
 
 def _decision(member: Handle, number: int) -> list[str] | None:
     try:
-        visit = knock(member, _ANSWER / 2, meeting=number)
+        visit = connect(member, _ANSWER / 2, meeting=number)
     except (Ended, Unreached):
         return None
     visit.close()
@@ -297,7 +297,7 @@ def _decision(member: Handle, number: int) -> list[str] | None:
 
 
 class _Place:
-    """The board on which the runtime's rank 0 publishes its address. The other members wait at its door, or have the address."""
+    """The board on which the runtime's rank 0 publishes its address. The other members wait at its listener, or have the address."""
 
     def __init__(self, name: str, publish=lambda _: None, notice: bytes | None = None) -> None:
         self._name = name

@@ -74,7 +74,7 @@ class State:
         waits for other ranks.
         """
         comm = group.comm._comm
-        # The first call opens the desk, the service from which newcomers fetch.
+        # The first call opens the snapshot server, the service from which newcomers fetch.
         asked = group._is_asked
         return self._state.offer(comm, asked, [of[:3] for of in _found(parts, comm)] if asked else [])
 

@@ -18,13 +18,13 @@ _DONE = 1
 #: This rank's step succeeded, or failed because the communicator failed: it may be repeated.
 _MAY_REPEAT = 2
 
-#: No newcomer waits at this rank's door.
+#: No newcomer waits at this rank's port.
 _NOBODY_WAITS = 4
 
 #: This rank has reached the end of the step; ranks that ran out of time may not have.
 _IS_HERE = 8
 
-#: No newcomer waits at this rank's door for a copy of its state.
+#: No newcomer waits at this rank's port for a copy of its state.
 _NOBODY_ASKS = 16
 
 

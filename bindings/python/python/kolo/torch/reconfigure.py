@@ -12,7 +12,7 @@ import threading
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from ..doors import Door
+from ..listener import Listener
 from ..errors import Error
 from ..meeting import Meeting, decide
 from . import errors
@@ -50,7 +50,7 @@ class Membership:
         )
         self.engine = Engine(nobody, seconds, name, list(range(size)))
         self._number = rank
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self._lock = threading.Lock()
         #: Held while the members meet.
         self._meeting = threading.Lock()
@@ -63,9 +63,9 @@ class Membership:
     def handle(self) -> str:
         try:
             with self._lock:
-                if self._door is None:
-                    self._door = Door(self._number)
-                return str(self._door.handle)
+                if self._listener is None:
+                    self._listener = Listener(self._number)
+                return str(self._listener.handle)
         except Error as error:
             raise translate(error) from None
 
@@ -79,7 +79,7 @@ class Membership:
             handles = list(given) if isinstance(given, (list, tuple)) else sorted(given)
             old = self.engine
             seconds = old.seconds if opts.timeout is None else opts.timeout.total_seconds()
-            meeting = Meeting(self._door, opts.uuid, handles, seconds)
+            meeting = Meeting(self._listener, opts.uuid, handles, seconds)
             comm = meeting.join({"KOLO_TIMEOUT": str(old.seconds)})
             self._uuid, self._handles, self._asked = opts.uuid, handles, 0
             self.rank, self.size = comm.rank, comm.world_size
@@ -97,7 +97,7 @@ class Membership:
         try:
             comm.revoke()
             _, ranks = comm.agree(1)
-            if not decide(self._door, self._uuid, self._handles, ranks):
+            if not decide(self._listener, self._uuid, self._handles, ranks):
                 raise errors.Fenced(
                     f"rank {comm.rank}, kolo_survivors: the others have gone on without this rank, which was silent for too "
                     "long. End this process, or have the others take it in again by reconfigure",
@@ -115,9 +115,9 @@ class Membership:
     def close(self) -> None:
         self.engine.close()
         with self._lock:
-            door, self._door = self._door, None
-        if door is not None:
-            door.close()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
 
 def leave(old: Engine) -> None:

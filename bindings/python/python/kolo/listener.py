@@ -1,4 +1,4 @@
-"""Doors: each process listens at a port of its own, so that others reach it even if any third process has died."""
+"""Listeners: each process listens at a port of its own, so that others reach it even if any third process has died."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EIN
 
 
 class Ended(Exception):
-    """The process of this handle has ended, or has closed its door."""
+    """The process of this handle has ended, or has closed its listener."""
 
 
 class Unreached(Exception):
@@ -32,7 +32,7 @@ class Unreached(Exception):
 
 
 class Visitor:
-    """A member that has connected to a door and waits there."""
+    """A member that has connected to a listener and waits there."""
 
     def __init__(self, stream: socket.socket, said: dict, nonces: bytes) -> None:
         self.stream = stream
@@ -46,7 +46,7 @@ class Visitor:
         try:
             self.stream.send(framed(key, answer_context(self._nonces, self._told), body))
         except OSError:
-            pass  # the door's thread sees that it has gone
+            pass  # the listener's thread sees that it has gone
         self._told += 1
 
     def dismiss(self, key: bytes, **what) -> None:
@@ -58,16 +58,16 @@ class Visitor:
             pass  # as above
 
 
-class Door:
-    """This process's door, with the thread that serves it. ``number`` is the rank that the process began with."""
+class Listener:
+    """This process's listener, with the thread that serves it. ``number`` is the rank that the process began with."""
 
     def __init__(self, number: int) -> None:
-        self._listener = _listen()
+        self._socket = _listen()
         self.handle = Handle(
             number,
             secrets.token_hex(8),
             secrets.token_bytes(16),
-            self._listener.getsockname()[1],
+            self._socket.getsockname()[1],
             os.getpid(),
             socket.gethostname().replace(":", "_").replace(",", "_"),
             tuple(_kolo.reachable_at()[:16]),
@@ -83,8 +83,8 @@ class Door:
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[socket.socket, _Stranger] = {}
-        self._thread = threading.Thread(target=self._run, name="kolo-door", daemon=True)
-        _doors.add(self)
+        self._thread = threading.Thread(target=self._run, name="kolo-listener", daemon=True)
+        _listeners.add(self)
         self._thread.start()
 
     def refuse(self, meeting: int, why: str) -> None:
@@ -102,11 +102,11 @@ class Door:
             pass  # already closed
         if self._thread is not threading.current_thread():
             self._thread.join(_GREETING_SECONDS)
-        _doors.discard(self)
+        _listeners.discard(self)
 
     def forget(self) -> None:
         """Closes all sockets in the child of a fork, which would otherwise keep the port open after its parent has died."""
-        for stream in (self._listener, self._wake, self._woken, *self._strangers):
+        for stream in (self._socket, self._wake, self._woken, *self._strangers):
             stream.close()
         for visitors in self.visitors.values():
             for visitor in visitors:
@@ -115,7 +115,7 @@ class Door:
     # The thread.
 
     def _run(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         while True:
             for ready, _ in self._selector.select(_GREETING_SECONDS if self._strangers else None):
@@ -164,7 +164,7 @@ class Door:
             return
         stranger.heard += data
         try:
-            whole = unframed(self.handle.key, b"knock" + stranger.nonce, stranger.heard)
+            whole = unframed(self.handle.key, b"connect" + stranger.nonce, stranger.heard)
             if whole is None:
                 return
             said = json.loads(whole[0])
@@ -213,7 +213,7 @@ class _Stranger:
 
 
 class Visit:
-    """A connection to another member's door."""
+    """A connection to another member's listener."""
 
     def __init__(self, stream: socket.socket, key: bytes, nonces: bytes) -> None:
         self._stream = stream
@@ -221,11 +221,11 @@ class Visit:
         self._nonces = nonces
         self._told = 0
         self._heard = b""
-        #: The door's first message.
+        #: The listener's first message.
         self.greeting: dict | None = None
 
     def hear(self, deadline: float) -> dict | None:
-        """Returns the door's next message; ``None`` once it has gone. Raises :class:`TimeoutError` past the deadline."""
+        """Returns the listener's next message; ``None`` once it has gone. Raises :class:`TimeoutError` past the deadline."""
         while (body := self._next()) is None:
             self._stream.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
@@ -251,10 +251,10 @@ class Visit:
         self._stream.close()
 
 
-def knock(handle: Handle, seconds: float, **said) -> Visit:
-    """Connects to a member's door; tries each address for at most ``seconds``.
+def connect(handle: Handle, seconds: float, **said) -> Visit:
+    """Connects to a member's listener; tries each address for at most ``seconds``.
 
-    Raises :class:`Ended` if the member's process has ended or closed its door, and :class:`Unreached` if that is unknown.
+    Raises :class:`Ended` if the member's process has ended or closed its listener, and :class:`Unreached` if that is unknown.
     """
     near = handle.host == socket.gethostname()
     addresses = sorted(handle.addresses, key=lambda address: near != address.startswith(("127.", "::1")))
@@ -298,7 +298,7 @@ def _introduced(stream: socket.socket, key: bytes, seconds: float, said: dict) -
             return None
         theirs += data
     ours = secrets.token_bytes(NONCE_BYTES)
-    stream.sendall(framed(key, b"knock" + theirs, json.dumps({**said, "nonce": ours.hex()}).encode()))
+    stream.sendall(framed(key, b"connect" + theirs, json.dumps({**said, "nonce": ours.hex()}).encode()))
     visit = Visit(stream, key, theirs + ours)
     # If another process has the port now, it cannot answer with the key.
     visit.greeting = visit.hear(deadline)
@@ -337,12 +337,12 @@ def _ports() -> tuple[int, int]:
         raise Configuration(f"KOLO_PORT_RANGE is '{text}', but must be like 40000-40099") from None
 
 
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for door in list(_doors):
-        door.forget()
+    for listener in list(_listeners):
+        listener.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)
