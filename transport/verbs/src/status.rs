@@ -187,11 +187,9 @@ impl Status {
                 "look at the peer's log",
             ),
             Self::Fatal => ("the device failed", "driver reset or hardware error", "see the kernel log"),
-            Self::ResponseTimeout => (
-                "the peer did not answer in time",
-                "peer gone, or overloaded",
-                "check whether the peer is alive",
-            ),
+            Self::ResponseTimeout => {
+                ("the peer did not answer in time", "peer gone, or overloaded", "see whether it is alive")
+            }
             Self::General | Self::Other(_) => (
                 "a failure without a more specific name",
                 "device-specific: see the vendor code",
