@@ -357,7 +357,7 @@ impl World {
             if process.lives && !process.fenced && process.decisions.len() < EPOCHS {
                 let state = process.epochs.last().map(|(_, agreement)| agreement.state(self.now));
                 return Err(format!(
-                    "process {number} lives and hangs in epoch {}: {stand:?}",
+                    "process {number} lives and hangs in epoch {}: {state:?}",
                     process.decisions.len()
                 ));
             }

@@ -166,8 +166,7 @@ impl Settings {
         remarks.extend(without_effect(args)?);
         if test.lies_apart() {
             remarks.push(format!(
-                "# The in-place columns are measured out of place: the receive buffer of {} must not overlap \
-                 its send buffer",
+                "# The in-place columns are measured out of place: {} cannot receive into its send buffer",
                 test.name()
             ));
         }
