@@ -153,6 +153,13 @@ impl Net {
         Awaited::Posted(context, done)
     }
 
+    /// Posts a receive whose thread is about to sleep and looks no more.
+    pub(super) fn look_no_more(&mut self, awaited: &mut Awaited) {
+        if let Awaited::Sought(sought) = awaited {
+            *awaited = self.post_sought(*sought);
+        }
+    }
+
     /// How a receive has ended, if it has. It is forgotten then.
     pub fn ended(&mut self, awaited: &mut Awaited) -> Option<Finished> {
         match awaited {

@@ -11,6 +11,7 @@ mod body;
 mod direct;
 mod links;
 mod matching;
+mod rest;
 mod servant;
 mod wait;
 mod wire;
