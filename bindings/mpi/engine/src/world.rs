@@ -78,7 +78,7 @@ fn sessions() -> std::sync::MutexGuard<'static, usize> {
 }
 
 /// Carries out `MPI_Init`.
-fn start() -> Outcome {
+fn start(level: c_int) -> Outcome {
     let _open = sessions();
     match MODEL.load(Ordering::Acquire) {
         BEFORE => {}
@@ -87,6 +87,7 @@ fn start() -> Outcome {
     }
     if STATE.load(Ordering::Acquire) == BEFORE {
         meet("MPI_Init")?;
+        net::expect_threads(level == THREAD_MULTIPLE);
     }
     MODEL.store(RUNNING, Ordering::Release);
     STATE.store(RUNNING, Ordering::Release);
@@ -99,6 +100,7 @@ fn start() -> Outcome {
 /// If the ranks have met before and left each other.
 pub(crate) fn open_session() -> Outcome {
     let mut open = sessions();
+    net::expect_threads(true);
     match STATE.load(Ordering::Acquire) {
         BEFORE => {
             meet("MPI_Session_init")?;
@@ -318,7 +320,7 @@ pub fn abort(reason: &str, code: c_int) -> ! {
 }
 
 pub unsafe fn init(_count: *mut c_int, _values: *mut c_void) -> Outcome {
-    start()
+    start(THREAD_SINGLE)
 }
 
 pub unsafe fn init_thread(
@@ -328,7 +330,7 @@ pub unsafe fn init_thread(
     provided: *mut c_int,
 ) -> Outcome {
     let level = required.clamp(THREAD_SINGLE, THREAD_MULTIPLE);
-    start()?;
+    start(level)?;
     LEVEL.store(level, Ordering::Relaxed);
     // SAFETY: the caller's promise.
     unsafe { put(provided, level) }

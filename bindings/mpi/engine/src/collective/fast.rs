@@ -1,11 +1,18 @@
 //! Blocking collectives that Kolo's own collectives carry out.
+//!
+//! Most calls work on runs of a predefined type. [`members`], [`run_of`] and [`operand`] recognise them without counting references, which
+//! would take a tenth of the time of an 8-byte call. All other calls take the general path, which also has the error texts.
+
+use std::ffi::{c_int, c_void};
 
 use kolo::{Collective, DataType, RawCall, RawCallV, ReduceOp};
 
 use super::schedule::Memory;
-use crate::comm::Comm;
-use crate::datatype::{Basic, Type};
+use super::{How, is_in_place};
+use crate::comm::{self, Comm};
+use crate::datatype::{self, Basic, Type};
 use crate::error::Outcome;
+use crate::handle::Held;
 use crate::net::Absence;
 use crate::op;
 
@@ -18,6 +25,34 @@ fn run(comm: &Comm, call: &RawCall) -> Outcome {
     // SAFETY: the program's buffers are as long as its arguments say, and lent until this returns.
     unsafe { kolo.call_raw(call)? };
     Ok(())
+}
+
+/// Returns the communicator of a call that Kolo may serve.
+#[inline]
+pub(super) fn members(how: How, comm: c_int) -> Option<Held<Comm>> {
+    let comm = comm::held(comm).ok()?;
+    (how == How::Blocking && comm.size() > 1 && comm.inter.is_none()).then_some(comm)
+}
+
+/// Returns the memory of elements of a predefined type, if it is one run of bytes.
+#[inline]
+pub(super) fn run_of(at: *const c_void, n: i64, of: c_int) -> Option<Memory> {
+    let of = datatype::builtin(of)?;
+    let len = usize::try_from(n).ok()?.checked_mul(of.size())?;
+    (of.is_flat() && !is_in_place(at)).then_some(Memory { at: at.cast_mut().cast(), len })
+}
+
+/// Returns the input of a reduction on elements of a predefined type, with their number, operator and type.
+#[inline]
+pub(super) fn operand(
+    sendbuf: *const c_void,
+    recvbuf: *const c_void,
+    (n, of): (i64, c_int),
+    op: c_int,
+) -> Option<(*const u8, usize, (ReduceOp, DataType))> {
+    let kolo = reducible(op, datatype::builtin(of)?)?;
+    let input = if is_in_place(sendbuf) { recvbuf } else { sendbuf };
+    Some((input.cast(), usize::try_from(n).ok()?, kolo))
 }
 
 /// Waits for all ranks.

@@ -56,6 +56,11 @@ pub unsafe fn allreduce(
     op: c_int,
     comm: c_int,
 ) -> Outcome {
+    if let Some(comm) = fast::members(how, comm)
+        && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
+    {
+        return fast::reduction(&comm, Collective::AllReduce, (input, recvbuf.cast()), count, kolo, 0);
+    }
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::lookup(comm)?)?;
     if let Some(kolo) = call.fast(how) {
         let buffers = (call.own.address().cast_const(), recvbuf.cast());
@@ -83,6 +88,13 @@ pub unsafe fn reduce(
     to: c_int,
     comm: c_int,
 ) -> Outcome {
+    if let Some(comm) = fast::members(how, comm)
+        && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
+    {
+        let to = root(&comm, to)?;
+        let output = if comm.rank == to { recvbuf.cast() } else { std::ptr::null_mut() };
+        return fast::reduction(&comm, Collective::Reduce, (input, output), count, kolo, to);
+    }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         let own = || inter::buffer(sendbuf, n, of);
@@ -129,6 +141,12 @@ pub unsafe fn reduce_scatter_block(
     op: c_int,
     comm: c_int,
 ) -> Outcome {
+    // In place, the result comes where the input begins, so it needs a place of its own first.
+    if let Some(comm) = fast::members(how, comm).filter(|_| !is_in_place(sendbuf))
+        && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
+    {
+        return fast::reduction(&comm, Collective::ReduceScatter, (input, recvbuf.cast()), count, kolo, 0);
+    }
     let comm = comm::lookup(comm)?;
     let counts = vec![count(n)?; comm.size() as usize];
     scattered(how, sendbuf, recvbuf, &counts, of, op, comm)

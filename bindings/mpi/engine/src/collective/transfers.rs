@@ -13,10 +13,10 @@ use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
-    let comm = comm::lookup(comm)?;
-    if how == How::Blocking && comm.size() > 1 && comm.inter.is_none() {
+    if let Some(comm) = fast::members(how, comm) {
         return fast::barrier(&comm);
     }
+    let comm = comm::lookup(comm)?;
     go(how, &comm, |s| {
         algorithms::barrier(s);
         Ok(())
@@ -54,6 +54,11 @@ impl Packed {
 }
 
 pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, comm: c_int) -> Outcome {
+    if let Some(comm) = fast::members(how, comm)
+        && let Some(data) = fast::run_of(buf, n, of)
+    {
+        return fast::transfer(&comm, Collective::Broadcast, data, data, data.len, root(&comm, from)?);
+    }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         return inter::broadcast(how, &comm, of_both, || Buffer::new(buf, n, of), from);
@@ -364,6 +369,13 @@ pub unsafe fn allgather(
     recvtype: c_int,
     comm: c_int,
 ) -> Outcome {
+    if let Some(comm) = fast::members(how, comm)
+        && let Some(own) = fast::run_of(sendbuf, sendcount, sendtype)
+        && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
+        && own.len == block.len
+    {
+        return fast::transfer(&comm, Collective::AllGather, own, block, block.len, 0);
+    }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         let own = inter::buffer(sendbuf, sendcount, sendtype)?;
@@ -463,6 +475,13 @@ pub unsafe fn alltoall(
     recvtype: c_int,
     comm: c_int,
 ) -> Outcome {
+    if let Some(comm) = fast::members(how, comm)
+        && let Some(own) = fast::run_of(sendbuf, sendcount, sendtype)
+        && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
+        && own.len == block.len
+    {
+        return fast::transfer(&comm, Collective::AllToAll, own, block, block.len, 0);
+    }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         let out = inter::even(sendbuf, sendcount, sendtype, &comm)?;

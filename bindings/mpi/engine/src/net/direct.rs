@@ -152,6 +152,13 @@ impl Net {
         Awaited::Posted(context, done)
     }
 
+    /// Posts a receive whose thread is about to sleep and no longer looks for the message itself.
+    pub(super) fn look_no_more(&mut self, awaited: &mut Awaited) {
+        if let Awaited::Sought(sought) = awaited {
+            *awaited = self.post_sought(*sought);
+        }
+    }
+
     /// Returns the result of a receive if it is complete, and then forgets the receive.
     pub fn ended(&mut self, awaited: &mut Awaited) -> Option<Finished> {
         match awaited {

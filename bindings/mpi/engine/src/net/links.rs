@@ -3,11 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use kolo::internal::wait::yield_now;
 use kolo::{Communicator, TransportKind, Transports};
 use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, Options, Reach, ShmOptions, TcpOptions};
 
-use super::{NET, Net, servant};
+use super::{NET, Net, rest, servant};
 use crate::error::{Class, Fail, Outcome, fail};
 
 /// The transports that can probe, in order of preference.
@@ -42,8 +43,14 @@ pub fn open(world: Option<&Communicator>) -> Outcome {
 /// Closes the messages of this process.
 pub(crate) fn close() {
     servant::stop();
-    if let Some(net) = NET.get() {
-        net.lock().unwrap_or_else(PoisonError::into_inner).close();
+    let Some(net) = NET.get() else { return };
+    loop {
+        let mut net = net.lock().unwrap_or_else(PoisonError::into_inner);
+        if !rest::anybody_sleeps() {
+            return net.close();
+        }
+        drop(net);
+        yield_now();
     }
 }
 

@@ -11,6 +11,7 @@ mod body;
 mod direct;
 mod links;
 mod matching;
+mod rest;
 mod servant;
 mod wait;
 mod wire;
@@ -20,7 +21,7 @@ pub use direct::Awaited;
 pub(crate) use links::close;
 pub use links::open;
 pub use matching::{Claimed, Found};
-pub use servant::{Absence, serve_windows};
+pub use servant::{Absence, expect_threads, serve_windows};
 pub use wait::{nap, poll_once, sleeps, wait_for_receive, wait_until, wait_until_all};
 pub use wire::Source;
 

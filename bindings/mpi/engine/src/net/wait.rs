@@ -4,23 +4,27 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::internal::wait::{Next, Pacer, Policy, sleep, spin, yield_now};
+use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Finished, net};
+use super::{Awaited, Finished, Net, net, rest, servant};
 use crate::collective::schedule;
 use crate::error::Outcome;
 use crate::world;
 
 thread_local! {
     static POLICY: Cell<Option<Policy>> = const { Cell::new(None) };
+    /// What earlier waits of this thread have noticed.
+    static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
 }
 
-/// The longest nap. Naps grow up to this, since a wait that is already long can bear the delay.
-const NAP_MAX: Duration = Duration::from_micros(500);
+/// First sleep of a wait; sleeps grow from there.
+const NAP: Duration = Duration::from_micros(100);
+/// Longest sleep if another thread may do what this one waits for. Messages from other ranks end a sleep.
+const NAP_BESIDE_THREADS: Duration = Duration::from_micros(500);
 /// Looks at one peer's channel, some 10 ns each, between two polls of all channels.
 const LOOKS: u32 = 16;
-/// Naps between two checks whether the job has failed.
-const NAPS_PER_LOOK: u32 = 200;
+/// Time asleep between two checks whether the job has failed.
+const LOOK: Duration = Duration::from_millis(100);
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
 
@@ -51,10 +55,11 @@ pub fn wait_until(mut ready: impl FnMut() -> bool) -> Outcome {
     if ready() {
         return Ok(());
     }
-    drive(|| {
+    let step = |(): &mut ()| {
         let moved = poll_once();
         (moved, ready().then_some(()))
-    })
+    };
+    drive(&mut (), step, |(), _| ())
 }
 
 /// As [`wait_until`], for a caller that waits for several messages.
@@ -65,11 +70,12 @@ pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
     if ready() {
         return Ok(());
     }
-    drive(|| {
+    let step = |(): &mut ()| {
         let moved = net().is_ok_and(|mut net| net.poll_for_many());
         let moved = schedule::advance_all() | moved;
         (moved, ready().then_some(()))
-    })
+    };
+    drive(&mut (), step, |(), _| ())
 }
 
 /// Advances messages until a receive is complete.
@@ -78,7 +84,7 @@ pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
 /// If the job has failed meanwhile.
 pub fn wait_for_receive(awaited: &mut Awaited) -> Outcome<Finished> {
     let looks = if policy().spin.is_zero() { 1 } else { LOOKS };
-    drive(|| {
+    let step = |awaited: &mut Awaited| {
         let Ok(mut net) = net() else { return (false, None) };
         for _ in 0..looks {
             if let Some(found) = net.ended(awaited) {
@@ -92,21 +98,32 @@ pub fn wait_for_receive(awaited: &mut Awaited) -> Outcome<Finished> {
         let found = if moved { net.ended(awaited) } else { None };
         drop(net);
         (if found.is_none() { schedule::advance_all() | moved } else { true }, found)
-    })
+    };
+    drive(awaited, step, |awaited, net| net.look_no_more(awaited))
 }
 
-/// Calls `step` until it ends the wait, with pauses after steps that move nothing.
-fn drive<T>(mut step: impl FnMut() -> (bool, Option<T>)) -> Outcome<T> {
+/// Calls `step` until it ends the wait, with pauses after steps that move nothing. Before a sleep, `settle` hands the endpoints what the
+/// steps check themselves.
+fn drive<S, T>(
+    state: &mut S,
+    mut step: impl FnMut(&mut S) -> (bool, Option<T>),
+    settle: impl Fn(&mut S, &mut Net),
+) -> Outcome<T> {
     let mut pacer = Pacer::new(policy());
-    let (mut time, mut naps) = (Duration::from_micros(20), 0_u32);
+    if let Some(noticed) = CONTENTION.get() {
+        pacer.contention = noticed;
+    }
+    let longest = if servant::may_interfere() { NAP_BESIDE_THREADS } else { policy().sleep_max };
+    let (mut limit, mut asleep) = (NAP, Duration::ZERO);
     loop {
-        let (moved, found) = step();
+        let (moved, found) = step(state);
         if let Some(found) = found {
+            CONTENTION.set(Some(pacer.contention));
             return Ok(found);
         }
         if moved {
             pacer.moved();
-            time = Duration::from_micros(20);
+            limit = NAP;
             continue;
         }
         match pacer.idle(Instant::now) {
@@ -118,10 +135,13 @@ fn drive<T>(mut step: impl FnMut() -> (bool, Option<T>)) -> Outcome<T> {
             }
             Next::Sleep | Next::Queue => {
                 SLEEPS.fetch_add(1, Ordering::Relaxed);
-                sleep(time);
-                time = (2 * time).min(NAP_MAX);
-                naps += 1;
-                if naps.is_multiple_of(NAPS_PER_LOOK) {
+                if rest::until_news(limit, |net| settle(state, net)) {
+                    pacer.moved();
+                }
+                asleep += limit;
+                limit = (2 * limit).min(longest);
+                if asleep >= LOOK {
+                    asleep = Duration::ZERO;
                     world::check_job()?;
                 }
             }

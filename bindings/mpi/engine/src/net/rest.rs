@@ -1,0 +1,89 @@
+//! Sleeping until something comes from another rank.
+//!
+//! 1. A thread has the endpoints wake it, polls once more, and only then lets the lock go and sleeps.
+//! 2. It sleeps at a word or at descriptors of the endpoints. It says so under the lock ([`ASLEEP`]), and [`Net::close`] waits for it.
+//! 3. Another thread may take the event away, or have the endpoints wake nobody any more. So each sleep has a limit.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kolo::internal::wait::{sleep, sleep_on_fds, sleep_on_word};
+use kolo_transport::{Armed, ParkBy};
+
+use super::{Net, net};
+
+/// Threads that sleep at what belongs to an endpoint.
+static ASLEEP: AtomicUsize = AtomicUsize::new(0);
+
+/// What a thread sleeps at.
+enum Alarm {
+    Word(*const AtomicU32, u32),
+    Descriptors(Vec<RawFd>),
+}
+
+/// Sleeps until something comes, at most `limit`. `settle` posts what would go unnoticed otherwise. Whether something moved.
+pub(super) fn until_news(limit: Duration, settle: impl FnOnce(&mut Net)) -> bool {
+    let Ok(mut net) = net() else {
+        sleep(limit);
+        return false;
+    };
+    settle(&mut net);
+    // What has been looked for is watched from here on.
+    if net.poll() {
+        return true;
+    }
+    let alarm = net.arm();
+    if net.poll() {
+        net.disarm();
+        return true;
+    }
+    ASLEEP.fetch_add(1, Ordering::Relaxed);
+    drop(net);
+    match alarm {
+        Some(Alarm::Word(word, value)) => {
+            // SAFETY: the word lies in a mapping that an endpoint holds, and endpoints live until nobody sleeps here (rule 2).
+            sleep_on_word(unsafe { &*word }, value, std::num::NonZeroU32::MAX, limit);
+        }
+        Some(Alarm::Descriptors(all)) => {
+            // SAFETY: the endpoints own the descriptors, and live until nobody sleeps here (rule 2).
+            let all: Vec<_> = all.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+            sleep_on_fds(&all, limit);
+        }
+        None => sleep(limit),
+    }
+    ASLEEP.fetch_sub(1, Ordering::Release);
+    if let Ok(mut net) = super::net() {
+        net.disarm();
+    }
+    false
+}
+
+/// Whether a thread sleeps at an endpoint. None begins to while the caller has the lock.
+pub(super) fn anybody_sleeps() -> bool {
+    ASLEEP.load(Ordering::Acquire) > 0
+}
+
+impl Net {
+    /// Has the endpoints wake a thread; none if they have nothing to wake it for.
+    fn arm(&mut self) -> Option<Alarm> {
+        let by = if self.ends.iter().all(|end| end.caps().park_word) { ParkBy::Word } else { ParkBy::Fd };
+        let (mut words, mut descriptors) = (Vec::new(), Vec::new());
+        for end in &mut self.ends {
+            match end.arm(by) {
+                Armed::Idle => {}
+                Armed::Word(word, value) => words.push((std::ptr::from_ref(word), value)),
+                Armed::Fd(fd) => descriptors.push(fd.as_raw_fd()),
+            }
+        }
+        match (words.as_slice(), descriptors.is_empty()) {
+            ([(word, value)], true) => Some(Alarm::Word(*word, *value)),
+            (_, false) => Some(Alarm::Descriptors(descriptors)),
+            _ => None,
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.ends.iter_mut().for_each(|end| end.disarm());
+    }
+}
