@@ -1,8 +1,8 @@
-//! Sleeping until something comes from another rank.
+//! Sleeping until a message or an acknowledgement comes from another rank.
 //!
-//! 1. A thread has the endpoints wake it, polls once more, and only then lets the lock go and sleeps.
-//! 2. It sleeps at a word or at descriptors of the endpoints. It says so under the lock ([`ASLEEP`]), and [`Net::close`] waits for it.
-//! 3. Another thread may take the event away, or have the endpoints wake nobody any more. So each sleep has a limit.
+//! 1. A thread has the endpoints wake it, polls once more, and only then releases the lock and sleeps.
+//! 2. It sleeps on a word or on descriptors of the endpoints. It counts itself under the lock ([`ASLEEP`]), and [`Net::close`] waits for it.
+//! 3. Another thread may consume the event, or disarm the endpoints. So each sleep has a limit.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -13,23 +13,24 @@ use kolo_transport::{Armed, ParkBy};
 
 use super::{Net, net};
 
-/// Threads that sleep at what belongs to an endpoint.
+/// Threads that sleep on a word or descriptor of an endpoint.
 static ASLEEP: AtomicUsize = AtomicUsize::new(0);
 
-/// What a thread sleeps at.
+/// The word or descriptors that end a sleep.
 enum Alarm {
     Word(*const AtomicU32, u32),
     Descriptors(Vec<RawFd>),
 }
 
-/// Sleeps until something comes, at most `limit`. `settle` posts what would go unnoticed otherwise. Whether something moved.
+/// Sleeps until an event comes, at most `limit`. Before that, `settle` posts the receives that the steps check themselves. Returns whether
+/// anything moved.
 pub(super) fn until_news(limit: Duration, settle: impl FnOnce(&mut Net)) -> bool {
     let Ok(mut net) = net() else {
         sleep(limit);
         return false;
     };
     settle(&mut net);
-    // What has been looked for is watched from here on.
+    // From here on the endpoints watch for it.
     if net.poll() {
         return true;
     }

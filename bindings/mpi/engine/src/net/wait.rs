@@ -13,7 +13,7 @@ use crate::world;
 
 thread_local! {
     static POLICY: Cell<Option<Policy>> = const { Cell::new(None) };
-    /// What earlier waits of this thread have noticed.
+    /// Contention that earlier waits of this thread have noticed.
     static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
 }
 
