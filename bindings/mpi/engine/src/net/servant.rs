@@ -108,11 +108,6 @@ fn change(by: u64) {
     }
 }
 
-/// Whether another thread may advance messages while the program waits for them.
-pub(super) fn may_interfere() -> bool {
-    !ONE_CALLS.load(Ordering::Relaxed) || WINDOWS.load(Ordering::Relaxed) > 0
-}
-
 /// Sets whether several threads may call at a time. To be called before any does.
 pub fn expect_threads(several: bool) {
     ONE_CALLS.store(!several, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Finished, Net, net, rest, servant};
+use super::{Awaited, Finished, Net, net, rest};
 use crate::collective::schedule;
 use crate::error::Outcome;
 use crate::world;
@@ -17,14 +17,14 @@ thread_local! {
     static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
 }
 
-/// First sleep of a wait; sleeps grow from there.
+/// First sleep of a wait. Messages end a sleep; its length matters for events that other threads cause.
 const NAP: Duration = Duration::from_micros(100);
-/// Longest sleep if another thread may do what this one waits for. Messages from other ranks end a sleep.
-const NAP_BESIDE_THREADS: Duration = Duration::from_micros(500);
+/// Longest sleep; sleeps grow up to this.
+const NAP_MAX: Duration = Duration::from_micros(500);
 /// Looks at one peer's channel, some 10 ns each, between two polls of all channels.
 const LOOKS: u32 = 16;
-/// Time asleep between two checks whether the job has failed.
-const LOOK: Duration = Duration::from_millis(100);
+/// Sleeps between two checks whether the job has failed.
+const NAPS_PER_LOOK: u32 = 200;
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
 
@@ -113,8 +113,7 @@ fn drive<S, T>(
     if let Some(noticed) = CONTENTION.get() {
         pacer.contention = noticed;
     }
-    let longest = if servant::may_interfere() { NAP_BESIDE_THREADS } else { policy().sleep_max };
-    let (mut limit, mut asleep) = (NAP, Duration::ZERO);
+    let (mut limit, mut naps) = (NAP, 0_u32);
     loop {
         let (moved, found) = step(state);
         if let Some(found) = found {
@@ -138,10 +137,9 @@ fn drive<S, T>(
                 if rest::until_news(limit, |net| settle(state, net)) {
                     pacer.moved();
                 }
-                asleep += limit;
-                limit = (2 * limit).min(longest);
-                if asleep >= LOOK {
-                    asleep = Duration::ZERO;
+                limit = (2 * limit).min(NAP_MAX);
+                naps += 1;
+                if naps.is_multiple_of(NAPS_PER_LOOK) {
                     world::check_job()?;
                 }
             }
