@@ -200,7 +200,7 @@ pub struct Caps {
 /// How the owner is going to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkBy {
-    /// On a futex word; only if each of the owner's endpoints offers one.
+    /// On a futex word; only if every endpoint that is not [idle](Armed::Idle) offers one.
     Word,
     /// With `poll(2)` on file descriptors.
     Fd,

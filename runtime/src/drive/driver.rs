@@ -299,10 +299,9 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
         wait::sleep(COPY_NAP);
         return shared.core();
     }
-    let by = core.engine.park_by();
     let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
     let mut fds: Vec<RawFd> = Vec::new();
-    core.engine.arm(by, |armed| match armed {
+    let by = core.engine.arm(|armed| match armed {
         Armed::Idle => {}
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),

@@ -257,15 +257,21 @@ impl Links {
         self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
     }
 
-    /// Returns how a waiting owner can sleep: on a word if all endpoints offer one.
-    pub(crate) fn park_by(&self) -> ParkBy {
-        if self.endpoints.iter().all(|e| e.caps().park_word) { ParkBy::Word } else { ParkBy::Fd }
-    }
-
-    pub(crate) fn arm(&mut self, by: ParkBy, mut each: impl FnMut(Armed<'_>)) {
-        for endpoint in &mut self.endpoints {
+    /// Arms all endpoints. Returns how the owner is to sleep: on a word if all endpoints with anything outstanding offer one. A rank that
+    /// waits only for its own host is thus woken through memory. Waking it through a socket would cost both ends several system calls.
+    pub(crate) fn arm(&mut self, mut each: impl FnMut(Armed<'_>)) -> ParkBy {
+        let mut by = ParkBy::Word;
+        for endpoint in self.endpoints.iter_mut().filter(|endpoint| !endpoint.caps().park_word) {
+            let armed = endpoint.arm(ParkBy::Fd);
+            if !matches!(armed, Armed::Idle) {
+                by = ParkBy::Fd;
+            }
+            each(armed);
+        }
+        for endpoint in self.endpoints.iter_mut().filter(|endpoint| endpoint.caps().park_word) {
             each(endpoint.arm(by));
         }
+        by
     }
 
     pub(crate) fn disarm(&mut self) {

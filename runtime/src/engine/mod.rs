@@ -494,15 +494,10 @@ impl Engine {
         self.links.is_flushed()
     }
 
-    /// Returns how a waiting owner can sleep.
-    pub(crate) fn park_by(&self) -> ParkBy {
-        self.links.park_by()
-    }
-
-    /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
-    pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
+    /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].
+    pub(crate) fn arm(&mut self, each: impl FnMut(Armed<'_>)) -> ParkBy {
         self.look_at_links();
-        self.links.arm(by, each);
+        self.links.arm(each)
     }
 
     /// Undoes [`Engine::arm`].

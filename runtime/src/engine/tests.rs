@@ -4,6 +4,7 @@
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -42,6 +43,31 @@ fn a_transport_that_cannot_look_ahead_is_named() {
     assert_eq!(engine.without_probing(), Some("memory"));
     let engine = Engine::new(0, Links::new(Vec::new(), [None]), 64, 0);
     assert_eq!(engine.without_probing(), None, "a rank alone has only itself to receive from");
+}
+
+#[test]
+fn a_rank_that_waits_for_its_host_only_sleeps_on_a_word() {
+    let mut near = Memory::new(0, Arc::default());
+    near.caps.park_word = true;
+    let far = Memory::new(0, Arc::default());
+    let mut links = Links::new(vec![Box::new(far), Box::new(near)], [None, Some(1), Some(0)]);
+    let armed = |links: &mut Links| {
+        let (mut words, mut fds) = (0, 0);
+        let by = links.arm(|armed| match armed {
+            Armed::Idle => {}
+            Armed::Word(..) => words += 1,
+            Armed::Fd(_) => fds += 1,
+        });
+        links.disarm();
+        (by, words, fds)
+    };
+    for (peer, expected) in [(1, (ParkBy::Word, 1, 0)), (2, (ParkBy::Fd, 0, 2))] {
+        let on = Channel { peer, index: 0 };
+        // SAFETY: an empty list, and no message comes.
+        let posted = unsafe { links.post_recv(on, 7, Sink::Place(&[]), Token(1)) };
+        assert_eq!(posted.unwrap(), Posted::Pending);
+        assert_eq!(armed(&mut links), expected, "something is awaited from rank {peer}");
+    }
 }
 
 #[derive(Debug)]
@@ -185,8 +211,13 @@ impl Endpoint for Memory {
     fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         self.stage.as_mut().map(|stage| stage as &mut dyn Stage)
     }
-    fn arm(&mut self, _: ParkBy) -> Armed<'_> {
-        Armed::Idle
+    fn arm(&mut self, by: ParkBy) -> Armed<'_> {
+        match by {
+            _ if self.receives.is_empty() => Armed::Idle,
+            ParkBy::Word => Armed::Word(&self.polls, 0),
+            // SAFETY: the standard input, which stays open; nobody sleeps on it.
+            ParkBy::Fd => Armed::Fd(unsafe { BorrowedFd::borrow_raw(0) }),
+        }
     }
     fn disarm(&mut self) {}
     fn abandon(&mut self, _: u32, _: &Error, _: &mut Vec<Event>) {}

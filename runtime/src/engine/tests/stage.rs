@@ -266,7 +266,7 @@ fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
         "links without traffic are left alone while others are waited for on the stage"
     );
     for _ in 0..3 {
-        engine.arm(ParkBy::Fd, |_| {});
+        engine.arm(|_| {});
         assert!(polled(&mut engine), "before sleep");
         engine.disarm();
         assert!(polled(&mut engine), "after sleep");
