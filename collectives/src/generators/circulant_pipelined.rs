@@ -45,9 +45,11 @@ pub(crate) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     }
     let rounds = ceil_log2(task.world_size);
     let skips = halvings(task.world_size);
+    // Between hosts its connections, unlike those of a chain, are idle in most rounds.
+    let pattern = if bill.hosts == 1 { Pattern::Pipeline } else { Pattern::Circle };
     for round in (0..parts - 1 + rounds).rev() {
         let reach = bill.circle(skips[(round % rounds) as usize + 1]);
-        bill.exchange(Pattern::Pipeline, reach, 1.0, bytes / f64::from(parts), reduces);
+        bill.exchange(pattern, reach, 1.0, bytes / f64::from(parts), reduces);
     }
 }
 
