@@ -409,3 +409,17 @@ fn long_broadcasts_between_hosts_go_along_a_chain() {
         assert_eq!((algorithm, segment_bytes, window), (Algorithm::Chain, 32 << 10, 3), "{bytes}");
     }
 }
+
+/// Long all-to-alls move the blocks inside a host through shared memory (docs/tuning.md, "All-to-alls between hosts of several ranks").
+#[test]
+fn long_all_to_alls_go_through_memory_inside_hosts() {
+    let hosts: Vec<u32> = (0..8).map(|rank| rank / 4).collect();
+    let task = Task::new(Collective::AllToAll, 8).with_hosts(hosts).with_stages();
+    let rate = 760e6;
+    let inter = LinkClass { latency_seconds: 7e-6, overhead_seconds: 12e-6, bytes_per_second: rate };
+    let model = Model { inter, nic_bytes_per_second: rate, oversubscription: 4.0, ..Model::TCP };
+    for block in [128 << 10, 512 << 10] {
+        let choice = select(&task, block, 4, false, Order::Any, &model, None).expect("some can");
+        assert_eq!(choice.algorithm, Algorithm::HierarchicalStaged, "blocks of {block} bytes");
+    }
+}

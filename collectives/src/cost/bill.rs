@@ -267,21 +267,28 @@ impl Bill {
     pub(crate) fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {
         let near = f64::from(self.local - 1).min(f64::from(messages));
         let far = f64::from(messages) - near;
-        let mut time = 0.0;
-        for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
-            if count > 0.0 {
-                let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
-                let pattern = Pattern::AllAtOnce(count.min(width));
-                let Weight { turns, links, .. } = self.weight(pattern, reach, bytes, reduces);
-                let transfer = self.transfer(reach, count, count * bytes * links);
-                // The processor works while the link does; only the work on the last message is not hidden.
-                let work = self.work(reach, count * turns, count * bytes, reduces);
-                let waits = (count / width).ceil().max(1.0)
-                    * self.weigh(reach, |class| self.model.latency_seconds(class));
-                time += waits + together(reach, transfer, work, count);
-            }
+        let near = self.side(Reach::Host, near, bytes, reduces, width);
+        self.path += near + self.side(Reach::Network(1.0), far, bytes, reduces, width.min(self.width));
+    }
+
+    /// Adds a wave whose messages all go to ranks of other hosts.
+    pub(crate) fn far_wave(&mut self, messages: u32, bytes: f64) {
+        self.path += self.side(Reach::Network(1.0), messages.into(), bytes, false, self.width);
+    }
+
+    /// Returns the time of those messages of a wave that have this reach.
+    fn side(&mut self, reach: Reach, count: f64, bytes: f64, reduces: bool, width: f64) -> f64 {
+        if count <= 0.0 {
+            return 0.0;
         }
-        self.path += time;
+        let pattern = Pattern::AllAtOnce(count.min(width));
+        let Weight { turns, links, .. } = self.weight(pattern, reach, bytes, reduces);
+        let transfer = self.transfer(reach, count, count * bytes * links);
+        // The processor works while the link does; only the work on the last message is not hidden.
+        let work = self.work(reach, count * turns, count * bytes, reduces);
+        let waits =
+            (count / width).ceil().max(1.0) * self.weigh(reach, |class| self.model.latency_seconds(class));
+        waits + together(reach, transfer, work, count)
     }
 
     /// Adds a fan: one rank sends to, or receives from, all others, which have almost nothing to do.

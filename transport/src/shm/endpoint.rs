@@ -499,8 +499,7 @@ impl Endpoint for ShmEndpoint {
                 return Armed::Idle;
             }
             self.armed = Some(by);
-            // A readable descriptor would end the sleep at once. On a word a rank is woken, and the mail tells of sockets.
-            self.look_soon |= by == ParkBy::Fd;
+            self.look_soon = true;
             arena.fall_asleep(self.member, by);
         }
         match by {

@@ -87,12 +87,12 @@ impl Generator for HierarchicalStaged {
             }
             Collective::AllGather | Collective::ReduceScatter => rails::cost(task, rails, bytes, bill),
             _ => {
-                let (near, far) = (f64::from(local - 1), f64::from(task.world_size - local));
+                let near = f64::from(local - 1);
                 bill.copy(bytes);
                 bill.publish(local, near * bytes);
                 bill.meet(local - 1);
                 bill.take(local, near * bytes);
-                bill.exchange(Pattern::Pairs, Reach::Network(1.0), far, far * bytes, false);
+                bill.far_wave(task.world_size - local, bytes);
             }
         }
     }
