@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn errors_name_what_there_is() {
         let error = |text: &str| text.parse::<Overrides>().expect_err(text).to_string();
-        assert!(error("rings").contains("\"rings\"; there are one_shot, recursive_doubling"));
-        assert!(error("allreduce:ring").contains("\"allreduce\"; there are all_reduce"));
+        assert!(error("rings").contains("\"rings\"; expected one of one_shot, recursive_doubling"));
+        assert!(error("allreduce:ring").contains("\"allreduce\"; expected one of all_reduce"));
         for range in ["64K", "2-1", "x-", "1T-", "-5", "99999999999999G-"] {
             assert!(error(&format!("all_reduce@{range}:ring")).contains("range of sizes"), "{range}");
         }

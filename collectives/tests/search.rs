@@ -113,7 +113,7 @@ fn nothing_but_several_hosts_is_searched() {
     let one = Cluster { hosts: 1, ..Cluster::default() };
     for (collective, cluster, text) in [
         (Collective::AllReduce, &one, "several hosts"),
-        (Collective::Scan, &cluster(&[1e8; 3], 1), "not for scan"),
+        (Collective::Scan, &cluster(&[1e8; 3], 1), "but not scan"),
     ] {
         let problem = search(collective, 0, 1 << 20, cluster).map(drop).expect_err(text);
         assert!(problem.contains(text), "{problem}");

@@ -382,7 +382,7 @@ mod tests {
         let (own, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"cmd=response_to_init rc=-1\n").unwrap();
         let why = Pmi::new(own.as_raw_fd()).read().unwrap_err();
-        assert!(why.contains("in place of response_to_init"), "{why}");
+        assert!(why.contains("instead of response_to_init"), "{why}");
         let (own, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let why = Pmi::new(own.as_raw_fd()).publish(b"here").unwrap_err();

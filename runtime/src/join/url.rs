@@ -174,7 +174,7 @@ mod tests {
             ("tcp://node7:http", "'http' is not a port number"),
             ("tcp://node7:0", "port 0"),
             ("tcp://node7:80?rank=x&world_size=2", "rank is not a number"),
-            ("tcp://node7:80?colour=2", "'colour' is not known"),
+            ("tcp://node7:80?colour=2", "unknown parameter 'colour'"),
             ("tcp://node7:80?rank=2&world_size=2", "rank 2 does not exist"),
             ("tcp://node7:80?rank=0&world_size=0", "world size is 0"),
             ("tcp://node7:80", "names no rank"),

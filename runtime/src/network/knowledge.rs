@@ -171,8 +171,7 @@ mod tests {
     #[test]
     fn a_profile_of_other_hosts_says_why_it_does_not_count() {
         let loaded = profile(&[("a", 1e8), ("b", 1e8), ("c", 1e7)]);
-        let problem =
-            "the network of profile cluster.toml is not used: it was measured on a, b, c, and not on d";
+        let problem = "the network of profile cluster.toml is not used: it was measured on a, b, c, not on d";
         for (known, from) in [
             (Knowledge::of(Some(&loaded), &["a", "d"], measured), "(measured in 3.0 ms)"),
             (Knowledge::of(Some(&loaded), &["a", "d"], || None), "(built-in constants, not measured)"),

@@ -315,7 +315,7 @@ mod tests {
         assert!((model.nic_bytes_per_second - 1e7).abs() < 1.0, "{model:?}");
         assert_eq!(known.speeds(), Some(vec![16, 160]));
         let problem = Between::known(&network, &["a", "d"]).unwrap_err();
-        assert_eq!(problem, "it was measured on a, c, and not on d");
+        assert_eq!(problem, "it was measured on a, c, not on d");
     }
 
     #[test]

@@ -215,9 +215,9 @@ mod tests {
         // One list may serve hosts that name their cards differently.
         assert_eq!(of(&["ens", "eth1"], Family::V4), Ok(vec!["198.51.100.1".to_owned()]));
         let gone = of(&["eth0", "=eth7"], Family::Both).unwrap_err();
-        assert!(gone.contains("interface eth7") && gone.ends_with("there are eth0, eth1"), "{gone}");
+        assert!(gone.contains("interface eth7") && gone.ends_with("this host has eth0, eth1"), "{gone}");
         let none = of(&["ib"], Family::Both).unwrap_err();
-        assert!(none.contains("KOLO_SOCKET_IFNAME") && none.ends_with("there are eth0, eth1"), "{none}");
+        assert!(none.contains("KOLO_SOCKET_IFNAME") && none.ends_with("this host has eth0, eth1"), "{none}");
         assert_eq!(of(&["^=eth7"], Family::V4).map(|list| list.len()), Ok(2), "excluding it is no mistake");
     }
 
