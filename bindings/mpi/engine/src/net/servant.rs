@@ -48,7 +48,7 @@ fn run() {
     while !STOP.load(Ordering::Acquire) {
         let absent = ABSENT.load(Ordering::Relaxed);
         let same = std::mem::replace(&mut before, absent) == absent;
-        let inside = absent % ONCE > 0 && (same || PENDING.load(Ordering::Relaxed) > 0);
+        let inside = !absent.is_multiple_of(ONCE) && (same || PENDING.load(Ordering::Relaxed) > 0);
         if !inside && WINDOWS.load(Ordering::Relaxed) == 0 {
             sleep_until_woken(LOOK);
             pause = PAUSE;
