@@ -249,7 +249,7 @@ def test_alloc():
         comm.all_reduce(part)
         assert np.all(part == 18)
         assert comm.alloc(5).dtype == np.float64 and comm.alloc(0, "int8").shape == (0,)
-        with pytest.raises(kolo.Usage, match="asks for"):
+        with pytest.raises(kolo.Usage, match="asked for"):
             comm.alloc(10 + comm.rank)
         with pytest.raises(kolo.Usage, match="negative"):
             comm.alloc((-1, -2))
