@@ -63,7 +63,7 @@ def test_a_newcomer_fetches_the_state_while_the_members_go_on():
         table, weights = np.full(600_000, 0.0 if is_newcomer else 3.5), np.zeros(1000)
         parts = {"table": table, "weights": weights}
         if is_newcomer:
-            with pytest.raises(kolo.Join, match="not an invitation"):
+            with pytest.raises(kolo.Join, match="no invitation"):
                 kolo.State.fetched(f"file://{folder}/nowhere", parts, timeout=0)
             state = kolo.State.fetched(f"file://{folder}/invitation", parts)
             version = state.version
