@@ -13,7 +13,7 @@ use kolo::{Communicator, Config, RawCall, Result};
 
 use crate::reference::{Case, Memory};
 
-/// Counters of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda.rs`.
+/// Counters of the stand-in; the same list is in `transport/gdr/examples/fake_libcuda/main.rs`.
 #[derive(Clone, Copy, Debug)]
 pub enum Count {
     /// Flushes.
