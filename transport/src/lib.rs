@@ -1,6 +1,7 @@
 //! Transports of Kolo: the [`Endpoint`] trait and its implementations over TCP, shared memory and RDMA. They move
 //! bytes between two ranks and know nothing about collectives.
 
+mod arm;
 pub mod conformance;
 mod endpoint;
 mod error;
@@ -18,6 +19,7 @@ mod stage;
 mod sys;
 pub mod tcp;
 
+pub use arm::arm_all;
 pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, ParkBy, Piece, Posted,
     Rail, Reach, Short, Sink, Token,

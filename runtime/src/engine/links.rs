@@ -257,21 +257,9 @@ impl Links {
         self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
     }
 
-    /// Arms all endpoints. Returns how the owner is to sleep: on a word if all endpoints with anything outstanding offer one. A rank that
-    /// waits only for its own host is thus woken through memory. Waking it through a socket would cost both ends several system calls.
-    pub(crate) fn arm(&mut self, mut each: impl FnMut(Armed<'_>)) -> ParkBy {
-        let mut by = ParkBy::Word;
-        for endpoint in self.endpoints.iter_mut().filter(|endpoint| !endpoint.caps().park_word) {
-            let armed = endpoint.arm(ParkBy::Fd);
-            if !matches!(armed, Armed::Idle) {
-                by = ParkBy::Fd;
-            }
-            each(armed);
-        }
-        for endpoint in self.endpoints.iter_mut().filter(|endpoint| endpoint.caps().park_word) {
-            each(endpoint.arm(by));
-        }
-        by
+    /// Arms all endpoints: see [`kolo_transport::arm_all`].
+    pub(crate) fn arm(&mut self, each: impl FnMut(Armed<'_>)) -> ParkBy {
+        kolo_transport::arm_all(&mut self.endpoints, each)
     }
 
     pub(crate) fn disarm(&mut self) {

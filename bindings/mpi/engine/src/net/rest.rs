@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kolo::internal::wait::{sleep, sleep_on_fds, sleep_on_word};
-use kolo_transport::{Armed, ParkBy};
+use kolo_transport::{Armed, arm_all};
 
 use super::{Net, net};
 
@@ -68,15 +68,12 @@ pub(super) fn anybody_sleeps() -> bool {
 impl Net {
     /// Has the endpoints wake a thread; none if they have nothing to wake it for.
     fn arm(&mut self) -> Option<Alarm> {
-        let by = if self.ends.iter().all(|end| end.caps().park_word) { ParkBy::Word } else { ParkBy::Fd };
         let (mut words, mut descriptors) = (Vec::new(), Vec::new());
-        for end in &mut self.ends {
-            match end.arm(by) {
-                Armed::Idle => {}
-                Armed::Word(word, value) => words.push((std::ptr::from_ref(word), value)),
-                Armed::Fd(fd) => descriptors.push(fd.as_raw_fd()),
-            }
-        }
+        arm_all(&mut self.ends, |armed| match armed {
+            Armed::Idle => {}
+            Armed::Word(word, value) => words.push((std::ptr::from_ref(word), value)),
+            Armed::Fd(fd) => descriptors.push(fd.as_raw_fd()),
+        });
         match (words.as_slice(), descriptors.is_empty()) {
             ([(word, value)], true) => Some(Alarm::Word(*word, *value)),
             (_, false) => Some(Alarm::Descriptors(descriptors)),
