@@ -75,6 +75,13 @@ pub(crate) trait Generator {
         None
     }
 
+    /// The shortest segment and the number in flight on a near network between hosts, where they differ from
+    /// [`shortest_segment`](Self::shortest_segment) and [`window`](Self::window).
+    fn segments_between_hosts(&self, task: &Task) -> Option<(u64, u32)> {
+        let _ = task;
+        None
+    }
+
     /// The best `params.parts` for segments of `bytes` bytes.
     fn parts(&self, task: &Task, bytes: u64, model: &Model) -> u32 {
         let _ = (bytes, model);

@@ -122,11 +122,6 @@ const SEGMENT_BYTES_BLOCK: u64 = 256 << 10;
 /// fill the pipeline sooner.
 const SEGMENT_BYTES_ONE_WAY: u64 = 64 << 10;
 
-/// Shortest segment of broadcasts along a chain between hosts, and number of segments in flight there. Each segment has a connection of its
-/// own, and more connections leave the links idle for longer: see docs/tuning.md, "Broadcasts between hosts".
-const SEGMENT_BYTES_PASSED_ON: u64 = 32 << 10;
-const WINDOW_PASSED_ON: u32 = 3;
-
 /// Segments in flight on a [long way](Model::has_long_ways), for algorithms that send [all the
 /// time](crate::generator::Generator::is_steady). Two segments leave the links idle while their rounds wait: see
 /// docs/tuning.md, "Long ways".
@@ -263,11 +258,13 @@ fn tune(
 
 /// Returns the numbers of segments in flight to try, fewest first: among equal costs, the first wins.
 fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
+    if let Some((_, window)) = between_hosts(algorithm, task, model) {
+        return vec![window];
+    }
     match algorithm.generator().window() {
         // A rank that has the processor takes and passes on as many segments as are there. More in flight would only
         // take more memory.
         Some(_) if hands_on(algorithm, task, model) => vec![1],
-        Some(_) if passes_on(algorithm, task, model) => vec![WINDOW_PASSED_ON],
         Some(window) => vec![window],
         // Ranks of a host that share processors have nothing to overlap with: each runs only while another one waits.
         None if model.oversubscription > 1.0 && !task.has_several_hosts() => vec![1],
@@ -297,11 +294,10 @@ fn segment_sizes(
 ) -> Vec<u64> {
     let generator = algorithm.generator();
     let longest = longest_segment(algorithm, task, bytes, model);
-    let shortest = match generator.shortest_segment() {
-        _ if passes_on(algorithm, task, model) => SEGMENT_BYTES_PASSED_ON,
-        Some(shortest) => shortest,
-        None => shortest_segment(task.collective),
-    };
+    let shortest = between_hosts(algorithm, task, model)
+        .map(|(shortest, _)| shortest)
+        .or_else(|| generator.shortest_segment())
+        .unwrap_or_else(|| shortest_segment(task.collective));
     let aligned = |size: u64| (size / element).max(1) * element;
     let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
@@ -372,10 +368,10 @@ fn hands_on(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
     algorithm.generator().hands_on(task) && !task.has_several_hosts() && shares_processors(model)
 }
 
-/// Whether a broadcast goes from host to host of a network that is near.
-fn passes_on(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
-    let is_broadcast = task.collective == Collective::Broadcast && algorithm == Algorithm::Chain;
-    is_broadcast && task.has_several_hosts() && !model.has_long_ways()
+/// Returns the shortest segment and the number in flight of an algorithm that has its own for a near network.
+fn between_hosts(algorithm: Algorithm, task: &Task, model: &Model) -> Option<(u64, u32)> {
+    let is_near = task.has_several_hosts() && !model.has_long_ways();
+    algorithm.generator().segments_between_hosts(task).filter(|_| is_near)
 }
 
 fn shares_processors(model: &Model) -> bool {

@@ -71,6 +71,12 @@ impl Generator for Chain {
         Some(8)
     }
 
+    /// Each segment in flight has a connection of its own, and more connections leave the links idle for longer: see
+    /// docs/tuning.md, "Broadcasts between hosts".
+    fn segments_between_hosts(&self, task: &Task) -> Option<(u64, u32)> {
+        (task.collective == Collective::Broadcast).then_some((32 << 10, 3))
+    }
+
     fn hands_on(&self, task: &Task) -> bool {
         task.collective != Collective::Broadcast
     }
