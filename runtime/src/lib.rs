@@ -41,6 +41,9 @@ pub mod internal {
     pub mod control {
         pub use crate::control::*;
     }
+    pub mod gpu {
+        pub use crate::gpu::{InstalledGpus, installed};
+    }
     pub mod join {
         pub use crate::join::*;
     }
@@ -72,7 +75,6 @@ pub use api::state;
 pub use api::{
     Agreement, Batch, Change, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer,
     Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, WaitingMessage, Work,
-    installed_gpus,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::{NEWCOMER, Record};
@@ -82,7 +84,7 @@ pub use engine::Route;
 pub use error::{
     AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
 };
-pub use gpu::{GpuCounters, GpuPath, InstalledGpus, StagingReason};
+pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Mode as GpuDirectMode;

@@ -5,19 +5,8 @@ use kolo_gdr::Driver;
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::on_gpus;
-use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::gpu::{self, GpuCounters, InstalledGpus};
-
-/// Looks for GPUs on this host. `None` without a GPU driver. Starts the driver, after which this process must not fork children that use
-/// GPUs.
-///
-/// # Errors
-/// The driver's words.
-#[must_use]
-pub fn installed_gpus(config: &Config) -> Option<std::result::Result<InstalledGpus, String>> {
-    gpu::installed(config)
-}
+use crate::gpu::GpuCounters;
 
 impl Communicator {
     /// Returns counts of operations on GPU memory so far.

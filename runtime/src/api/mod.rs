@@ -47,7 +47,6 @@ pub use batch::Batch;
 pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
 pub use elastic::Agreement;
-pub use gpu::installed_gpus;
 pub use messages::RawMessage;
 #[cfg(feature = "bytemuck")]
 pub use plain::Plain;

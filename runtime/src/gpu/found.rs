@@ -30,11 +30,13 @@ pub(crate) fn driver(config: &Config) -> Result<Option<Driver>> {
     }
 }
 
-/// Names the GPUs of this host, and says how calls on their memory reach it where no adapter does. `None` without a driver.
+/// Looks for GPUs on this host. `None` without a GPU driver. Starts the driver, after which this process must not fork
+/// children that use GPUs.
 ///
 /// # Errors
 /// The driver's words.
-pub(crate) fn installed(config: &Config) -> Option<std::result::Result<InstalledGpus, String>> {
+#[must_use]
+pub fn installed(config: &Config) -> Option<std::result::Result<InstalledGpus, String>> {
     let named = config.cuda_library.as_ref().map(OsStr::new);
     let names = Driver::load(named).ok()?.names();
     let table = Cuda::open(0, named, Err("no adapter is in use".to_owned()));

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use kolo_gdr::{Driver, Flush, Gpu, Owner, Path, Plan};
 
 pub(crate) use bounce::{Bounce, Bounces};
-pub use found::InstalledGpus;
-pub(crate) use found::{driver, installed, plan};
+pub use found::{InstalledGpus, installed};
+pub(crate) use found::{driver, plan};
 pub use path::{GpuPath, StagingReason};
 use regions::Regions;
 

@@ -242,7 +242,7 @@ fn limits() -> Section {
 
 /// Names the GPUs, and says how calls on their memory run; the row of the transport `rdma` says it for adapters.
 fn gpus(config: &Config) -> Section {
-    let facts = match kolo::installed_gpus(config) {
+    let facts = match kolo::internal::gpu::installed(config) {
         None => vec![("driver", "none".to_owned())],
         Some(Err(problem)) => vec![("driver", problem)],
         Some(Ok(gpus)) if gpus.names.is_empty() => vec![("driver", "sees no GPU".to_owned())],
