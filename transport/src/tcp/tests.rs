@@ -96,7 +96,7 @@ pub(super) fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], o
     })
 }
 
-fn knock(end: &TcpEndpoint) -> TcpStream {
+fn dial(end: &TcpEndpoint) -> TcpStream {
     TcpStream::connect((Ipv4Addr::LOCALHOST, end.port())).unwrap()
 }
 
@@ -133,7 +133,7 @@ fn strangers_do_not_disturb() {
     let mut ends = world(2);
     let mut crowd = Vec::new();
     for round in 0..120 {
-        let mut stream = knock(&ends[1]);
+        let mut stream = dial(&ends[1]);
         let hello = hello_to(&ends[1], 0, 0).encode(&key());
         // Garbage; half a hello; silence; a hello that stops before its last byte; a connection that closes at once.
         match round % 5 {
@@ -159,7 +159,7 @@ fn strangers_do_not_disturb() {
 #[test]
 fn a_full_waiting_room_lets_peers_in() {
     let mut ends = world(2);
-    let crowd: Vec<_> = (0..400).map(|_| knock(&ends[1])).collect();
+    let crowd: Vec<_> = (0..400).map(|_| dial(&ends[1])).collect();
     deliver(&mut ends, 0, 1, 0, 1000);
     assert!(ends[1].rejected_connections().count >= 100, "{:?}", ends[1].rejected_connections());
     drop(crowd);
@@ -169,7 +169,7 @@ fn a_full_waiting_room_lets_peers_in() {
 fn the_silent_are_sent_away_in_time() {
     let options = TcpOptions { hello_timeout: Duration::from_millis(20), ..options() };
     let mut end = TcpEndpoint::new(1, 2, options).unwrap();
-    let mut stream = knock(&end);
+    let mut stream = dial(&end);
     until("the silent to be sent away", || {
         end.connect(&mut Vec::new());
         (end.rejected_connections().count == 1).then_some(())
@@ -181,7 +181,7 @@ fn the_silent_are_sent_away_in_time() {
 #[test]
 fn a_hello_may_come_byte_by_byte() {
     let mut end = TcpEndpoint::new(1, 2, options()).unwrap();
-    let mut stream = knock(&end);
+    let mut stream = dial(&end);
     stream.set_nodelay(true).unwrap();
     for byte in hello_to(&end, 0, 3).encode(&key()) {
         stream.write_all(&[byte]).unwrap();
@@ -204,14 +204,14 @@ fn wrong_hellos_are_told_why() {
         (Hello { channel: u16::MAX, ..good }, Verdict::Rank),
     ];
     for (hello, verdict) in wrong {
-        let mut stream = knock(&end);
+        let mut stream = dial(&end);
         stream.write_all(&hello.encode(&key())).unwrap();
         assert_eq!(answer(&mut end, &mut stream).verdict, verdict, "{hello:?}");
     }
-    let mut stream = knock(&end);
+    let mut stream = dial(&end);
     stream.write_all(&good.encode(&key_of(&[8; 16]))).unwrap();
     assert_eq!(answer(&mut end, &mut stream).verdict, Verdict::Cookie);
-    let mut stream = knock(&end);
+    let mut stream = dial(&end);
     let mut bytes = good.encode(&key());
     bytes[8..10].copy_from_slice(&(PROTOCOL + 1).to_le_bytes());
     stream.write_all(&bytes).unwrap();
@@ -227,11 +227,11 @@ fn a_channel_is_claimed_once() {
     deliver(&mut ends, 0, 1, 0, 100);
     let instance = ends[0].me.instance;
     let hello = Hello { instance, ..hello_to(&ends[1], 0, 0) };
-    let mut stream = knock(&ends[1]);
+    let mut stream = dial(&ends[1]);
     stream.write_all(&hello.encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Duplicate);
     // Another process claims to be the rank, and knows the cookie.
-    let mut stream = knock(&ends[1]);
+    let mut stream = dial(&ends[1]);
     stream.write_all(&hello_to(&ends[1], 0, 1).encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Instance);
     deliver(&mut ends, 0, 1, 0, 100);
@@ -345,7 +345,7 @@ fn nonsense_from_a_peer_ends_it_and_nobody_else() {
         deliver(&mut ends, 1, 2, 0, 100);
         let mut end = ends.pop().unwrap();
         let instance = ends[0].me.instance;
-        let mut stream = knock(&end);
+        let mut stream = dial(&end);
         stream.write_all(&Hello { instance, ..hello_to(&end, 0, 0) }.encode(&key())).unwrap();
         assert_eq!(answer(&mut end, &mut stream).verdict, Verdict::Welcome);
         stream.write_all(&nonsense).unwrap();
