@@ -560,3 +560,7 @@ pub(crate) fn rejected_text(count: u64) -> String {
 #[cfg(test)]
 #[path = "coordinator_state_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "join_simulation_tests.rs"]
+mod join_simulation;

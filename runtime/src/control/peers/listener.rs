@@ -296,6 +296,14 @@ impl Listener {
 }
 
 impl ListenerAddress {
+    /// Returns an address of the usual length, for tests.
+    #[cfg(test)]
+    pub(in crate::control) fn sample(rank: u32) -> Self {
+        let addresses =
+            [rank, rank + (1 << 20)].map(|at| SocketAddr::from(((10 << 24 | at).to_be_bytes(), 40_000)));
+        Self { id: u64::MAX - u64::from(rank), key: [7; 16], addresses: addresses.into() }
+    }
+
     /// Connects to a listener as [`Listener::connect`] does.
     pub(in crate::control) async fn connect(
         &self,
