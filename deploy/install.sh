@@ -27,8 +27,9 @@ esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 cargo=${CARGO:-cargo}
+build="build --package kolo-cli --package kolo-mpi --package kolo-mpi-abi"
 case $profile in
-    dev) built=$target/debug ;;
+    dev) built=$target/debug build="build-as-tests --lib --bin kolo" ;;
     *) built=$target/$profile ;;
 esac
 if [ "$profile" = release ]; then
@@ -36,9 +37,8 @@ if [ "$profile" = release ]; then
     RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
     export RUSTFLAGS
 fi
-packages="--package kolo-cli --package kolo-mpi --package kolo-mpi-abi"
 # shellcheck disable=SC2086 # words
-(cd "$root" && "$cargo" build $packages --profile "$profile" --target-dir "$target" >&2)
+(cd "$root" && "$cargo" $build --profile "$profile" --target-dir "$target" >&2)
 kolo=$built/kolo
 
 stage=$(mktemp -d)

@@ -33,8 +33,9 @@ esac
 # The list that `rustc --print native-static-libs` prints.
 system_libraries="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
 
+build="build --package kolo-c"
 case $profile in
-    dev) built=$target/debug ;;
+    dev) built=$target/debug build=build-as-tests ;;
     *) built=$target/$profile ;;
 esac
 if [ "$profile" = release ]; then
@@ -46,7 +47,7 @@ if [ "$profile" = release ]; then
         *) RUSTFLAGS="${RUSTFLAGS:-} $remap"; export RUSTFLAGS ;;
     esac
 fi
-"$cargo" build --package kolo-c --lib --profile "$profile" --target-dir "$target" >&2
+"$cargo" $build --lib --profile "$profile" --target-dir "$target" >&2
 
 name=kolo-c-$version-$(uname -m)-$(uname -s | tr '[:upper:]' '[:lower:]')
 mkdir -p "$output"

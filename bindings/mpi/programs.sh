@@ -27,7 +27,7 @@ fi
 usr="$home/root/usr"
 lib=$(dirname "$(find "$usr/lib" -name 'libscalapack-mpich.so*' | head -n 1)")
 
-cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p kolo-mpi -p kolo-cli
+(cd "$root" && cargo build-as-tests --quiet --lib --bin kolo)
 mkdir -p "$home/lib"
 # The library gets Debian's name for it. The Fortran bindings remain MPICH's.
 cp "$target/debug/libmpi.so" "$home/lib/libmpich.so.12"

@@ -28,7 +28,7 @@ if [ ! -d "$home/mpi4py-$version/test" ]; then
   tar -C "$home" -xzf "$home/mpi4py-$version.tar.gz"
 fi
 
-cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p kolo-mpi -p kolo-cli
+(cd "$root" && cargo build-as-tests --quiet --lib --bin kolo)
 mkdir -p "$home/lib"
 cp "$target/debug/libmpi.so" "$home/lib/libmpi.so.12"
 

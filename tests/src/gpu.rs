@@ -53,7 +53,7 @@ pub fn library() -> String {
         let file: PathBuf = folder.join("libfake_libcuda.so");
         if !file.exists() {
             let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "-p", "kolo-gdr", "--example", "fake_libcuda"]);
+            cargo.args(["build-as-tests", "--quiet"]);
             let built = cargo.status().expect("cargo runs").success();
             assert!(built && file.exists(), "cannot build {}", file.display());
         }

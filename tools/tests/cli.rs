@@ -239,7 +239,7 @@ fn info_says_what_becomes_of_registrations_and_of_a_fork() {
         std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
     // Rebuilds the library even if it exists, since it may be outdated.
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
+    cargo.args(["build-as-tests", "--quiet", "--example", "fake_ibverbs"]);
     assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
     let output = kolo("info").env("KOLO_IBVERBS_LIB", &library).output().unwrap();
     let said = text(&output.stdout);
@@ -254,7 +254,7 @@ fn info_names_gpus_and_the_way_to_their_memory() {
     let library =
         std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_libcuda.so");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "kolo-gdr", "--example", "fake_libcuda"]);
+    cargo.args(["build-as-tests", "--quiet"]);
     assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
     let output = kolo("info --no-probe").env("KOLO_CUDA_LIBRARY", &library).output().unwrap();
     let said = text(&output.stdout);

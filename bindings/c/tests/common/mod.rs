@@ -81,7 +81,7 @@ pub(crate) fn profile() -> String {
 fn built() -> Vec<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let output = Command::new(env!("CARGO"))
-        .args(["build", "--package", "kolo-c", "--lib", "--offline", "--message-format", "json"])
+        .args(["build-as-tests", "--lib", "--offline", "--message-format", "json"])
         .args(["--profile", &profile(), "--target-dir"])
         .arg(target)
         .current_dir(package())

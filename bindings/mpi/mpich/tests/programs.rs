@@ -63,7 +63,7 @@ fn library(abi: &'static Abi) -> &'static Path {
             Some("debug") | None => "dev",
             Some(other) => other,
         };
-        let build = ["build", "--package", abi.package, "--lib", "--offline", "--profile", profile];
+        let build = ["build-as-tests", "--lib", "--offline", "--profile", profile];
         succeed(Command::new(env!("CARGO")).args(build).arg("--target-dir").arg(target).current_dir(home()));
         let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{profile}", abi.package));
         std::fs::create_dir_all(&own).unwrap();
