@@ -102,6 +102,10 @@ fn run(comm: &Communicator, call: &RawCall, starts: bool) {
 /// affects a call on host memory.
 #[test]
 fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
+    if !is_stand_in() {
+        println!("skipped: a real driver can neither be told to fail nor asked for counts");
+        return;
+    }
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for error in [201, 34, 4, 700, 719] {
         answer_with(error);
@@ -162,6 +166,10 @@ fn nobody_sleeps_through_the_end_of_a_copy() {
 
 #[test]
 fn each_buffer_is_asked_about_once() {
+    if !is_stand_in() {
+        println!("skipped: a real driver can neither be told to fail nor asked for counts");
+        return;
+    }
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     Arrangement::Exchange.run_with(1, with_gpu, |comm| {
         let mut memory = vec![0_u8; 8];
