@@ -82,6 +82,9 @@ pub struct Config {
     /// `KOLO_SOCKET_STREAMS`: TCP connections that share a long message on each path to a peer, 1 to 8; unset = one, or
     /// several on long-distance paths if the congestion control needs them.
     pub socket_streams: Option<u8>,
+    /// `KOLO_SOCKET_PACING`: whether long messages to several near hosts at the same time are paced at the rate of the
+    /// link, and TCP connections to near hosts resend lost packets soon. `auto` (true) or `off`.
+    pub socket_pacing: bool,
     /// `KOLO_IB_HCA`: RDMA adapters by prefix of their name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
     /// `^` excludes.
     pub ib_adapters: Option<String>,
@@ -147,6 +150,7 @@ impl Default for Config {
             host_id: None,
             socket_congestion: None,
             socket_streams: None,
+            socket_pacing: true,
             ib_adapters: None,
             ib_gid_index: None,
             ib_traffic_class: 0,
@@ -219,6 +223,7 @@ impl Config {
         config.port_range = get("KOLO_PORT_RANGE").map(|value| parse_port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?.map(|streams| streams.max(1));
+        config.socket_pacing = auto_or_off("KOLO_SOCKET_PACING", &get)?;
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
         config.cuda_library = get("KOLO_CUDA_LIBRARY");
@@ -364,6 +369,7 @@ mod tests {
         for (name, value) in [
             ("KOLO_TRANSPORT", "rfc1149"),
             ("KOLO_RELAY", "on"),
+            ("KOLO_SOCKET_PACING", "on"),
             ("KOLO_PORT_RANGE", "40000"),
             ("KOLO_PORT_RANGE", "40010-40000"),
             ("KOLO_PORT_RANGE", "0-99999"),

@@ -247,6 +247,18 @@ pub struct Rail {
     pub problem: Option<String>,
 }
 
+/// How an endpoint has paced long messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Paced {
+    /// Number of times that a connection was paced.
+    pub messages: u64,
+    /// The last limit of a connection, in bytes per second.
+    pub bytes_per_second: f64,
+    /// The system's refusal, if it has refused.
+    pub problem: Option<String>,
+}
+
 /// One rank's end of a transport. The module documentation holds the contract.
 pub trait Endpoint: Send + std::fmt::Debug {
     /// Returns the transport's capabilities.
@@ -424,6 +436,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Sets how many bytes per second the path to `peer` carries, which all ranks know alike. Connections to the peer
     /// may then size their buffers for the bandwidth-delay product. Never blocks.
     fn expect(&mut self, _peer: u32, _bytes_per_second: f64) {}
+
+    /// Returns how this endpoint has paced long messages to several hosts at the same time. `None` if it has not.
+    fn paced(&self) -> Option<&Paced> {
+        None
+    }
 
     /// Returns the peers that this endpoint reaches through a relay, since neither side can dial the other.
     fn relayed(&self) -> Vec<u32> {

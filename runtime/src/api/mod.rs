@@ -70,7 +70,7 @@ use crate::dispatch::CarriedOut;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
-use crate::network::rails_in_words;
+use crate::network::{paced_in_words, rails_in_words};
 
 /// A group of ranks that communicate.
 ///
@@ -208,7 +208,8 @@ impl Communicator {
     /// Describes the network between the hosts: their number, round trip, rate, which host is slow, and the source of
     /// these figures (measured when the ranks joined, a profile, or the built-in constants). Says so if the profile
     /// is of other hosts. Where hosts have several network interfaces, also gives the share of long messages that
-    /// each has carried so far. Returns `None` on a single host.
+    /// each has carried so far; where this rank has paced long messages to several hosts, how often and at which rate.
+    /// Returns `None` on a single host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
         self.shared.look(|core| describe_network(core, self.shared.group.size))
@@ -355,12 +356,10 @@ impl Drop for Communicator {
     }
 }
 
-/// Describes the network between the hosts, and the share of each interface of a host.
+/// Describes the network between the hosts, the share of each interface of a host, and the pacing of long messages.
 fn describe_network(core: &Core, size: u32) -> Option<String> {
     let network = core.planner.describe_network()?;
     let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.rails(peer)).collect();
-    Some(match rails_in_words(&rails) {
-        Some(rails) => format!("{network}; {rails}"),
-        None => network,
-    })
+    let known = [Some(network), rails_in_words(&rails), core.engine.paced().map(paced_in_words)];
+    Some(known.into_iter().flatten().collect::<Vec<_>>().join("; "))
 }

@@ -93,6 +93,7 @@ fn tcp_options(making: &Making) -> TcpOptions {
         port: control.port(),
         congestion: Congestion::from_setting(config.socket_congestion.as_deref()),
         streams: config.socket_streams,
+        pacing: config.socket_pacing,
         relay: control.coordinator_at().filter(|_| config.relay),
         relayed_before: making.world.relayed_of(&making.members),
         ..TcpOptions::default()

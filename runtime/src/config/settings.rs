@@ -30,7 +30,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 32] {
+    pub(crate) fn rows(&self) -> [Setting; 33] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -60,6 +60,7 @@ impl Config {
             ),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone()),
             ("KOLO_SOCKET_STREAMS", self.socket_streams.map(|streams| streams.to_string())),
+            ("KOLO_SOCKET_PACING", Some(if self.socket_pacing { "auto" } else { "off" }.to_owned())),
             ("KOLO_IB_HCA", self.ib_adapters.clone()),
             ("KOLO_IB_GID_INDEX", self.ib_gid_index.map(|index| index.to_string())),
             ("KOLO_IB_TC", Some(self.ib_traffic_class.to_string())),

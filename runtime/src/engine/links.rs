@@ -2,8 +2,8 @@
 
 use super::Lent;
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
-    Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy,
+    Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
 /// Route to one peer.
@@ -165,6 +165,11 @@ impl Links {
         self.endpoints.iter().flat_map(|endpoint| endpoint.relayed()).collect()
     }
 
+    /// See [`Endpoint::paced`].
+    fn paced(&self) -> Option<&Paced> {
+        self.endpoints.iter().find_map(|endpoint| endpoint.paced())
+    }
+
     /// See [`Endpoint::leave`].
     pub(crate) fn leave(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
@@ -286,6 +291,11 @@ impl super::Engine {
     /// See [`Endpoint::relayed`].
     pub(crate) fn relayed(&self) -> Vec<u32> {
         self.links.relayed()
+    }
+
+    /// See [`Endpoint::paced`].
+    pub(crate) fn paced(&self) -> Option<&Paced> {
+        self.links.paced()
     }
 
     /// Calls [`Endpoint::expect`] for some peers.

@@ -6,11 +6,13 @@
 //! [`Table`].
 
 mod knowledge;
+mod paced;
 mod probe;
 mod rails;
 mod table;
 
 pub(crate) use knowledge::Knowledge;
+pub(crate) use paced::in_words as paced_in_words;
 pub(crate) use probe::probe;
 pub use probe::{Buffers, Effort, RoundTrip, Way, Wire, end, push, rate, round_trip, serve};
 pub(crate) use rails::in_words as rails_in_words;

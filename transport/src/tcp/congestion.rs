@@ -122,7 +122,8 @@ pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) 
     })
 }
 
-fn is_far(socket: &Socket) -> bool {
+/// Returns whether a path is known to be long.
+pub(super) fn is_far(socket: &Socket) -> bool {
     TcpInfo::of(socket).and_then(|info| info.least_round_trip).is_some_and(|time| time >= FAR)
 }
 

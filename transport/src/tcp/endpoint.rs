@@ -11,6 +11,7 @@ use super::interfaces::{self, Interface};
 use super::link::{Link, State, Strands, Workspace};
 use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
+use super::pacing::Pacing;
 use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
@@ -18,7 +19,9 @@ use super::route::{self, Candidate};
 use super::socket::{Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
-use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{
+    Armed, Caps, Channel, Endpoint, Event, Paced, ParkBy, Piece, Posted, Reach, Sink, Token,
+};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Eater, Pieces};
 
@@ -61,6 +64,7 @@ pub struct TcpEndpoint {
     /// Arrivals from peers that this end itself is dialing: see `turns`.
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
+    pub(super) pacing: Pacing,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
     pub(super) watching: bool,
@@ -154,6 +158,7 @@ impl TcpEndpoint {
             arrivals: Vec::new(),
             deferred: Vec::new(),
             work: Workspace::new(),
+            pacing: Pacing::default(),
             park,
             watching: false,
             deaf: false,
@@ -337,6 +342,10 @@ impl Endpoint for TcpEndpoint {
         let len = total.ok_or_else(|| too_long(on.peer))?;
         let link = &mut self.links[number as usize];
         link.outbound.queue.push_back(Send::new(token, tag, len, pieces));
+        if link.wants_pace(len) {
+            self.pace(number, len);
+        }
+        let link = &mut self.links[number as usize];
         let burst = link.outbound.posted_after.replace(self.tick) == Some(self.tick);
         if link.outbound.queue.len() == 1
             && !(burst && len <= BURST_BYTES)
@@ -437,6 +446,10 @@ impl Endpoint for TcpEndpoint {
 
     fn expect(&mut self, peer: u32, bytes_per_second: f64) {
         self.expect_rate(peer, bytes_per_second);
+    }
+
+    fn paced(&self) -> Option<&Paced> {
+        self.pacing.paced()
     }
 
     fn relayed(&self) -> Vec<u32> {

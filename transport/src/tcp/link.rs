@@ -10,6 +10,7 @@ use super::dial::Dial;
 use super::inbound::{Halt, Inbound};
 use super::memory::{IoList, Line, bytes_of};
 use super::outbound::{BATCH, Outbound};
+use super::pacing::Pace;
 use super::socket::Stop;
 use super::stripes::{Bundle, Path};
 use super::window::Window;
@@ -79,6 +80,8 @@ pub(super) struct Link {
     pub(super) losses: Option<Losses>,
     /// Its send buffer, where the transport manages it.
     pub(super) window: Option<Window>,
+    /// Its pace.
+    pub(super) pace: Pace,
     /// The connections over which long messages go, where there may be several.
     pub(super) bundle: Option<Box<Bundle>>,
     /// Whether further connections are wanted or being made.
@@ -123,6 +126,7 @@ impl Link {
             route: None,
             losses: None,
             window: None,
+            pace: Pace::default(),
             bundle: None,
             strands: Strands::None,
         }

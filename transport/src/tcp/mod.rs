@@ -40,6 +40,7 @@ mod link;
 mod memory;
 mod options;
 mod outbound;
+mod pacing;
 mod park;
 mod port;
 mod rails;

@@ -64,6 +64,9 @@ pub struct TcpOptions {
     /// Number of connections that share a long message on each path to a peer of another host. `None` means one, or
     /// several on a long path where a lost packet costs the congestion control much of its rate.
     pub streams: Option<u8>,
+    /// Whether long messages to several near hosts at the same time are paced, and connections to near hosts resend
+    /// lost packets sooner than the kernel does by itself.
+    pub pacing: bool,
     /// Address of the relay, where two peers meet if neither can dial the other; see [`RelayCall`](super::RelayCall).
     pub relay: Option<SocketAddr>,
     /// Peers that were met at the relay before: for these the relay is asked at once, beside their addresses.
@@ -99,6 +102,7 @@ impl Default for TcpOptions {
             port: None,
             congestion: Congestion::Auto,
             streams: None,
+            pacing: true,
             relay: None,
             relayed_before: Vec::new(),
             cookie: [0; 16],

@@ -88,6 +88,11 @@ impl Outbound {
         self.stripes && send.len >= STRIPED_BYTES && send.sent == 0
     }
 
+    /// Returns the bytes of messages that are not in the kernel.
+    pub(super) fn left_bytes(&self) -> usize {
+        self.queue.iter().map(|send| send.len + HEADER_BYTES - send.sent).sum()
+    }
+
     /// Removes the front message, which has reached the kernel by another path than [`Outbound::flush`].
     pub(super) fn pass(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);

@@ -45,6 +45,7 @@ impl TcpEndpoint {
         if !peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host)) {
             link.window = Window::of(socket, &self.options, peer.expected);
             link.losses = Losses::of(socket, &self.options.congestion);
+            self.prepare_pace(number);
         }
         self.bundle(number);
     }
@@ -194,6 +195,9 @@ impl TcpEndpoint {
         let _ = congestion::adapt(&socket, &self.options.congestion);
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
+        }
+        if self.options.pacing && !congestion::is_far(&socket) {
+            socket::hasten(&socket);
         }
         let link = &mut self.links[number as usize];
         let State::Open(first) = &link.state else { return };

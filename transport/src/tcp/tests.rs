@@ -37,7 +37,7 @@ pub(super) fn introduce(ends: &mut [TcpEndpoint]) {
 }
 
 /// Calls `f` until it returns something.
-fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+pub(super) fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(found) = f() {

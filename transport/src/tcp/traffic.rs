@@ -35,6 +35,7 @@ impl TcpEndpoint {
             self.stirred = stirs;
             moved |= stirs;
         }
+        self.repace();
         let mut at = 0;
         while at < self.listed.len() {
             let number = self.listed[at];

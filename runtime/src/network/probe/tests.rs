@@ -18,6 +18,8 @@ struct Line {
     /// for the data that it sends.
     late: f64,
     is_second: bool,
+    /// Number of messages that are received 4 ms late, because another process has the CPU.
+    naps: u32,
 }
 
 impl Wire for Line {
@@ -42,6 +44,10 @@ impl Wire for Line {
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
         let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
         self.here = self.here.max(at);
+        if self.naps > 0 {
+            self.naps -= 1;
+            self.here += Duration::from_millis(4);
+        }
         assert_eq!(sent.len(), bytes.len());
         bytes.copy_from_slice(&sent);
         Ok(())
@@ -75,6 +81,7 @@ fn lines(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> Vec<Line> 
             windows: None,
             late: 0.0,
             is_second: false,
+            naps: 0,
         })
         .collect();
     for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
@@ -151,6 +158,14 @@ fn an_end_that_is_late_does_not_make_a_link_faster() {
         let found = samples[0].bytes_per_second / 125e6;
         assert!((0.6..1.25).contains(&found), "{late:?}: {found}, {samples:?}");
     }
+}
+
+#[test]
+fn a_busy_processor_does_not_make_a_path_long() {
+    let mut lines = lines(2, Duration::from_micros(25), |_| 125e6);
+    lines[1].naps = 6;
+    let (samples, _) = measured_on(lines);
+    assert!((samples[0].round_trip_seconds / 50e-6 - 1.0).abs() < 0.1, "{samples:?}");
 }
 
 #[test]

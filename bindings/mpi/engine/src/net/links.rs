@@ -149,6 +149,7 @@ fn options(world: &Communicator) -> Outcome<Options> {
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         congestion: Congestion::from_setting(config.socket_congestion.as_deref()),
         streams: config.socket_streams,
+        pacing: config.socket_pacing,
         ..TcpOptions::default()
     };
     let shm = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };

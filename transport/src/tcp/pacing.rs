@@ -1,0 +1,378 @@
+//! Pacing of long messages that this end sends to several hosts at the same time.
+//!
+//! If every rank sends to all others at once, as many senders meet at each receiver's link, and the bursts in which the
+//! kernel sends overflow the queue before it. Each sender then has as many receivers as each receiver has senders.
+//! Therefore a sender that gives each of its connections an equal part of the link's rate keeps the queues short. See
+//! docs/tuning.md, *All-to-alls between hosts*.
+//!
+//! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)); if none was, nothing is paced. The kernel
+//! takes a message long before it has sent the message, so the bytes that are left are counted in the sockets.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::address::Host;
+use super::congestion;
+use super::endpoint::TcpEndpoint;
+use super::link::{Link, State};
+use super::socket;
+use crate::endpoint::Paced;
+
+/// Length from which messages are paced.
+const LONG_BYTES: usize = 64 << 10;
+
+/// Bytes left of a message below which its connection no longer counts.
+const LEFT_BYTES: usize = 32 << 10;
+
+/// Least number of hosts. Two senders that take turns at a link do not overflow its queue.
+const HOSTS_LEAST: usize = 3;
+
+/// Rate in bytes per second up to which connections are paced. Faster paths are mostly those inside a machine, where the
+/// timers cost more than the losses.
+const RATE_MOST: f64 = 1.3e9;
+
+/// Part of the learned rate that all connections get together. The rate is rounded, and bursts need room.
+const SHARE: f64 = 0.95;
+
+/// Time between two looks at the bytes that are left.
+const LOOK_EVERY: Duration = Duration::from_micros(500);
+
+/// The kernel's value for a connection without a limit.
+const UNPACED: u32 = u32::MAX;
+
+/// The connections to near hosts that have long messages to send.
+#[derive(Debug, Default)]
+pub(super) struct Pacing {
+    links: Vec<u32>,
+    /// Numbers of the hosts to which there are connections.
+    hosts: HashMap<Host, usize>,
+    /// Host and rank of each receiver of long messages; scratch memory for a look.
+    receivers: Vec<(usize, u32)>,
+    /// Time of the last look.
+    looked_at: Option<Instant>,
+    /// Whether a connection has joined since the last look.
+    is_due: bool,
+    /// Whether the last look found enough hosts.
+    is_pacing: bool,
+    paced: Paced,
+}
+
+/// The pace of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Number of the peer's host; `None` if the connection is never paced.
+    host: Option<usize>,
+    /// Whether the path is known to be near.
+    is_near: bool,
+    /// The limit that the kernel has been told.
+    bytes_per_second: u32,
+    is_listed: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { host: None, is_near: false, bytes_per_second: UNPACED, is_listed: false }
+    }
+}
+
+/// The long messages that an end sends at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Load {
+    connections: usize,
+    /// Number of hosts to which they lead.
+    hosts: usize,
+    /// Number of this host's ranks that send at the same time. In a symmetric exchange, it is the number of ranks of
+    /// another host that this end sends to.
+    senders: u32,
+}
+
+impl Load {
+    /// Returns the pace of each connection on a path of this rate (0 if it is unknown), in bytes per second.
+    fn pace(self, bytes_per_second: f64) -> u32 {
+        let parts = self.connections as f64 * f64::from(self.senders);
+        let pace = (SHARE * bytes_per_second / parts) as u32;
+        if self.hosts < HOSTS_LEAST || pace == 0 || bytes_per_second > RATE_MOST { UNPACED } else { pace }
+    }
+}
+
+impl Pace {
+    /// Looks at the round trip, unless the path is known to be near. A busy processor may have made the first round trip
+    /// seem long. Returns whether the path is near.
+    fn see(&mut self, socket: &Socket) -> bool {
+        if self.host.is_some() && !self.is_near && !congestion::is_far(socket) {
+            self.is_near = true;
+            socket::hasten(socket);
+        }
+        self.is_near
+    }
+}
+
+impl Link {
+    /// Returns the bytes of messages that are posted and have not arrived.
+    fn left_bytes(&self) -> usize {
+        let State::Open(socket) = &self.state else { return 0 };
+        socket::unacknowledged_bytes(socket) + self.outbound.left_bytes()
+    }
+
+    /// Returns whether a message of this length may change paces.
+    pub(super) fn wants_pace(&self, len: usize) -> bool {
+        self.pace.host.is_some() && (len >= LONG_BYTES || self.pace.is_listed)
+    }
+}
+
+impl TcpEndpoint {
+    /// Prepares a new connection to another host for pacing.
+    pub(super) fn prepare_pace(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        let is_direct = link.route.as_ref().is_some_and(|route| !route.is_relayed);
+        let State::Open(socket) = &link.state else { return };
+        let Some(address) = &self.peers[link.channel.peer as usize].address else { return };
+        if !self.options.pacing || !is_direct {
+            return;
+        }
+        let count = self.pacing.hosts.len();
+        link.pace.host = Some(*self.pacing.hosts.entry(address.host).or_insert(count));
+        link.pace.see(socket);
+        // Messages may have waited for the connection.
+        let left = link.outbound.left_bytes();
+        self.pace(number, left);
+    }
+
+    /// Paces a link for messages of `len` bytes that are about to be sent.
+    pub(super) fn pace(&mut self, number: u32, len: usize) {
+        let Self { pacing, links, peers, .. } = self;
+        let link = &mut links[number as usize];
+        let expected = peers[link.channel.peer as usize].expected;
+        let State::Open(socket) = &link.state else { return };
+        // If a channel has several connections, these share the path by what each carries.
+        if len < LONG_BYTES || link.pace.is_listed || link.bundle.is_some() || expected <= 0.0 {
+            return self.repace();
+        }
+        if link.pace.see(socket) {
+            link.pace.is_listed = true;
+            pacing.links.push(number);
+            let pace = pacing.load(links).pace(expected);
+            if pace == UNPACED || pacing.is_pacing {
+                // The others follow with the next look. A look at each message would take long with many peers.
+                pacing.apply(&mut links[number as usize], pace);
+                pacing.is_due = true;
+            } else {
+                self.look_at_paces(Instant::now());
+            }
+        }
+    }
+
+    /// Brings the paces up to date, if there are any and some time has passed or a connection has joined.
+    pub(super) fn repace(&mut self) {
+        if self.pacing.links.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let is_early = |at| now.saturating_duration_since(at) < LOOK_EVERY;
+        if self.pacing.is_due || !self.pacing.looked_at.is_some_and(is_early) {
+            self.look_at_paces(now);
+        }
+    }
+
+    fn look_at_paces(&mut self, now: Instant) {
+        let Self { pacing, links, peers, .. } = self;
+        (pacing.looked_at, pacing.is_due) = (Some(now), false);
+        let mut listed = std::mem::take(&mut pacing.links);
+        listed.retain(|&number| {
+            let link = &mut links[number as usize];
+            link.pace.is_listed = link.bundle.is_none() && link.left_bytes() >= LEFT_BYTES;
+            if !link.pace.is_listed {
+                pacing.apply(link, UNPACED);
+            }
+            link.pace.is_listed
+        });
+        pacing.links = listed;
+        let load = pacing.load(links);
+        for at in 0..pacing.links.len() {
+            let link = &mut links[pacing.links[at] as usize];
+            pacing.apply(link, load.pace(peers[link.channel.peer as usize].expected));
+        }
+        pacing.is_pacing = load.hosts >= HOSTS_LEAST;
+    }
+}
+
+impl Pacing {
+    /// See [`Endpoint::paced`](crate::Endpoint::paced).
+    pub(super) fn paced(&self) -> Option<&Paced> {
+        Some(&self.paced).filter(|paced| paced.messages > 0)
+    }
+
+    fn load(&mut self, links: &[Link]) -> Load {
+        let listed = self.links.iter().map(|&number| &links[number as usize]);
+        self.receivers.clear();
+        self.receivers.extend(listed.filter_map(|link| Some((link.pace.host?, link.channel.peer))));
+        // A peer may receive on several channels.
+        self.receivers.sort_unstable();
+        self.receivers.dedup();
+        let hosts = || self.receivers.chunk_by(|a, b| a.0 == b.0);
+        Load {
+            connections: self.links.len(),
+            hosts: hosts().count(),
+            senders: hosts().map(|ranks| ranks.len() as u32).max().unwrap_or(0),
+        }
+    }
+
+    /// Tells the kernel a connection's pace, unless the kernel knows it.
+    fn apply(&mut self, link: &mut Link, pace: u32) {
+        let State::Open(socket) = &link.state else { return };
+        let before = std::mem::replace(&mut link.pace.bytes_per_second, pace);
+        if before == pace {
+            return;
+        }
+        if let Err(error) = socket::pace(socket, pace) {
+            self.paced.problem = Some(error.to_string());
+        }
+        if pace != UNPACED {
+            self.paced.messages += u64::from(before == UNPACED);
+            self.paced.bytes_per_second = pace.into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::TcpOptions;
+    use super::super::tests::{introduce, until};
+    use super::*;
+    use crate::endpoint::{Channel, Endpoint, Event, Piece, Sink, Token};
+
+    fn pace(connections: usize, hosts: usize, senders: u32, rate: f64) -> u32 {
+        Load { connections, hosts, senders }.pace(rate)
+    }
+
+    #[test]
+    fn connections_to_three_hosts_share_the_link() {
+        assert_eq!([pace(3, 3, 1, 1e8), pace(7, 7, 1, 1e8)], [31_666_666, 13_571_428]);
+        assert_eq!([pace(2, 2, 1, 1e8), pace(8, 2, 4, 1e8), pace(0, 0, 0, 1e8)], [UNPACED; 3]);
+        assert_eq!(pace(6, 3, 2, 1e8), 7_916_666, "two ranks of each host send");
+        assert_eq!(pace(3, 3, 1, 1e10), UNPACED, "the path is fast");
+        assert_eq!(pace(3, 3, 1, 0.0), UNPACED, "no rate is known");
+    }
+
+    const LEN: usize = 16 << 20;
+
+    const THREE: [(u32, u16); 3] = [(1, 0), (2, 0), (3, 0)];
+
+    /// Makes an end, three peers that seem to be on hosts of their own, and paths of known rate to them.
+    fn star(pacing: bool) -> Vec<TcpEndpoint> {
+        let options = || TcpOptions { pacing, dial_patience: Duration::ZERO, ..TcpOptions::default() };
+        let mut ends: Vec<_> = (0..4).map(|rank| TcpEndpoint::new(rank, 4, options()).unwrap()).collect();
+        introduce(&mut ends);
+        for (peer, other) in (0..).zip(&mut ends[0].peers).skip(1) {
+            other.address.as_mut().expect("introduced").host.namespace += peer;
+        }
+        (1..4).for_each(|peer| ends[0].expect(peer, 1e9));
+        ends
+    }
+
+    /// Returns the pace of each connection of the first end, as the kernel has it.
+    fn paces(end: &TcpEndpoint) -> Vec<u32> {
+        let open = end.links.iter().filter_map(|link| match &link.state {
+            State::Open(socket) => Some(socket::pace_of(socket).expect("an option of every socket")),
+            _ => None,
+        });
+        open.collect()
+    }
+
+    /// Sends a long message on some channels, of which each is a peer and an index. Returns the paces before the peers
+    /// receive it and after they have.
+    fn send(ends: &mut [TcpEndpoint], on: &[(u32, u16)]) -> [Vec<u32>; 2] {
+        let mut source = vec![7_u8; LEN];
+        let mut targets = vec![vec![0_u8; LEN]; on.len()];
+        let from = [Piece { ptr: source.as_mut_ptr(), len: LEN }];
+        let into: Vec<_> = targets.iter_mut().map(|to| [Piece { ptr: to.as_mut_ptr(), len: LEN }]).collect();
+        let mut events = Vec::new();
+        for &(peer, index) in on {
+            // SAFETY: bytes and pieces outlive the tokens, which complete below.
+            let _ = unsafe { ends[0].post_send(Channel { peer, index }, 1, &from, Token(0)) }.unwrap();
+        }
+        until("connections", || {
+            ends.iter_mut().for_each(|end| {
+                end.poll(&mut events);
+                end.connect(&mut events);
+            });
+            (paces(&ends[0]).len() == on.len()).then_some(())
+        });
+        ends[0].poll(&mut events);
+        let during = paces(&ends[0]);
+        for (&(peer, index), to) in on.iter().zip(&into) {
+            // SAFETY: as above.
+            let posted = unsafe {
+                let on = Channel { peer: 0, index };
+                ends[peer as usize].post_recv(on, 1, Sink::Place(to), Token(1))
+            };
+            let _ = posted.unwrap();
+        }
+        let mut open = 2 * on.len();
+        until("the messages", || {
+            ends.iter_mut().for_each(|end| {
+                end.poll(&mut events);
+            });
+            for event in events.drain(..) {
+                assert!(matches!(event, Event::Done(_)), "{event:?}");
+                open -= 1;
+            }
+            (open == 0).then_some(())
+        });
+        assert!(targets.iter().all(|target| *target == source));
+        // The last acknowledgements may be on their way.
+        until("the end of pacing", || {
+            ends[0].poll(&mut events);
+            ends[0].pacing.links.is_empty().then_some(())
+        });
+        [during, paces(&ends[0])]
+    }
+
+    #[test]
+    fn the_kernel_paces_long_messages_to_three_hosts_until_they_have_arrived() {
+        let mut ends = star(true);
+        assert_eq!(send(&mut ends, &THREE), [vec![316_666_666; 3], vec![UNPACED; 3]]);
+        let paced = ends[0].paced().expect("it has paced");
+        assert_eq!((paced.messages, paced.problem.clone()), (3, None));
+    }
+
+    #[test]
+    fn the_channels_of_a_peer_share_its_part() {
+        let both = [0, 1].map(|index| THREE.map(|(peer, _)| (peer, index)));
+        let mut ends = star(true);
+        assert_eq!(send(&mut ends, both.as_flattened()), [vec![158_333_333; 6], vec![UNPACED; 6]]);
+        // Two of the ranks are on one host.
+        ends = star(true);
+        let host = ends[0].peers[1].address.as_ref().expect("introduced").host;
+        ends[0].peers[2].address.as_mut().expect("introduced").host = host;
+        assert_eq!(send(&mut ends, both.as_flattened()), [vec![UNPACED; 6], vec![UNPACED; 6]]);
+    }
+
+    #[test]
+    fn nothing_is_paced_for_two_hosts_nor_if_it_is_turned_off() {
+        let two = vec![UNPACED; 2];
+        assert_eq!(send(&mut star(true), &THREE[..2]), [two.clone(), two]);
+        let mut ends = star(false);
+        let three = vec![UNPACED; 3];
+        assert_eq!(send(&mut ends, &THREE), [three.clone(), three]);
+        assert_eq!(ends[0].paced(), None);
+    }
+
+    #[test]
+    fn nothing_is_paced_on_one_host_nor_at_an_unknown_rate() {
+        let mut ends = star(true);
+        (1..4).for_each(|peer| ends[0].expect(peer, 0.0));
+        let three = vec![UNPACED; 3];
+        assert_eq!(send(&mut ends, &THREE), [three.clone(), three.clone()]);
+        let mut ends = star(true);
+        let here = ends[0].host;
+        ends[0]
+            .peers
+            .iter_mut()
+            .filter_map(|peer| peer.address.as_mut())
+            .for_each(|address| address.host = here);
+        assert_eq!(send(&mut ends, &THREE), [three.clone(), three]);
+    }
+}
