@@ -19,6 +19,7 @@ mod failures;
 mod job;
 mod joins;
 mod long_ways;
+mod pacing;
 mod paths;
 mod placed;
 mod rails;
@@ -53,12 +54,13 @@ enum Length {
 /// Longer than any test takes, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 10] = [
+const TESTS: [&[Test]; 11] = [
     bare::TESTS,
     conformance::TESTS,
     verified::TESTS,
     joins::TESTS,
     paths::TESTS,
+    pacing::TESTS,
     rails::TESTS,
     long_ways::TESTS,
     failures::TESTS,
