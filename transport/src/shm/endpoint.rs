@@ -100,6 +100,8 @@ pub struct ShmEndpoint {
     pub(super) deferred: VecDeque<Event>,
     /// Number of tokens that wait in lanes.
     pub(super) pending: usize,
+    /// Whether there are more ranks than processors.
+    pub(super) shares_processors: bool,
 
     pub(super) last_mail: u32,
     polls: u32,
@@ -158,6 +160,7 @@ impl ShmEndpoint {
             gone: Vec::new(),
             deferred: VecDeque::new(),
             pending: 0,
+            shares_processors: false,
             last_mail: 0,
             polls: 0,
             look_soon: true,
@@ -336,6 +339,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn share_processors(&mut self) {
+        self.shares_processors = true;
         if self.stores == Stores::Auto {
             self.stores = Stores::Ordinary;
             self.copier = Copier::new(self.stores);

@@ -319,6 +319,19 @@ fn memory_that_was_taken_back_is_not_read() {
 }
 
 #[test]
+fn lines_are_moved_ahead_only_where_each_rank_has_a_processor() {
+    for shares in [false, true] {
+        let mut world = world(2);
+        if shares {
+            world.iter_mut().for_each(Endpoint::share_processors);
+        }
+        for end in &mut world {
+            assert_eq!(end.exchange().expect("all on one host").moves_lines, !shares);
+        }
+    }
+}
+
+#[test]
 fn there_are_no_places_without_single_copy() {
     let options = ShmOptions { single_copy: SingleCopy::Never, ..ShmOptions::default() };
     let mut world = world_with(2, &options);
