@@ -104,6 +104,8 @@ pub struct Config {
     pub ib_cache: Keep,
     /// `KOLO_SHM_STORES`: how ranks copy into memory that other ranks of their host read.
     pub shm_stores: Stores,
+    /// `KOLO_SHM_SINGLE_COPY`: whether the kernel may copy long messages and blocks between ranks of a host at once.
+    pub shm_single_copy: bool,
     /// `KOLO_IBVERBS_LIB`: path of libibverbs, if it is not found under its usual name.
     pub ib_library: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
@@ -160,6 +162,7 @@ impl Default for Config {
             cuda_library: None,
             ib_cache: Keep::default(),
             shm_stores: Stores::default(),
+            shm_single_copy: true,
             ib_library: None,
             segment_bytes: None,
             window: None,
@@ -246,6 +249,7 @@ impl Config {
             config.shm_stores =
                 value.parse().map_err(|expected| invalid("KOLO_SHM_STORES", &value, expected))?;
         }
+        config.shm_single_copy = auto_or_off("KOLO_SHM_SINGLE_COPY", &get)?;
         config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
         config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
         config.exchange_bytes = number("KOLO_EXCHANGE_BYTES")?;
@@ -382,6 +386,7 @@ mod tests {
             ("KOLO_GDR", "yes"),
             ("KOLO_IB_CACHE", "yes"),
             ("KOLO_SHM_STORES", "fast"),
+            ("KOLO_SHM_SINGLE_COPY", "on"),
             ("KOLO_PROFILE", "/nowhere/profile.toml"),
             ("KOLO_PLAN", "/nowhere/plan.json"),
         ] {

@@ -108,7 +108,7 @@ fn long_calls_take_the_stage() {
             (Collective::Broadcast, 1 << 20, "staged: "),
             (Collective::AllGather, 1 << 16, "exchange: 262144 bytes per rank in "),
             (Collective::AllGather, 1 << 20, "exchange: 4194304 bytes per rank, read in place "),
-            (Collective::AllToAll, 1 << 14, "exchange: 196608 bytes per rank in "),
+            (Collective::AllToAll, 1 << 13, "exchange: 98304 bytes per rank in "),
             (Collective::AllToAll, 1 << 19, "exchange: 6291456 bytes per rank, read in place "),
         ] {
             let (input, output) = (from.as_ptr().cast(), to.as_mut_ptr().cast());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::Exchange;
+use kolo_transport::shm::{Exchange, SingleCopy};
 use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, ErrorKind, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
 
@@ -43,6 +43,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
         shm: ShmOptions {
             host_key: config.host_id.clone(),
             stores: config.shm_stores,
+            single_copy: SingleCopy::allowed(config.shm_single_copy),
             ..ShmOptions::default()
         },
         rdma: rdma_options(making),

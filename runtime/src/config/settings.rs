@@ -30,7 +30,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 33] {
+    pub(crate) fn rows(&self) -> [Setting; 34] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -70,6 +70,7 @@ impl Config {
             ("KOLO_CUDA_LIBRARY", self.cuda_library.clone()),
             ("KOLO_IB_CACHE", Some(cache.to_owned())),
             ("KOLO_SHM_STORES", Some(self.shm_stores.to_string())),
+            ("KOLO_SHM_SINGLE_COPY", Some(if self.shm_single_copy { "auto" } else { "off" }.to_owned())),
             ("KOLO_IBVERBS_LIB", self.ib_library.clone()),
             ("KOLO_SEGMENT_BYTES", number(self.segment_bytes)),
             ("KOLO_WINDOW", number(self.window)),

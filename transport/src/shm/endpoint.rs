@@ -17,7 +17,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -27,7 +26,7 @@ use super::copier::{Copier, Stores};
 use super::establish::{NAME, NO_PEER};
 use super::exchange::Exchange;
 use super::lane::{Handed, SendLane};
-use super::options::{Budget, ShmOptions, SingleCopy};
+use super::options::{Budget, SINGLE_COPY_MIN, ShmOptions, SingleCopy};
 use super::pages::Pages;
 use super::peer::{Fate, NO_LANE, Peer};
 use super::pending::{Caller, PendingConnections};
@@ -35,6 +34,7 @@ use super::progress::received;
 use super::recv_lane::{RecvLane, Wanted};
 use super::remote::{Beacon, FAR_RUNS};
 use super::stage::Area;
+use super::tried::Route;
 use crate::endpoint::{
     Armed, Caps, Channel, Endpoint, Event, Fits, ParkBy, Piece, Posted, Reach, Short, Sink, Token,
 };
@@ -57,7 +57,7 @@ pub struct ShmEndpoint {
     /// Keeps the memory at the identity's `beacon` address.
     _beacon: Beacon,
     /// Finds out whether memory lies in huge pages, if the options call for it.
-    pub(super) pages: Option<Arc<Pages>>,
+    pub(super) pages: Option<Pages>,
     /// The process whose memory this rank tried to read last, and the reason if it cannot.
     pub(super) probed: Option<(u32, Result<(), String>)>,
     blob: Vec<u8>,
@@ -100,6 +100,8 @@ pub struct ShmEndpoint {
     pub(super) deferred: VecDeque<Event>,
     /// Number of tokens that wait in lanes.
     pub(super) pending: usize,
+    /// Whether there are more ranks than processors.
+    pub(super) shares_processors: bool,
 
     pub(super) last_mail: u32,
     polls: u32,
@@ -158,6 +160,7 @@ impl ShmEndpoint {
             gone: Vec::new(),
             deferred: VecDeque::new(),
             pending: 0,
+            shares_processors: false,
             last_mail: 0,
             polls: 0,
             look_soon: true,
@@ -221,16 +224,22 @@ impl ShmEndpoint {
         Ok(id)
     }
 
-    /// Returns whether a long message should go by rendezvous.
-    fn is_for_rendezvous(&self, lane: u32, src: &[Piece], total: usize) -> bool {
-        let lane = &self.send_lanes[lane as usize];
-        let is_short = src.len() <= FAR_RUNS;
-        let is_worth_it = || match self.options.single_copy {
-            SingleCopy::Auto => self.pages.as_ref().is_some_and(|pages| pages.hold(src, total)),
-            SingleCopy::From(_) => true,
-            SingleCopy::Never => false,
-        };
-        is_short && lane.may_rendezvous() && is_worth_it()
+    /// Returns the route of a message that is long enough for rendezvous.
+    fn route(&mut self, lane: u32, src: &[Piece], total: usize) -> Route {
+        let lane = &mut self.send_lanes[lane as usize];
+        if src.len() > FAR_RUNS || !lane.may_rendezvous() {
+            return Route::RING;
+        }
+        let is_huge = || self.pages.as_ref().is_some_and(|pages| pages.hold(src, total));
+        match self.options.single_copy {
+            SingleCopy::Never => Route::RING,
+            SingleCopy::From(_) => Route::RENDEZVOUS,
+            SingleCopy::Auto => {
+                let route = lane.tried.route(total);
+                let goes_anyway = !route.by_rendezvous && total >= SINGLE_COPY_MIN && is_huge();
+                if goes_anyway { Route::RENDEZVOUS } else { route }
+            }
+        }
     }
 
     /// Hands a receive to its lane.
@@ -336,6 +345,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn share_processors(&mut self) {
+        self.shares_processors = true;
         if self.stores == Stores::Auto {
             self.stores = Stores::Ordinary;
             self.copier = Copier::new(self.stores);
@@ -357,10 +367,11 @@ impl Endpoint for ShmEndpoint {
         let Some(total) = total(src) else { return Err(too_long(on.peer)) };
         self.check_can_send(peer)?;
         let id = self.send_lane(peer, on.index)?;
-        let by_rendezvous = total >= self.options.rendezvous_min() && self.is_for_rendezvous(id, src, total);
+        let is_long = total >= self.options.rendezvous_min();
+        let route = if is_long { self.route(id, src, total) } else { Route::RING };
         let lane = &mut self.send_lanes[id as usize];
         // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, by_rendezvous) } {
+        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, route) } {
             Handed::Over => {
                 self.ring_doorbell(peer);
                 Ok(Posted::Done)

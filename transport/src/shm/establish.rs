@@ -6,7 +6,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -82,7 +81,7 @@ impl ShmEndpoint {
         let budget = Budget::new(&options, channels_max, world_size as usize - 1);
         let caps = caps(&options, channels_max, &budget);
         let newcomers = PendingConnections::new(listener, uid);
-        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten().map(Arc::new);
+        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
         let mut endpoint = Self::assemble(
             rank,
             world_size,
@@ -124,9 +123,6 @@ impl ShmEndpoint {
         self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
         let remote = match self.options.single_copy {
             SingleCopy::Never => Err("chosen".to_owned()),
-            SingleCopy::Auto if self.pages.is_none() => {
-                Err("the kernel does not report huge pages".to_owned())
-            }
             SingleCopy::Auto | SingleCopy::From(_) => self.probe(&theirs),
         };
         let how = match &remote {

@@ -143,6 +143,8 @@ pub struct Exchange {
     /// The bell's value when the owner announced that it would sleep.
     armed_at: Option<u32>,
     copier: Copier,
+    /// Whether the owner moves cache lines ahead of their use. Ranks that share processors have better uses for the time.
+    pub(super) moves_lines: bool,
     /// Buffers that members read in place.
     pub(super) places: Places,
 }
@@ -166,6 +168,7 @@ impl ShmEndpoint {
             len: 0,
             armed_at: None,
             copier: Copier::new(self.stores),
+            moves_lines: !self.shares_processors,
             places: Places::of(self),
         })
     }
@@ -184,6 +187,7 @@ impl Exchange {
             len: 0,
             armed_at: None,
             copier: Copier::new(Stores::Ordinary),
+            moves_lines: false,
             places: Places::default(),
         }
     }
@@ -246,10 +250,16 @@ impl Exchange {
             // this round before the word is stored (`rounds`, rule 2). A peer that breaks the protocol by reading may
             // read torn bytes, which hurts only itself; one that writes here garbles payload and nothing else.
             fill(Slot { start: self.rounds.slot(len), len, copier: &mut self.copier });
+            if self.moves_lines {
+                self.rounds.hand_on(len);
+            }
         }
         self.rounds.publish(tag, len as u64);
         (self.state, self.needs, self.len) = (State::Waiting, needs, len);
         self.rounds.arena().ring_bell(self.rounds.member());
+        if self.moves_lines {
+            self.rounds.claim_next(len);
+        }
     }
 
     /// Returns whether all needed members have published this round. Never blocks; remembers the members that it has

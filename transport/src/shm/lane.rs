@@ -9,6 +9,7 @@ use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
 use super::producer::Producer;
 use super::ring::Corrupt;
+use super::tried::{Route, Trial, Tried};
 use crate::endpoint::{Piece, Token};
 
 /// A message on its way out.
@@ -23,6 +24,8 @@ struct Outgoing {
     by_rendezvous: bool,
     /// The number of freed cells that marks the answer to the message's request, once the request has been sent.
     mark: Option<u64>,
+    /// Set if the message's time counts.
+    trial: Option<Trial>,
     source: Cursor,
     token: Token,
 }
@@ -38,6 +41,8 @@ pub(crate) struct SendLane {
     pub(crate) ring: Option<Producer>,
     queue: VecDeque<Outgoing>,
     copier: Copier,
+    /// Which messages go by rendezvous where neither length nor pages tell.
+    pub(crate) tried: Tried,
 }
 
 /// Outcome of passing a message to a lane.
@@ -55,7 +60,7 @@ pub(crate) enum Handed {
 impl SendLane {
     pub(crate) fn new(peer: usize, stores: Stores) -> Self {
         let copier = Copier::new(stores);
-        Self { peer, is_listed: false, ring: None, queue: VecDeque::new(), copier }
+        Self { peer, is_listed: false, ring: None, queue: VecDeque::new(), copier, tried: Tried::default() }
     }
 
     /// Returns whether the receiver reads this process's memory.
@@ -63,8 +68,7 @@ impl SendLane {
         self.ring.as_ref().is_some_and(Producer::may_rendezvous)
     }
 
-    /// Takes a message of `total` bytes, by rendezvous if `by_rendezvous`. Puts into the ring as much as fits at
-    /// once, up to about `budget` bytes.
+    /// Takes a message of `total` bytes. Puts into the ring as much as fits at once, up to about `budget` bytes.
     ///
     /// # Safety
     /// As [`Endpoint::post_send`](crate::Endpoint::post_send); `total` is the sum of the pieces.
@@ -75,15 +79,16 @@ impl SendLane {
         total: usize,
         token: Token,
         budget: usize,
-        by_rendezvous: bool,
+        route: Route,
     ) -> Handed {
         let mut message = Outgoing {
             tag,
             total,
             sent: 0,
             is_started: false,
-            by_rendezvous,
+            by_rendezvous: route.by_rendezvous,
             mark: None,
+            trial: route.trial,
             source: Cursor::new(pieces),
             token,
         };
@@ -92,7 +97,10 @@ impl SendLane {
             while moved < budget {
                 // SAFETY: the caller's promise. `advance` meets a corrupt ring again, and reports it.
                 match unsafe { put_next(ring, &mut message, &mut self.copier) } {
-                    Ok(Some(_)) if message.is_over() => return Handed::Over,
+                    Ok(Some(_)) if message.is_over() => {
+                        note(&mut self.tried, message.trial, ring);
+                        return Handed::Over;
+                    }
                     Ok(Some(bytes)) => moved += bytes.max(1),
                     Ok(None) | Err(_) => break,
                 }
@@ -135,6 +143,7 @@ impl SendLane {
             let Some(bytes) = (unsafe { put_next(ring, message, &mut self.copier)? }) else { break };
             moved += bytes + PIECE_COST_BYTES;
             if message.is_over() {
+                note(&mut self.tried, message.trial, ring);
                 done(message.token);
                 self.queue.pop_front();
             }
@@ -222,10 +231,19 @@ impl Outgoing {
         self.mark = None;
         self.by_rendezvous = false;
         if ring.is_declined(mark) {
+            self.trial = self.trial.map(Trial::declined);
             return Ok(Some(Answer::Declined));
         }
         (self.is_started, self.sent) = (true, self.total);
         Ok(Some(Answer::Taken))
+    }
+}
+
+/// Notes the time of a message that has left, if it counts.
+#[inline]
+fn note(tried: &mut Tried, trial: Option<Trial>, ring: &Producer) {
+    if let Some(trial) = trial {
+        tried.over(trial, ring.unread());
     }
 }
 

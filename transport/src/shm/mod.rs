@@ -11,6 +11,7 @@
 //! | `copier`, `copy` | copies into memory that others read, and copies past the caches |
 //! | `segment`, `ring`, `producer` | one sender's memory for one receiver, and the ring of each channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
+//! | `tried` | which messages are read that way, where length and pages do not tell |
 //! | `places` | callers' buffers, which the members of an exchange read in place |
 //! | `sharing` | memory of the program that all members map |
 //! | `rounds`, `buffers` | rounds of an area: which data each member publishes, when it may do so, and where |
@@ -77,6 +78,7 @@ mod sharing;
 mod stage;
 #[cfg(test)]
 mod tests;
+mod tried;
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;

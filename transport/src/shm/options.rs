@@ -15,6 +15,9 @@ pub struct ShmOptions {
     pub staging_max: usize,
     /// Whether receivers read long messages straight from their sender's memory.
     pub single_copy: SingleCopy,
+    /// With [`SingleCopy::Auto`], length in bytes from which a message in pages of any size is sent the way that proves
+    /// quicker. It must be an advantage or no matter to the owner that such a message waits for its receiver.
+    pub tried_min: usize,
     /// Kind of stores with which this rank copies into memory that others read.
     pub stores: Stores,
     /// Replaces the identity of the host, which is otherwise the kernel's boot id and network namespace. Ranks with
@@ -25,13 +28,22 @@ pub struct ShmOptions {
 /// Whether receivers read long messages straight from their sender's memory, instead of through a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Only where the kernel permits it and it is faster: for long messages whose source lies in huge pages.
+    /// Only where the kernel permits it and it is faster: for long messages whose source lies in huge pages, and for
+    /// others where the sender's own messages show it.
     Auto,
     /// Never: this rank neither lets others read its memory nor reads theirs.
     Never,
     /// For messages of at least this many bytes, in pages of any size, where the kernel permits it. For measurements
     /// and tests.
     From(usize),
+}
+
+impl SingleCopy {
+    /// Returns the setting for programs that only allow or forbid it.
+    #[must_use]
+    pub fn allowed(is_allowed: bool) -> Self {
+        if is_allowed { Self::Auto } else { Self::Never }
+    }
 }
 
 /// Length in bytes from which messages in huge pages go by rendezvous. Each cell has GB/s of all ranks together, with
@@ -54,15 +66,18 @@ pub enum SingleCopy {
 ///
 /// From 512 KiB on, messages that the receiver places gain, and messages that it declines lose no more than 5 %.
 /// Below that length, the round trip of a declined request shows. One-way traffic between two processors loses,
-/// because the sender's processor is then idle; collectives send both ways. In 4 KiB pages, single copy loses at
-/// nearly all lengths: see the `pages` module.
+/// because the sender's processor is then idle; collectives send both ways. In 4 KiB pages, the outcome depends on the
+/// processor and the program, so each lane tries both ways: see the `tried` module.
 pub(crate) const SINGLE_COPY_MIN: usize = 512 << 10;
 
+/// Default of [`ShmOptions::tried_min`]: a message that does not surely fit into a ring waits for its receiver anyway.
+const TRIED_MIN: usize = RING_BYTES - 8191;
+
 impl ShmOptions {
-    /// Returns the length in bytes from which messages go by rendezvous.
+    /// Returns the length in bytes from which messages may go by rendezvous.
     pub(crate) fn rendezvous_min(&self) -> usize {
         match self.single_copy {
-            SingleCopy::Auto => SINGLE_COPY_MIN,
+            SingleCopy::Auto => self.tried_min.min(SINGLE_COPY_MIN),
             SingleCopy::Never => usize::MAX,
             // An empty message has no ranges.
             SingleCopy::From(bytes) => bytes.max(1),
@@ -105,6 +120,7 @@ impl Default for ShmOptions {
             ring_bytes: RING_BYTES,
             staging_max: STAGING_MAX,
             single_copy: SingleCopy::Auto,
+            tried_min: TRIED_MIN,
             stores: Stores::Auto,
             host_key: None,
         }

@@ -1,9 +1,9 @@
 //! Finds out whether memory lies in huge pages.
 //!
-//! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this costs more than
-//! the copy itself, in huge pages almost nothing. A long message is therefore sent by rendezvous only if its source
-//! lies in huge pages. The kernel reports this since version 6.7, through `/proc/self/pagemap`; on older kernels, no
-//! message goes by rendezvous.
+//! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this may cost more than
+//! the copy itself, in huge pages almost nothing. A long message whose source lies in huge pages is therefore sent by
+//! rendezvous without a trial (see the `tried` module). The kernel reports huge pages since version 6.7, through
+//! `/proc/self/pagemap`; on older kernels, all such messages are tried.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -15,14 +15,9 @@
 //! Places from others are passed to the kernel as addresses of the process that published them, and used in no other
 //! way.
 
-use std::sync::Arc;
-
 use super::endpoint::ShmEndpoint;
 use super::exchange::Exchange;
-use super::options::SingleCopy;
-use super::pages::Pages;
 use super::remote::{Far, Near, Remote};
-use crate::endpoint::Piece;
 
 /// A member's access to the others' memory.
 #[derive(Debug, Default)]
@@ -31,8 +26,6 @@ pub(super) struct Places {
     readers: Vec<Option<Remote>>,
     /// Whether this member reads all others' memory.
     reads_all: bool,
-    /// Finds out whether memory lies in huge pages; `None` if pages of all sizes qualify.
-    pages: Option<Arc<Pages>>,
 }
 
 impl Places {
@@ -44,20 +37,17 @@ impl Places {
         }
         let own = endpoint.member as usize;
         let reads_all = readers.iter().enumerate().all(|(member, reader)| member == own || reader.is_some());
-        let is_any = matches!(endpoint.options.single_copy, SingleCopy::From(_));
-        Self { readers, reads_all, pages: if is_any { None } else { endpoint.pages.clone() } }
+        Self { readers, reads_all }
     }
 }
 
 impl Exchange {
-    /// Returns the place of `len` bytes of this member's memory, to be published for [`Exchange::fetch`]. `None` if
-    /// the others should not read there, or if this member cannot read their memory.
+    /// Returns the place of this member's memory at an address, to be published for [`Exchange::fetch`]. `None` if this
+    /// member cannot read the others' memory.
     #[must_use]
-    pub fn place(&self, at: *const u8, len: usize) -> Option<u64> {
-        let piece = Piece { ptr: at.cast_mut(), len };
-        let is_worth_it = || self.places.pages.as_ref().is_none_or(|pages| pages.hold(&[piece], len));
+    pub fn place(&self, at: *const u8) -> Option<u64> {
         // The address leaves the language here: the kernel will use it on behalf of another process.
-        (self.places.reads_all && is_worth_it()).then(|| at.expose_provenance() as u64)
+        self.places.reads_all.then(|| at.expose_provenance() as u64)
     }
 
     /// Copies `len` bytes of a member's memory, from `offset` bytes beyond its published place. Returns `false` if

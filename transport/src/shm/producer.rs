@@ -108,6 +108,12 @@ impl Producer {
         Ok(self.freed)
     }
 
+    /// Returns how many bytes of the ring the receiver has not freed, for estimates: the receiver may write any number.
+    pub(crate) fn unread(&self) -> usize {
+        let freed = self.control.word(BYTES_FREED).load(Ordering::Relaxed);
+        self.bytes_produced.saturating_sub(freed) as usize
+    }
+
     /// Sends a rendezvous request for a message, if there is a free cell. Returns the count of freed cells at which
     /// the request is answered.
     pub(crate) fn request(&mut self, tag: u64, total: u64, rts: &Rts) -> Result<Option<u64>, Corrupt> {

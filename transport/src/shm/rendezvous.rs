@@ -13,8 +13,8 @@
 //!
 //! The sender makes a request only if the receiver has said in the segment that it can read the sender's memory
 //! (CMA), which it has tested by reading a known word there (see the `remote` module). The message must also be long
-//! enough, lie in huge pages (see the `pages` module) and have at most [`FAR_RUNS`] pieces. Otherwise the bytes go
-//! through the ring.
+//! enough, have at most [`FAR_RUNS`] pieces, and lie in huge pages (see the `pages` module) unless the lane's other
+//! messages show that a request pays (see the `tried` module). Otherwise the bytes go through the ring.
 //!
 //! # Taking a request back
 //! A sender that gives up (abort, abandon, the loss of the peer, drop) may release the memory at once, while the

@@ -34,12 +34,17 @@ use std::sync::atomic::Ordering;
 use super::arena::{Arena, EXCHANGE_DEPTH};
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::{Atomic, AtomicU64};
+use crate::sys::lines;
 
 const LINE_BYTES: usize = 128;
 const LINE_TAG: usize = 8;
 const LINE_PAYLOAD: usize = 16;
 /// Longest payload in bytes that shares its lines with the flag.
 pub const EXCHANGE_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
+/// Longest payload in bytes that is [handed on](lines::hand_on) to the cache that processors share.
+const HANDED_ON_MAX_BYTES: usize = 1024;
+/// Longest payload in bytes for whose successor lines are [claimed](lines::claim).
+const CLAIM_MAX_BYTES: usize = 4096;
 
 /// One member's view of the rounds of an area.
 #[derive(Debug)]
@@ -122,6 +127,27 @@ impl Rounds {
         word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
         word_at(line, 0).store(word_of(self.round, tag, digest), Ordering::Release);
         self.seen[self.member] = self.round;
+    }
+
+    /// Pushes the payload in the next round's slot to where the other members find it sooner.
+    #[inline]
+    pub(super) fn hand_on(&self, len: usize) {
+        if len > EXCHANGE_INLINE && len <= HANDED_ON_MAX_BYTES {
+            lines::hand_on(self.slot(len), len);
+        }
+    }
+
+    /// Brings to this processor the lines in which the next round is published if it is as long as this one: useful
+    /// work while the other members are awaited, who have read these lines some rounds ago.
+    #[inline]
+    pub(super) fn claim_next(&self, len: usize) {
+        let line = self.line(self.member, self.round + 1);
+        if len <= EXCHANGE_INLINE {
+            lines::claim(line, LINE_PAYLOAD + len);
+        } else if len <= CLAIM_MAX_BYTES {
+            lines::claim(line, LINE_PAYLOAD);
+            lines::claim(self.slot(len), len);
+        }
     }
 
     /// Returns whether these members have published the round that this member has published last.

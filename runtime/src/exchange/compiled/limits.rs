@@ -131,7 +131,7 @@ impl CompiledExchange {
     pub(crate) fn describe(&self, call: &Call) -> String {
         let given = blocks(call.collective, self.members) * block(call);
         let in_place = if self.may_read_in_place(call.collective, block(call)) {
-            ", read in place where all ranks' lie in huge pages and that shows to be quicker, or"
+            ", read in place where that shows to be quicker, or"
         } else {
             ""
         };

@@ -2,9 +2,9 @@
 //! two.
 //!
 //! # A call
-//! 1. **Asking.** In one exchange every rank says where its contribution lies, or declines. It declines if the buffer
-//!    has small pages, the call is in place, the kernel does not permit the access, or the rank's own copies show that
-//!    it does not pay. All ranks see the same answers, so all agree. If one declines, the call goes on in parts.
+//! 1. **Asking.** In one exchange every rank says where its contribution lies, or declines. It declines if the call
+//!    is in place, the kernel does not permit the access, or the rank's own copies show that it does not pay. All ranks
+//!    see the same answers, so all agree. If one declines, the call goes on in parts.
 //! 2. **Reading.** Every rank copies the data that it needs, a piece at each step.
 //! 3. **End.** After another exchange contributions may change again. If a rank could not read, all ranks hear of it
 //!    there, go on in parts, and do not ask again.
@@ -25,9 +25,8 @@ use super::cursor::ExchangeCursor;
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
-/// Shortest block that is read in place if that proves quicker. Blocks of 64 KiB that their owners have just written
-/// take 1.4 times as long. See docs/tuning.md, "Buffers read in place".
-pub(super) const PLACES_MIN: usize = 128 << 10;
+/// Shortest block that is read in place if that proves quicker. See docs/tuning.md, "Buffers read in place".
+pub(super) const PLACES_MIN: usize = 64 << 10;
 
 /// Shortest block for all-gathers of three and four ranks, where 128 KiB take 1.1 times as long. With more ranks, so
 /// many of them read the same pages that 4 MiB of 8 ranks take 1.2 times as long.
@@ -165,11 +164,10 @@ impl CompiledExchange {
             cursor.in_place.stand = Stand::InParts;
             return;
         }
-        let blocks = if call.collective == Collective::AllToAll { self.members } else { 1 };
         // An in-place all-to-all overwrites its contribution.
         let lies_apart = call.collective != Collective::AllToAll || call.placement == Placement::OutOfPlace;
         let own = self.contribution(call).filter(|_| lies_apart && opinion.is_for_it);
-        let place = own.and_then(|own| self.area.place(own, blocks * cursor.block));
+        let place = own.and_then(|own| self.area.place(own));
         cursor.in_place.stand = Stand::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
     }
 

@@ -295,7 +295,7 @@ fn fetched(exchange: &Exchange, member: usize, place: u64, offset: usize, len: u
 fn members_read_each_other_in_place() {
     let (world, exchanges) = readers();
     let source = pattern(3, 100_000);
-    let Some(place) = exchanges[1].place(source.as_ptr(), source.len()) else {
+    let Some(place) = exchanges[1].place(source.as_ptr()) else {
         // The kernel does not permit reading.
         return;
     };
@@ -313,9 +313,32 @@ fn members_read_each_other_in_place() {
 fn memory_that_was_taken_back_is_not_read() {
     let (_world, exchanges) = readers();
     let source = pattern(3, 1000);
-    let Some(place) = exchanges[1].place(source.as_ptr(), source.len()) else { return };
+    let Some(place) = exchanges[1].place(source.as_ptr()) else { return };
     exchanges[1].withdraw();
     assert_eq!(fetched(&exchanges[0], 1, place, 0, 1000), None);
+}
+
+#[test]
+fn memory_in_small_pages_has_a_place() {
+    let mut world = world(2);
+    let exchange = world[0].exchange().expect("all on one host");
+    let source = pattern(3, 1000);
+    // The kernel may not permit it.
+    let is_permitted = world[0].peers[0].remote.is_some();
+    assert_eq!(exchange.place(source.as_ptr()).is_some(), is_permitted);
+}
+
+#[test]
+fn lines_are_moved_ahead_only_where_each_rank_has_a_processor() {
+    for shares in [false, true] {
+        let mut world = world(2);
+        if shares {
+            world.iter_mut().for_each(Endpoint::share_processors);
+        }
+        for end in &mut world {
+            assert_eq!(end.exchange().expect("all on one host").moves_lines, !shares);
+        }
+    }
 }
 
 #[test]
@@ -324,5 +347,5 @@ fn there_are_no_places_without_single_copy() {
     let mut world = world_with(2, &options);
     let exchange = world[0].exchange().expect("all on one host");
     let source = pattern(3, 1000);
-    assert_eq!(exchange.place(source.as_ptr(), source.len()), None);
+    assert_eq!(exchange.place(source.as_ptr()), None);
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::endpoint::Consumer;
+use crate::shm::address::Address;
 use crate::shm::options::{SINGLE_COPY_MIN, SingleCopy};
 use crate::shm::remote::FAR_RUNS;
 
@@ -268,6 +269,59 @@ fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
     pump(&mut [&mut a, &mut b], &mut events, |e| e[0].len() == left[0] && e[1].len() == left[1]);
     assert!(events.iter().flatten().all(|e| matches!(e, Event::Done(_))), "{events:?}");
     assert!(sources == targets);
+}
+
+#[test]
+fn long_messages_are_tried_both_ways() {
+    let options = options(SingleCopy::Auto);
+    let mut world = world_with(2, &options);
+    let [a, b] = &mut world[..] else { unreachable!() };
+    link(a, b);
+    let bytes = pattern(1, 1 << 20);
+    let (mut requested, mut lane) = (0, 0);
+    for (at, len) in (0..200).map(|at| (at * 128, options.tried_min + at * 200)) {
+        let source = &bytes[at..at + len];
+        let target = vec![0u8; len];
+        let (from, to) = (piece(source), piece(&target));
+        let mut events = [Vec::new(), Vec::new()];
+        let sent = send(a, channel(1, 0), 7, &from, 1).expect("post");
+        lane = a.peers[0].send_lanes[0] as usize;
+        requested += usize::from(a.send_lanes[lane].has_requested());
+        let got = receive(b, channel(0, 0), 7, &to, 2).expect("post");
+        pump(&mut [&mut *a, &mut *b], &mut events, |e| {
+            (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))
+        });
+        assert!(source == target, "{len} bytes");
+    }
+    // The kernel may not permit it.
+    if a.send_lanes[lane].may_rendezvous() {
+        assert!((2..200).contains(&requested), "{requested} of 200");
+    }
+}
+
+#[test]
+fn a_refusal_by_the_kernel_is_reported_and_messages_take_the_ring() {
+    let ends = [0, 1].map(|rank| ShmEndpoint::new(rank, 2, options(SingleCopy::From(1))).expect("endpoint"));
+    let [mut a, mut b] = ends;
+    // No memory is readable there: the kernel's answer is that of a process it does not show.
+    let [of_a, of_b] = [&a, &b].map(|end| {
+        let address = Address::decode(end.address()).expect("its own");
+        Address { beacon: 8, ..address }.encode()
+    });
+    for (end, peer, address) in [(&mut a, 1, of_b), (&mut b, 0, of_a)] {
+        let Reach::Yes { how } = end.introduce(peer, &address).expect("introduced") else { panic!("no") };
+        assert_eq!(how, "same host, memfd, two copies: its process is not visible here");
+    }
+    std::thread::scope(|scope| {
+        for end in [&mut a, &mut b] {
+            scope.spawn(|| end.establish(deadline()).expect("established"));
+        }
+    });
+    link(&mut a, &mut b);
+    let source = pattern(1, 700_000);
+    let target = vec![0u8; source.len()];
+    transfer(&mut a, &mut b, &piece(&source), &piece(&target), false);
+    assert!(source == target);
 }
 
 #[test]

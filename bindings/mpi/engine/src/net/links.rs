@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use kolo::internal::wait::yield_now;
 use kolo::{Communicator, TransportKind, Transports};
+use kolo_transport::shm::SingleCopy;
 use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, Options, Reach, ShmOptions, TcpOptions};
 
+use super::wire::SHORT_BYTES;
 use super::{NET, Net, rest, servant};
 use crate::error::{Class, Fail, Outcome, fail};
 
@@ -152,6 +154,13 @@ fn options(world: &Communicator) -> Outcome<Options> {
         pacing: config.socket_pacing,
         ..TcpOptions::default()
     };
-    let shm = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
+    let shm = ShmOptions {
+        host_key: config.host_id.clone(),
+        stores: config.shm_stores,
+        single_copy: SingleCopy::allowed(config.shm_single_copy),
+        // A rank takes whatever arrives while it waits for a send, so no two sends wait for each other.
+        tried_min: SHORT_BYTES + 1,
+        ..ShmOptions::default()
+    };
     Ok(Options { shm, tcp, ..Options::default() })
 }

@@ -16,7 +16,7 @@ use crate::error::{Class, Fail};
 pub const EAGER_BYTES: usize = 64 << 10;
 
 /// The longest message for which sending or taking it at once, without a slot, is worth a try.
-const SHORT_BYTES: usize = 16 << 10;
+pub(super) const SHORT_BYTES: usize = 16 << 10;
 
 /// A transport reports one head of a peer at a time. A caller that waits for several messages takes up to this many before it checks
 /// whether its own were among them.
