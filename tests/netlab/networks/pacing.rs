@@ -31,5 +31,6 @@ fn overflow(pacing: &str) -> Option<f64> {
 
 fn paced_senders_that_meet_do_not_overflow_a_queue() {
     let (Some(paced), Some(unpaced)) = (overflow("auto"), overflow("off")) else { return };
-    assert!(paced <= unpaced / 2.0, "{paced}, without pacing {unpaced}");
+    // Without pacing it is a hundredth. A machine that is short of time may delay some senders until they meet.
+    assert!(paced <= (unpaced / 2.0).max(0.002), "{paced}, without pacing {unpaced}");
 }
