@@ -252,7 +252,7 @@ pub struct Rail {
 #[non_exhaustive]
 pub struct Paced {
     /// Number of times that a connection was paced.
-    pub messages: u64,
+    pub times: u64,
     /// The last limit of a connection, in bytes per second.
     pub bytes_per_second: f64,
     /// The system's refusal, if it has refused.

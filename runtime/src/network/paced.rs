@@ -7,8 +7,8 @@ pub(crate) fn in_words(paced: &Paced) -> String {
     match &paced.problem {
         Some(problem) => format!("long messages to several hosts are not paced: {problem}"),
         None => format!(
-            "{} long messages to several hosts paced, lately at {:.1} MB/s a connection",
-            paced.messages,
+            "connections with long messages to several hosts paced {} times, lately at {:.1} MB/s each",
+            paced.times,
             paced.bytes_per_second / 1e6
         ),
     }
@@ -21,9 +21,12 @@ mod tests {
     #[test]
     fn paces_and_refusals_are_said() {
         let mut paced = Paced::default();
-        (paced.messages, paced.bytes_per_second) = (21, 15.94e6);
+        (paced.times, paced.bytes_per_second) = (21, 15.94e6);
         let words = in_words(&paced);
-        assert_eq!(words, "21 long messages to several hosts paced, lately at 15.9 MB/s a connection");
+        assert_eq!(
+            words,
+            "connections with long messages to several hosts paced 21 times, lately at 15.9 MB/s each"
+        );
         paced.problem = Some("not permitted".to_owned());
         assert_eq!(in_words(&paced), "long messages to several hosts are not paced: not permitted");
     }

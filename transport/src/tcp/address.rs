@@ -23,7 +23,7 @@ const NETWORKS_MAX: usize = 24;
 const _: () = assert!(FIXED_BYTES + NETWORKS_MAX * (3 + 16 + NAME_MAX) <= 1024);
 
 /// Identity of a host and of its network stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Host {
     /// Differs between hosts and between boots.
     pub(super) boot: [u8; 16],

@@ -8,7 +8,6 @@
 //! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)); if none was, nothing is paced. The kernel
 //! takes a message long before it has sent the message, so the bytes that are left are counted in the sockets.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use socket2::Socket;
@@ -46,10 +45,8 @@ const UNPACED: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     links: Vec<u32>,
-    /// Numbers of the hosts to which there are connections.
-    hosts: HashMap<Host, usize>,
     /// Host and rank of each receiver of long messages; scratch memory for a look.
-    receivers: Vec<(usize, u32)>,
+    receivers: Vec<(Host, u32)>,
     /// Time of the last look.
     looked_at: Option<Instant>,
     /// Whether a connection has joined since the last look.
@@ -62,8 +59,8 @@ pub(super) struct Pacing {
 /// The pace of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Number of the peer's host; `None` if the connection is never paced.
-    host: Option<usize>,
+    /// The peer's host; `None` if the connection is never paced.
+    host: Option<Host>,
     /// Whether the path is known to be near.
     is_near: bool,
     /// The limit that the kernel has been told.
@@ -132,8 +129,7 @@ impl TcpEndpoint {
         if !self.options.pacing || !is_direct {
             return;
         }
-        let count = self.pacing.hosts.len();
-        link.pace.host = Some(*self.pacing.hosts.entry(address.host).or_insert(count));
+        link.pace.host = Some(address.host);
         link.pace.see(socket);
         // Messages may have waited for the connection.
         let left = link.outbound.left_bytes();
@@ -201,7 +197,7 @@ impl TcpEndpoint {
 impl Pacing {
     /// See [`Endpoint::paced`](crate::Endpoint::paced).
     pub(super) fn paced(&self) -> Option<&Paced> {
-        Some(&self.paced).filter(|paced| paced.messages > 0)
+        Some(&self.paced).filter(|paced| paced.times > 0)
     }
 
     fn load(&mut self, links: &[Link]) -> Load {
@@ -230,7 +226,7 @@ impl Pacing {
             self.paced.problem = Some(error.to_string());
         }
         if pace != UNPACED {
-            self.paced.messages += u64::from(before == UNPACED);
+            self.paced.times += u64::from(before == UNPACED);
             self.paced.bytes_per_second = pace.into();
         }
     }
@@ -335,7 +331,7 @@ mod tests {
         let mut ends = star(true);
         assert_eq!(send(&mut ends, &THREE), [vec![316_666_666; 3], vec![UNPACED; 3]]);
         let paced = ends[0].paced().expect("it has paced");
-        assert_eq!((paced.messages, paced.problem.clone()), (3, None));
+        assert_eq!((paced.times, paced.problem.clone()), (3, None));
     }
 
     #[test]

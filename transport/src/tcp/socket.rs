@@ -184,12 +184,16 @@ impl TcpInfo {
 /// # Errors
 /// If the system refuses.
 pub fn pace(socket: &impl AsFd, bytes_per_second: u32) -> io::Result<()> {
-    // SAFETY: SO_MAX_PACING_RATE reads one 32-bit number from the given address.
+    write_word(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, bytes_per_second)
+}
+
+/// Sets an option that is one 32-bit number.
+fn write_word(socket: &impl AsFd, level: libc::c_int, option: libc::c_int, word: u32) -> io::Result<()> {
+    // SAFETY: the option reads at most the given length, that of the variable. Tests:
+    // `lost_bytes_are_sent_again_after_some_milliseconds`, `pacing::tests`.
     let rc = unsafe {
-        let from = (&raw const bytes_per_second).cast();
         let len = size_of::<u32>() as libc::socklen_t;
-        let option = libc::SO_MAX_PACING_RATE;
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, option, from, len)
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw const word).cast(), len)
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -204,7 +208,7 @@ pub(super) fn pace_of(socket: &Socket) -> Option<u32> {
 #[cfg(test)]
 fn read_word(socket: &Socket, level: libc::c_int, option: libc::c_int) -> Option<u32> {
     let (mut word, mut len) = (0_u32, size_of::<u32>() as libc::socklen_t);
-    // SAFETY: the option writes at most `len` bytes, into a variable of that length.
+    // SAFETY: the option writes at most `len` bytes, into a variable of that length. Tests as for `write_word`.
     let rc = unsafe {
         let into = (&raw mut word).cast();
         libc::getsockopt(socket.as_raw_fd(), level, option, into, &raw mut len)
@@ -225,14 +229,7 @@ const TCP_DELACK_MAX_US: libc::c_int = 46;
 /// again; it sets the same.
 pub(super) fn hasten(socket: &Socket) {
     const ACKNOWLEDGE_AND_RESEND_US: [(u32, u32); 2] = [(8_000, 12_000), (20_000, 40_000)];
-    let set = |option, micros: u32| {
-        // SAFETY: both options read one 32-bit number from the given address.
-        let rc = unsafe {
-            let len = size_of::<u32>() as libc::socklen_t;
-            libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const micros).cast(), len)
-        };
-        rc == 0
-    };
+    let set = |option, micros| write_word(socket, libc::IPPROTO_TCP, option, micros).is_ok();
     let _ = ACKNOWLEDGE_AND_RESEND_US
         .iter()
         .any(|(acknowledge, resend)| set(TCP_DELACK_MAX_US, *acknowledge) && set(TCP_RTO_MIN_US, *resend));
