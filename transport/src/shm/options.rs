@@ -16,7 +16,7 @@ pub struct ShmOptions {
     /// Whether receivers read long messages straight from their sender's memory.
     pub single_copy: SingleCopy,
     /// With [`SingleCopy::Auto`], length in bytes from which a message in pages of any size is sent the way that proves
-    /// quicker. It must be an advantage or no matter to the owner that such a message waits for its receiver.
+    /// quicker. Such a message may wait for its receiver, so the owner must not count on its being buffered.
     pub tried_min: usize,
     /// Kind of stores with which this rank copies into memory that others read.
     pub stores: Stores,

@@ -1,10 +1,10 @@
 //! Judges which way of copying is quicker: each rank goes by the processor time of its own copies.
 //!
-//! The answer depends on the machine, on the pages and on the program. A buffer that its owner has not written since the last call is
-//! read from caches at full speed. A buffer that was just written lies in the owner's caches, where the kernel reads it
-//! at a third of the speed if processors are far apart. A rank therefore times some calls of each way, takes the
-//! cheaper way, and tries the other now and then. The number of calls, and answers that all ranks have heard, determine
-//! when to ask and when to try, so all ranks do so alike; only the answers are each rank's own.
+//! The answer depends on the machine, on the pages and on the program. A buffer that its owner has not written since the
+//! last call is read from caches at full speed. A buffer that was just written lies in the owner's caches, where the
+//! kernel reads it at a third of the speed if processors are far apart. A rank therefore times some calls of each way,
+//! takes the cheaper way, and tries the other now and then. The number of calls, and answers that all ranks have heard,
+//! determine when to ask and when to try, so all ranks do so alike; only the answers are each rank's own.
 
 use std::time::Duration;
 

@@ -40,15 +40,21 @@ fn cut(bytes: &[u8], count: usize) -> Vec<Piece> {
 /// Sends `from` to `to`, and checks that the message went by rendezvous if `requested` and through the ring
 /// otherwise.
 fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece], requested: bool) {
+    assert_eq!(pass(a, b, from, to), requested);
+}
+
+/// Sends `from` to `to`. Returns whether the message went by rendezvous.
+fn pass(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece]) -> bool {
     let mut events = [Vec::new(), Vec::new()];
     let sent = send(a, channel(1, 0), 7, from, 1).expect("post");
     let lane = a.peers[0].send_lanes[0] as usize;
-    assert_eq!(a.send_lanes[lane].has_requested(), requested);
+    let requested = a.send_lanes[lane].has_requested();
     assert!(!requested || !a.is_flushed());
     let got = receive(b, channel(0, 0), 7, to, 2).expect("post");
     pump(&mut [a, b], &mut events, |e| {
         (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))
     });
+    requested
 }
 
 #[test]
@@ -85,6 +91,20 @@ fn a_gibibyte_in_turn_with_short_messages() {
     }
 }
 
+/// Connects two ends that know each other, and sends a message that goes through the ring.
+fn a_long_message_arrives(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
+    std::thread::scope(|scope| {
+        for end in [&mut *a, &mut *b] {
+            scope.spawn(|| end.establish(deadline()).expect("established"));
+        }
+    });
+    link(a, b);
+    let source = pattern(1, 700_000);
+    let target = vec![0u8; source.len()];
+    transfer(a, b, &piece(&source), &piece(&target), false);
+    assert!(source == target);
+}
+
 #[test]
 fn who_may_not_read_gets_copies() {
     for (there, here) in [(SingleCopy::From(1), SingleCopy::Never), (SingleCopy::Never, SingleCopy::From(1))]
@@ -98,16 +118,7 @@ fn who_may_not_read_gets_copies() {
             let expected = if own == SingleCopy::Never { "two copies: chosen" } else { "single copy" };
             assert_eq!(how, format!("same host, memfd, {expected}"));
         }
-        std::thread::scope(|scope| {
-            for end in [&mut a, &mut b] {
-                scope.spawn(|| end.establish(deadline()).expect("established"));
-            }
-        });
-        link(&mut a, &mut b);
-        let source = pattern(1, 700_000);
-        let target = vec![0u8; source.len()];
-        transfer(&mut a, &mut b, &piece(&source), &piece(&target), false);
-        assert!(source == target);
+        a_long_message_arrives(&mut a, &mut b);
     }
 }
 
@@ -278,23 +289,15 @@ fn long_messages_are_tried_both_ways() {
     let [a, b] = &mut world[..] else { unreachable!() };
     link(a, b);
     let bytes = pattern(1, 1 << 20);
-    let (mut requested, mut lane) = (0, 0);
+    let mut requested = 0;
     for (at, len) in (0..200).map(|at| (at * 128, options.tried_min + at * 200)) {
         let source = &bytes[at..at + len];
         let target = vec![0u8; len];
-        let (from, to) = (piece(source), piece(&target));
-        let mut events = [Vec::new(), Vec::new()];
-        let sent = send(a, channel(1, 0), 7, &from, 1).expect("post");
-        lane = a.peers[0].send_lanes[0] as usize;
-        requested += usize::from(a.send_lanes[lane].has_requested());
-        let got = receive(b, channel(0, 0), 7, &to, 2).expect("post");
-        pump(&mut [&mut *a, &mut *b], &mut events, |e| {
-            (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))
-        });
+        requested += usize::from(pass(a, b, &piece(source), &piece(&target)));
         assert!(source == target, "{len} bytes");
     }
     // The kernel may not permit it.
-    if a.send_lanes[lane].may_rendezvous() {
+    if a.send_lanes[a.peers[0].send_lanes[0] as usize].may_rendezvous() {
         assert!((2..200).contains(&requested), "{requested} of 200");
     }
 }
@@ -312,16 +315,7 @@ fn a_refusal_by_the_kernel_is_reported_and_messages_take_the_ring() {
         let Reach::Yes { how } = end.introduce(peer, &address).expect("introduced") else { panic!("no") };
         assert_eq!(how, "same host, memfd, two copies: its process is not visible here");
     }
-    std::thread::scope(|scope| {
-        for end in [&mut a, &mut b] {
-            scope.spawn(|| end.establish(deadline()).expect("established"));
-        }
-    });
-    link(&mut a, &mut b);
-    let source = pattern(1, 700_000);
-    let target = vec![0u8; source.len()];
-    transfer(&mut a, &mut b, &piece(&source), &piece(&target), false);
-    assert!(source == target);
+    a_long_message_arrives(&mut a, &mut b);
 }
 
 #[test]
