@@ -8,7 +8,7 @@ use crate::control::forwarding;
 use crate::control::wire::{ExchangeKey, PeerInfo, decode};
 use crate::job::limits::Liveness;
 
-fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
+pub(super) fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
     let settings = CoordinatorSettings {
         world_size,
         cookie: [9; 16],
