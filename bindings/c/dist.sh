@@ -47,6 +47,7 @@ if [ "$profile" = release ]; then
         *) RUSTFLAGS="${RUSTFLAGS:-} $remap"; export RUSTFLAGS ;;
     esac
 fi
+# shellcheck disable=SC2086 # words
 "$cargo" $build --lib --profile "$profile" --target-dir "$target" >&2
 
 name=kolo-c-$version-$(uname -m)-$(uname -s | tr '[:upper:]' '[:lower:]')
