@@ -25,7 +25,7 @@ use super::cursor::ExchangeCursor;
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
-/// Shortest block that is read in place if that proves quicker. See docs/tuning.md, "Buffers read in place".
+/// Shortest block that is read in place if that proves quicker. See docs/measurements.md, "Buffers read in place".
 pub(super) const PLACES_MIN: usize = 64 << 10;
 
 /// Shortest block for all-gathers of three and four ranks, where 128 KiB take 1.1 times as long. With more ranks, so

@@ -31,8 +31,8 @@ pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
 const ONE_PART_MAX: usize = 512 << 10;
 
 /// Most bytes of a part of a longer vector, over all ranks together. The sums of a part are copied out after the next
-/// part has been copied in, and the memory that they replace should still be in the caches by then. See docs/tuning.md,
-/// "Parts and rounds".
+/// part has been copied in, and the memory that they replace should still be in the caches by then. See
+/// docs/measurements.md, "Parts and rounds".
 const ALL_PARTS_MAX: usize = 2 << 20;
 
 /// Shortest part of a long vector, however many there are.
