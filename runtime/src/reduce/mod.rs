@@ -233,21 +233,6 @@ impl Kernel {
     pub fn isa(&self) -> Isa {
         self.isa
     }
-
-    /// Returns the factor for the caller's own values (see [`scale()`]), to be applied before the first `combine`.
-    #[must_use]
-    pub fn factor_before(&self) -> Option<f64> {
-        match self.op {
-            ReduceOp::PremulSum(factor) => Some(factor),
-            _ => None,
-        }
-    }
-
-    /// Whether the finished sum must be divided by the number of ranks (see [`divide`]).
-    #[must_use]
-    pub fn divides_after(&self) -> bool {
-        self.op == ReduceOp::Avg
-    }
 }
 
 impl fmt::Debug for Kernel {
