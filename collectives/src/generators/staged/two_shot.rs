@@ -53,7 +53,7 @@ impl Generator for StagedTwoShot {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce | Collective::Reduce => on_one_host(task),
-            other => Err(format!("the staged two-shot form does not support {other:?}")),
+            other => Err(format!("the staged two-shot form does not support {other}")),
         }
     }
 
