@@ -226,7 +226,10 @@ fn the_page_of_settings_is_complete() {
     assert!(in_code.len() > 30, "settings are found: {in_code:?}");
     let missing: Vec<_> = in_code.difference(&described).collect();
     let unknown: Vec<_> = described.difference(&in_code).collect();
-    assert!(missing.is_empty() && unknown.is_empty(), "missing in docs/settings.md: {missing:?}; {unknown:?}");
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "missing in docs/settings.md: {missing:?}; {unknown:?}"
+    );
 }
 
 /// Returns the references of a comment to sections of documents, such as `docs/plans.md, "The file"`.
@@ -244,7 +247,9 @@ fn references(comment: &str) -> Vec<(String, String)> {
 #[test]
 fn references_of_comments_lead_somewhere() {
     let mut broken = Vec::new();
-    for path in ["collectives", "membership", "runtime", "transport"].into_iter().flat_map(crate::source::paths) {
+    for path in
+        ["collectives", "membership", "runtime", "transport"].into_iter().flat_map(crate::source::paths)
+    {
         let text = fs::read_to_string(root().join(&path)).expect("the file can be read");
         for (line, comment) in comments(&text) {
             for (file, heading) in references(&comment) {
