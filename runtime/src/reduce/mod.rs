@@ -45,6 +45,10 @@ pub(crate) use tree::tree;
 
 use crate::types::{DataType, ReduceOp};
 
+/// Least memory touched on one host by a call that writes its results with streaming stores, past the caches: see
+/// docs/measurements.md, "Streaming stores".
+pub(crate) const STREAMING_BYTES: usize = 32 << 20;
+
 /// Function that computes `dst = a op b` over `count` elements.
 ///
 /// # Safety

@@ -6,10 +6,7 @@ use kolo_transport::shm::EXCHANGE_LONG;
 use super::cursor::{block, blocks, exchanges};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
-
-/// Least memory touched by a call that writes copied data with streaming stores: see docs/measurements.md, "Streaming
-/// stores".
-const STREAMING_BYTES: usize = 32 << 20;
+use crate::reduce::STREAMING_BYTES;
 
 /// Most bytes that a rank reads or writes on this path where buffers may be GPU memory. GPU buffers are copied here to
 /// and from the host as a whole, through as much pinned memory, whereas a plan copies them segment by segment. A rank
