@@ -6,7 +6,7 @@ use kolo_transport::shm::{EXCHANGE_LONG, copy_streaming};
 use super::places::InPlace;
 use super::two_shot::Shots;
 use crate::call::{Call, Counts};
-use crate::reduce::{Combine, combine_nothing};
+use crate::reduce::Combine;
 
 /// Alignment of the parts of a block: two cache lines, and a whole number of elements of any type.
 pub(super) const GRAIN: usize = 128;
@@ -40,10 +40,10 @@ pub(crate) struct ExchangeCursor {
 impl ExchangeCursor {
     // Inlined, since little of it remains where collective and length are known to be short.
     #[inline(always)]
-    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
+    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize, one_shot_max: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
         // Most calls are short, and the computations below contain many divisions.
-        let (shots, step, exchanges) = match Shots::of(call, block, members) {
+        let (shots, step, exchanges) = match Shots::of(call, block, members, one_shot_max) {
             // The sums of a part follow in the next exchange.
             Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
             None if block * blocks <= EXCHANGE_LONG => (None, block, 1),
@@ -83,6 +83,11 @@ impl ExchangeCursor {
     #[inline(always)]
     pub(crate) fn may_lend(&self) -> bool {
         self.in_place.is_possible()
+    }
+
+    /// Returns the number of exchanges of the call.
+    pub(super) fn exchanges(&self) -> usize {
+        self.exchanges
     }
 
     /// Returns the number of exchanges so far, plus the steps in which the call has read in place.
@@ -189,9 +194,4 @@ pub(super) fn blocks(collective: Collective, members: usize) -> usize {
 pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
     let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);
     if is_left_out && block > member { block - 1 } else { block }
-}
-
-/// Returns the number of exchanges of a call.
-pub(super) fn exchanges(call: &Call, members: usize) -> usize {
-    ExchangeCursor::new(call, combine_nothing, 0, members).exchanges
 }

@@ -40,9 +40,10 @@ pub(crate) struct CompiledExchange {
     members: usize,
     /// Longest contribution that takes the exchange, if a setting says so.
     bytes_max: Option<usize>,
-    /// Whether buffers may be GPU memory, on any rank.
-    has_gpus: bool,
+    facts: HostFacts,
     canonical: bool,
+    /// Longest vector that every rank reduces as a whole.
+    one_shot_max: usize,
     /// Calls that must take a plan.
     forced: Forced,
     /// Collectives whose long calls take plans that use the stage.
@@ -61,6 +62,17 @@ pub(crate) struct CompiledExchange {
     places: Places,
 }
 
+/// Facts about a host and the ranks on it, which are the same on all of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostFacts {
+    /// Whether buffers may be GPU memory, on any rank.
+    pub(crate) has_gpus: bool,
+    /// Whether there are more ranks than processors.
+    pub(crate) shares_processors: bool,
+    /// Longest vector that every rank reduces as a whole, if a setting says so.
+    pub(crate) one_shot_bytes: Option<usize>,
+}
+
 /// Progress of the current exchange.
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -77,17 +89,19 @@ impl CompiledExchange {
         area: Exchange,
         rank: u32,
         bytes_max: Option<usize>,
-        has_gpus: bool,
+        facts: HostFacts,
         canonical: bool,
         forced: Forced,
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> Self {
         let mut exchange = Self {
             members: area.members(),
-            area,
             rank: rank as usize,
             bytes_max,
-            has_gpus,
+            one_shot_max: facts
+                .one_shot_bytes
+                .unwrap_or(two_shot::one_shot_max(area.members(), facts.shares_processors)),
+            facts,
             canonical,
             forced,
             staged: Default::default(),
@@ -98,6 +112,7 @@ impl CompiledExchange {
             turnstile: Arc::default(),
             scratch: RefCell::default(),
             places: Places::default(),
+            area,
         };
         exchange.staged = exchange.staged(takes_stages);
         exchange.served = exchange.served();
@@ -107,7 +122,7 @@ impl CompiledExchange {
     /// Takes a turn for a call that the exchange serves.
     #[inline(always)]
     pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
-        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
+        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members, self.one_shot_max);
         cursor.turn = self.take_turn();
         cursor.streams = self.streams(call, cursor.block);
         if self.may_read_in_place(call.collective, cursor.block) {

@@ -107,7 +107,7 @@ impl CompiledExchange {
             Collective::AllGather => (GATHERED_MIN, GATHERED_MEMBERS_MAX),
             _ => return false,
         };
-        block >= least && (2..=most).contains(&self.members) && !self.has_gpus
+        block >= least && (2..=most).contains(&self.members)
     }
 
     /// Advances a call that may read in place and that has the turn.
