@@ -122,14 +122,14 @@ impl CompiledExchange {
             Collective::Gather => Some(2 << 20),
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(EXCHANGE_LONG),
             // Every rank, or the one root, reduces everything.
-            Collective::AllReduce => Some(self.one_shot_max),
+            Collective::AllReduce => Some(self.cuts.one_shot_max),
             Collective::Reduce | Collective::Scan | Collective::ExScan => Some(two_shot::ONE_SHOT_MAX),
         }
     }
 
     /// Returns the number of exchanges of a call.
     fn exchanges(&self, call: &Call) -> usize {
-        ExchangeCursor::new(call, combine_nothing, 0, self.members, self.one_shot_max).exchanges()
+        ExchangeCursor::new(call, combine_nothing, 0, self.members, self.cuts).exchanges()
     }
 
     /// Describes this path for a call that it serves.

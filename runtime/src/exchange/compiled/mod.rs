@@ -23,6 +23,7 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{Board, Exchange, Payload, Slot};
 use kolo_transport::{Needs, StageMismatch};
 
+use cursor::Cuts;
 pub(crate) use cursor::ExchangeCursor;
 use judge::Way;
 use limits::Served;
@@ -42,8 +43,7 @@ pub(crate) struct CompiledExchange {
     bytes_max: Option<usize>,
     facts: HostFacts,
     canonical: bool,
-    /// Longest vector that every rank reduces as a whole.
-    one_shot_max: usize,
+    cuts: Cuts,
     /// Calls that must take a plan.
     forced: Forced,
     /// Collectives whose long calls take plans that use the stage.
@@ -98,9 +98,7 @@ impl CompiledExchange {
             members: area.members(),
             rank: rank as usize,
             bytes_max,
-            one_shot_max: facts
-                .one_shot_bytes
-                .unwrap_or(two_shot::one_shot_max(area.members(), facts.shares_processors)),
+            cuts: Cuts::new(area.members(), facts.shares_processors, facts.one_shot_bytes),
             facts,
             canonical,
             forced,
@@ -122,7 +120,7 @@ impl CompiledExchange {
     /// Takes a turn for a call that the exchange serves.
     #[inline(always)]
     pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
-        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members, self.one_shot_max);
+        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members, self.cuts);
         cursor.turn = self.take_turn();
         cursor.streams = self.streams(call, cursor.block);
         if self.may_read_in_place(call.collective, cursor.block) {
