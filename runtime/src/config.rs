@@ -115,6 +115,10 @@ pub struct Config {
     /// `KOLO_EXCHANGE_BYTES`: a call inside one host uses the exchange over shared memory, not a plan, if each rank
     /// contributes at most this many bytes; 0 = never, unset = measured limits by collective and number of ranks.
     pub exchange_bytes: Option<usize>,
+    /// `KOLO_ONE_SHOT_BYTES`: longest all-reduce inside one host in which every rank reduces the whole vector; in longer
+    /// ones, every rank reduces a slice and the others copy it. Unset = measured limit by number of ranks, and by
+    /// whether they share processors. The result has the same bits.
+    pub one_shot_bytes: Option<usize>,
     /// `KOLO_SYMMETRIC_BYTES`: once symmetric buffers exist, a blocking call whose longer buffer has at least this many
     /// bytes checks whether all ranks' buffers are symmetric; unset = measured limits by collective.
     pub symmetric_bytes: Option<usize>,
@@ -167,6 +171,7 @@ impl Default for Config {
             segment_bytes: None,
             window: None,
             exchange_bytes: None,
+            one_shot_bytes: None,
             symmetric_bytes: None,
             // Room for a few large tensors that overtake each other, and little compared with a rank's memory.
             unexpected_bytes: 64 << 20,
@@ -253,6 +258,7 @@ impl Config {
         config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
         config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
         config.exchange_bytes = number("KOLO_EXCHANGE_BYTES")?;
+        config.one_shot_bytes = number("KOLO_ONE_SHOT_BYTES")?;
         config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
         config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
         config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));

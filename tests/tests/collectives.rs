@@ -192,6 +192,37 @@ fn canonical_results_of_long_calls_depend_on_nothing_either() {
     }
 }
 
+/// In one shot or two, ranks of a host compute the same sums in the same order.
+#[test]
+fn shots_do_not_change_results() {
+    fn check<T: kolo::Element + PartialEq + std::fmt::Debug>(
+        ranks: u32,
+        counts: &[usize],
+        value: fn(usize) -> T,
+    ) {
+        let results = |one_shot_bytes| {
+            let change = move |mut config: kolo::Config| {
+                config.one_shot_bytes = Some(one_shot_bytes);
+                config
+            };
+            Arrangement::Exchange.run_with(ranks, change, |comm| {
+                let sum = |count: &usize| {
+                    let mut data: Vec<T> = (0..*count).map(|i| value(i * 7 + comm.rank() as usize)).collect();
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    data
+                };
+                counts.iter().map(sum).collect::<Vec<_>>()
+            })
+        };
+        assert!(results(0) == results(usize::MAX), "{ranks} ranks");
+    }
+    for ranks in [3, 4, 5, 8] {
+        check(ranks, &[1, 2, 31, 33, 257, 1000, 8191, 20_000], |i| 1.0_f32 / (1.0 + i as f32));
+        check(ranks, &[1, 3, 127, 129, 5003], |i| i as u8);
+        check(ranks, &[1, 17, 2049], |i| 1.0_f64 / (3.0 + i as f64));
+    }
+}
+
 #[test]
 fn v_forms() {
     for arrangement in Arrangement::ALL {

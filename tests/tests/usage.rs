@@ -148,6 +148,7 @@ fn settings_that_make_no_sense() {
         ("KOLO_SEGMENT_BYTES", "K"),
         ("KOLO_WINDOW", "-1"),
         ("KOLO_EXCHANGE_BYTES", "99999999999999999999"),
+        ("KOLO_ONE_SHOT_BYTES", "few"),
         ("KOLO_SPIN_US", "1.5"),
     ] {
         let Err(error) = with(name, value) else { panic!("{name}={value} was accepted") };
@@ -194,12 +195,13 @@ fn values_at_the_edge_do_not_panic() {
 #[test]
 fn settings_that_differ_across_ranks() {
     type Change = fn(&mut Config);
-    let change: [(&str, Change); 7] = [
+    let change: [(&str, Change); 8] = [
         ("KOLO_ALGO", |config| config.algorithms = "ring".to_owned()),
         ("KOLO_DETERMINISM", |config| config.determinism = Determinism::Canonical),
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
         ("KOLO_WINDOW", |config| config.window = Some(7)),
         ("KOLO_EXCHANGE_BYTES", |config| config.exchange_bytes = Some(3)),
+        ("KOLO_ONE_SHOT_BYTES", |config| config.one_shot_bytes = Some(3)),
         ("KOLO_SYMMETRIC_BYTES", |config| config.symmetric_bytes = Some(3)),
         ("KOLO_TRANSPORT", |config| {
             config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])

@@ -9,12 +9,13 @@ use crate::error::{Error, JoinFailure, Result};
 /// Longest value that is shown, in bytes; it may be another rank's.
 const VALUE_BYTES: usize = 512;
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "KOLO_ALGO",
     "KOLO_DETERMINISM",
     "KOLO_SEGMENT_BYTES",
     "KOLO_WINDOW",
     "KOLO_EXCHANGE_BYTES",
+    "KOLO_ONE_SHOT_BYTES",
     "KOLO_SYMMETRIC_BYTES",
     "KOLO_TRANSPORT",
     "KOLO_NETWORK_PROBE",
@@ -169,6 +170,7 @@ mod tests {
             ("KOLO_SEGMENT_BYTES", "1"),
             ("KOLO_WINDOW", "1"),
             ("KOLO_EXCHANGE_BYTES", "0"),
+            ("KOLO_ONE_SHOT_BYTES", "0"),
             ("KOLO_SYMMETRIC_BYTES", "0"),
             ("KOLO_TRANSPORT", "tcp"),
             ("KOLO_NETWORK_PROBE", "off"),

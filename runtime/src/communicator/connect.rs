@@ -26,7 +26,7 @@ use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
 use crate::exchange::Exchange;
-use crate::exchange::compiled::CompiledExchange;
+use crate::exchange::compiled::{CompiledExchange, HostFacts};
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
@@ -189,14 +189,18 @@ impl Making {
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|area| {
-            let has_gpus = cards.iter().any(|card| card.has_gpus);
+            let host = HostFacts {
+                has_gpus: cards.iter().any(|card| card.has_gpus),
+                shares_processors: (0..cards.len()).any(|rank| shares_processors(rank, cards)),
+                one_shot_bytes: config.one_shot_bytes,
+            };
             let forced = planner.forced();
             let takes_stages = |collective, bytes| planner.takes_stages(collective, bytes);
             Exchange::new(CompiledExchange::new(
                 area,
                 rank,
                 config.exchange_bytes,
-                has_gpus,
+                host,
                 canonical,
                 forced,
                 takes_stages,

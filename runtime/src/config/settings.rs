@@ -30,7 +30,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 34] {
+    pub(crate) fn rows(&self) -> [Setting; 35] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -75,6 +75,7 @@ impl Config {
             ("KOLO_SEGMENT_BYTES", number(self.segment_bytes)),
             ("KOLO_WINDOW", number(self.window)),
             ("KOLO_EXCHANGE_BYTES", number(self.exchange_bytes)),
+            ("KOLO_ONE_SHOT_BYTES", number(self.one_shot_bytes)),
             ("KOLO_SYMMETRIC_BYTES", number(self.symmetric_bytes)),
             ("KOLO_UNEXPECTED_BYTES", Some(self.unexpected_bytes.to_string())),
             ("KOLO_SPIN_US", self.spin.map(|time| time.as_micros().to_string())),

@@ -11,7 +11,7 @@ use crate::error::{CliError, Result};
 const ROUND_SECONDS: f64 = 3e-3;
 
 /// Limit on the calls in a round.
-const CALLS_MAX: usize = 200;
+const CALLS_MAX: usize = 20_000;
 
 /// Memory that calls read and write. All pages are present, and its values are no slower to sum than others.
 #[derive(Debug)]
@@ -95,15 +95,7 @@ pub(crate) fn in_turn(
     let world = control.world_size() as usize;
     let mut calls = Vec::with_capacity(things);
     for thing in 0..things {
-        // The first calls make connections and plans; if calls are short, a few more show how long they take. Short
-        // broadcasts go through whole turns of roots.
-        let mut each = time(thing, 1)?;
-        if each < ROUND_SECONDS {
-            time(thing, world)?;
-            each = time(thing, world)?;
-        }
-        let count = ((ROUND_SECONDS / each) as usize).clamp(1, CALLS_MAX);
-        calls.push(if count < world { count } else { count.next_multiple_of(world) });
+        calls.push(calls_of_a_round(world, |count| time(thing, count))?);
     }
     let mut times = vec![Vec::with_capacity(rounds); things];
     for _ in 0..rounds {
@@ -112,4 +104,48 @@ pub(crate) fn in_turn(
         }
     }
     Ok(times.iter_mut().map(|times| median(times)).collect())
+}
+
+/// Returns the number of calls that take [`ROUND_SECONDS`]. `time` makes some calls, and returns the seconds of each.
+fn calls_of_a_round(world: usize, mut time: impl FnMut(usize) -> Result<f64>) -> Result<usize> {
+    // The first call makes connections and plans.
+    time(1)?;
+    let mut each = time(1)?;
+    let mut count = 1;
+    while each * (count as f64) < ROUND_SECONDS / 4.0 && count < CALLS_MAX {
+        count = (4 * count).min(CALLS_MAX);
+        each = time(count)?;
+    }
+    let count = ((ROUND_SECONDS / each) as usize).clamp(1, CALLS_MAX);
+    // Short broadcasts go through whole turns of roots.
+    Ok(if count < world { count } else { count.next_multiple_of(world) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of calls of a round if the first call takes some seconds, and each later one takes others.
+    fn calls(first: f64, later: f64) -> usize {
+        let mut made = 0;
+        let time = |count: usize| {
+            let spent = if made == 0 { first + (count - 1) as f64 * later } else { count as f64 * later };
+            made += count;
+            Ok(spent / count as f64)
+        };
+        calls_of_a_round(2, time).unwrap()
+    }
+
+    #[test]
+    fn a_round_takes_its_time_however_long_calls_are() {
+        assert_eq!(calls(1e-3, 1e-6), 3000);
+        assert_eq!(calls(1e-4, 1e-4), 30);
+        assert_eq!(calls(5e-2, 5e-2), 1);
+        assert_eq!(calls(1e-9, 1e-9), CALLS_MAX);
+    }
+
+    #[test]
+    fn the_first_call_does_not_count() {
+        assert_eq!(calls(1.0, 1e-6), 3000);
+    }
 }

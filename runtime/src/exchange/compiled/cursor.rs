@@ -4,12 +4,38 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{EXCHANGE_LONG, copy_streaming};
 
 use super::places::InPlace;
-use super::two_shot::Shots;
+use super::two_shot::{Shots, one_shot_max};
 use crate::call::{Call, Counts};
-use crate::reduce::{Combine, combine_nothing};
+use crate::reduce::Combine;
 
 /// Alignment of the parts of a block: two cache lines, and a whole number of elements of any type.
 pub(super) const GRAIN: usize = 128;
+
+/// Longest broadcast that is cut into short parts, in bytes.
+const PARTED_MAX: usize = 1 << 20;
+
+/// Lengths at which calls are cut, in bytes. They depend on the number of ranks, and on whether these share processors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cuts {
+    /// Longest vector that every rank reduces as a whole.
+    pub(super) one_shot_max: usize,
+    /// Part of a broadcast of up to [`PARTED_MAX`], which the others copy out while the root copies in the next one.
+    /// Processors that are shared make only one of these copies at a time.
+    broadcast_part: usize,
+}
+
+impl Cuts {
+    pub(super) fn new(members: usize, shares_processors: bool, one_shot_bytes: Option<usize>) -> Self {
+        Self {
+            one_shot_max: one_shot_bytes.unwrap_or(one_shot_max(members, shares_processors)),
+            broadcast_part: if shares_processors || members < 3 { usize::MAX } else { 32 << 10 },
+        }
+    }
+
+    fn parts_broadcast(self, collective: Collective, block: usize) -> bool {
+        collective == Collective::Broadcast && block <= PARTED_MAX
+    }
+}
 
 /// Progress of a call through the exchange.
 #[derive(Debug)]
@@ -40,12 +66,15 @@ pub(crate) struct ExchangeCursor {
 impl ExchangeCursor {
     // Inlined, since little of it remains where collective and length are known to be short.
     #[inline(always)]
-    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
+    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize, cuts: Cuts) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
         // Most calls are short, and the computations below contain many divisions.
-        let (shots, step, exchanges) = match Shots::of(call, block, members) {
+        let (shots, step, exchanges) = match Shots::of(call, block, members, cuts.one_shot_max) {
             // The sums of a part follow in the next exchange.
             Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
+            None if block > cuts.broadcast_part && cuts.parts_broadcast(call.collective, block) => {
+                (None, cuts.broadcast_part, block.div_ceil(cuts.broadcast_part))
+            }
             None if block * blocks <= EXCHANGE_LONG => (None, block, 1),
             None => {
                 let step = (part_max(call.collective, members) / blocks / GRAIN * GRAIN).max(GRAIN);
@@ -83,6 +112,11 @@ impl ExchangeCursor {
     #[inline(always)]
     pub(crate) fn may_lend(&self) -> bool {
         self.in_place.is_possible()
+    }
+
+    /// Returns the number of exchanges of the call.
+    pub(super) fn exchanges(&self) -> usize {
+        self.exchanges
     }
 
     /// Returns the number of exchanges so far, plus the steps in which the call has read in place.
@@ -189,9 +223,4 @@ pub(super) fn blocks(collective: Collective, members: usize) -> usize {
 pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
     let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);
     if is_left_out && block > member { block - 1 } else { block }
-}
-
-/// Returns the number of exchanges of a call.
-pub(super) fn exchanges(call: &Call, members: usize) -> usize {
-    ExchangeCursor::new(call, combine_nothing, 0, members).exchanges
 }

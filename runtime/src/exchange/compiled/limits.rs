@@ -3,10 +3,10 @@
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::EXCHANGE_LONG;
 
-use super::cursor::{block, blocks, exchanges};
+use super::cursor::{ExchangeCursor, block, blocks};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
-use crate::reduce::STREAMING_BYTES;
+use crate::reduce::{STREAMING_BYTES, combine_nothing};
 
 /// Most bytes that a rank reads or writes on this path where buffers may be GPU memory. GPU buffers are copied here to
 /// and from the host as a whole, through as much pinned memory, whereas a plan copies them segment by segment. A rank
@@ -71,7 +71,7 @@ impl CompiledExchange {
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
-            (None, most) if self.has_gpus => {
+            (None, most) if self.facts.has_gpus => {
                 // The result is this many times as long.
                 let times = match collective {
                     Collective::AllGather | Collective::Gather => self.members,
@@ -118,10 +118,14 @@ impl CompiledExchange {
             Collective::Gather => Some(2 << 20),
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(EXCHANGE_LONG),
             // Every rank, or the one root, reduces everything.
-            Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::ExScan => {
-                Some(two_shot::ONE_SHOT_MAX)
-            }
+            Collective::AllReduce => Some(self.cuts.one_shot_max),
+            Collective::Reduce | Collective::Scan | Collective::ExScan => Some(two_shot::ONE_SHOT_MAX),
         }
+    }
+
+    /// Returns the number of exchanges of a call.
+    fn exchanges(&self, call: &Call) -> usize {
+        ExchangeCursor::new(call, combine_nothing, 0, self.members, self.cuts).exchanges()
     }
 
     /// Describes this path for a call that it serves.
@@ -132,7 +136,7 @@ impl CompiledExchange {
         } else {
             ""
         };
-        let exchanges = match exchanges(call, self.members) {
+        let exchanges = match self.exchanges(call) {
             1 => "one exchange".to_owned(),
             several => format!("{several} exchanges"),
         };

@@ -23,6 +23,7 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{Board, Exchange, Payload, Slot};
 use kolo_transport::{Needs, StageMismatch};
 
+use cursor::Cuts;
 pub(crate) use cursor::ExchangeCursor;
 use judge::Way;
 use limits::Served;
@@ -40,9 +41,9 @@ pub(crate) struct CompiledExchange {
     members: usize,
     /// Longest contribution that takes the exchange, if a setting says so.
     bytes_max: Option<usize>,
-    /// Whether buffers may be GPU memory, on any rank.
-    has_gpus: bool,
+    facts: HostFacts,
     canonical: bool,
+    cuts: Cuts,
     /// Calls that must take a plan.
     forced: Forced,
     /// Collectives whose long calls take plans that use the stage.
@@ -61,6 +62,17 @@ pub(crate) struct CompiledExchange {
     places: Places,
 }
 
+/// Facts about a host and the ranks on it, which are the same on all of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostFacts {
+    /// Whether buffers may be GPU memory, on any rank.
+    pub(crate) has_gpus: bool,
+    /// Whether there are more ranks than processors.
+    pub(crate) shares_processors: bool,
+    /// Longest vector that every rank reduces as a whole, if a setting says so.
+    pub(crate) one_shot_bytes: Option<usize>,
+}
+
 /// Progress of the current exchange.
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -77,17 +89,17 @@ impl CompiledExchange {
         area: Exchange,
         rank: u32,
         bytes_max: Option<usize>,
-        has_gpus: bool,
+        facts: HostFacts,
         canonical: bool,
         forced: Forced,
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> Self {
         let mut exchange = Self {
             members: area.members(),
-            area,
             rank: rank as usize,
             bytes_max,
-            has_gpus,
+            cuts: Cuts::new(area.members(), facts.shares_processors, facts.one_shot_bytes),
+            facts,
             canonical,
             forced,
             staged: Default::default(),
@@ -98,6 +110,7 @@ impl CompiledExchange {
             turnstile: Arc::default(),
             scratch: RefCell::default(),
             places: Places::default(),
+            area,
         };
         exchange.staged = exchange.staged(takes_stages);
         exchange.served = exchange.served();
@@ -107,7 +120,7 @@ impl CompiledExchange {
     /// Takes a turn for a call that the exchange serves.
     #[inline(always)]
     pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
-        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
+        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members, self.cuts);
         cursor.turn = self.take_turn();
         cursor.streams = self.streams(call, cursor.block);
         if self.may_read_in_place(call.collective, cursor.block) {

@@ -26,15 +26,22 @@ use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
 /// Shortest block that is read in place if that proves quicker. See docs/measurements.md, "Buffers read in place".
-pub(super) const PLACES_MIN: usize = 64 << 10;
+pub(super) const PLACES_MIN: usize = 16 << 10;
+
+/// Shortest block of an all-to-all among few ranks, which gain less.
+const EXCHANGED_MIN: usize = 32 << 10;
+const EXCHANGED_MEMBERS_FEW: usize = 4;
+
+/// Shortest block of an all-gather of two ranks.
+const PAIR_GATHERED_MIN: usize = 64 << 10;
 
 /// Shortest block for all-gathers of three and four ranks, where 128 KiB take 1.1 times as long. With more ranks, so
 /// many of them read the same pages that 4 MiB of 8 ranks take 1.2 times as long.
 const GATHERED_MIN: usize = 512 << 10;
 const GATHERED_MEMBERS_MAX: usize = 4;
 
-/// Most ranks for which all-to-alls were measured.
-const MEMBERS_MAX: usize = 8;
+/// Most ranks whose places a call keeps. All-to-alls were measured among up to 16.
+const MEMBERS_MAX: usize = 64;
 
 /// Bytes that a rank reads between two checks of abort and deadline: 40 µs.
 const READ_BYTES: usize = 512 << 10;
@@ -89,7 +96,7 @@ pub(super) enum Outcome {
 }
 
 /// State of reading in place that outlives a call.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Places {
     judge: Judge,
     /// Whether a rank could not read although all ranks had given their places.
@@ -98,16 +105,23 @@ pub(super) struct Places {
     answers: [u64; MEMBERS_MAX],
 }
 
+impl Default for Places {
+    fn default() -> Self {
+        Self { judge: Judge::default(), has_failed: false, answers: [NOWHERE; MEMBERS_MAX] }
+    }
+}
+
 impl CompiledExchange {
     /// Returns whether calls with such blocks may read in place. The answer is the same on all ranks.
     pub(super) fn may_read_in_place(&self, collective: Collective, block: usize) -> bool {
         let (least, most) = match collective {
+            Collective::AllToAll if self.members <= EXCHANGED_MEMBERS_FEW => (EXCHANGED_MIN, MEMBERS_MAX),
             Collective::AllToAll => (PLACES_MIN, MEMBERS_MAX),
-            Collective::AllGather if self.members == 2 => (PLACES_MIN, 2),
+            Collective::AllGather if self.members == 2 => (PAIR_GATHERED_MIN, 2),
             Collective::AllGather => (GATHERED_MIN, GATHERED_MEMBERS_MAX),
             _ => return false,
         };
-        block >= least && (2..=most).contains(&self.members) && !self.has_gpus
+        block >= least && (2..=most).contains(&self.members)
     }
 
     /// Advances a call that may read in place and that has the turn.

@@ -24,8 +24,14 @@ use crate::call::Call;
 use crate::reduce::scale;
 use crate::types::ReduceOp;
 
-/// Longest vector that every rank reduces as a whole, with more than two ranks.
+/// Longest vector that every rank reduces as a whole, with more than two ranks that share processors.
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
+
+/// Returns that length, in bytes. In two shots a rank reads two vectors instead of `members`, but waits twice, which is
+/// short where every rank has a processor of its own. See docs/measurements.md, "One shot or two".
+pub(super) fn one_shot_max(members: usize, shares_processors: bool) -> usize {
+    if shares_processors || members < 3 { ONE_SHOT_MAX } else { ((24 << 10) / (members - 2)).max(2 << 10) }
+}
 
 /// Longest vector that is a single part.
 const ONE_PART_MAX: usize = 512 << 10;
@@ -53,9 +59,9 @@ impl Shots {
     /// Returns the division of a call that takes two shots, if it does. With two ranks, each would still read
     /// everything.
     #[inline]
-    pub(super) fn of(call: &Call, block: usize, members: usize) -> Option<Self> {
+    pub(super) fn of(call: &Call, block: usize, members: usize, one_shot_max: usize) -> Option<Self> {
         let serves = call.collective == Collective::AllReduce
-            && block > ONE_SHOT_MAX
+            && block > one_shot_max
             && (3..=MEMBERS_MAX).contains(&members);
         serves.then(|| {
             let part =
