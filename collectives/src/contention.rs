@@ -77,8 +77,8 @@ const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
 const LOCKSTEP: f64 = 2.0;
 
 /// Factor for long messages that are reduced, except between the same two neighbours: the message, the rank's own data
-/// and the sum all need room in its caches. See docs/tuning.md, "Reductions among ranks that share processors, over
-/// TCP".
+/// and the sum all need room in its caches. See docs/measurements.md, "Reductions among ranks that share processors,
+/// over TCP".
 const REDUCED: f64 = 2.3;
 
 /// Shortest message for [`REDUCED`] where all ranks send and receive.

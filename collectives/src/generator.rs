@@ -266,6 +266,14 @@ mod tests {
     }
 
     #[test]
+    fn refusals_name_collectives_as_users_do() {
+        for (algorithm, collective) in Algorithm::ALL.iter().flat_map(|a| Collective::ALL.map(|c| (a, c))) {
+            let refusal = algorithm.supports(&Task::new(collective, 4)).err().unwrap_or_default();
+            assert!(!refusal.contains(&format!("{collective:?}")), "{algorithm}, {collective}: {refusal}");
+        }
+    }
+
+    #[test]
     fn impossible_tasks_are_refused_by_all() {
         let task = Task::new(Collective::AllReduce, 4);
         let mut params = task.params;

@@ -164,8 +164,8 @@ impl Model {
 
     /// Returns the factor on the time of the bytes of `senders` senders at once, `bytes` in all for each receiver on
     /// another host, compared to a connection that always sends. A connection that idles in between must find its rate
-    /// anew, and senders that meet at one link overflow its queue. See docs/tuning.md, "Rings between hosts" and "Long
-    /// ways".
+    /// anew, and senders that meet at one link overflow its queue. See docs/measurements.md, "Rings between hosts" and
+    /// "Long paths".
     pub(crate) fn unsteadiness(&self, hosts: u32, senders: f64, bytes: f64) -> f64 {
         if self.has_long_ways() {
             return UNSTEADY;

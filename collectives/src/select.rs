@@ -97,7 +97,7 @@ const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_TURNS: u64 = 256 << 10;
 
 /// Longest segment of reductions that are passed on between ranks that share processors: a segment, a rank's own data
-/// and the sum fit into the second-level cache together, for all ranks of the processor. See docs/tuning.md,
+/// and the sum fit into the second-level cache together, for all ranks of the processor. See docs/measurements.md,
 /// "Reductions among ranks that share processors, over TCP".
 const SEGMENT_BYTES_HANDED_ON: u64 = 32 << 10;
 
@@ -124,7 +124,7 @@ const SEGMENT_BYTES_ONE_WAY: u64 = 64 << 10;
 
 /// Segments in flight on a [long way](Model::has_long_ways), for algorithms that send [all the
 /// time](crate::generator::Generator::is_steady). Two segments leave the links idle while their rounds wait: see
-/// docs/tuning.md, "Long ways".
+/// docs/measurements.md, "Long paths".
 const WINDOWS_LONG: [u32; 3] = [2, 4, 8];
 
 fn shortest_segment(collective: Collective) -> u64 {

@@ -306,7 +306,7 @@ fn force_is_obeyed_or_refused() {
 }
 
 /// On one host with symmetric buffers, calls of 1 MiB and more were measured to be about as fast on windows
-/// as in any other form, or faster (docs/tuning.md). The closed form predicts this, and agrees with the
+/// as in any other form, or faster (docs/measurements.md). The closed form predicts this, and agrees with the
 /// simulator.
 #[test]
 fn long_calls_on_symmetric_buffers_take_windows() {
@@ -347,7 +347,7 @@ fn long_calls_on_symmetric_buffers_take_windows() {
     }
 }
 
-/// The choices among ranks that share two processors, over loopback TCP, as measured (docs/tuning.md,
+/// The choices among ranks that share two processors, over loopback TCP, as measured (docs/measurements.md,
 /// "Reductions among ranks that share processors, over TCP").
 #[test]
 fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
@@ -375,7 +375,7 @@ fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
     }
 }
 
-/// Senders that would meet at a host's link go round a ring instead (docs/tuning.md, "Rings between hosts").
+/// Senders that would meet at a host's link go round a ring instead (docs/measurements.md, "Rings between hosts").
 /// The latency decides for short calls, and for calls between two hosts.
 #[test]
 fn long_calls_between_hosts_go_round_a_ring() {
@@ -397,7 +397,8 @@ fn long_calls_between_hosts_go_round_a_ring() {
     }
 }
 
-/// Broadcasts go along a chain in short segments, whose connections are never idle: docs/tuning.md, "Broadcasts between hosts".
+/// Broadcasts go along a chain in short segments, whose connections are never idle: docs/measurements.md, "Broadcasts
+/// between hosts".
 #[test]
 fn long_broadcasts_between_hosts_go_along_a_chain() {
     let inter = LinkClass { latency_seconds: 60e-6, bytes_per_second: 11.8e6, ..LinkClass::TCP };
@@ -410,7 +411,8 @@ fn long_broadcasts_between_hosts_go_along_a_chain() {
     }
 }
 
-/// Long all-to-alls move the blocks inside a host through shared memory (docs/tuning.md, "All-to-alls between hosts of several ranks").
+/// Long all-to-alls move the blocks inside a host through shared memory (docs/measurements.md, "All-to-alls between
+/// hosts of several ranks").
 #[test]
 fn long_all_to_alls_go_through_memory_inside_hosts() {
     let hosts: Vec<u32> = (0..8).map(|rank| rank / 4).collect();

@@ -15,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   kolo perf all_reduce -b 8 -e 128M -f 2     measure, with four ranks on this machine
   kolo run -n 4 -- ./train                   start four ranks of a program
+  kolo run --hosts a:4,b:4 -- ./train        four on each of two hosts, by ssh
   kolo info                                  what this machine offers, and what is missing
   kolo explain all_reduce --ranks 12 --bytes 1M
   kolo explain-error K0401                   what an error's code stands for
@@ -39,7 +40,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Measure a collective, with the options and the output of nccl-tests
     Perf(Box<PerfArgs>),
-    /// Start the ranks of a program on this machine
+    /// Start the ranks of a program, on this machine or on several hosts
     Run(launch::RunArgs),
     /// Show what this machine offers: transports, interfaces, processors, limits
     Info(info::InfoArgs),

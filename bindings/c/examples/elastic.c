@@ -1,5 +1,5 @@
 /*
- * Goes on when ranks die, and takes newcomers in. Each step is a sum, done by all live ranks or by none.
+ * Goes on when ranks die, and admits newcomers. Each step is a sum, done by all live ranks or by none.
  *
  *     kolo run -n 4 --elastic 2:4 ./elastic 100000        and kill -9 one of them: it is started again, and gets the state
  */

@@ -320,7 +320,7 @@ koloResult_t koloCommRanksBefore(koloComm_t comm, int *ranks);
 koloResult_t koloCommAccept(koloComm_t comm, char *text, size_t bytes, size_t *needed);
 
 /**
- * Joins a running group by an invitation. Blocks until the members take this newcomer in, or until the last member that it
+ * Joins a running group by an invitation. Blocks until the members admit this newcomer, or until the last member that it
  * knows is gone; at most wait_ms milliseconds (KOLO_UNSET: as long as the group lives). slot: the only slot that the newcomer
  * accepts, or KOLO_UNSET for any. koloCommInitEnv does the same if the variables KOLO_JOIN (an invitation, or "file://PATH" of
  * a file with one) and KOLO_SLOT are set.
@@ -573,8 +573,8 @@ koloResult_t koloSurvivorsDestroy(koloSurvivors_t *group);
 koloResult_t koloSurvivorsAtLeast(koloSurvivors_t group, int ranks);
 
 /**
- * Sets the number of ranks up to which koloSurvivorsAdmit takes newcomers in (default 0: it takes none). The same on all ranks,
- * newcomers included.
+ * Sets the largest number of ranks to which koloSurvivorsAdmit lets the group grow (default 0: it admits nobody). The same on
+ * all ranks, newcomers included.
  */
 koloResult_t koloSurvivorsUpTo(koloSurvivors_t group, int ranks);
 

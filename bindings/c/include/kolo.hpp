@@ -275,7 +275,7 @@ public:
         return Communicator(handle);
     }
 
-    /** Joins a running group by an invitation. Blocks until its members take this newcomer in, or until they are gone. */
+    /** Joins a running group by an invitation. Blocks until its members admit this newcomer, or until they are gone. */
     static Communicator from_invitation(const std::string &invitation, int slot = KOLO_UNSET,
                                         std::int64_t wait_ms = KOLO_UNSET, const koloConfig_t *config = nullptr) {
         koloComm_t handle = nullptr;
@@ -635,7 +635,7 @@ public:
         return *this;
     }
 
-    /** Sets the number of ranks up to which admit takes newcomers in. The same on all ranks, newcomers included. */
+    /** Sets the largest number of ranks to which admit lets the group grow. The same on all ranks, newcomers included. */
     Survivors &up_to(int ranks) {
         detail::check(koloSurvivorsUpTo(handle_, ranks));
         return *this;

@@ -1,4 +1,4 @@
-//! Groups whose members change: invitations, joining by them, taking newcomers in, their state, and survivors (`survivors.rs`).
+//! Groups whose members change: invitations, joining by them, admitting newcomers, their state, and survivors (`survivors.rs`).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;

@@ -30,7 +30,7 @@ impl Generator for Binomial {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => Ok(()),
-            other => Err(format!("the binomial tree does not support {other:?}")),
+            other => Err(format!("the binomial tree does not support {other}")),
         }
     }
 

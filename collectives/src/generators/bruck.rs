@@ -31,7 +31,7 @@ impl Generator for Bruck {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllToAll | Collective::AllGather => Ok(()),
-            other => Err(format!("Bruck's exchange does not support {other:?}")),
+            other => Err(format!("Bruck's exchange does not support {other}")),
         }
     }
 

@@ -27,7 +27,7 @@ impl Generator for Chain {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
-            other => Err(format!("the chain does not support {other:?}")),
+            other => Err(format!("the chain does not support {other}")),
         }
     }
 
@@ -72,7 +72,7 @@ impl Generator for Chain {
     }
 
     /// Each segment in flight has a connection of its own, and more connections leave the links idle for longer: see
-    /// docs/tuning.md, "Broadcasts between hosts".
+    /// docs/measurements.md, "Broadcasts between hosts".
     fn segments_between_hosts(&self, task: &Task) -> Option<(u64, u32)> {
         (task.collective == Collective::Broadcast).then_some((32 << 10, 3))
     }

@@ -33,7 +33,7 @@ impl Generator for Circulant {
         match task.collective {
             Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
             Collective::Broadcast | Collective::Reduce => Ok(()),
-            other => Err(format!("the circulant exchange does not support {other:?}")),
+            other => Err(format!("the circulant exchange does not support {other}")),
         }
     }
 

@@ -32,7 +32,7 @@ impl Generator for Direct {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Reduce | Collective::Scan | Collective::ExScan | Collective::Barrier => {
-                Err(format!("direct exchange does not support {:?}", task.collective))
+                Err(format!("direct exchange does not support {}", task.collective))
             }
             _ => Ok(()),
         }

@@ -28,7 +28,7 @@ impl Generator for Dissemination {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Barrier => Ok(()),
-            other => Err(format!("dissemination is a barrier, not {other:?}")),
+            other => Err(format!("dissemination is a barrier, not {other}")),
         }
     }
 

@@ -41,7 +41,7 @@ impl Generator for Halving {
                 "halving of blocks per rank needs a power-of-two number of ranks, not {}",
                 task.world_size
             )),
-            other => Err(format!("halving does not support {other:?}")),
+            other => Err(format!("halving does not support {other}")),
         }
     }
 

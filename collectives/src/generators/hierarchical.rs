@@ -33,7 +33,7 @@ impl Generator for Hierarchical {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {}
-            other => return Err(format!("split rails do not support {other:?}")),
+            other => return Err(format!("split rails do not support {other}")),
         }
         match Hosts::of(task)?.even() {
             Some(_) => Ok(()),

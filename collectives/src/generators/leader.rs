@@ -101,7 +101,7 @@ pub(super) fn supports(task: &Task) -> Result<(), String> {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
             Hosts::of(task).map(|_| ())
         }
-        other => Err(format!("the leader form does not support {other:?}")),
+        other => Err(format!("the leader form does not support {other}")),
     }
 }
 

@@ -29,7 +29,7 @@ impl Generator for OneShot {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Ok(()),
-            other => Err(format!("one-shot reduces, and does not support {other:?}")),
+            other => Err(format!("one-shot reduces, and does not support {other}")),
         }
     }
 

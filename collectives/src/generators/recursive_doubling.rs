@@ -35,7 +35,7 @@ impl Generator for RecursiveDoubling {
                 "a barrier by doubling needs a power-of-two number of ranks, not {}",
                 task.world_size
             )),
-            other => Err(format!("recursive doubling does not support {other:?}")),
+            other => Err(format!("recursive doubling does not support {other}")),
         }
     }
 

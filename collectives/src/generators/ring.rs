@@ -29,7 +29,7 @@ impl Generator for Ring {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
-            other => Err(format!("the ring does not support {other:?}")),
+            other => Err(format!("the ring does not support {other}")),
         }
     }
 

@@ -104,7 +104,7 @@ impl Generator for ShardsTwoShot {
 fn supports(task: &Task) -> Result<(), String> {
     let shards = task.shards.unwrap_or(0);
     if task.collective != Collective::AllReduce {
-        Err(format!("shards do not support {:?}", task.collective))
+        Err(format!("shards do not support {}", task.collective))
     } else if !task.out_of_place() {
         Err("shards are reduced out of place".to_owned())
     } else if !(1..=MAX_SHARDS).contains(&shards) {

@@ -40,7 +40,7 @@ impl Generator for Shares {
 
     fn supports(&self, task: &Task) -> Result<(), String> {
         if task.collective != Collective::AllReduce {
-            return Err(format!("shares by speed do not support {:?}", task.collective));
+            return Err(format!("shares by speed do not support {}", task.collective));
         }
         match &task.speeds {
             None => Err("the hosts are not known to differ, or have several ranks".to_owned()),

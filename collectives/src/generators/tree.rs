@@ -31,7 +31,7 @@ impl Generator for Tree {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce => Ok(()),
-            other => Err(format!("the double binary tree does not support {other:?}")),
+            other => Err(format!("the double binary tree does not support {other}")),
         }
     }
 

@@ -55,7 +55,7 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Limits the time for which a newcomer waits to be taken in. Without a limit it waits as long as the group
+    /// Limits the time for which a newcomer waits to be admitted. Without a limit it waits as long as the group
     /// lives.
     #[must_use]
     pub const fn wait_at_most(mut self, time: Duration) -> Self {
@@ -70,13 +70,13 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Joins. Blocks until all ranks have joined. A newcomer blocks until the group takes it in, or until the last
+    /// Joins. Blocks until all ranks have joined. A newcomer blocks until the group admits it, or until the last
     /// member is gone.
     ///
     /// # Errors
     /// As [`Communicator::from_env`]. For a newcomer, [`Error::Join`](crate::Error::Join) if no member is reached
     /// ([`JoinFailure::Invitation`](crate::JoinFailure::Invitation)), if its version, settings or slot do not fit
-    /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not taken in within the time
+    /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not admitted within the time
     /// set by [`CommunicatorBuilder::wait_at_most`].
     pub fn connect(self) -> Result<Communicator> {
         self.connect_by(&process_environment)

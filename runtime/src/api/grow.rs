@@ -1,4 +1,4 @@
-//! Growing a group: members invite newcomers and take them in.
+//! Growing a group: members invite newcomers and admit them.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ impl Communicator {
     /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
     /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it
     /// ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait at this rank's port, or
-    /// at another's if this rank dies, until the members take them in by [`Communicator::grow`] or
+    /// at another's if this rank dies, until the members admit them by [`Communicator::grow`] or
     /// [`Communicator::replace`]. The group goes on meanwhile.
     ///
     /// Local; returns at once. Any rank may call it, at any time. An invitation names up to 16 ranks of this
@@ -84,7 +84,7 @@ impl Communicator {
         }
     }
 
-    /// Takes newcomers in, first into free slots and then behind all others. For Kolo's own bindings.
+    /// Admits newcomers, first into free slots and then behind all others. For Kolo's own bindings.
     ///
     /// # Errors
     /// See [`Communicator::grow`].

@@ -268,7 +268,7 @@ impl Communicator {
         out
     }
 
-    /// Returns records of the last collectives, oldest first.
+    /// Returns records of the last 512 collectives at most, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Record> {
         self.shared.look(|core| core.calls.recorder.records())

@@ -107,7 +107,7 @@ impl Survivors {
         Self { comm, at_least, up_to, is_due: false, is_asked: false, watcher: None, news, is_spent: false }
     }
 
-    /// Sets the number of ranks up to which [`Survivors::admit`] takes newcomers in. It is the same on all ranks,
+    /// Sets the largest number of ranks to which [`Survivors::admit`] lets the group grow. It is the same on all ranks,
     /// including newcomers.
     #[must_use]
     pub const fn up_to(mut self, ranks: u32) -> Self {
@@ -233,7 +233,7 @@ impl Survivors {
         }
     }
 
-    /// Takes newcomers in between two steps, if some wait and there are fewer ranks than [`Survivors::up_to`] says.
+    /// Admits newcomers between two steps, if some wait and there are fewer ranks than [`Survivors::up_to`] says.
     /// Newcomers take the slots of lost ranks first. Costs nothing without newcomers, since the agreement after the
     /// last step has told; otherwise some milliseconds, and the time for which [`Communicator::grow`] blocks.
     ///
@@ -249,7 +249,7 @@ impl Survivors {
         match self.comm.admit_up_to(self.up_to) {
             Ok(next) => {
                 let (before, now) = (self.comm.world_size(), next.world_size());
-                tracing::info!(rank = next.rank(), before, now, "newcomers were taken in");
+                tracing::info!(rank = next.rank(), before, now, "newcomers were admitted");
                 self.become_those(next);
                 Ok(())
             }
@@ -257,7 +257,7 @@ impl Survivors {
                 Err(error)
             }
             Err(error) => {
-                tracing::warn!(rank = self.comm.rank(), %error, "newcomers were not taken in; they may try again");
+                tracing::warn!(rank = self.comm.rank(), %error, "newcomers were not admitted; they may try again");
                 Ok(())
             }
         }

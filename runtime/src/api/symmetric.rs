@@ -55,9 +55,10 @@ impl Communicator {
     /// symmetric: the inputs, and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different
     /// offsets on different ranks, and so do different buffers. Other calls run as on ordinary memory: those with
     /// blocks of unequal length, asynchronous calls, messages, calls on several hosts, and calls under
-    /// `KOLO_EXCHANGE_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, calls of the listed collectives of 32
-    /// KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_SYMMETRIC_BYTES`), on any memory, begin with
-    /// an exchange of a line per rank, in which the ranks compare where their buffers lie.
+    /// `KOLO_EXCHANGE_BYTES=0` or for which `KOLO_ALGO` names an algorithm other than `window`. Once symmetric buffers
+    /// exist, calls of the listed collectives on any memory begin with an exchange of a line per rank, in which the
+    /// ranks compare where their buffers lie, if their longer buffer has at least 32 KiB (all-reduce, reduce), 128 KiB
+    /// (broadcast) or 256 KiB (all others), or what `KOLO_SYMMETRIC_BYTES` says.
     ///
     /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the
     /// ranks compare what all of them need with the memory that their hosts and control groups have left

@@ -1,5 +1,5 @@
 //! Joining thousands of ranks, simulated: the coordinator and the forwarding tree of real jobs, on links with a rate and a delay.
-//! docs/tuning.md, *Joining many ranks*, has the figures.
+//! docs/measurements.md, *Joining many ranks*, has the figures.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

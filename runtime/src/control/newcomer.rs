@@ -282,7 +282,7 @@ fn out_of_time(until: Option<Instant>) -> Result<()> {
         Some(until) if Instant::now() >= until => Err(Error::Join {
             rank: None,
             kind: JoinFailure::Absent,
-            problem: "the group did not take this newcomer in within its time limit".to_owned(),
+            problem: "the group did not admit this newcomer within its time limit".to_owned(),
             remedy: "Check whether its members call grow, and whether it is full".to_owned(),
         }),
         _ => Ok(()),

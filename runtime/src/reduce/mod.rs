@@ -45,6 +45,10 @@ pub(crate) use tree::tree;
 
 use crate::types::{DataType, ReduceOp};
 
+/// Least memory touched on one host by a call that writes its results with streaming stores, past the caches: see
+/// docs/measurements.md, "Streaming stores".
+pub(crate) const STREAMING_BYTES: usize = 32 << 20;
+
 /// Function that computes `dst = a op b` over `count` elements.
 ///
 /// # Safety
@@ -232,21 +236,6 @@ impl Kernel {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
-    }
-
-    /// Returns the factor for the caller's own values (see [`scale()`]), to be applied before the first `combine`.
-    #[must_use]
-    pub fn factor_before(&self) -> Option<f64> {
-        match self.op {
-            ReduceOp::PremulSum(factor) => Some(factor),
-            _ => None,
-        }
-    }
-
-    /// Whether the finished sum must be divided by the number of ranks (see [`divide`]).
-    #[must_use]
-    pub fn divides_after(&self) -> bool {
-        self.op == ReduceOp::Avg
     }
 }
 

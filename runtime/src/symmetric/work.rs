@@ -9,18 +9,15 @@ use kolo_transport::shm::copy_streaming;
 use super::locations::BufferLocations;
 use super::memory::Allocation;
 use crate::call::{Call, reduces};
-use crate::reduce::{Combine, Folding, divide, scale};
+use crate::reduce::{Combine, Folding, STREAMING_BYTES, divide, scale};
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of each buffer between two checks of abort and deadline: some tens of microseconds.
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Bytes of each buffer handled at a time. A reduced block is still in the first-level cache when it is copied to the
-/// other outputs. See docs/tuning.md, "Symmetric buffers beside private ones".
+/// other outputs. See docs/measurements.md, "Symmetric buffers beside private ones".
 const BLOCK_BYTES: usize = 4 << 10;
-
-/// Least memory touched by a call that uses streaming stores for targets that it has not read, as the transport does.
-const STREAMING_BYTES: usize = 32 << 20;
 
 /// Everything needed to combine elements.
 #[derive(Debug)]

@@ -42,7 +42,7 @@ fn reduce_in_any_order(problem: Problem, mut values: Vec<Vec<u8>>, choices: &mut
         kernel.accumulate(&mut values[at], &a);
     }
     let mut result = values.pop().unwrap();
-    if kernel.divides_after() {
+    if problem.op == ReduceOp::Avg {
         let count = result.len() / kernel.element_bytes();
         // SAFETY: the buffer holds `count` elements.
         unsafe { divide(problem.data_type, result.as_mut_ptr(), count, ranks) };

@@ -1,5 +1,6 @@
-//! Rules for documents: links lead somewhere, and sentences begin with their subject.
+//! Rules for documents: links lead somewhere, sentences begin with their subject, and settings are described.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -198,10 +199,79 @@ fn sentences_of_comments_do_so_too() {
     );
 }
 
+/// Source files that read settings from the environment, without the variables of other programs.
+const READERS: [&str; 4] = [
+    "runtime/src/config.rs",
+    "runtime/src/join/env.rs",
+    "runtime/src/api/builder.rs",
+    "runtime/src/communicator/survivors.rs",
+];
+
+/// Returns the `KOLO_*` variables that stand in a text between two marks.
+fn variables(text: &str, mark: char) -> BTreeSet<String> {
+    let begins = text.match_indices(mark).map(|(at, _)| &text[at + mark.len_utf8()..]);
+    let names = begins.filter_map(|rest| rest.split_once(mark)).map(|(name, _)| name);
+    let is_variable = |name: &&str| {
+        let rest = name.strip_prefix("KOLO_");
+        rest.is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
+    };
+    names.filter(is_variable).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_of_settings_is_complete() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).expect("the file can be read");
+    let in_code: BTreeSet<String> = READERS.iter().flat_map(|path| variables(&read(path), '"')).collect();
+    let described = variables(&read("docs/settings.md"), '`');
+    assert!(in_code.len() > 30, "settings are found: {in_code:?}");
+    let missing: Vec<_> = in_code.difference(&described).collect();
+    let unknown: Vec<_> = described.difference(&in_code).collect();
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "missing in docs/settings.md: {missing:?}; {unknown:?}"
+    );
+}
+
+/// Returns the references of a comment to sections of documents, such as `docs/plans.md, "The file"`.
+fn references(comment: &str) -> Vec<(String, String)> {
+    let begins = comment.match_indices("docs/").map(|(at, _)| &comment[at..]);
+    let references = begins.filter_map(|rest| {
+        let (file, after) = rest.split_once(".md, ")?;
+        let mark = after.chars().next().filter(|mark| ['"', '*'].contains(mark))?;
+        let heading = after[1..].split(mark).next()?;
+        (!file.contains(' ')).then(|| (format!("{file}.md"), heading.to_owned()))
+    });
+    references.collect()
+}
+
+#[test]
+fn references_of_comments_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in
+        ["collectives", "membership", "runtime", "transport"].into_iter().flat_map(crate::source::paths)
+    {
+        let text = fs::read_to_string(root().join(&path)).expect("the file can be read");
+        for (line, comment) in comments(&text) {
+            for (file, heading) in references(&comment) {
+                let target = root().join(&file);
+                let is_there = target.exists()
+                    && prose(&target).iter().any(|(_, line)| line.trim_start_matches('#').trim() == heading);
+                if !is_there {
+                    broken.push(format!("{path}:{line}: {file}, {heading}"));
+                }
+            }
+        }
+    }
+    assert!(broken.is_empty(), "Comments that refer to missing sections:\n{}", broken.join("\n"));
+}
+
 #[test]
 fn the_rules_for_documents_see_what_they_look_for() {
     assert_eq!(anchor("## What is in it?"), "what-is-in-it");
     assert_eq!(links("see [a](b.md#c) and [d](e)"), ["b.md#c", "e"]);
+    assert!(variables("`KOLO_A`, `KOLO_`, `x KOLO_B`", '`').into_iter().eq(["KOLO_A".to_owned()]));
+    let reference = ("docs/a.md".to_owned(), "One two".to_owned());
+    assert_eq!(references("See docs/a.md, \"One two\", and docs/b.md."), [reference]);
     assert!(begins_with_a_clause("Who leaves early is named."));
     assert!(
         !begins_with_a_clause("What happens when a peer dies?") && !begins_with_a_clause("A rank waits.")

@@ -39,7 +39,7 @@ Examples:
   kolo run -n 4 -- ./train --epochs 3
   kolo run -n 4 --prefix -- python train.py         prefixes each line with its rank
   kolo run -n 8 --elastic 4 -- python train.py      continues while 4 ranks live; the program shrinks its communicator
-  kolo run -n 8 --elastic 4:8 -- python train.py    and restarts ranks that die; the program takes them in
+  kolo run -n 8 --elastic 4:8 -- python train.py    and restarts ranks that die; the program admits them
   kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
   kolo run --hosts a:4,b:4 --elastic 4:8 -- ./train the same; continues if a host is lost, even the launcher's
   kolo run --hostfile hosts -x PATH --bind core -- ./train
@@ -95,7 +95,7 @@ pub(crate) struct RunArgs {
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
     /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is reported, and ends
-    /// nothing. With MAX, for programs that take newcomers in, ranks that die are restarted, and up to MAX ranks join
+    /// nothing. With MAX, for programs that admit newcomers, ranks that die are restarted, and up to MAX ranks join
     #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["nodes", "from_stdin"])]
     elastic: Option<String>,
     /// Additional processes that wait to take the place of a rank that dies

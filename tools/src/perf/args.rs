@@ -51,10 +51,10 @@ pub(crate) struct PerfArgs {
     #[arg(long, hide = true)]
     pub ranks_per_process: Option<u32>,
 
-    /// Smallest size
+    /// Smallest size [default: 32M]
     #[arg(short = 'b', long, value_name = "SIZE", help_heading = SIZES)]
     pub minbytes: Option<String>,
-    /// Largest size, inclusive
+    /// Largest size, inclusive [default: 32M]
     #[arg(short = 'e', long, value_name = "SIZE", help_heading = SIZES)]
     pub maxbytes: Option<String>,
     /// Add this much from one size to the next [default: 1M]

@@ -66,7 +66,9 @@ pub(crate) fn is_public(name: &str) -> bool {
         "MASTER_PORT",
     ];
     const SECRET: [&str; 5] = ["KEY", "SECRET", "TOKEN", "PASS", "JWT"];
+    // An invitation contains the keys of a group.
     (NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+        && name != "KOLO_JOIN"
         && !SECRET.iter().any(|secret| name.contains(secret))
 }
 
@@ -333,7 +335,7 @@ mod tests {
     #[test]
     fn secrets_stay_out() {
         assert!(is_public("KOLO_TRANSPORT") && is_public("RANK") && is_public("NCCL_DEBUG"));
-        for name in ["AWS_SECRET_ACCESS_KEY", "KOLO_AUTH_KEY", "SLURM_JWT", "HOME", "PATH"] {
+        for name in ["AWS_SECRET_ACCESS_KEY", "KOLO_AUTH_KEY", "KOLO_JOIN", "SLURM_JWT", "HOME", "PATH"] {
             assert!(!is_public(name), "{name}");
         }
     }

@@ -1,11 +1,8 @@
 //! Copies that bypass the caches.
 
 /// Length in bytes from which messages go to their destination with streaming stores. Source and destination then
-/// fill a third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination.
-///
-/// Measured in GB/s, ordinary / streaming stores, two processes in alternation. One way: 8 MiB 27 / 25, 16 MiB 25 /
-/// 23, 32 MiB 17.5 / 22.5, 64 MiB 16.3 / 16.7. Both ways, as in collectives: 8 MiB 26 / 25, 16 MiB 19 / 22.5, 32 MiB
-/// 16.5 / 20, 64 MiB 16.4 / 18.5.
+/// fill a third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination. See
+/// docs/measurements.md, "Streaming stores".
 pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 
 /// Copies `len` bytes with stores that go to memory without reading the lines first. As with ordinary stores, all

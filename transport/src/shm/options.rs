@@ -46,28 +46,10 @@ impl SingleCopy {
     }
 }
 
-/// Length in bytes from which messages in huge pages go by rendezvous. Each cell has GB/s of all ranks together, with
-/// two copies / with a single copy. Every rank sends to the next one. Receivers store messages ("placed"), or add
-/// them to their own data through a consumer, for which they decline the request ("added"). Best of 5 batches, in
-/// alternation, between processes with real-time priority on 2 processors: "near" for the huge pages, "far" for the
-/// others (see [`PIECE_BYTES`]; far processors gain more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
-///
-/// | | 128 KiB | 256 KiB | 512 KiB | 1 MiB | 4 MiB | 16 MiB |
-/// | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-/// | 2 ranks, huge pages, placed | 56 / 53 | 60 / 76 | 56 / 61 | 50 / 72 | 48 / 82 | 26 / 28 |
-/// | 4 ranks, huge pages, placed | 50 / 45 | 48 / 60 | 42 / 64 | 42 / 71 | 35 / 47 | 25 / 28 |
-/// | 8 ranks, huge pages, placed | 42 / 44 | 40 / 58 | 39 / 73 | 39 / 76 | 23 / 27 | 19 / 28 |
-/// | 2 ranks, huge pages, added (declined) | 41 / 41 | 53 / 47 | 51 / 48 | 49 / 48 | 45 / 45 | 27 / 27 |
-/// | 8 ranks, huge pages, added (declined) | 41 / 35 | 39 / 35 | 38 / 37 | 37 / 36 | 20 / 21 | 18 / 20 |
-/// | 2 ranks, one way, huge pages, placed | 56 / 33 | 55 / 45 | 56 / 52 | 54 / 45 | 50 / 44 | 29 / 23 |
-/// | 2 ranks, 4 KiB pages, placed | 24 / 13 | 28 / 17 | | 28 / 19 | 28 / 23 | 19 / 12 |
-/// | 4 ranks, 4 KiB pages, placed | 24 / 18 | 25 / 23 | | 24 / 23 | 22 / 15 | 17 / 12 |
-/// | 8 ranks, 4 KiB pages, placed | 25 / 19 | 25 / 22 | | 24 / 23 | 13 / 14 | 16 / 20 |
-///
-/// From 512 KiB on, messages that the receiver places gain, and messages that it declines lose no more than 5 %.
-/// Below that length, the round trip of a declined request shows. One-way traffic between two processors loses,
-/// because the sender's processor is then idle; collectives send both ways. In 4 KiB pages, the outcome depends on the
-/// processor and the program, so each lane tries both ways: see the `tried` module.
+/// Length in bytes from which messages in huge pages go by rendezvous. From this length on, messages that the receiver
+/// places gain, and messages that it declines lose no more than 5 %: see docs/measurements.md, "Messages in huge pages".
+/// In 4 KiB pages, the outcome depends on the processor and the program, so each lane tries both ways: see the `tried`
+/// module.
 pub(crate) const SINGLE_COPY_MIN: usize = 512 << 10;
 
 /// Default of [`ShmOptions::tried_min`]: a message that does not surely fit into a ring waits for its receiver anyway.

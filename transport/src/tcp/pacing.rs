@@ -3,7 +3,7 @@
 //! If every rank sends to all others at once, as many senders meet at each receiver's link, and the bursts in which the
 //! kernel sends overflow the queue before it. Each sender then has as many receivers as each receiver has senders.
 //! Therefore a sender that gives each of its connections an equal part of the link's rate keeps the queues short. See
-//! docs/tuning.md, *All-to-alls between hosts*.
+//! docs/measurements.md, *All-to-alls between hosts*.
 //!
 //! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)); if none was, nothing is paced. The kernel
 //! takes a message long before it has sent the message, so the bytes that are left are counted in the sockets.

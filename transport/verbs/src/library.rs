@@ -273,12 +273,6 @@ impl Device {
         PathBuf::from(text(&self.raw().ibdev_path))
     }
 
-    /// Returns the path in sysfs of the PCI device behind it; `None` for software devices.
-    #[must_use]
-    pub fn pci_path(&self) -> Option<PathBuf> {
-        fs::canonicalize(self.sysfs().join("device")).ok()
-    }
-
     /// Returns the NUMA node to which it is attached; `None` if unknown.
     #[must_use]
     pub fn numa_node(&self) -> Option<u32> {

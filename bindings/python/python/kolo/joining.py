@@ -39,7 +39,7 @@ def init(
         settings: Any other setting by the name of its variable without ``KOLO_`` and in lower case, such as
             ``transport="tcp"`` or ``determinism="canonical"``. They override the environment. With ``join=invitation``
             (see :meth:`Communicator.accept`), or ``join="file:///path"`` of a file with one, this process joins a running group,
-            and the call blocks until the group takes it in; ``slot=n`` asks for that slot only.
+            and the call blocks until the group admits it; ``slot=n`` asks for that slot only.
 
     Raises :class:`kolo.Configuration` if something is missing or wrong, :class:`kolo.Join` if not all ranks arrive.
     """

@@ -63,8 +63,8 @@ class Survivors:
                 return comm.all_reduce_shards(own, 64, "avg")
             weights -= 0.1 * group.run(gradient)
 
-    ``at_least`` is the smallest number of ranks that go on; fewer fail with :class:`kolo.Minority`. ``up_to`` is the number up to
-    which :meth:`admit` takes newcomers in. Both are the same on all ranks. The defaults are MIN and MAX of ``kolo run --elastic
+    ``at_least`` is the smallest number of ranks that go on; fewer fail with :class:`kolo.Minority`. ``up_to`` is the
+    largest number to which :meth:`admit` lets the group grow. Both are the same on all ranks. The defaults are MIN and MAX of ``kolo run --elastic
     MIN:MAX``, without it 1 and 0 (no newcomers). ``on_change(change)`` is called when the members have changed, before the step
     begins (again); on a newcomer before its first step.
     """
@@ -168,7 +168,7 @@ class Survivors:
 
         Newcomers first take the slots of ranks that have been lost. Costs nothing if nobody waits. All members call it at the same point
         of the program; a newcomer begins there, so its own first call does nothing. A failure leaves the members as they are; the
-        newcomers can be taken in later.
+        newcomers can be admitted later.
         """
         if self._is_spent or not self._is_due:
             return
@@ -178,7 +178,7 @@ class Survivors:
         except (Fenced, Minority):
             raise
         except (*_FATAL, Join) as error:
-            warnings.warn(f"rank {self._comm.rank}: newcomers were not taken in; they may try again: {error}", stacklevel=2)
+            warnings.warn(f"rank {self._comm.rank}: newcomers were not admitted; they may try again: {error}", stacklevel=2)
 
     def _become(self, next: Communicator) -> None:
         old, self._comm = self._comm, next

@@ -43,7 +43,7 @@ impl Generator for HierarchicalStaged {
                 let hosts = on_hosts(task)?;
                 Rails::most(&hosts).support(task.collective)
             }
-            other => Err(format!("split rails do not support {other:?}")),
+            other => Err(format!("split rails do not support {other}")),
         }
     }
 

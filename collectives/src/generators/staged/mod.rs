@@ -82,7 +82,8 @@ fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
 /// Two ranks usually have a processor each. Where one gives and the other takes, short rounds let one copy in while the
 /// other copies out. Where both give, both copy in and then both copy out, and each round costs them a wait for each
 /// other. More ranks share processors, and a long round costs fewer of their turns; but two rounds of all ranks should
-/// stay in the third-level cache, and so should the result of an all-gather: see docs/tuning.md, "Parts and rounds".
+/// stay in the third-level cache, and so should the result of an all-gather: see docs/measurements.md, "Parts and
+/// rounds".
 pub(super) fn payload_bytes(collective: Collective, members: u32) -> u64 {
     use Collective as C;
     const SHORT: usize = 64 << 10;

@@ -29,7 +29,7 @@ impl Generator for StagedOneShot {
         use Collective as C;
         match task.collective {
             C::AllReduce | C::Reduce | C::ReduceScatter | C::Scan | C::ExScan => on_one_host(task),
-            other => Err(format!("the staged one-shot form reduces, and does not support {other:?}")),
+            other => Err(format!("the staged one-shot form reduces, and does not support {other}")),
         }
     }
 

@@ -32,7 +32,7 @@ impl Generator for Staged {
             C::Broadcast | C::Gather | C::AllGather | C::Scatter | C::AllToAll | C::Barrier => {
                 on_one_host(task)
             }
-            other => Err(format!("the staged form only copies, and does not support {other:?}")),
+            other => Err(format!("the staged form only copies, and does not support {other}")),
         }
     }
 

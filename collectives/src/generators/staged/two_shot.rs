@@ -30,7 +30,7 @@ const ONE_PART_MAX: u64 = 512 << 10;
 
 /// Limit on the length of a part of a longer vector, summed over all ranks. The sums of a part are copied out after the
 /// next part has been copied in; until then the caches must still hold the memory that they overwrite. See
-/// docs/tuning.md, "Parts and rounds".
+/// docs/measurements.md, "Parts and rounds".
 const ALL_PARTS_MAX: u64 = 2 << 20;
 
 /// Room for differences in the length of slices: an element of 16 bytes each, for more ranks than shared memory serves.
@@ -53,7 +53,7 @@ impl Generator for StagedTwoShot {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::AllReduce | Collective::Reduce => on_one_host(task),
-            other => Err(format!("the staged two-shot form does not support {other:?}")),
+            other => Err(format!("the staged two-shot form does not support {other}")),
         }
     }
 

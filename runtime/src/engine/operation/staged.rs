@@ -18,7 +18,7 @@ use kolo_transport::{Awaited, Error, ErrorKind, Needs, Piece, Stage, StageMismat
 use super::super::links::Links;
 use super::super::memory::{Binding, Buffers};
 use super::super::{GROUPS, STAGE_SEGMENTS};
-use crate::reduce::{Combine, Folding};
+use crate::reduce::{Combine, Folding, STREAMING_BYTES};
 
 const PAGE: usize = 4096;
 
@@ -247,11 +247,6 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     }
     Ok(())
 }
-
-/// Least memory touched on one host by calls that write copied data with streaming stores. Times with and without them:
-/// broadcast 2 ranks 8 MiB 284 / 160 us, 32 MiB 1.02 / 1.31 ms; 4 ranks 2 MiB 152 / 117 us, 8 MiB 546 / 659, 128 MiB
-/// 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
-const STREAMING_BYTES: usize = 32 << 20;
 
 /// Returns whether the members' buffers together exceed the caches, so that results should bypass them.
 pub(super) fn streams(binding: &Binding) -> bool {

@@ -191,8 +191,8 @@ pub(super) fn block(call: &Call) -> usize {
 /// Two ranks usually have a processor each. Where one gives and the other takes, short parts let one copy in while the
 /// other copies out. Where both give, both copy in and then both copy out, and each part costs them a wait for each
 /// other. More than two ranks often share processors, and a long part costs fewer turns of them. But two parts of all
-/// ranks should stay in the third-level cache, and so should the result of an all-gather: see docs/tuning.md, "Parts
-/// and rounds".
+/// ranks should stay in the third-level cache, and so should the result of an all-gather: see docs/measurements.md,
+/// "Parts and rounds".
 pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     let all_give = matches!(
         collective,

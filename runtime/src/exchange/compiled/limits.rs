@@ -6,11 +6,7 @@ use kolo_transport::shm::EXCHANGE_LONG;
 use super::cursor::{ExchangeCursor, block, blocks};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
-use crate::reduce::combine_nothing;
-
-/// Least memory touched by a call that writes copied data with streaming stores: see docs/tuning.md, "Streaming
-/// stores".
-const STREAMING_BYTES: usize = 32 << 20;
+use crate::reduce::{STREAMING_BYTES, combine_nothing};
 
 /// Most bytes that a rank reads or writes on this path where buffers may be GPU memory. GPU buffers are copied here to
 /// and from the host as a whole, through as much pinned memory, whereas a plan copies them segment by segment. A rank
@@ -22,8 +18,8 @@ const GPU_BYTES: usize = 64 << 20;
 const GPU_BYTES_LEAST: usize = 1 << 20;
 
 /// Contributions from this length on take a plan that uses the stage of the host, if the selection knows one and it was
-/// measured within 3 % of this path: see docs/tuning.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to 0.99), two
-/// ranks and reduce-scatters stay on this path until a round of a plan costs less.
+/// measured within 3 % of this path: see docs/measurements.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to
+/// 0.99), two ranks and reduce-scatters stay on this path until a round of a plan costs less.
 const STAGED_FROM: usize = 4 << 20;
 
 /// Most ranks for which such plans were measured.
@@ -71,7 +67,7 @@ impl CompiledExchange {
 
     /// Returns the longest contribution of a rank, in bytes, with which a collective takes the exchange; `None` if
     /// there is no limit. Unless a setting gives the limit, plans win beyond it, or it is [`GPU_BYTES`]: see
-    /// docs/tuning.md, "The exchange beside plans of messages".
+    /// docs/measurements.md, "The exchange beside plans of messages".
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),

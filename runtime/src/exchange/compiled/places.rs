@@ -25,7 +25,7 @@ use super::cursor::ExchangeCursor;
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
-/// Shortest block that is read in place if that proves quicker. See docs/tuning.md, "Buffers read in place".
+/// Shortest block that is read in place if that proves quicker. See docs/measurements.md, "Buffers read in place".
 pub(super) const PLACES_MIN: usize = 16 << 10;
 
 /// Shortest block of an all-to-all among few ranks, which gain less.

@@ -28,7 +28,7 @@ use crate::types::ReduceOp;
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
 
 /// Returns that length, in bytes. In two shots a rank reads two vectors instead of `members`, but waits twice, which is
-/// short where every rank has a processor of its own. See docs/tuning.md, "One shot or two".
+/// short where every rank has a processor of its own. See docs/measurements.md, "One shot or two".
 pub(super) fn one_shot_max(members: usize, shares_processors: bool) -> usize {
     if shares_processors || members < 3 { ONE_SHOT_MAX } else { ((24 << 10) / (members - 2)).max(2 << 10) }
 }
@@ -37,8 +37,8 @@ pub(super) fn one_shot_max(members: usize, shares_processors: bool) -> usize {
 const ONE_PART_MAX: usize = 512 << 10;
 
 /// Most bytes of a part of a longer vector, over all ranks together. The sums of a part are copied out after the next
-/// part has been copied in, and the memory that they replace should still be in the caches by then. See docs/tuning.md,
-/// "Parts and rounds".
+/// part has been copied in, and the memory that they replace should still be in the caches by then. See
+/// docs/measurements.md, "Parts and rounds".
 const ALL_PARTS_MAX: usize = 2 << 20;
 
 /// Shortest part of a long vector, however many there are.

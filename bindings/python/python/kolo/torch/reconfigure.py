@@ -100,7 +100,7 @@ class Membership:
             if not decide(self._listener, self._uuid, self._handles, ranks):
                 raise errors.Fenced(
                     f"rank {comm.rank}, kolo_survivors: the others have gone on without this rank, which was silent for too "
-                    "long. End this process, or have the others take it in again by reconfigure",
+                    "long. End this process, or have the others admit it again by reconfigure",
                     rank=comm.rank,
                     operation="kolo_survivors",
                 )
