@@ -1,4 +1,5 @@
-//! The processor that a rank returns to, on a host with more ranks than processors.
+//! The processor that a rank returns to: on a host with more ranks than processors, and where the scheduler has put two
+//! ranks on one processor although there is one for each.
 //!
 //! Schedulers choose a processor for a thread when it wakes up. Ranks that share processors hardly sleep: they yield to
 //! each other, and a thread that only yields stays on its processor, in the real-time classes for good. Placement is
@@ -48,15 +49,23 @@ pub(crate) fn processors_digest(host_key: u64) -> u64 {
     own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
 }
 
+/// The processor of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Assigned {
+    processor: usize,
+    /// Whether there are more ranks than processors.
+    is_shared: bool,
+}
+
 /// Returns the processor for rank number `place` of the `ranks` that may run on the same processors as the calling
-/// thread. `None` if each can have one to itself, or if there is no choice.
-pub(crate) fn assign(place: usize, ranks: usize) -> Option<usize> {
+/// thread. `None` if there is no choice.
+pub(crate) fn assign(place: usize, ranks: usize) -> Option<Assigned> {
     deal(&processors(), place, ranks)
 }
 
-fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
-    let shared = ranks > processors.len() && processors.len() > 1;
-    shared.then(|| processors[place % processors.len()])
+fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<Assigned> {
+    let count = processors.len();
+    (count > 1).then(|| Assigned { processor: processors[place % count], is_shared: ranks > count })
 }
 
 /// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a
@@ -87,7 +96,7 @@ impl Contentions {
 /// Processor of a rank, and what it knows of contention there.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// `None` if the rank has a processor to itself.
+    /// `None` if there is only one.
     pub(crate) affinity: Option<SoftAffinity>,
     pub(crate) contention: Contentions,
 }
@@ -101,20 +110,26 @@ impl Place {
 /// The processor to which a rank returns, and whether returning is worthwhile.
 #[derive(Debug)]
 pub(crate) struct SoftAffinity {
-    processor: usize,
+    assigned: Assigned,
     /// Length of the last back-off.
     back_off: Duration,
     away_until: Option<Instant>,
 }
 
 impl SoftAffinity {
-    pub(crate) fn new(processor: usize) -> Self {
-        Self { processor, back_off: Duration::ZERO, away_until: None }
+    pub(crate) fn new(assigned: Assigned) -> Self {
+        Self { assigned, back_off: Duration::ZERO, away_until: None }
+    }
+
+    /// Returns whether there are more ranks than processors, so that the rank returns in every wait. Otherwise, it does so
+    /// only where it seems to share a processor with a peer.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.assigned.is_shared
     }
 
     /// Moves the calling thread to the processor, if it is elsewhere, may run there, and has not been held up lately.
     pub(crate) fn come_back(&mut self) {
-        if here() == Some(self.processor) {
+        if here() == Some(self.assigned.processor) {
             return;
         }
         let start = Instant::now();
@@ -152,11 +167,14 @@ impl SoftAffinity {
         let Ok(mask) = sched_getaffinity(None) else { return false };
         let mut narrow = if to_it { CpuSet::new() } else { mask };
         if to_it {
-            narrow.set(self.processor);
+            narrow.set(self.assigned.processor);
         } else {
-            narrow.unset(self.processor);
+            narrow.unset(self.assigned.processor);
         }
-        if !mask.is_set(self.processor) || narrow.count() == 0 || sched_setaffinity(None, &narrow).is_err() {
+        if !mask.is_set(self.assigned.processor)
+            || narrow.count() == 0
+            || sched_setaffinity(None, &narrow).is_err()
+        {
             return false;
         }
         let _ = sched_setaffinity(None, &mask);
@@ -189,22 +207,27 @@ fn processors() -> Vec<usize> {
 mod tests {
     use super::*;
 
+    fn shared(processor: usize) -> Assigned {
+        Assigned { processor, is_shared: true }
+    }
+
     #[test]
     fn processors_are_dealt_out_in_turn_where_they_are_shared() {
         let assigned =
             |processors: &[usize], ranks| (0..ranks).map(|place| deal(processors, place, ranks)).collect();
+        let of = |processor, is_shared| Some(Assigned { processor, is_shared });
         let dealt: Vec<_> = assigned(&[3, 5], 4);
-        assert_eq!(dealt, [Some(3), Some(5), Some(3), Some(5)]);
-        let own: Vec<_> = assigned(&[3, 5], 2);
+        assert_eq!(dealt, [of(3, true), of(5, true), of(3, true), of(5, true)]);
+        let own: Vec<_> = assigned(&[3, 5, 6], 2);
         let only_one: Vec<_> = assigned(&[3], 2);
-        assert_eq!((own, only_one), (vec![None, None], vec![None, None]));
+        assert_eq!((own, only_one), (vec![of(3, false), of(5, false)], vec![None, None]));
     }
 
     #[test]
     fn coming_back_moves_the_thread_and_leaves_its_mask_alone() {
         let mask = sched_getaffinity(None).expect("a mask");
         for processor in processors() {
-            let mut affinity = SoftAffinity::new(processor);
+            let mut affinity = SoftAffinity::new(shared(processor));
             assert!(affinity.travel(true));
             assert_eq!(sched_getaffinity(None).expect("a mask"), mask);
             affinity.come_back();
@@ -218,7 +241,10 @@ mod tests {
             let mut only = CpuSet::new();
             only.set(here);
             sched_setaffinity(None, &only).expect("own processor");
-            assert!(!SoftAffinity::new(here + 1).travel(true) && !SoftAffinity::new(here).travel(false));
+            assert!(
+                !SoftAffinity::new(shared(here + 1)).travel(true)
+                    && !SoftAffinity::new(shared(here)).travel(false)
+            );
             assert_eq!(sched_getaffinity(None).expect("a mask"), only);
         })
         .join()
@@ -227,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_held_up_stays_away_longer_each_time_until_there_is_calm() {
-        let mut affinity = SoftAffinity::new(0);
+        let mut affinity = SoftAffinity::new(shared(0));
         let start = Instant::now();
         assert!(affinity.note(start));
         assert_eq!(affinity.away_until, Some(start + BACK_OFF_MIN));

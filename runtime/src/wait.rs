@@ -8,11 +8,17 @@
 
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+mod contention;
+mod turnstile;
+
+pub use contention::Contention;
+use contention::{HANDED_OVER, LATE, SPIN_BESIDE_OTHERS};
+pub(crate) use turnstile::Turnstile;
 
 /// Actions of a waiting thread, by the age of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,102 +121,6 @@ impl Next {
     }
 }
 
-/// Time for which ranks spin beside others that compute. Two ranks then often share a processor, however many
-/// processors there are, and the one that spins keeps the other from running. Ranks that do run side by side answer
-/// within this time. An all-reduce of 8 bytes between 2 ranks beside ten busy processes on 2 processors takes 74 us if
-/// they spin for 50, and 26 us with this value.
-const SPIN_BESIDE_OTHERS: Duration = Duration::from_micros(15);
-
-/// Successive waits with useless spinning after which ranks yield at once. Even if there is a processor for each, two
-/// ranks may share one while a foreign thread keeps the other; then nothing comes while a rank spins. An all-gather of 64 KiB between 2 such ranks takes 72 us if they spin first.
-const VAIN_SPINS: u32 = 4;
-
-/// One wait in this many nevertheless begins with spinning, to find out whether it pays again.
-const WAITS_PER_SPIN: u32 = 64;
-
-/// Foreign threads that compute on the processors of waiting ranks, as far as a rank has noticed. Between ranks a yield
-/// is over within microseconds. Beside such threads each yield costs one of their time slices (1 to 4 ms), and the rank
-/// is not there when its data comes. A sleeping thread is scheduled soon after it is woken.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Contention {
-    until: Option<Instant>,
-    spell: Duration,
-    yields: u32,
-    /// Successive waits in which spinning has not paid.
-    vain_spins: u32,
-}
-
-/// A yield that takes longer than this gave the processor to a thread that computes. Ranks reduce for less than this at
-/// a time.
-const LATE: Duration = Duration::from_millis(2);
-
-/// Time for which contention is assumed at first, until a yield tries again. The time doubles whenever contention is
-/// found again.
-const FIRST_SPELL: Duration = Duration::from_millis(20);
-
-/// Longest such time: a try then costs less than a hundredth of the time.
-const SPELL_MAX: Duration = Duration::from_secs(1);
-
-/// Of this many yields one is timed while no contention has been noticed: reading the clock takes as long as the rest
-/// of a short yield.
-const YIELDS_PER_LOOK: u32 = 8;
-
-impl Contention {
-    /// No contention has been noticed.
-    const NONE: Self = Self { until: None, spell: Duration::ZERO, yields: 0, vain_spins: 0 };
-
-    /// Returns whether the yield that begins is to be timed.
-    fn is_in_question(&mut self, now: Instant) -> bool {
-        self.yields = self.yields.wrapping_add(1);
-        self.yields % YIELDS_PER_LOOK == 1 || self.until.is_some_and(|until| now < until + SPELL_MAX)
-    }
-
-    /// Returns whether contention is assumed.
-    #[must_use]
-    pub fn is_present(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now < until)
-    }
-
-    /// Returns the same state, with the contention that is assumed for longer.
-    #[must_use]
-    pub(crate) fn or_later(self, other: Self) -> Self {
-        if other.until > self.until { Self { until: other.until, spell: other.spell, ..self } } else { self }
-    }
-
-    /// Returns the same state. If `other` assumes contention for longer, the next yield decides, and a late one counts
-    /// for as long.
-    #[must_use]
-    pub(crate) fn in_question(self, other: Self, now: impl FnOnce() -> Instant) -> Self {
-        let Some(until) = other.until.filter(|until| self.until < Some(*until)) else { return self };
-        Self { until: self.until.max(Some(until.min(now()))), spell: self.spell.max(other.spell), ..self }
-    }
-
-    /// Returns whether a wait is to begin with spinning.
-    fn lets_spin(&mut self) -> bool {
-        if self.vain_spins < VAIN_SPINS {
-            return true;
-        }
-        self.vain_spins += 1;
-        let tries = self.vain_spins == VAIN_SPINS + WAITS_PER_SPIN;
-        if tries {
-            self.vain_spins = VAIN_SPINS;
-        }
-        tries
-    }
-
-    /// Notes that nothing came while the rank spun.
-    fn spun_in_vain(&mut self) {
-        self.vain_spins = (self.vain_spins + 1).min(VAIN_SPINS);
-    }
-
-    /// Notes that a yield was late.
-    fn notice(&mut self, now: Instant) {
-        let again = self.until.is_some_and(|until| now < until + self.spell);
-        self.spell = if again { (2 * self.spell).min(SPELL_MAX) } else { FIRST_SPELL };
-        self.until = Some(now + self.spell);
-    }
-}
-
 /// Paces one wait.
 #[derive(Debug)]
 pub struct Pacer {
@@ -226,6 +136,10 @@ pub struct Pacer {
     fresh: Option<Instant>,
     /// Whether the last advised yield is to be timed.
     times_yield: bool,
+    /// Whether the wait began with a yield although there is a processor for each rank.
+    began_with_yield: bool,
+    /// Whether that yield was the last action, and another thread ran meanwhile.
+    handed_over: bool,
     gap: Duration,
     /// Whether others may compute on this processor.
     beside_computation: bool,
@@ -246,6 +160,8 @@ impl Pacer {
             now: None,
             fresh: None,
             times_yield: false,
+            began_with_yield: false,
+            handed_over: false,
             gap: Duration::ZERO,
             beside_computation: false,
             sleeps: 0,
@@ -258,11 +174,14 @@ impl Pacer {
         Self { beside_computation: true, ..Self::new(policy) }
     }
 
-    /// Notes a poll that moved something.
+    /// Notes a poll that moved something, or ended the wait.
     pub fn moved(&mut self) {
         if self.spins {
-            self.contention.vain_spins = 0;
+            self.contention.spun_well();
             self.spins = false;
+        }
+        if std::mem::take(&mut self.began_with_yield) {
+            self.contention.hand_overs = if self.handed_over { self.contention.hand_overs + 1 } else { 0 };
         }
         self.polls = 0;
         self.idle_since = None;
@@ -277,6 +196,7 @@ impl Pacer {
             self.spins = self.policy.always_spins || self.contention.lets_spin();
         }
         self.polls = self.polls.saturating_add(1);
+        self.handed_over = false;
         if self.spins && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
             return Next::Spin;
         }
@@ -302,7 +222,9 @@ impl Pacer {
         if is_contended {
             Next::Sleep
         } else if age < self.policy.yield_until {
-            self.times_yield = self.contention.is_in_question(now);
+            let is_first = self.polls == 1 && self.policy.spin > Duration::ZERO;
+            self.began_with_yield |= is_first;
+            self.times_yield = self.contention.is_in_question(now) || is_first;
             Next::Yield
         } else {
             Next::Sleep
@@ -315,9 +237,11 @@ impl Pacer {
             return;
         }
         let now = now();
-        if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
+        let gap = self.now.map_or(Duration::ZERO, |before| now.saturating_duration_since(before));
+        if gap > LATE {
             self.contention.notice(now);
         }
+        self.handed_over = self.polls == 1 && gap > HANDED_OVER && gap < GAP_OF_RANKS;
         // Kept for the next look, since reading the clock again would cost as much as the rest of the yield.
         self.fresh = Some(now);
     }
@@ -325,6 +249,12 @@ impl Pacer {
     /// Notes the time after a wait of another kind.
     pub fn look(&mut self, now: Instant) {
         self.now = Some(now);
+    }
+
+    /// Returns whether a peer seems to be on this rank's processor although there is one for each, so that the rank should
+    /// move. Asked before a yield; the answer is true only now and then.
+    pub fn shares_with_a_peer(&mut self) -> bool {
+        self.began_with_yield && self.polls == 1 && self.contention.shares_with_a_peer()
     }
 
     /// Returns the time between the last two reads of the clock, which includes what other threads did meanwhile. Zero
@@ -338,42 +268,6 @@ impl Pacer {
     #[must_use]
     pub fn now(&self, now: impl FnOnce() -> Instant) -> Instant {
         self.now.unwrap_or_else(now)
-    }
-}
-
-/// A place where threads sleep until the calls before theirs are over.
-#[derive(Debug, Default)]
-pub(crate) struct Turnstile {
-    /// Number of finished turns that threads were last told.
-    over: Mutex<u64>,
-    moved: Condvar,
-    sleepers: AtomicU32,
-}
-
-impl Turnstile {
-    /// Notes that a thread is about to [`sleep`](Self::sleep). It does so while it holds the lock under which turns
-    /// end.
-    pub(crate) fn announce(&self) {
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Sleeps while no more than `over` turns are over, at most [`SLEEP_MAX`]. Allowed only after
-    /// [`announce`](Self::announce).
-    pub(crate) fn sleep(&self, over: u64) {
-        let told = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told <= over {
-            drop(self.moved.wait_timeout(told, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner));
-        }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Reports that `over` turns are over, and wakes sleeping threads. Called under the lock under which turns end.
-    #[inline]
-    pub(crate) fn tell(&self, over: u64) {
-        if self.sleepers.load(Ordering::Relaxed) > 0 {
-            *self.over.lock().unwrap_or_else(PoisonError::into_inner) = over;
-            self.moved.notify_all();
-        }
     }
 }
 
@@ -421,6 +315,7 @@ pub fn usable_processors() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::contention::{FIRST_SPELL, HAND_OVERS, SPELL_MAX, VAIN_SPINS, WAITS_PER_SPIN};
     use super::*;
 
     #[test]
@@ -557,6 +452,32 @@ mod tests {
         // A setting that asks for spinning is obeyed.
         let mut asked = Pacer::new(Policy::for_host(2, 2, Some(50 * us)));
         assert!((0..2 * VAIN_SPINS).all(|_| wait(&mut asked, false)));
+    }
+
+    #[test]
+    fn a_rank_whose_peer_is_on_its_processor_notices() {
+        let (start, us) = (Instant::now(), Duration::from_micros(1));
+        let mut pacer = Pacer::new(Policy::OWN_PROCESSOR);
+        pacer.contention.vain_spins = VAIN_SPINS;
+        // Simulates a wait whose first yield takes this long. Returns whether the rank should move.
+        let wait = |pacer: &mut Pacer, yielded: Duration| {
+            while pacer.idle(|| start) != Next::Yield {
+                pacer.spins = false;
+            }
+            let shares = pacer.shares_with_a_peer();
+            pacer.yielded(|| start + yielded);
+            pacer.moved();
+            shares
+        };
+        let moves = |pacer: &mut Pacer, yielded| (0..100).position(|_| wait(pacer, yielded));
+        assert_eq!(moves(&mut pacer, us / 2), None, "nobody else ran");
+        assert_eq!(moves(&mut pacer, GAP_OF_RANKS), None, "who runs for so long is no peer");
+        assert_eq!(moves(&mut pacer, 3 * us), Some(HAND_OVERS as usize));
+        let again = moves(&mut pacer, 3 * us).expect("moving has not helped");
+        assert!(again >= 2 * HAND_OVERS as usize, "{again}");
+        pacer.contention.spun_well();
+        pacer.contention.vain_spins = VAIN_SPINS;
+        assert_eq!(moves(&mut pacer, 3 * us), Some(HAND_OVERS as usize), "once spinning has paid");
     }
 
     #[test]

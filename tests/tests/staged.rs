@@ -97,26 +97,37 @@ fn long_calls_give_the_bits_of_the_compiled_exchange() {
     }
 }
 
-/// Long broadcasts use stages by default, and other calls the compiled exchange.
+/// Long all-gathers of more than 4 ranks use stages by default, and other calls the compiled exchange.
 #[test]
-fn long_calls_take_the_stage() {
-    Arrangement::Exchange.run(4, |comm| {
-        let (from, mut to) = (vec![0_f32; 1 << 22], vec![0_f32; 1 << 22]);
-        for (collective, count, way) in [
-            (Collective::AllReduce, 1 << 20, "exchange: "),
-            (Collective::Broadcast, 1 << 19, "exchange: "),
-            (Collective::Broadcast, 1 << 20, "staged: "),
-            (Collective::AllGather, 1 << 16, "exchange: 262144 bytes per rank in "),
-            (Collective::AllGather, 1 << 20, "exchange: 4194304 bytes per rank, read in place "),
-            (Collective::AllToAll, 1 << 13, "exchange: 98304 bytes per rank in "),
-            (Collective::AllToAll, 1 << 19, "exchange: 6291456 bytes per rank, read in place "),
-        ] {
+fn long_all_gathers_take_the_stage() {
+    let check = |comm: &Communicator, calls: &[(Collective, usize, &str)]| {
+        let (from, mut to) = (vec![0_f32; 6 << 20], vec![0_f32; 6 << 20]);
+        for (collective, count, way) in calls.iter().copied() {
             let (input, output) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
             let (data_type, op) = (DataType::F32, ReduceOp::Sum);
             let call = kolo::RawCall { collective, input, output, count, data_type, op, root: 0 };
             let text = comm.explain(&call).unwrap();
             assert!(text.starts_with(way), "{collective} of {count}: {text}");
         }
+    };
+    Arrangement::Exchange.run(4, |comm| {
+        let calls = [
+            (Collective::AllReduce, 1 << 20, "exchange: "),
+            (Collective::Broadcast, 1 << 20, "exchange: "),
+            (Collective::AllGather, 1 << 16, "exchange: 262144 bytes per rank in "),
+            (Collective::AllGather, 1 << 20, "exchange: 4194304 bytes per rank, read in place "),
+            (Collective::AllToAll, 1 << 12, "exchange: 49152 bytes per rank in "),
+            (Collective::AllToAll, 1 << 19, "exchange: 6291456 bytes per rank, read in place "),
+        ];
+        check(&comm, &calls);
+    });
+    Arrangement::Exchange.run(6, |comm| {
+        let calls = [
+            (Collective::Broadcast, 1 << 20, "exchange: "),
+            (Collective::AllGather, 1 << 18, "exchange: 1048576 bytes per rank in "),
+            (Collective::AllGather, 1 << 20, "staged: "),
+        ];
+        check(&comm, &calls);
     });
 }
 

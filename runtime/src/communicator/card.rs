@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::model::Facts;
-use crate::affinity;
+use crate::affinity::{self, Assigned};
 use crate::config::{Config, TransportKind};
 use crate::wait::Policy;
 
@@ -83,7 +83,7 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
 }
 
 /// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.
-pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
+pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<Assigned> {
     let (place, ranks) = place_among(rank, hosts, cards);
     affinity::assign(place, ranks)
 }

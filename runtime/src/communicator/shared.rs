@@ -18,6 +18,7 @@ use super::attendance::Attendance;
 use super::core::Core;
 use super::survivors::{Elastic, Lineage};
 use super::time_limit::TimeLimit;
+use crate::affinity::Assigned;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
 use crate::control::{Control, Departure, Membership, WaitingList};
@@ -84,7 +85,7 @@ pub(crate) struct World {
     communicators: AtomicUsize,
     /// Processor to which this rank returns, if ranks share processors. Communicators that are split off keep the same
     /// one.
-    pub(super) processor: OnceLock<Option<usize>>,
+    pub(super) processor: OnceLock<Option<Assigned>>,
     /// The network as measured with these transports, if it was measured.
     network: OnceLock<(Table, Transports)>,
     /// Peers that this rank has met at a relay, in this world or the one before. It looks for them there first.
@@ -113,7 +114,7 @@ impl World {
         control: Control,
         lineage: Lineage,
         elastic: Elastic,
-        processor: OnceLock<Option<usize>>,
+        processor: OnceLock<Option<Assigned>>,
         network: Option<(Table, Transports)>,
         relayed: BTreeSet<u32>,
     ) -> Self {

@@ -204,9 +204,14 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         if next.is_a_while()
             && next != Next::Queue
             && let Some(affinity) = &mut core.place.affinity
-            && !pacer.contention.is_present(pacer.now(|| self.now()))
         {
-            keep_affinity(affinity, &mut self.has_returned, next, self.is_short.then_some(&*pacer));
+            if !affinity.is_shared() {
+                if next == Next::Yield && pacer.shares_with_a_peer() {
+                    affinity.come_back();
+                }
+            } else if !pacer.contention.is_present(pacer.now(|| self.now())) {
+                keep_affinity(affinity, &mut self.has_returned, next, self.is_short.then_some(&*pacer));
+            }
         }
         match next {
             Next::Spin => wait::spin(),

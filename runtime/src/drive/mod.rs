@@ -128,7 +128,10 @@ pub(crate) trait Waiter {
 pub(crate) fn until<W: Waiter>(waiter: &mut W, patience: &mut Patience) -> Result<(), W::Error> {
     loop {
         let next = match waiter.step()? {
-            Step::Done => return Ok(()),
+            Step::Done => {
+                patience.done();
+                return Ok(());
+            }
             Step::Failed => return Err(waiter.end(End::Failed)),
             // After such news, the other ranks will not do their parts of the operation.
             Step::Works if waiter.news().is_some() => return Err(waiter.end(End::Failed)),

@@ -88,6 +88,11 @@ impl Patience {
         Next::Queue
     }
 
+    /// Notes the end of the wait.
+    pub(super) fn done(&mut self) {
+        self.pacer.moved();
+    }
+
     fn moved(&mut self) {
         self.pacer.moved();
         self.moved_at = None;

@@ -18,8 +18,9 @@ const GPU_BYTES: usize = 64 << 20;
 const GPU_BYTES_LEAST: usize = 1 << 20;
 
 /// Contributions from this length on take a plan that uses the stage of the host, if the selection knows one and it was
-/// measured within 3 % of this path: see docs/measurements.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to
-/// 0.99), two ranks and reduce-scatters stay on this path until a round of a plan costs less.
+/// measured within 3 % of this path: see docs/measurements.md. All-reduces (0.89 to 0.96), broadcasts with roots in turn
+/// (0.6 to 0.9), shorter calls (0.88 to 0.99), two ranks and reduce-scatters stay on this path until a round of a plan
+/// costs less.
 const STAGED_FROM: usize = 4 << 20;
 
 /// Most ranks for which such plans were measured.
@@ -91,8 +92,7 @@ impl CompiledExchange {
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> [bool; Collective::ALL.len()] {
         Collective::ALL.map(|collective| {
-            let is_long =
-                matches!(collective, Collective::Broadcast | Collective::AllGather | Collective::AllToAll);
+            let is_long = matches!(collective, Collective::AllGather | Collective::AllToAll);
             let block = STAGED_FROM / blocks(collective, self.members).max(1);
             is_long
                 && !self.may_read_in_place(collective, block)
