@@ -418,7 +418,7 @@ fn long_all_to_alls_go_through_memory_inside_hosts() {
     let rate = 760e6;
     let inter = LinkClass { latency_seconds: 7e-6, overhead_seconds: 12e-6, bytes_per_second: rate };
     let model = Model { inter, nic_bytes_per_second: rate, oversubscription: 4.0, ..Model::TCP };
-    for block in [128 << 10, 512 << 10] {
+    for block in [128 << 10, 512 << 10, 2 << 20] {
         let choice = select(&task, block, 4, false, Order::Any, &model, None).expect("some can");
         assert_eq!(choice.algorithm, Algorithm::HierarchicalStaged, "blocks of {block} bytes");
     }

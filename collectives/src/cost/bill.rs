@@ -276,6 +276,15 @@ impl Bill {
         self.path += self.side(Reach::Network(1.0), messages.into(), bytes, false, self.width);
     }
 
+    /// Adds two parts of a plan that run at the same time, on lanes of their own. Both use the resources.
+    pub(crate) fn beside(&mut self, one: impl FnOnce(&mut Self), other: impl FnOnce(&mut Self)) {
+        let begin = self.path;
+        one(self);
+        let end = std::mem::replace(&mut self.path, begin);
+        other(self);
+        self.path = self.path.max(end);
+    }
+
     /// Returns the time of those messages of a wave that have this reach.
     fn side(&mut self, reach: Reach, count: f64, bytes: f64, reduces: bool, width: f64) -> f64 {
         if count <= 0.0 {
