@@ -175,8 +175,11 @@ static struct attempt attempt(enum operation operation, size_t bytes, long *batc
   static double own[MAX_SAMPLES];
   double machine = machine_seconds(), process = process_seconds(), from = seconds_of(CLOCK_MONOTONIC);
   MPI_Barrier(MPI_COMM_WORLD);
-  for (int i = 0; i < samples; i++)
+  for (int i = 0; i < samples; i++) {
+    // A root leaves its broadcast early, and would count the rest of it as time of the next one.
+    if (!mean_seconds && operation == BROADCAST && *batch < ranks) MPI_Barrier(MPI_COMM_WORLD);
     own[i] = mean_seconds ? lasting(operation, bytes, mean_seconds, batch) : timed(operation, bytes, *batch);
+  }
   MPI_Barrier(MPI_COMM_WORLD);
   double mine = process_seconds() - process, ours;
   double busy = machine_seconds() - machine, to = seconds_of(CLOCK_MONOTONIC);

@@ -77,8 +77,8 @@ pub(crate) trait Generator {
 
     /// The shortest segment and the number in flight on a near network between hosts, where they differ from
     /// [`shortest_segment`](Self::shortest_segment) and [`window`](Self::window).
-    fn segments_between_hosts(&self, task: &Task) -> Option<(u64, u32)> {
-        let _ = task;
+    fn segments_between_hosts(&self, task: &Task, model: &Model) -> Option<(u64, u32)> {
+        let _ = (task, model);
         None
     }
 

@@ -156,6 +156,11 @@ impl Model {
         self.intra.overhead_seconds >= KERNEL_SECONDS
     }
 
+    /// Returns whether the kernel holds messages between hosts that their receiver has not reached yet.
+    pub(crate) fn buffers_between_hosts(&self) -> bool {
+        self.inter.overhead_seconds >= KERNEL_SECONDS
+    }
+
     /// Returns whether messages between hosts take so long that a connection needs several round trips to find its
     /// rate.
     pub(crate) fn has_long_ways(&self) -> bool {
@@ -172,7 +177,7 @@ impl Model {
         }
         // Between two hosts each connection keeps its share, and the adapters of networks other than Ethernet hold
         // senders back.
-        if hosts <= 2 || self.inter.overhead_seconds < KERNEL_SECONDS || bytes < QUEUED_BYTES {
+        if hosts <= 2 || !self.buffers_between_hosts() || bytes < QUEUED_BYTES {
             return 1.0;
         }
         if senders > 1.0 { 1.0 + INCAST * (senders.min(f64::from(hosts - 1)) - 1.0) } else { UNSTEADY }

@@ -371,7 +371,7 @@ fn hands_on(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
 /// Returns the shortest segment and the number in flight of an algorithm that has its own for a near network.
 fn between_hosts(algorithm: Algorithm, task: &Task, model: &Model) -> Option<(u64, u32)> {
     let is_near = task.has_several_hosts() && !model.has_long_ways();
-    algorithm.generator().segments_between_hosts(task).filter(|_| is_near)
+    algorithm.generator().segments_between_hosts(task, model).filter(|_| is_near)
 }
 
 fn shares_processors(model: &Model) -> bool {

@@ -31,6 +31,26 @@ impl Busy {
     pub(crate) fn most(&self) -> f64 {
         self.link.max(self.interface).max(self.memory).max(self.processor)
     }
+
+    fn since(self, before: Self) -> Self {
+        self.and(before.times(-1.0))
+    }
+
+    fn times(self, times: f64) -> Self {
+        let Self { link, interface, memory, processor } = self;
+        let [link, interface, memory, processor] =
+            [link, interface, memory, processor].map(|seconds| times * seconds);
+        Self { link, interface, memory, processor }
+    }
+
+    fn and(self, more: Self) -> Self {
+        Self {
+            link: self.link + more.link,
+            interface: self.interface + more.interface,
+            memory: self.memory + more.memory,
+            processor: self.processor + more.processor,
+        }
+    }
 }
 
 /// The cost of one segment, to which a generator adds the exchanges of its plan in order.
@@ -274,6 +294,23 @@ impl Bill {
     /// Adds a wave whose messages all go to ranks of other hosts.
     pub(crate) fn far_wave(&mut self, messages: u32, bytes: f64) {
         self.path += self.side(Reach::Network(1.0), messages.into(), bytes, false, self.width);
+    }
+
+    /// Adds two parts of a plan that run at the same time, on lanes of their own. Both use the resources.
+    pub(crate) fn beside(&mut self, one: impl FnOnce(&mut Self), other: impl FnOnce(&mut Self)) {
+        let begin = self.path;
+        one(self);
+        let end = std::mem::replace(&mut self.path, begin);
+        other(self);
+        self.path = self.path.max(end);
+    }
+
+    /// Repeats what has used resources after `before` was saved. Each repetition begins as soon as the busiest resource
+    /// is free.
+    pub(crate) fn repeat(&mut self, before: Busy, times: f64) {
+        let more = self.busy.since(before).times(times);
+        self.path += more.most();
+        self.busy = self.busy.and(more);
     }
 
     /// Returns the time of those messages of a wave that have this reach.

@@ -2,16 +2,25 @@
 //!
 //! Each rank receives from the rank before it and sends to the one after it: p-1 hops, one message of n bytes per
 //! rank and direction. When the executor keeps several segments in flight, all links of the chain are busy, which
-//! suits long vectors on few ranks. If ranks are consecutive on hosts, each byte enters and leaves a host once. A
-//! scan sums in ascending rank order; a reduce begins at the far end.
+//! suits long vectors on few ranks. A broadcast may also cut a segment into `params.parts`, which follow each other on
+//! one connection. If ranks are consecutive on hosts, each byte enters and leaves a host once. A scan sums in ascending
+//! rank order; a reduce begins at the far end.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
+use crate::generators::copy_own;
+use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::task::Task;
+
+/// Length of the parts of a broadcast between near hosts: see docs/measurements.md, "Broadcasts between hosts".
+const PART_BYTES: u64 = 32 << 10;
+
+/// Longest segment of such a broadcast. Its parts are steps of the plan.
+const PARTED_BYTES: u64 = 4 << 20;
 
 pub(crate) struct Chain;
 
@@ -27,18 +36,19 @@ impl Generator for Chain {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
-            other => Err(format!("the chain does not support {other}")),
+            other => Err(format!("the chain does not support {other:?}")),
         }
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
-        let mut b = PlanBuilder::new(task, Algorithm::Chain, rank, Cut::Vector { parts: 1 });
+        let parts = parts_of(task);
+        let mut b = PlanBuilder::new(task, Algorithm::Chain, rank, Cut::Vector { parts });
         b.lane(0);
         match task.collective {
             Collective::Scan => scan(&mut b, task, rank),
             Collective::ExScan => exclusive_scan(&mut b, task, rank),
             Collective::Reduce => reduce(&mut b, task, rank),
-            _ => broadcast(&mut b, task, rank),
+            _ => broadcast(&mut b, task, rank, parts),
         }
         b.finish()
     }
@@ -52,12 +62,14 @@ impl Generator for Chain {
         } else {
             pattern
         };
+        let parts = f64::from(parts_of(task));
         let busy = bill.busy;
         for hop in 1..task.world_size {
             bill.busy = busy;
             let pattern = if hop + 1 < task.world_size { first } else { pattern };
-            bill.exchange(pattern, bill.circle(1), 1.0, bytes, reduces);
+            bill.exchange(pattern, bill.circle(1), 1.0, bytes / parts, reduces);
         }
+        bill.repeat(busy, parts - 1.0);
     }
 
     fn scratch_factor(&self, task: &Task) -> f64 {
@@ -71,10 +83,22 @@ impl Generator for Chain {
         Some(8)
     }
 
-    /// Each segment in flight has a connection of its own, and more connections leave the links idle for longer: see
-    /// docs/measurements.md, "Broadcasts between hosts".
-    fn segments_between_hosts(&self, task: &Task) -> Option<(u64, u32)> {
-        (task.collective == Collective::Broadcast).then_some((32 << 10, 3))
+    /// Each segment in flight has a connection of its own. With one segment, a TCP connection is never idle: a rank
+    /// sends the next segment while the kernel still holds the end of the last one. Adapters hold nothing back, and a
+    /// rank receives one part at a time.
+    fn segments_between_hosts(&self, task: &Task, model: &Model) -> Option<(u64, u32)> {
+        let (segment, window) =
+            if model.buffers_between_hosts() { (PARTED_BYTES, 1) } else { (PART_BYTES, 3) };
+        (task.collective == Collective::Broadcast).then_some((segment, window))
+    }
+
+    fn parts(&self, task: &Task, bytes: u64, model: &Model) -> u32 {
+        let is_parted = task.collective == Collective::Broadcast
+            && task.has_several_hosts()
+            && model.buffers_between_hosts()
+            && !model.has_long_ways();
+        // Powers of two, so that few plans serve all sizes.
+        if is_parted { 1 << (bytes.min(PARTED_BYTES) / PART_BYTES).max(1).ilog2() } else { 1 }
     }
 
     fn hands_on(&self, task: &Task) -> bool {
@@ -118,19 +142,25 @@ fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32) {
-    let output = Blocks::one(Space::Output, 0);
-    let root = rank == task.root;
-    let source = if root { task.own_blocks(0, 1) } else { output };
-    if !root {
-        b.recv(task.behind(rank, 1), output);
-    }
+/// Returns the number of parts of a segment.
+fn parts_of(task: &Task) -> u32 {
+    if task.collective == Collective::Broadcast { task.params.parts.max(1) } else { 1 }
+}
+
+fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32) {
+    let is_root = rank == task.root;
     let next = task.ahead(rank, 1);
-    if next != task.root {
-        b.send(next, source);
+    for part in 0..parts {
+        let output = Blocks::one(Space::Output, part);
+        if !is_root {
+            b.recv(task.behind(rank, 1), output);
+        }
+        if next != task.root {
+            b.send(next, if is_root { task.own_blocks(part, 1) } else { output });
+        }
     }
-    if source != output {
-        b.copy(source, output);
+    if is_root {
+        copy_own(b, task, 0, parts);
     }
 }
 

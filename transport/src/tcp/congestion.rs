@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use socket2::Socket;
 
+use super::endpoint::Peer;
 use super::options::Congestion;
 use super::socket::TcpInfo;
 use super::window;
@@ -44,11 +45,11 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io
 /// 64 KiB slower.
 const FAR: Duration = Duration::from_millis(5);
 
-/// Gives a new connection a congestion control that suits it better, if there is one; returns its name.
-pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
+/// Gives a new connection on a way that is long or not a congestion control that suits it better, if there is one;
+/// returns its name.
+pub(super) fn adapt(socket: &Socket, wanted: &Congestion, is_far: bool) -> Option<String> {
     let is_free = *wanted == Congestion::Auto && !PACING.contains(&current(socket).as_str());
-    (is_free && is_far(socket) && socket.set_tcp_congestion(PACING[0].as_bytes()).is_ok())
-        .then(|| current(socket))
+    (is_free && is_far && socket.set_tcp_congestion(PACING[0].as_bytes()).is_ok()).then(|| current(socket))
 }
 
 /// Returns how many connections share a long message on this one's path, unless the user has chosen. On a long path,
@@ -57,10 +58,10 @@ pub(super) fn adapt(socket: &Socket, wanted: &Congestion) -> Option<String> {
 /// 0.1%` with cubic, all_gather of 4 MiB takes 0.54 to 1.75 s with one and 0.23 to 0.44 s with four. On a near path
 /// four are slower: see docs/tried.md. A path of known rate (`rate`, in bytes per second, or 0) gets at least as many
 /// connections as fill it.
-pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64) -> usize {
+pub(super) fn streams(socket: &Socket, wanted: Option<u8>, rate: f64, is_far: bool) -> usize {
     const STREAMS_WHERE_FAR: usize = 4;
-    let is_far = || is_far(socket) && !PACING.contains(&current(socket).as_str());
-    let needed = || window::streams(socket, rate).max(if is_far() { STREAMS_WHERE_FAR } else { 1 });
+    let suffers = || is_far && !PACING.contains(&current(socket).as_str());
+    let needed = || window::streams(socket, rate).max(if suffers() { STREAMS_WHERE_FAR } else { 1 });
     wanted.map_or_else(needed, usize::from)
 }
 
@@ -124,7 +125,25 @@ pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) 
 
 /// Returns whether a path is known to be long.
 pub(super) fn is_far(socket: &Socket) -> bool {
-    TcpInfo::of(socket).and_then(|info| info.least_round_trip).is_some_and(|time| time >= FAR)
+    least_round_trip(socket).is_some_and(|time| time >= FAR)
+}
+
+fn least_round_trip(socket: &Socket) -> Option<Duration> {
+    TcpInfo::of(socket).and_then(|info| info.least_round_trip)
+}
+
+impl Peer {
+    /// Returns whether the way to it is known to be long, after a look at one of its connections. A queue in the
+    /// network makes round trips longer, so the shortest one on any of them counts: a connection that is made during an
+    /// all-to-all may see only round trips through full queues.
+    pub(super) fn is_far(&mut self, socket: &Socket) -> bool {
+        self.is_far_by(least_round_trip(socket))
+    }
+
+    fn is_far_by(&mut self, round_trip: Option<Duration>) -> bool {
+        self.least_round_trip = self.least_round_trip.into_iter().chain(round_trip).min();
+        self.least_round_trip.is_some_and(|time| time >= FAR)
+    }
 }
 
 fn current(socket: &Socket) -> String {
@@ -142,6 +161,19 @@ mod tests {
         let mut losses = Losses::default();
         // A burst of losses at one look in 40, over a GiB.
         assert!((1..4096).all(|look| !losses.look(look / 40 * 50)));
+    }
+
+    #[test]
+    fn a_connection_that_saw_only_full_queues_does_not_make_a_way_long() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let mut peer = Peer::default();
+        assert!(!peer.is_far_by(None), "nothing is known");
+        assert!(peer.is_far_by(ms(12)));
+        assert!(!peer.is_far_by(ms(1)));
+        assert!(
+            !peer.is_far_by(ms(16)) && !peer.is_far_by(None),
+            "another connection has seen the empty way"
+        );
     }
 
     #[test]

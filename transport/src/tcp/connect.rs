@@ -159,7 +159,10 @@ impl TcpEndpoint {
     }
 
     pub(super) fn open(&mut self, number: u32, socket: socket2::Socket, mut route: Route) {
-        if let Some(congestion) = congestion::adapt(&socket, &self.options.congestion) {
+        let peer = &mut self.peers[self.links[number as usize].channel.peer as usize];
+        // The relay is not on the way to the peer.
+        let is_far = if route.is_relayed { congestion::is_far(&socket) } else { peer.is_far(&socket) };
+        if let Some(congestion) = congestion::adapt(&socket, &self.options.congestion, is_far) {
             route.congestion = congestion;
         }
         if self.watching {

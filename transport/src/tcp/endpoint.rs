@@ -95,6 +95,8 @@ pub(super) struct Peer {
     pub(super) is_relayed: bool,
     /// Bytes per second that the path to it carries; 0 if unknown.
     pub(super) expected: f64,
+    /// Shortest round trip on the connections of its channels, if one is known.
+    pub(super) least_round_trip: Option<Duration>,
 }
 
 const NO_LINK: u32 = u32::MAX;

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use socket2::Socket;
 
 use super::address::Host;
-use super::congestion;
-use super::endpoint::TcpEndpoint;
+use super::endpoint::{Peer, TcpEndpoint};
 use super::link::{Link, State};
 use super::socket;
 use crate::endpoint::Paced;
@@ -95,10 +94,10 @@ impl Load {
 }
 
 impl Pace {
-    /// Looks at the round trip, unless the path is known to be near. A busy processor may have made the first round trip
-    /// seem long. Returns whether the path is near.
-    fn see(&mut self, socket: &Socket) -> bool {
-        if self.host.is_some() && !self.is_near && !congestion::is_far(socket) {
+    /// Looks at the round trip, unless the path is known to be near. A busy processor or a full queue may have made
+    /// those so far seem long. Returns whether the path is near.
+    fn see(&mut self, socket: &Socket, peer: &mut Peer) -> bool {
+        if self.host.is_some() && !self.is_near && !peer.is_far(socket) {
             self.is_near = true;
             socket::hasten(socket);
         }
@@ -125,12 +124,13 @@ impl TcpEndpoint {
         let link = &mut self.links[number as usize];
         let is_direct = link.route.as_ref().is_some_and(|route| !route.is_relayed);
         let State::Open(socket) = &link.state else { return };
-        let Some(address) = &self.peers[link.channel.peer as usize].address else { return };
+        let peer = &mut self.peers[link.channel.peer as usize];
+        let Some(address) = &peer.address else { return };
         if !self.options.pacing || !is_direct {
             return;
         }
         link.pace.host = Some(address.host);
-        link.pace.see(socket);
+        link.pace.see(socket, peer);
         // Messages may have waited for the connection.
         let left = link.outbound.left_bytes();
         self.pace(number, left);
@@ -140,13 +140,14 @@ impl TcpEndpoint {
     pub(super) fn pace(&mut self, number: u32, len: usize) {
         let Self { pacing, links, peers, .. } = self;
         let link = &mut links[number as usize];
-        let expected = peers[link.channel.peer as usize].expected;
+        let peer = &mut peers[link.channel.peer as usize];
+        let expected = peer.expected;
         let State::Open(socket) = &link.state else { return };
         // If a channel has several connections, these share the path by what each carries.
         if len < LONG_BYTES || link.pace.is_listed || link.bundle.is_some() || expected <= 0.0 {
             return self.repace();
         }
-        if link.pace.see(socket) {
+        if link.pace.see(socket, peer) {
             link.pace.is_listed = true;
             pacing.links.push(number);
             let pace = pacing.load(links).pace(expected);

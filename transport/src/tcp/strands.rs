@@ -56,8 +56,13 @@ impl TcpEndpoint {
         let peer = &mut self.peers[link.channel.peer as usize];
         let loopback = peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host));
         let State::Open(socket) = &link.state else { return };
-        let streams =
-            if loopback { 1 } else { congestion::streams(socket, self.options.streams, peer.expected) };
+        let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
+        let streams = if loopback || is_relayed {
+            1
+        } else {
+            let is_far = peer.is_far(socket);
+            congestion::streams(socket, self.options.streams, peer.expected, is_far)
+        };
         // The relay's address is not one of the peer's, and does not permit further connections.
         let remote = link.route.as_ref().filter(|route| !route.is_relayed).and_then(|route| route.remote);
         if let Some(remote) = remote
@@ -97,7 +102,8 @@ impl TcpEndpoint {
         let known = &mut self.peers[on.peer as usize];
         let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
         let (Some(first), State::Open(socket)) = (route.remote, &link.state) else { return };
-        let streams = congestion::streams(socket, self.options.streams, known.expected);
+        let is_far = known.is_far(socket);
+        let streams = congestion::streams(socket, self.options.streams, known.expected, is_far);
         // The first connection is one of the streams on its path.
         let again = (1..streams).map(|_| (first, String::new(), None));
         let others = known.rails.iter().filter(|rail| rail.to.ip() != first.ip()).flat_map(|rail| {
@@ -192,11 +198,13 @@ impl TcpEndpoint {
 
     fn add_strand(&mut self, number: u32, socket: Socket, path: usize) {
         // The name of its congestion control is not recorded; the route shows that of the first connection.
-        let _ = congestion::adapt(&socket, &self.options.congestion);
+        // Its path may have another round trip than that of the first connection.
+        let is_far = congestion::is_far(&socket);
+        let _ = congestion::adapt(&socket, &self.options.congestion, is_far);
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
-        if self.options.pacing && !congestion::is_far(&socket) {
+        if self.options.pacing && !is_far {
             socket::hasten(&socket);
         }
         let link = &mut self.links[number as usize];

@@ -88,11 +88,16 @@ impl Generator for HierarchicalStaged {
             Collective::AllGather | Collective::ReduceScatter => rails::cost(task, rails, bytes, bill),
             _ => {
                 let near = f64::from(local - 1);
-                bill.copy(bytes);
-                bill.publish(local, near * bytes);
-                bill.meet(local - 1);
-                bill.take(local, near * bytes);
-                bill.far_wave(task.world_size - local, bytes);
+                // The messages have lanes of their own, beside the one for the rank's own host.
+                bill.beside(
+                    |bill| {
+                        bill.copy(bytes);
+                        bill.publish(local, near * bytes);
+                        bill.meet(local - 1);
+                        bill.take(local, near * bytes);
+                    },
+                    |bill| bill.far_wave(task.world_size - local, bytes),
+                );
             }
         }
     }
