@@ -212,7 +212,8 @@ impl Comm {
             return fail(Class::Intern, "a process that is alone has no collectives");
         };
         let _absent = net::Absence::begin();
-        let made = world.group(&places(&self.members)?)?;
+        // Threads may make the first collective calls on several communicators at the same time, in an order that differs among ranks.
+        let made = world.group_numbered(&places(&self.members)?, self.context(0))?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 
