@@ -52,6 +52,8 @@ MPI_Win MPI_Win_f2c(MPI_Fint handle);
 typedef MPI_Comm_copy_attr_function MPI_Copy_function;
 typedef MPI_Comm_delete_attr_function MPI_Delete_function;
 typedef MPI_Comm_errhandler_function MPI_Handler_function;
+#define MPI_LB KOLO_HANDLE(MPI_Datatype, 0x4c000010)
+#define MPI_UB KOLO_HANDLE(MPI_Datatype, 0x4c000011)
 #define MPI_NULL_COPY_FN MPI_COMM_NULL_COPY_FN
 #define MPI_NULL_DELETE_FN MPI_COMM_NULL_DELETE_FN
 #define MPI_DUP_FN MPI_COMM_DUP_FN
