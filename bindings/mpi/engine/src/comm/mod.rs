@@ -55,9 +55,10 @@ pub struct Comm {
     acknowledged: Mutex<Vec<u32>>,
 }
 
-const COLLECTIVES: u32 = 1;
+/// Context of the messages of collectives, and of the partitions of partitioned messages.
+pub(crate) const COLLECTIVES: u32 = 1;
 const LIBRARY: u32 = 2;
-/// Context of the messages of partitioned operations.
+/// Context in which partitioned sends announce themselves.
 pub(crate) const PARTITIONED: u32 = 3;
 
 static COMMS: Table<Arc<Comm>> = Table::new(0x1);
@@ -187,11 +188,11 @@ impl Comm {
         }
     }
 
-    /// Returns the context and tag of the next collective that consists of messages.
+    /// Returns the context and tag of the next collective that consists of messages. The upper half of the tags is that of partitions.
     #[must_use]
     pub fn next_collective(&self) -> (u32, i32) {
         let number = self.collectives.fetch_add(1, Ordering::Relaxed);
-        (self.context(COLLECTIVES), number & TAG_MAX)
+        (self.context(COLLECTIVES), number & (TAG_MAX >> 1))
     }
 
     /// Returns Kolo's communicator of these ranks. The first call makes it, so all ranks must make that call.
