@@ -2,7 +2,13 @@
 
 #[allow(dead_code, reason = "see `prototypes`")]
 fn c_type(function: &Function, argument: &Argument) -> String {
-    let name = argument.name.trim_end_matches('_');
+    let own_name = argument.name.trim_end_matches('_');
+    // C++ reserves some names.
+    let name = match own_name {
+        "class" => "number",
+        "delete" => "deleter",
+        _ => own_name,
+    };
     let is_count = function.name.ends_with("_x")
         || function.name.ends_with("_c")
         || function.name.starts_with("Psend")
@@ -53,7 +59,7 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "buf" | "p" => format!("void *{name}"),
         "s" => format!("const char *{name}"),
         "pi" => format!("int *{name}"),
-        "fn" | "copyfn" => format!("{} *{name}", c_function(&function.name, name)),
+        "fn" | "copyfn" => format!("{} *{name}", c_function(&function.name, own_name)),
         "ints" => format!("int {name}[]"),
         "cints" if name == "ranges" => format!("int {name}[][3]"),
         "cints" | "cranks" | "dists" | "dargs" | "weights" => format!("const int {name}[]"),

@@ -117,6 +117,8 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         ("run -n 0 -- true", "-n is 0"),
         ("run -n 1 -- /no/such/program", "/no/such/program"),
         ("run -n 2 --nodes 2 -- true", "--rendezvous"),
+        ("run --np 2 true", "there is no option '--np'"),
+        ("run --grace 18446744073709551615 -- true", "--grace"),
         ("explain all_reduce --ranks 3 --hosts 2", "evenly"),
         ("sim all_reduce --cluster /no/such/file", "/no/such/file"),
         ("frobnicate", "frobnicate"),

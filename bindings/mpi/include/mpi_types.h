@@ -22,10 +22,27 @@ typedef int MPI_Datarep_conversion_function_c(void *, MPI_Datatype, MPI_Count, v
 #define MPI_CONVERSION_FN_NULL_C ((MPI_Datarep_conversion_function_c *)0)
 #define MPI_COMM_NULL_COPY_FN ((MPI_Comm_copy_attr_function *)0)
 #define MPI_COMM_NULL_DELETE_FN ((MPI_Comm_delete_attr_function *)0)
+#define MPI_TYPE_NULL_COPY_FN ((MPI_Type_copy_attr_function *)0)
+#define MPI_TYPE_NULL_DELETE_FN ((MPI_Type_delete_attr_function *)0)
+#define MPI_WIN_NULL_COPY_FN ((MPI_Win_copy_attr_function *)0)
+#define MPI_WIN_NULL_DELETE_FN ((MPI_Win_delete_attr_function *)0)
 
 double MPI_Wtime(void);
 double MPI_Wtick(void);
 double PMPI_Wtime(void);
 double PMPI_Wtick(void);
+
+/* The library has these functions only so that programs can be linked: they fail. */
+int MPI_Comm_spawn(const char *command, char *argv[], int maxprocs, MPI_Info info, int root, MPI_Comm comm, MPI_Comm *intercomm, int codes[]);
+int MPI_Comm_spawn_multiple(int count, char *commands[], char **argvs[], const int maxprocs[], const MPI_Info infos[], int root,
+                            MPI_Comm comm, MPI_Comm *intercomm, int codes[]);
+int MPI_Comm_accept(const char *port, MPI_Info info, int root, MPI_Comm comm, MPI_Comm *newcomm);
+int MPI_Comm_connect(const char *port, MPI_Info info, int root, MPI_Comm comm, MPI_Comm *newcomm);
+int MPI_Comm_join(int descriptor, MPI_Comm *intercomm);
+int MPI_Open_port(MPI_Info info, char *port);
+int MPI_Close_port(const char *port);
+int MPI_Lookup_name(const char *service, MPI_Info info, char *port);
+int MPI_Publish_name(const char *service, MPI_Info info, const char *port);
+int MPI_Unpublish_name(const char *service, MPI_Info info, const char *port);
 
 #include "mpi_functions.h"

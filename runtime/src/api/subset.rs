@@ -79,6 +79,21 @@ impl Communicator {
     /// [`Error::Usage`] if this rank is not in the list, or if a rank in it is out of range or listed twice;
     /// otherwise as [`Communicator::from_env`].
     pub fn group(&self, ranks: &[u32]) -> Result<Self> {
+        self.group_of(ranks, None)
+    }
+
+    /// As [`group`](Self::group), for bindings whose communicators have numbers on which their ranks have agreed. The number
+    /// identifies the communicator, so several threads may make communicators at the same time, in any order. No number may be
+    /// used twice.
+    ///
+    /// # Errors
+    /// As [`group`](Self::group).
+    #[doc(hidden)]
+    pub fn group_numbered(&self, ranks: &[u32], number: u32) -> Result<Self> {
+        self.group_of(ranks, Some(number))
+    }
+
+    fn group_of(&self, ranks: &[u32], number: Option<u32>) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
             let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
             return Err(self.usage("group", problem));
@@ -98,9 +113,14 @@ impl Communicator {
         let mut core = self.shared.core();
         drive::check_usable(&self.shared, &core, Waited::other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
-        let uses = core.calls.groups.entry(list).or_insert(0_u64);
-        *uses += 1;
-        let number = GROUP_NUMBERS + *uses;
+        let number = match number {
+            Some(number) => GIVEN_NUMBERS + u64::from(number),
+            None => {
+                let uses = core.calls.groups.entry(list).or_insert(0_u64);
+                *uses += 1;
+                GROUP_NUMBERS + *uses
+            }
+        };
         drop(core);
         self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
     }
@@ -152,3 +172,6 @@ impl Communicator {
 
 /// First number of groups. Splits never reach it.
 const GROUP_NUMBERS: u64 = 1 << 48;
+
+/// First of the numbers that bindings give. The counts above never reach it.
+const GIVEN_NUMBERS: u64 = 1 << 56;

@@ -31,6 +31,9 @@ mod processes;
 /// Time between asking ranks to end and killing them: enough to flush files, and short enough not to annoy.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// The longest such time in seconds, a year. The clock cannot count arbitrarily long times.
+const MAX_GRACE: u64 = 365 * 24 * 3600;
+
 /// No machine benefits from more ranks than this, and a typing error should not act as a fork bomb.
 pub(crate) const MAX_RANKS: u32 = 4096;
 
@@ -105,7 +108,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "elastic")]
     restarts: u32,
     /// Seconds between asking ranks to end and killing them
-    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs(), value_parser = clap::value_parser!(u64).range(..=MAX_GRACE))]
     grace: u64,
     /// The program and its arguments
     #[arg(
@@ -125,6 +128,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
             lifeline.run(&job)
         });
     }
+    refuse_option(args.command.first())?;
     if let Some(hosts) = hosts(args)? {
         return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
     }
@@ -134,6 +138,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         make_elastic(&mut job, args, directory.as_ref())?;
         lifeline.run(&job)
     })
+}
+
+/// Refuses an unknown option, which the parser takes for the program.
+fn refuse_option(program: Option<&OsString>) -> Result<()> {
+    match program.map(|program| program.to_string_lossy()) {
+        Some(option) if option.starts_with('-') => Err(CliError::usage(
+            format!("there is no option '{option}'"),
+            "`kolo run --help` lists the options; the program follows them",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {

@@ -1,6 +1,7 @@
 //! Attributes: values that programs cache on communicators, types and windows.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::args::put;
@@ -41,6 +42,10 @@ struct Keyval {
     extra: usize,
     /// Set if the functions are written in another language.
     proxies: OnceLock<(CopyProxy, DeleteProxy)>,
+    /// Whether the program has freed the keyval. By the standard, it lives on until no object has its attribute.
+    is_freed: AtomicBool,
+    /// The number of objects that have its attribute.
+    uses: AtomicUsize,
 }
 
 impl Keyval {
@@ -62,6 +67,16 @@ impl Keyval {
             }
         })?;
         Ok((flag != 0).then_some(copied as usize))
+    }
+
+    fn add_use(&self) {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn drop_use(&self, number: c_int) {
+        if self.uses.fetch_sub(1, Ordering::Relaxed) == 1 && self.is_freed.load(Ordering::Relaxed) {
+            KEYVALS.remove(number);
+        }
     }
 
     /// Calls the program's delete function for a value.
@@ -131,9 +146,13 @@ impl Attributes {
 
     fn set(&self, owner: c_int, number: c_int, of: Kind, value: usize) -> Outcome {
         let keyval = keyval(number, of)?;
+        if keyval.is_freed.load(Ordering::Relaxed) {
+            return fail(Class::Keyval, format!("{number:#x} is a keyval that was freed"));
+        }
         if self.get(number).is_some() {
             self.delete(owner, number)?;
         }
+        keyval.add_use();
         self.list().push(Attribute { number, keyval, value });
         Ok(())
     }
@@ -147,6 +166,7 @@ impl Attributes {
         };
         keyval.delete(owner, number, value)?;
         self.list().retain(|attribute| attribute.number != number);
+        keyval.drop_use(number);
         Ok(())
     }
 
@@ -174,6 +194,7 @@ impl Attributes {
             .collect();
         for (number, keyval, value) in all {
             if let Some(value) = keyval.copy(owner, number, value)? {
+                keyval.add_use();
                 new.list().push(Attribute { number, keyval, value });
             }
         }
@@ -195,7 +216,15 @@ unsafe fn create(
             std::mem::transmute::<*const c_void, Option<Delete>>(delete),
         )
     };
-    let keyval = Keyval { of, copy, delete, extra: extra as usize, proxies: OnceLock::new() };
+    let keyval = Keyval {
+        of,
+        copy,
+        delete,
+        extra: extra as usize,
+        proxies: OnceLock::new(),
+        is_freed: AtomicBool::new(false),
+        uses: AtomicUsize::new(0),
+    };
     // SAFETY: the caller's promise.
     unsafe { put(number, KEYVALS.insert(Arc::new(keyval))) }
 }
@@ -203,8 +232,11 @@ unsafe fn create(
 unsafe fn free(of: Kind, number: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
-        keyval(*number, of)?;
-        KEYVALS.remove(*number);
+        let keyval = keyval(*number, of)?;
+        keyval.is_freed.store(true, Ordering::Relaxed);
+        if keyval.uses.load(Ordering::Relaxed) == 0 {
+            KEYVALS.remove(*number);
+        }
         *number = KEYVAL_INVALID;
     }
     Ok(())

@@ -39,6 +39,15 @@ impl Buffers {
 
     /// Takes room for a message. The room is in use until `done` completes.
     fn take(&self, bytes: usize, done: &Arc<Completion>) -> Outcome {
+        let mut taken = self.take_now(bytes, done);
+        // Earlier messages may have arrived, which this process learns only when it advances them.
+        while taken.is_err() && net::poll_once() {
+            taken = self.take_now(bytes, done);
+        }
+        taken
+    }
+
+    fn take_now(&self, bytes: usize, done: &Arc<Completion>) -> Outcome {
         let mut state = self.state();
         state.pending.retain(|(done, _)| !done.is_done());
         let Some((address, size)) = state.attached else {

@@ -93,26 +93,30 @@ pub enum Scope {
     File(c_int),
     /// The tools interface, whose errors go to no handler.
     Tools,
-    /// No object: the error goes to the communicator of this process alone.
+    /// No object: the error goes to the communicator of this process alone, or to that of all.
     Process,
 }
 
+/// Returns the handler of errors that concern no object, and the communicator that has it. By MPI-4, this is the communicator of this
+/// process, and by earlier versions that of all, whose handler counts if the program has set only that one.
+fn of_process() -> Outcome<(Handler, c_int)> {
+    let own = comm::own()?.handler();
+    match (&own, comm::held(COMM_WORLD)) {
+        (Handler::Fatal, Ok(world)) => Ok((world.handler(), COMM_WORLD)),
+        _ => Ok((own, COMM_SELF)),
+    }
+}
+
 fn handler_of(scope: Scope) -> Handler {
-    match scope {
-        Scope::Comm(handle) => comm::held(handle).or_else(|_| comm::own()).map(|comm| comm.handler()),
-        Scope::Win(handle) => match window::lookup(handle) {
-            Ok(win) => Ok(win.handler()),
-            Err(_) => comm::own().map(|comm| comm.handler()),
-        },
-        Scope::Session(handle) => match session::lookup(handle) {
-            Ok(session) => Ok(session.handler()),
-            Err(_) => comm::own().map(|comm| comm.handler()),
-        },
+    let found = match scope {
+        Scope::Comm(handle) => comm::held(handle).map(|comm| comm.handler()),
+        Scope::Win(handle) => window::lookup(handle).map(|win| win.handler()),
+        Scope::Session(handle) => session::lookup(handle).map(|session| session.handler()),
         Scope::File(handle) => Ok(file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler())),
         Scope::Tools => Ok(Handler::Return),
-        Scope::Process => comm::own().map(|comm| comm.handler()),
-    }
-    .unwrap_or(Handler::Return)
+        Scope::Process => of_process().map(|(handler, _)| handler),
+    };
+    found.or_else(|_| of_process().map(|(handler, _)| handler)).unwrap_or(Handler::Return)
 }
 
 /// Calls the handler with a code. Returns unless the handler ends the job.
@@ -129,7 +133,9 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
                 Scope::Win(handle) => (Kind::Win, handle),
                 Scope::Session(handle) => (Kind::Session, handle),
                 Scope::File(handle) => (Kind::File, handle),
-                Scope::Process | Scope::Tools => (Kind::Comm, COMM_SELF),
+                Scope::Process | Scope::Tools => {
+                    (Kind::Comm, of_process().map_or(COMM_SELF, |(_, handle)| handle))
+                }
             };
             let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
             if let Some(function) = user.function {

@@ -20,7 +20,9 @@ enum Domain {
 
 const fn domain(basic: Basic) -> Domain {
     match basic {
-        Basic::I8
+        // The standard has no reductions of characters. Other libraries reduce them as numbers, and programs rely on that.
+        Basic::Char
+        | Basic::I8
         | Basic::I16
         | Basic::I32
         | Basic::I64
@@ -36,7 +38,7 @@ const fn domain(basic: Basic) -> Domain {
         Basic::Bool | Basic::Logical(_) => Domain::Logical,
         Basic::Byte => Domain::Bytes,
         Basic::Long | Basic::CLong | Basic::Quad | Basic::CQuad | Basic::C16 => Domain::None,
-        Basic::Char | Basic::Wide | Basic::Packed => Domain::None,
+        Basic::Wide | Basic::Packed => Domain::None,
     }
 }
 
@@ -271,7 +273,7 @@ pub unsafe fn apply(op: Builtin, input: *mut u8, inout: *mut u8, count: usize, o
         }
         let Some(basic) = of.basic() else { return fail(Class::Op, "the datatype is not predefined") };
         match basic {
-            Basic::I8 => each::<i8>(op, input, inout, count),
+            Basic::I8 | Basic::Char => each::<i8>(op, input, inout, count),
             Basic::I16 => each::<i16>(op, input, inout, count),
             Basic::I32 => each::<i32>(op, input, inout, count),
             Basic::I64 => each::<i64>(op, input, inout, count),

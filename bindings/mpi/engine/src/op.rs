@@ -139,7 +139,7 @@ impl Op {
 #[inline]
 pub(crate) fn for_kolo(op: Builtin, basic: Basic) -> Option<(ReduceOp, DataType)> {
     let data = match basic {
-        Basic::I8 => DataType::I8,
+        Basic::I8 | Basic::Char => DataType::I8,
         Basic::U8 | Basic::Byte => DataType::U8,
         Basic::I32 => DataType::I32,
         Basic::U32 => DataType::U32,

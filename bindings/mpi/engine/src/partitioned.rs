@@ -1,28 +1,73 @@
-//! Partitioned messages: the parts of a buffer become ready one by one.
+//! Partitioned messages: the partitions of a buffer become ready, travel and arrive one by one.
+//!
+//! Sends and receives match in the order in which they are initialized, not in that of their starts. So `MPI_Psend_init` sends the receiver
+//! a [`Cut`], for which `MPI_Precv_init` posts a receive. The cut names the tags of the partitions, each of which is a message of its own.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::args::{count, put, slice};
-use crate::comm::{self, Comm, PARTITIONED};
-use crate::constants::{PROC_NULL, Status};
+use crate::collective::schedule::{Memory, Schedule, Started};
+use crate::comm::{self, COLLECTIVES, Comm, PARTITIONED};
+use crate::constants::{PROC_NULL, Status, TAG_MAX};
 use crate::datatype::{self, Type};
 use crate::error::{Class, Fail, Outcome, fail};
-use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::net::{self, Completion, Finished, Recv, Sink, Source};
 use crate::request::{self, Active};
 
-/// A partitioned send or receive. The message is sent when all partitions are ready, so all partitions arrive together.
+/// The tags of partitions lie in the upper half of the tags of collectives, of which schedules use the lower half.
+const PARTITION_TAGS: c_int = (TAG_MAX >> 1) + 1;
+
+/// The number of partitions for which this process has assigned tags.
+static TAGGED: AtomicU32 = AtomicU32::new(0);
+
+/// The sender's division of a message.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// The number from which the tag of the first partition follows.
+    first: u32,
+    partitions: u32,
+    /// Bytes of a partition.
+    bytes: u64,
+}
+
+impl Cut {
+    const LEN: usize = 16;
+
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = self.first.to_le_bytes().to_vec();
+        bytes.extend(self.partitions.to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let long = bytes.get(8..16)?.try_into().ok().map(u64::from_le_bytes);
+        // The sender's number of partitions is an `int`.
+        let partitions = word(4).filter(|partitions| c_int::try_from(*partitions).is_ok());
+        Some(Self { first: word(0)?, partitions: partitions?, bytes: long? })
+    }
+
+    fn tag(self, partition: u32) -> c_int {
+        PARTITION_TAGS | (self.first.wrapping_add(partition) as c_int & (PARTITION_TAGS - 1))
+    }
+}
+
+/// A partitioned send or receive that has been started.
 #[derive(Debug)]
 pub struct Partitioned {
     state: Mutex<State>,
-    done: Arc<Completion>,
-    is_send: bool,
     setup: Arc<Setup>,
 }
 
+/// The messages of the partitions: of a send, those that are ready; of a receive, all of them once the cut is known.
 #[derive(Debug)]
 struct State {
-    ready: Vec<bool>,
+    messages: Vec<Option<Arc<Completion>>>,
+    /// Partitions that are not ready yet.
     left: usize,
 }
 
@@ -30,73 +75,237 @@ struct State {
 struct Setup {
     comm: Arc<Comm>,
     at: usize,
-    elements: usize,
+    partitions: usize,
+    /// Elements of a partition.
+    each: usize,
     of: Arc<Type>,
     peer: Option<u32>,
     tag: c_int,
-    partitions: usize,
+    end: End,
+}
+
+#[derive(Debug)]
+enum End {
+    Send(Cut),
+    Receive(Receive),
+}
+
+#[derive(Debug, Default)]
+struct Receive {
+    cut: Mutex<Arriving>,
+    /// The receive of the cut, which may fail.
+    meeting: OnceLock<Arc<Started>>,
+}
+
+/// The cut of a receive: on its way, with the operation that has been started without it, or here.
+#[derive(Debug, Default)]
+struct Arriving {
+    cut: Option<Cut>,
+    waits: Option<Arc<Partitioned>>,
+}
+
+impl Receive {
+    fn cut(&self) -> MutexGuard<'_, Arriving> {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failure(&self) -> Option<Fail> {
+        self.meeting.get()?.outcome()?.err()
+    }
+}
+
+impl Setup {
+    fn partition_bytes(&self) -> usize {
+        self.each * self.of.size()
+    }
+
+    fn bytes(&self) -> usize {
+        self.partitions * self.partition_bytes()
+    }
+
+    /// Returns the elements from `from` on.
+    fn element(&self, from: usize) -> *mut u8 {
+        (self.at as *mut u8).wrapping_offset((from as i64 * self.of.extent) as isize)
+    }
+
+    /// Returns a partition of a send.
+    fn source(&self, partition: usize) -> Source {
+        let from = self.element(partition * self.each);
+        if self.of.is_flat() {
+            return Source::Lent(from.wrapping_offset(self.of.true_lower as isize), self.partition_bytes());
+        }
+        let mut bytes = Vec::new();
+        // SAFETY: reads the program's elements, which it has marked as ready.
+        unsafe { self.of.pack(from, self.each, &mut bytes) };
+        Source::Kept(bytes)
+    }
+
+    /// Returns the memory of a range of the message's bytes, as far as the receive has room.
+    fn sink(&self, bytes: Range<usize>) -> Outcome<Sink> {
+        let (from, to) = (bytes.start.min(self.bytes()), bytes.end.min(self.bytes()));
+        let size = self.of.size().max(1);
+        if self.of.is_flat() {
+            let ptr = self.element(0).wrapping_offset(self.of.true_lower as isize).wrapping_add(from);
+            return Ok(Sink::Flat { ptr, room: to - from });
+        }
+        if from.is_multiple_of(size) && to.is_multiple_of(size) {
+            let (ptr, count) = (self.element(from / size), (to - from) / size);
+            return Ok(Sink::Typed { ptr, count, of: Arc::clone(&self.of) });
+        }
+        // The sender's partitions end inside elements.
+        Ok(Sink::Typed { ptr: self.element(0), count: 1, of: datatype::bytes_of(&self.of, from..to)? })
+    }
+
+    /// Posts the receive of the sender's cut.
+    fn meet(self: &Arc<Self>) -> Outcome {
+        let (Some(peer), End::Receive(receive)) = (self.peer, &self.end) else { return Ok(()) };
+        let whole = self.comm.whole();
+        let Some(from) = whole.members.iter().position(|member| *member == peer) else {
+            return fail(Class::Intern, "the sender is not in the communicator");
+        };
+        let mut s = Schedule::tagged(whole, self.comm.context(PARTITIONED), self.tag);
+        let told = s.keep(Cut::LEN);
+        s.recv(from as u32, told);
+        s.fence();
+        // The program may free the request before the cut arrives.
+        let this = Arc::downgrade(self);
+        s.run(move || this.upgrade().map_or(Ok(()), |this| this.cut_arrived(told)));
+        let _ = receive.meeting.set(Started::start(s));
+        Ok(())
+    }
+
+    fn cut_arrived(&self, told: Memory) -> Outcome {
+        let End::Receive(receive) = &self.end else { return Ok(()) };
+        // SAFETY: the schedule's message has arrived in this memory.
+        let Some(cut) = Cut::decode(unsafe { told.bytes() }) else {
+            return fail(Class::Intern, "a partitioned send announced itself in an unknown form");
+        };
+        let mut arriving = receive.cut();
+        arriving.cut = Some(cut);
+        arriving.waits.take().map_or(Ok(()), |operation| operation.post(cut))
+    }
 }
 
 impl Partitioned {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failure(&self) -> Option<Fail> {
+        match &self.setup.end {
+            End::Send(_) => None,
+            End::Receive(receive) => receive.failure(),
+        }
+    }
+
     /// Returns whether the operation is complete.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.setup.peer.is_none() || self.done.is_done()
+        if self.setup.peer.is_none() || self.failure().is_some() {
+            return true;
+        }
+        let state = self.state();
+        let is_done =
+            |message: &Option<Arc<Completion>>| message.as_ref().is_some_and(|message| message.is_done());
+        state.left == 0 && state.messages.iter().all(is_done)
     }
 
     /// Returns the status and the error if the operation is complete.
     #[must_use]
     pub fn ended(&self, comm: &Comm) -> Option<(Status, Option<Fail>)> {
-        if self.setup.peer.is_none() {
+        let Some(peer) = self.setup.peer else {
             return Some((Status { source: PROC_NULL, ..Status::EMPTY }, None));
+        };
+        if !self.is_over() {
+            return None;
         }
-        let finished = self.done.get()?;
-        let status = if self.is_send { Status::EMPTY } else { request::received(finished, comm) };
-        Some((status, finished.error.clone()))
+        let state = self.state();
+        let ends = || state.messages.iter().flatten().filter_map(|message| message.get());
+        let error = self.failure().or_else(|| ends().find_map(|end| end.error.clone()));
+        if matches!(self.setup.end, End::Send(_)) {
+            return Some((Status::EMPTY, error));
+        }
+        let bytes = ends().map(|end| end.bytes).sum();
+        let all = Finished { source: peer, tag: self.setup.tag, bytes, error: None, cancelled: false };
+        Some((request::received(&all, comm), error))
     }
 
-    fn start(setup: &Arc<Setup>, is_send: bool) -> Outcome<Active> {
-        let state = State { ready: vec![false; setup.partitions], left: setup.partitions };
-        let done = Completion::new();
-        if !is_send && let Some(peer) = setup.peer {
-            let sink =
-                Sink::Typed { ptr: setup.at as *mut u8, count: setup.elements, of: Arc::clone(&setup.of) };
-            let recv = Recv { source: Some(peer), tag: Some(setup.tag), sink, done: Arc::clone(&done) };
-            net::net()?.recv(setup.comm.context(PARTITIONED), recv);
+    fn start(setup: &Arc<Setup>) -> Outcome<Active> {
+        let messages = match setup.end {
+            End::Send(_) => vec![None; setup.partitions],
+            End::Receive(_) => Vec::new(),
+        };
+        let left = if matches!(setup.end, End::Send(_)) { setup.partitions } else { 1 };
+        let started =
+            Arc::new(Self { state: Mutex::new(State { messages, left }), setup: Arc::clone(setup) });
+        if let (Some(_), End::Receive(receive)) = (setup.peer, &setup.end) {
+            let mut arriving = receive.cut();
+            match arriving.cut {
+                Some(cut) => started.post(cut)?,
+                None => arriving.waits = Some(Arc::clone(&started)),
+            }
         }
-        let started = Self { state: Mutex::new(state), done, is_send, setup: Arc::clone(setup) };
-        if is_send && setup.partitions == 0 {
-            started.send()?;
-        }
-        Ok(Active::Partitioned(Arc::new(started)))
+        Ok(Active::Partitioned(started))
     }
 
-    fn send(&self) -> Outcome {
+    /// Posts the receives of all partitions.
+    fn post(&self, cut: Cut) -> Outcome {
         let Some(peer) = self.setup.peer else { return Ok(()) };
-        let mut bytes = Vec::new();
-        // SAFETY: reads the program's elements, all of which the program has marked as ready.
-        unsafe { self.setup.of.pack(self.setup.at as *const u8, self.setup.elements, &mut bytes) };
-        let context = self.setup.comm.context(PARTITIONED);
-        net::net()?.send(peer, context, self.setup.tag, Source::Kept(bytes), false, &self.done);
+        let (context, len) = (self.setup.comm.context(COLLECTIVES), cut.bytes as usize);
+        let mut messages = Vec::new();
+        for partition in 0..cut.partitions {
+            let from = (partition as usize).saturating_mul(len);
+            let sink = self.setup.sink(from..from.saturating_add(len))?;
+            let done = Completion::new();
+            let (source, tag) = (Some(peer), Some(cut.tag(partition)));
+            net::net()?.recv(context, Recv { source, tag, sink, done: Arc::clone(&done) });
+            messages.push(Some(done));
+        }
+        *self.state() = State { messages, left: 0 };
         Ok(())
     }
 
     fn ready(&self, partition: c_int) -> Outcome {
-        if !self.is_send {
+        let End::Send(cut) = self.setup.end else {
             return fail(Class::Request, "only partitions of a send can be marked ready");
-        }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(ready) = usize::try_from(partition).ok().and_then(|at| state.ready.get_mut(at)) else {
+        };
+        let mut state = self.state();
+        let Some(message) = usize::try_from(partition).ok().and_then(|at| state.messages.get_mut(at)) else {
             return fail(
                 Class::Arg,
                 format!("partition {partition} is out of range: there are {}", self.setup.partitions),
             );
         };
-        if std::mem::replace(ready, true) {
+        if message.is_some() {
             return fail(Class::Arg, format!("partition {partition} is already ready"));
         }
+        let done = Completion::new();
+        *message = Some(Arc::clone(&done));
         state.left -= 1;
-        if state.left == 0 { self.send() } else { Ok(()) }
+        drop(state);
+        let Some(peer) = self.setup.peer else { return Ok(()) };
+        let (context, data) = (self.setup.comm.context(COLLECTIVES), self.setup.source(partition as usize));
+        net::net()?.send(peer, context, cut.tag(partition as u32), data, false, &done);
+        Ok(())
+    }
+
+    /// Returns whether a partition of a receive is in place.
+    fn has(&self, partition: usize) -> bool {
+        let End::Receive(receive) = &self.setup.end else { return false };
+        let Some(cut) = receive.cut().cut else { return false };
+        let own = self.setup.partition_bytes();
+        if own == 0 {
+            // Empty partitions arrive with the whole message.
+            return false;
+        }
+        let (from, to) = (partition * own, (partition + 1) * own);
+        let state = self.state();
+        let holds = |at: usize| {
+            let start = at.saturating_mul(cut.bytes as usize);
+            start < to && start.saturating_add(cut.bytes as usize) > from
+        };
+        let mut parts = state.messages.iter().enumerate().filter(|(at, _)| holds(*at));
+        state.left == 0 && parts.all(|(_, message)| message.as_ref().is_some_and(|message| message.is_done()))
     }
 }
 
@@ -125,14 +334,30 @@ unsafe fn make(
             );
         }
     };
-    if tag < 0 {
-        return fail(Class::Tag, format!("the tag is {tag}"));
+    if !(0..=TAG_MAX).contains(&tag) {
+        return fail(Class::Tag, format!("the tag is {tag}, but tags are 0 to {TAG_MAX}"));
     }
-    let elements = partitions * each;
-    let setup = Setup { comm: Arc::clone(&comm), at: buf as usize, elements, of, peer, tag, partitions };
-    let setup = Arc::new(setup);
+    let Some(bytes) = each.checked_mul(of.size()).filter(|bytes| bytes.checked_mul(partitions).is_some())
+    else {
+        return fail(Class::Count, "the partitions are larger than the address space");
+    };
+    let end = if is_send {
+        let first = TAGGED.fetch_add(partitions as u32, Ordering::Relaxed);
+        End::Send(Cut { first, partitions: partitions as u32, bytes: bytes as u64 })
+    } else {
+        End::Receive(Receive::default())
+    };
+    let setup =
+        Arc::new(Setup { comm: Arc::clone(&comm), at: buf as usize, partitions, each, of, peer, tag, end });
+    match (peer, &setup.end) {
+        (Some(peer), End::Send(cut)) => {
+            let (context, told) = (comm.context(PARTITIONED), Source::Kept(cut.encode()));
+            net::net()?.send(peer, context, tag, told, false, &Completion::new());
+        }
+        _ => setup.meet()?,
+    }
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::persistent(move || Partitioned::start(&setup, is_send), &comm)) }
+    unsafe { put(into, request::persistent(move || Partitioned::start(&setup), &comm)) }
 }
 
 #[allow(clippy::too_many_arguments, reason = "the standard's")]
@@ -188,18 +413,20 @@ pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Out
         // SAFETY: the caller's promise.
         return unsafe { put(flag, 1) };
     };
-    if partitioned.is_send {
+    let setup = &partitioned.setup;
+    if matches!(setup.end, End::Send(_)) {
         return fail(Class::Request, "only partitions of a receive can arrive");
     }
-    if !(0..partitioned.setup.partitions as c_int).contains(&partition) {
+    let Some(at) = usize::try_from(partition).ok().filter(|at| *at < setup.partitions) else {
         return fail(
             Class::Arg,
-            format!("partition {partition} is out of range: there are {}", partitioned.setup.partitions),
+            format!("partition {partition} is out of range: there are {}", setup.partitions),
         );
-    }
-    if !partitioned.is_over() && !net::poll_once() {
+    };
+    let is_here = || partitioned.is_over() || partitioned.has(at);
+    if !is_here() && !net::poll_once() {
         net::nap();
     }
     // SAFETY: the caller's promise.
-    unsafe { put(flag, partitioned.is_over().into()) }
+    unsafe { put(flag, is_here().into()) }
 }

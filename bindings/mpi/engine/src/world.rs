@@ -307,14 +307,33 @@ pub fn new_context() -> Outcome<u32> {
     Ok(rank() * room + number)
 }
 
+/// The longest time that a process which ends the job waits for its own output.
+const FLUSH_TIME: Duration = Duration::from_millis(500);
+
+/// Writes what the program has printed and C's streams still hold, which is lost otherwise. A thread of its own does so, since another
+/// thread may be inside of a call on a stream. Returns the receiver that learns of the end.
+fn flush_output() -> std::sync::mpsc::Receiver<()> {
+    let (ended, end) = std::sync::mpsc::channel();
+    let flush = move || {
+        // SAFETY: null means all streams; C's library locks each.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        let _ = ended.send(());
+    };
+    // Without a thread, the channel ends at once.
+    let _ = std::thread::Builder::new().name("kolo-flush".to_owned()).spawn(flush);
+    end
+}
+
 /// Ends the job.
 pub fn abort(reason: &str, code: c_int) -> ! {
+    let flushed = flush_output();
     eprintln!("kolo: rank {} of the world ends the job: {reason}", rank());
     if let Some(kolo) = kolo() {
         kolo.abort(&format!("MPI_Abort with code {code} on rank {}: {reason}", rank()));
         // Wait, so that the other ranks learn the reason and not only that this process has ended.
         std::thread::sleep(Duration::from_millis(50));
     }
+    let _ = flushed.recv_timeout(FLUSH_TIME);
     // SAFETY: ends the process without running any of its exit handlers, since it may be in any state.
     unsafe { libc::_exit(code) }
 }

@@ -2,6 +2,10 @@
 #ifndef KOLO_MPI_H
 #define KOLO_MPI_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct MPI_ABI_Comm *MPI_Comm;
 typedef struct MPI_ABI_Group *MPI_Group;
 typedef struct MPI_ABI_Datatype *MPI_Datatype;
@@ -248,4 +252,9 @@ typedef struct KOLO_T_session *MPI_T_pvar_session;
 #define MPI_ERR_UNSUPPORTED_DATAREP 54
 
 #include "../mpi_types.h"
+#include "mpi_constants.h"
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -2,6 +2,10 @@
 #ifndef KOLO_MPI_H
 #define KOLO_MPI_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef int MPI_Comm;
 typedef int MPI_Group;
 typedef int MPI_Datatype;
@@ -249,5 +253,10 @@ extern struct KOLO_T_pvar *const MPI_T_PVAR_ALL_HANDLES;
 #define MPI_ERR_UNSUPPORTED_DATAREP 43
 
 #include "../mpi_types.h"
+#include "mpi_constants.h"
 #include "mpi_more.h"
+
+#ifdef __cplusplus
+}
+#endif
 #endif

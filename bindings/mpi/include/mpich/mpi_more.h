@@ -3,10 +3,6 @@ int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 #define MPI_COMM_DUP_FN ((MPI_Comm_copy_attr_function *)MPIR_Dup_fn)
 #define MPI_TYPE_DUP_FN ((MPI_Type_copy_attr_function *)MPIR_Dup_fn)
 #define MPI_WIN_DUP_FN ((MPI_Win_copy_attr_function *)MPIR_Dup_fn)
-#define MPI_TYPE_NULL_COPY_FN ((MPI_Type_copy_attr_function *)0)
-#define MPI_TYPE_NULL_DELETE_FN ((MPI_Type_delete_attr_function *)0)
-#define MPI_WIN_NULL_COPY_FN ((MPI_Win_copy_attr_function *)0)
-#define MPI_WIN_NULL_DELETE_FN ((MPI_Win_delete_attr_function *)0)
 
 /* The Fortran bindings set these, in programs that use Fortran. */
 extern MPI_Fint *MPI_F_STATUS_IGNORE;
@@ -52,6 +48,10 @@ MPI_Win MPI_Win_f2c(MPI_Fint handle);
 typedef MPI_Comm_copy_attr_function MPI_Copy_function;
 typedef MPI_Comm_delete_attr_function MPI_Delete_function;
 typedef MPI_Comm_errhandler_function MPI_Handler_function;
+int MPI_Status_c2f(const MPI_Status *status, MPI_Fint *numbers);
+int MPI_Status_f2c(const MPI_Fint *numbers, MPI_Status *status);
+#define MPI_LB KOLO_HANDLE(MPI_Datatype, 0x4c000010)
+#define MPI_UB KOLO_HANDLE(MPI_Datatype, 0x4c000011)
 #define MPI_NULL_COPY_FN MPI_COMM_NULL_COPY_FN
 #define MPI_NULL_DELETE_FN MPI_COMM_NULL_DELETE_FN
 #define MPI_DUP_FN MPI_COMM_DUP_FN

@@ -22,12 +22,16 @@ fn succeed(command: &mut Command) -> String {
 }
 
 fn compiler() -> Option<String> {
-    let name = std::env::var("CC").ok().filter(|name| !name.is_empty()).unwrap_or("cc".to_owned());
+    compiler_of("CC", "cc")
+}
+
+fn compiler_of(variable: &str, default: &str) -> Option<String> {
+    let name = std::env::var(variable).ok().filter(|name| !name.is_empty()).unwrap_or(default.to_owned());
     let found = Command::new(&name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if found.is_ok_and(|status| status.success()) {
         return Some(name);
     }
-    println!("skipped: there is no compiler '{name}' (set CC)");
+    println!("skipped: there is no compiler '{name}' (set {variable})");
     None
 }
 
@@ -81,17 +85,22 @@ fn library(abi: &'static Abi) -> &'static Path {
 /// Compiles a program of `tests/c`.
 fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
     let program = folder.join(format!("{name}-{}", abi.include));
+    compile(cc, "c99", &home().join(format!("tests/c/{name}.c")), &program, abi);
+    program
+}
+
+fn compile(compiler: &str, standard: &str, source: &Path, program: &Path, abi: &'static Abi) {
     let library = library(abi);
-    let mut command = Command::new(cc);
+    let mut command = Command::new(compiler);
     command
-        .args(["-std=c99", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
+        .arg(format!("-std={standard}"))
+        .args(["-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
         .arg(home().join("include").join(abi.include));
-    command.arg(home().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
+    command.arg(source).arg("-o").arg(program);
     command.arg("-L").arg(library).arg(format!("-l{}", abi.link));
     command.arg(format!("-Wl,-rpath,{}", library.display()));
     succeed(&mut command);
-    program
 }
 
 /// Runs a program as the ranks of a job; all must succeed.
@@ -149,6 +158,34 @@ fn with(abis: &'static [Abi], name: &str, arguments: &[&str], ranks: &[usize]) {
 #[test]
 fn messages() {
     with_ranks("messages", &[1, 2, 3, 4]);
+}
+
+#[test]
+fn lifetimes() {
+    with_ranks("lifetimes", &[1, 2, 3]);
+}
+
+#[test]
+fn programs_in_cpp() {
+    let Some(compiler) = compiler_of("CXX", "c++") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for abi in &ABIS {
+        let program = folder.path().join(abi.include);
+        compile(&compiler, "c++11", &home().join("tests/cpp/sum.cpp"), &program, abi);
+        [1, 3].into_iter().for_each(|ranks| run_ranks(&program, &[], ranks, "shm,tcp"));
+    }
+}
+
+#[test]
+fn an_abort_writes_what_the_program_has_printed() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for abi in &ABIS {
+        let program = program(&cc, "abort", folder.path(), abi);
+        let output = Command::new(program).output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "the last words");
+    }
 }
 
 #[test]

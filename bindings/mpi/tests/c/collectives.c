@@ -1,5 +1,6 @@
 /* Collectives in all forms, on communicators of several kinds. Any number of ranks. */
 #include "test.h"
+#include <pthread.h>
 
 static void product_of_matrices(void *in, void *inout, int *count, MPI_Datatype *type) {
   (void)type;
@@ -154,13 +155,100 @@ static void communicators(void) {
   CHECK(!MPI_Comm_free(&none));
 }
 
+/* The output of an exclusive scan is not significant on the first rank. A structure's empty blocks do not align it. */
+static void corners(void) {
+  int value = rank + 1, sum = -1, lengths[3] = {1, 0, 1};
+  CHECK(!MPI_Exscan(&value, rank ? &sum : NULL, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
+  CHECK(rank == 0 || sum == rank * (rank + 1) / 2);
+  MPI_Aint places[3] = {0, 8, 4}, lower, extent;
+  MPI_Datatype types[3] = {MPI_INT, MPI_DOUBLE, MPI_SHORT}, made;
+  CHECK(!MPI_Type_create_struct(3, lengths, places, types, &made) && !MPI_Type_get_extent(made, &lower, &extent));
+  CHECK(lower == 0 && extent == 8 && !MPI_Type_free(&made));
+  places[2] = 8;
+  CHECK(!MPI_Type_create_struct(3, lengths, places, types, &made) && !MPI_Type_get_extent(made, &lower, &extent));
+  CHECK(extent == 12 && !MPI_Type_free(&made));
+  /* Characters are reduced as numbers, and Fortran's types as the predefined ones. */
+  char letter = 1, letters = 0;
+  double real = 0.5, reals = 0;
+  CHECK(!MPI_Allreduce(&letter, &letters, 1, MPI_CHAR, MPI_SUM, MPI_COMM_WORLD) && letters == size);
+  CHECK(!MPI_Type_create_f90_real(15, 307, &made));
+  CHECK(!MPI_Allreduce(&real, &reals, 1, made, MPI_SUM, MPI_COMM_WORLD) && reals == size / 2.0);
+  MPI_Request request;
+  CHECK(!MPI_Iallreduce(&real, &reals, 1, made, MPI_MAX, MPI_COMM_WORLD, &request) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
+  CHECK(reals == 0.5);
+  int integers, addresses, children, combiner;
+  CHECK(!MPI_Type_get_envelope(made, &integers, &addresses, &children, &combiner));
+  CHECK(integers == 2 && addresses == 0 && children == 0 && combiner == MPI_COMBINER_F90_REAL);
+}
+
+static int types_freed;
+
+static int on_type_delete(MPI_Datatype type, int key, void *value, void *extra) {
+  (void)type, (void)key, (void)value, (void)extra;
+  types_freed++;
+  return MPI_SUCCESS;
+}
+
+/* A freed keyval lives on with its attributes. A type's attributes are deleted with it, even if another type is made of it. */
+static void keyvals(void) {
+  int key, same, flag, place;
+  void *value;
+  MPI_Comm comm;
+  MPI_Datatype type, of_type;
+  CHECK(!MPI_Comm_dup(MPI_COMM_SELF, &comm) && !MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, NULL));
+  same = key, deletions = 0;
+  CHECK(!MPI_Comm_set_attr(comm, key, &place) && !MPI_Comm_free_keyval(&key) && key == MPI_KEYVAL_INVALID);
+  CHECK(!MPI_Comm_get_attr(comm, same, &value, &flag) && flag && value == &place);
+  CHECK(!MPI_Comm_delete_attr(comm, same) && deletions == 1);
+  CHECK(!MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_KEYVAL, MPI_Comm_set_attr(comm, same, &place));
+  CHECK(!MPI_Comm_free(&comm));
+  CHECK(!MPI_Type_contiguous(2, MPI_INT, &type) && !MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, on_type_delete, &key, NULL));
+  CHECK(!MPI_Type_set_attr(type, key, NULL) && !MPI_Type_dup(type, &of_type) && !MPI_Type_free(&type) && types_freed == 1);
+  CHECK(!MPI_Type_free(&of_type) && !MPI_Type_free_keyval(&key) && types_freed == 1);
+}
+
+enum { THREADS = 4, ROUNDS = 10 };
+
+static MPI_Comm shared[THREADS][ROUNDS];
+
+static void *first_calls_of_thread(void *number) {
+  int at = *(int *)number, sum, product[2];
+  for (int round = 0; round < ROUNDS; round++) {
+    int value = rank + at;
+    if (at % 2) {
+      CHECK(!MPI_Allreduce(&value, &sum, 1, MPI_INT, MPI_SUM, shared[at][round]) && sum == size * (size - 1) / 2 + size * at);
+    } else {
+      product[0] = rank ? -1 : at, product[1] = rank ? -1 : round;
+      CHECK(!MPI_Bcast(product, 2, MPI_INT, 0, shared[at][round]) && product[0] == at && product[1] == round);
+    }
+  }
+  return NULL;
+}
+
+/* Threads make the first calls on communicators of the same ranks, in an order that differs among the ranks. */
+static void first_calls(void) {
+  pthread_t threads[THREADS];
+  int numbers[THREADS];
+  for (int i = 0; i < THREADS; i++)
+    for (int round = 0; round < ROUNDS; round++) CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &shared[i][round]));
+  for (int i = 0; i < THREADS; i++) {
+    int at = rank % 2 ? THREADS - 1 - i : i;
+    numbers[at] = at;
+    CHECK(!pthread_create(&threads[at], NULL, first_calls_of_thread, &numbers[at]));
+  }
+  for (int i = 0; i < THREADS; i++) CHECK(!pthread_join(threads[i], NULL));
+  for (int i = 0; i < THREADS; i++)
+    for (int round = 0; round < ROUNDS; round++) CHECK(!MPI_Comm_free(&shared[i][round]));
+}
+
 int main(int argc, char **argv) {
   int provided;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) && provided == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators();
+  topologies(), communicators(), corners(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }

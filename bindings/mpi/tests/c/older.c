@@ -56,6 +56,12 @@ int main(int argc, char **argv) {
   CHECK(got[0].real == 1.5 && got[0].whole == 1 && got[1].real == 0 && got[2].real == 3.5 && got[2].whole == 3);
   CHECK(!MPI_Type_hindexed(1, (int[]){2}, (MPI_Aint[]){sizeof(int)}, MPI_INT, &type));
   CHECK(!MPI_Type_lb(type, &lower) && !MPI_Type_ub(type, &upper) && lower == sizeof(int) && upper == 3 * sizeof(int));
+  /* Marks set the bounds of a structure, whatever its other members occupy. */
+  MPI_Datatype marked;
+  CHECK(!MPI_Type_struct(3, (int[]){1, 1, 1}, (MPI_Aint[]){0, -8, 32}, (MPI_Datatype[]){MPI_DOUBLE, MPI_LB, MPI_UB}, &marked));
+  CHECK(!MPI_Type_lb(marked, &lower) && !MPI_Type_ub(marked, &upper) && lower == -8 && upper == 32 && !MPI_Type_free(&marked));
+  CHECK(!MPI_Type_struct(2, (int[]){1, 1}, (MPI_Aint[]){0, 4}, (MPI_Datatype[]){MPI_DOUBLE, MPI_UB}, &marked));
+  CHECK(!MPI_Type_lb(marked, &lower) && !MPI_Type_extent(marked, &extent) && lower == 0 && extent == 4 && !MPI_Type_free(&marked));
   CHECK(!MPI_Type_free(&both) && !MPI_Type_free(&every_other) && !MPI_Type_free(&type));
 
   /* Attributes and error handlers. */

@@ -30,12 +30,44 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_RMA_RANGE, MPI_Put(&one, 1, MPI_INT, 0, 4, 1, MPI_INT, window));
   CHECK(!MPI_Win_unlock(0, window) && !MPI_Win_free(&window) && window == MPI_WIN_NULL);
 
+  /* An element of two pairs of a value and an index: the larger values win. */
+  struct {
+    double value;
+    int index;
+  } *pairs, own[2] = {{rank, rank}, {-rank, rank}};
+  MPI_Datatype two;
+  CHECK(!MPI_Type_contiguous(2, MPI_DOUBLE_INT, &two) && !MPI_Type_commit(&two));
+  CHECK(!MPI_Win_allocate(sizeof own, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &pairs, &window));
+  memset(pairs, 0, sizeof own);
+  pairs[1].index = 77, pairs[1].value = 0.5;
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(own, 1, two, 0, 0, 1, two, MPI_MAXLOC, window));
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Type_free(&two));
+  CHECK(rank || (pairs[0].value == size - 1 && pairs[0].index == size - 1 && pairs[1].value == 0.5 && pairs[1].index == 77));
+  CHECK(!MPI_Win_free(&window));
+
+  /* Memory attached in two pieces is one for accesses. */
+  static int region[8];
+  int values[4] = {1, 2, 3, 4};
+  MPI_Aint place, *places = malloc(size * sizeof *places);
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Get_address(&region[2], &place));
+  CHECK(!MPI_Win_attach(window, region, 4 * sizeof(int)) && !MPI_Win_attach(window, &region[4], 4 * sizeof(int)));
+  CHECK(!MPI_Allgather(&place, 1, MPI_AINT, places, 1, MPI_AINT, MPI_COMM_WORLD) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Put(values, 4, MPI_INT, next, places[next], 4, MPI_INT, window) && !MPI_Win_fence(0, window));
+  for (int i = 0; i < 8; i++) CHECK(region[i] == (i < 2 || i > 5 ? 0 : i - 1));
+  CHECK(!MPI_Win_detach(window, region) && !MPI_Win_detach(window, &region[4]) && !MPI_Win_free(&window));
+  free(places);
+
   MPI_Aint bytes;
   int unit, *first;
   CHECK(!MPI_Win_allocate_shared(sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
   *memory = rank + 1;
   CHECK(!MPI_Win_fence(0, window) && !MPI_Win_shared_query(window, 0, &bytes, &unit, &first));
   for (int r = 0; r < size; r++) CHECK(first[r] == r + 1);
-  CHECK(!MPI_Win_fence(0, window) && !MPI_Win_free(&window) && !MPI_Finalize());
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Win_free(&window));
+  CHECK(!MPI_Win_allocate_shared(rank ? 0 : 4, 4, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+  CHECK(!MPI_Win_shared_query(window, size - 1, &bytes, &unit, &first) && (bytes == 0) == (first == NULL) && (bytes == 0) == (size > 1));
+  char name[MPI_MAX_OBJECT_NAME];
+  CHECK(!MPI_Win_free(&window) && !MPI_Win_get_name(window, name, &unit) && !strcmp(name, "MPI_WIN_NULL"));
+  CHECK(!MPI_Type_get_name(MPI_DATATYPE_NULL, name, &unit) && !strcmp(name, "MPI_DATATYPE_NULL") && !MPI_Finalize());
   return 0;
 }

@@ -158,6 +158,8 @@ def copy_back(backs) -> None:
 
 
 def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> Memory:
+    if getattr(getattr(obj, "dtype", None), "hasobject", False):
+        raise _holds_objects(what)
     typestr = interface["typestr"]
     if interface.get("strides") is not None:
         raise Usage(f"{what} is not contiguous; pass a contiguous copy, such as numpy.ascontiguousarray(x)")
@@ -184,6 +186,13 @@ def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> 
     for extent in interface["shape"]:
         elements *= extent
     return Memory(address, elements, kind, owner)
+
+
+def _holds_objects(what: str) -> Usage:
+    return Usage(
+        f"{what} holds Python objects, whose addresses mean nothing to other processes; use the calls for objects, such as "
+        "broadcast_object"
+    )
 
 
 def _on_gpu(what: str, obj: object) -> dict | None:
@@ -229,8 +238,8 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
     if device in _DLPACK_GPUS:
         # The producer has made the legacy stream wait for its own stream.
         comm.synchronize(address, _LEGACY_STREAM)
-    elements = 1
-    for extent, stride in zip(reversed(shape), reversed(strides)):
+    elements = 0 if 0 in shape else 1
+    for extent, stride in zip(reversed(shape), reversed(strides)) if elements else ():
         if stride != elements and extent != 1:
             raise Usage(f"{what} is not contiguous; make it contiguous first")
         elements *= extent
@@ -262,6 +271,9 @@ def _from_buffer(what: str, obj, writable: bool) -> Memory:
         ) from None
     if not view.c_contiguous:
         raise Usage(f"{what} is not contiguous")
+    # The names of fields stand between colons.
+    if "O" in "".join(view.format.split(":")[::2]):
+        raise _holds_objects(what)
     form = view.format.lstrip("@=" + _NATIVE)
     kind = f"{_FORMATS.get(form, 'V')}{view.itemsize}"
     return Memory(_lent(what, view, writable).address, view.nbytes // view.itemsize, kind, view)

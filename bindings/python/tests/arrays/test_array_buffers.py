@@ -49,6 +49,8 @@ def test_dlpack():
         with pytest.raises(kolo.Usage, match="not contiguous"):
             comm.all_reduce(torch.ones(4, 4).t())
         comm.all_reduce(torch.ones(4, 1)[:, 0])
+        comm.all_reduce(torch.empty(3, 0))
+        comm.all_reduce(torch.empty(3, 0, 2).permute(2, 0, 1))
 
     run(2, body)
 
@@ -66,7 +68,11 @@ def test_what_cannot_be_used_is_refused():
         frozen.flags.writeable = False
         refused("read-only", lambda: comm.all_reduce(frozen))
         refused("byte order", lambda: comm.all_reduce(np.ones(3, ">f4")))
-        refused("neither numbers nor bytes", lambda: comm.all_reduce(np.array([None])))
+        refused("neither numbers nor bytes", lambda: comm.all_gather(np.array(["text"])))
+        for kind in ("O", [("a", "i4"), ("b", "O")], [("a", [("b", "O")])]):
+            refused("Python objects", lambda: comm.broadcast(np.zeros(2, kind)))
+            refused("Python objects", lambda: comm.all_gather(np.zeros(2, kind)))
+            refused("Python objects", lambda: comm.broadcast(memoryview(np.zeros(2, kind))))
         refused("nor the buffer protocol", lambda: comm.all_reduce([1, 2]))
         refused("unknown operator 'mean'", lambda: comm.all_reduce(np.ones(3), "mean"))
         refused("not defined for elements", lambda: comm.all_reduce(np.ones(3, "c8"), "prod"), kolo.Unsupported)

@@ -224,6 +224,24 @@ def test_tensors_that_are_not_contiguous(ranks):
     run(ranks, body)
 
 
+def test_parameters_that_are_not_contiguous():
+    """Results are copied to leaves that require gradients, as contiguous leaves are written in place."""
+
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        weight = torch.nn.Parameter(torch.full((2, 3, 4, 4), float(me)).to(memory_format=torch.channels_last))
+        dist.broadcast(weight, 1)
+        assert torch.equal(weight.detach(), torch.ones(2, 3, 4, 4))
+        weight = torch.nn.Parameter(torch.ones(4, 5).t())
+        dist.all_reduce(weight)
+        assert torch.equal(weight.detach(), torch.full((5, 4), float(n)))
+        parts = [torch.zeros(2, 3, requires_grad=True) for _ in range(n)]
+        dist.all_gather(parts, torch.full((2, 3), float(me)))
+        assert all(torch.equal(part.detach(), torch.full((2, 3), float(r))) for r, part in enumerate(parts))
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_coalesced_forms(ranks):
     def body():

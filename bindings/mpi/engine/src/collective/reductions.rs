@@ -205,7 +205,11 @@ fn scanned(
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::intra(comm)?)?;
     if let Some(kolo) = call.fast(how) {
         let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
-        let buffers = (call.own.address().cast_const(), recvbuf.cast());
+        // The output of an exclusive scan is not significant on the first rank, which may pass NULL.
+        let is_unused = exclusive && call.comm.rank == 0 && recvbuf.is_null();
+        let mut unused = vec![0_u8; if is_unused { call.own.bytes() } else { 0 }];
+        let output = if is_unused { unused.as_mut_ptr() } else { recvbuf.cast() };
+        let buffers = (call.own.address().cast_const(), output);
         return fast::reduction(&call.comm, collective, buffers, call.own.count, kolo, 0);
     }
     let into = Buffer::new(recvbuf, n, of)?;

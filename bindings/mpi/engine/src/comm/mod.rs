@@ -55,9 +55,10 @@ pub struct Comm {
     acknowledged: Mutex<Vec<u32>>,
 }
 
-const COLLECTIVES: u32 = 1;
+/// Context of the messages of collectives, and of the partitions of partitioned messages.
+pub(crate) const COLLECTIVES: u32 = 1;
 const LIBRARY: u32 = 2;
-/// Context of the messages of partitioned operations.
+/// Context in which partitioned sends announce themselves.
 pub(crate) const PARTITIONED: u32 = 3;
 
 static COMMS: Table<Arc<Comm>> = Table::new(0x1);
@@ -187,11 +188,11 @@ impl Comm {
         }
     }
 
-    /// Returns the context and tag of the next collective that consists of messages.
+    /// Returns the context and tag of the next collective that consists of messages. The upper half of the tags is that of partitions.
     #[must_use]
     pub fn next_collective(&self) -> (u32, i32) {
         let number = self.collectives.fetch_add(1, Ordering::Relaxed);
-        (self.context(COLLECTIVES), number & TAG_MAX)
+        (self.context(COLLECTIVES), number & (TAG_MAX >> 1))
     }
 
     /// Returns Kolo's communicator of these ranks. The first call makes it, so all ranks must make that call.
@@ -212,7 +213,8 @@ impl Comm {
             return fail(Class::Intern, "a process that is alone has no collectives");
         };
         let _absent = net::Absence::begin();
-        let made = world.group(&places(&self.members)?)?;
+        // Threads may make the first collective calls on several communicators at the same time, in an order that differs among ranks.
+        let made = world.group_numbered(&places(&self.members)?, self.context(0))?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 

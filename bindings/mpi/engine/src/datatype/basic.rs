@@ -1,13 +1,13 @@
 //! Predefined datatypes.
 
 use std::ffi::c_int;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::layout::Part;
 use super::{Blocks, Made, Type};
 use crate::attributes::Attributes;
-use crate::constants::COMBINER_NAMED;
+use crate::constants::{COMBINER_NAMED, DATATYPE_NULL};
 
 /// Kind of a number in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +88,7 @@ singles! {
     0x0406 = "MPI_UNSIGNED", Basic::U32;
     0x0807 = "MPI_LONG", Basic::I64;
     0x0808 = "MPI_UNSIGNED_LONG", Basic::U64;
-    0x0809 = "MPI_LONG_LONG", Basic::I64;
+    0x0809 = "MPI_LONG_LONG_INT", Basic::I64;
     0x040a = "MPI_FLOAT", Basic::F32;
     0x080b = "MPI_DOUBLE", Basic::F64;
     0x100c = "MPI_LONG_DOUBLE", Basic::Long;
@@ -130,7 +130,7 @@ singles! {
     0x043d = "MPI_UINT32_T", Basic::U32;
     0x083e = "MPI_UINT64_T", Basic::U64;
     0x013f = "MPI_C_BOOL", Basic::Bool;
-    0x0840 = "MPI_C_FLOAT_COMPLEX", Basic::C32;
+    0x0840 = "MPI_C_COMPLEX", Basic::C32;
     0x1041 = "MPI_C_DOUBLE_COMPLEX", Basic::C64;
     0x2042 = "MPI_C_LONG_DOUBLE_COMPLEX", Basic::CLong;
     0x0843 = "MPI_AINT", Basic::I64;
@@ -158,6 +158,10 @@ const PAIRS: &[(u32, &str, Basic, Basic, i64)] = &[
     (0x4c00_1023, "MPI_2DOUBLE_PRECISION", Basic::F64, Basic::F64, 8),
 ];
 
+/// The handles of `MPI_LB` and `MPI_UB`, which MPI-3 removed: members of structures that set the bounds of the structure.
+pub(super) const LOWER_MARK: c_int = 0x4c00_0010;
+pub(super) const UPPER_MARK: c_int = 0x4c00_0011;
+
 const SINGLE: u32 = 0x4c00_0000;
 const PAIR: u32 = 0x8c00_0000;
 
@@ -171,6 +175,9 @@ fn builtins() -> &'static [Option<Arc<Type>>; 256] {
             let handle = SINGLE | handle;
             all[(handle & 0xff) as usize] =
                 Some(Arc::new(predefined(handle, name, vec![part], basic.size() as i64)));
+        }
+        for (handle, name) in [(LOWER_MARK, "MPI_LB"), (UPPER_MARK, "MPI_UB")] {
+            all[place(handle as u32)] = Some(Arc::new(predefined(handle as u32, name, Vec::new(), 0)));
         }
         for (handle, name, value, index, at) in PAIRS {
             let (first, second) =
@@ -210,6 +217,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
         bounded: false,
         dense: size as i64 == extent,
         builtin: handle as c_int,
+        handles: AtomicUsize::new(0),
         made,
         parts: OnceLock::new(),
         runs: OnceLock::new(),
@@ -217,6 +225,17 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
         name: Mutex::new(name.to_owned()),
         attributes: Attributes::default(),
     }
+}
+
+/// Makes a type of Fortran's with the layout of a predefined type. By the standard, it is committed, and operators are defined for it.
+pub(super) fn fortran(like: &Type, combiner: c_int, integers: Vec<c_int>) -> Type {
+    let parts = match &like.made.blocks {
+        Blocks::Basic(parts) => parts.clone(),
+        _ => Vec::new(),
+    };
+    let mut of = predefined(0, "", parts, like.extent);
+    (of.builtin, of.made.combiner, of.made.integers) = (DATATYPE_NULL, combiner, integers);
+    of
 }
 
 /// Returns the predefined type of a handle.

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::basic::fortran;
 use super::construct::{made, make, resized};
-use super::{Basic, Blocks, TYPES, Type, arrays, handle_of, lookup, register};
+use super::{Basic, Blocks, Type, arrays, handle_of, lookup, register, unregister};
 use crate::args::{Counts, count, put, slice};
 use crate::constants::*;
 use crate::error::{Class, Outcome, fail};
@@ -65,10 +66,10 @@ pub unsafe fn type_free(handle: *mut c_int) -> Outcome {
         return fail(Class::Type, "a predefined datatype cannot be freed");
     }
     // Other handles of the same type keep its attributes.
-    if Arc::strong_count(&of) <= 2 {
+    if of.handles.load(Ordering::Relaxed) == 1 {
         of.attributes.delete_all(number)?;
     }
-    TYPES.remove(number);
+    unregister(number);
     // SAFETY: as above.
     unsafe { *handle = DATATYPE_NULL };
     Ok(())
@@ -295,11 +296,7 @@ pub unsafe fn type_create_darray(
 }
 
 unsafe fn f90(combiner: c_int, integers: Vec<c_int>, handle: c_int, new: *mut c_int) -> Outcome {
-    let of = lookup(handle)?;
-    let mut made = made(combiner, vec![Arc::clone(&of)], Blocks::Even { count: 1, length: 1, stride: 0 });
-    made.integers = integers;
-    let of = make(made, None)?;
-    of.committed.store(true, Ordering::Release);
+    let of = fortran(&*lookup(handle)?, combiner, integers);
     // SAFETY: the caller's promise.
     unsafe { give(of, new) }
 }

@@ -1,12 +1,14 @@
 //! Makes derived types.
 
 use std::ffi::c_int;
-use std::sync::atomic::AtomicBool;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::basic::{LOWER_MARK, UPPER_MARK};
 use super::{Blocks, Made, Type};
 use crate::attributes::Attributes;
-use crate::constants::{COMBINER_RESIZED, COMBINER_STRUCT, DATATYPE_NULL};
+use crate::constants::{BYTE, COMBINER_HINDEXED, COMBINER_RESIZED, COMBINER_STRUCT, DATATYPE_NULL};
 use crate::error::{Class, Outcome, fail};
 
 /// The lowest and the highest byte that elements occupy.
@@ -45,7 +47,7 @@ fn extents(made: &Made) -> Option<Extents> {
     let mut add = |at: i64, count: i64, of: &Type, repeat: i64, stride: i64| {
         let size = (of.size as i64).checked_mul(count)?.checked_mul(repeat)?;
         all.size = all.size.checked_add(size)?;
-        if count == 0 {
+        if count == 0 || is_mark(of) {
             return Some(());
         }
         let mut block = Bounds::NONE;
@@ -70,6 +72,35 @@ fn extents(made: &Made) -> Option<Extents> {
     Some(all)
 }
 
+fn is_mark(of: &Type) -> bool {
+    of.builtin == LOWER_MARK || of.builtin == UPPER_MARK
+}
+
+/// Returns the bounds that marks in a structure set: the lowest and the highest of their places.
+fn marks(made: &Made) -> [Option<i64>; 2] {
+    let Blocks::Listed(blocks) = &made.blocks else { return [None; 2] };
+    let places = |mark: i32| {
+        let set = move |(_, count, which): &&(i64, i64, u32)| {
+            *count > 0 && made.types[*which as usize].builtin == mark
+        };
+        blocks.iter().filter(set).map(|(place, ..)| *place)
+    };
+    [places(LOWER_MARK).min(), places(UPPER_MARK).max()]
+}
+
+/// Returns the types of which an element has any. The types of empty blocks are not part of the element, and do not align it.
+fn present(made: &Made) -> Vec<&Type> {
+    match &made.blocks {
+        Blocks::Basic(_) => made.types.iter().map(|of| &**of).collect(),
+        Blocks::Even { count, length, .. } if *count == 0 || *length == 0 => Vec::new(),
+        Blocks::Even { .. } => vec![&*made.types[0]],
+        Blocks::Listed(blocks) => {
+            let filled = blocks.iter().filter(|(_, count, _)| *count > 0);
+            filled.map(|(_, _, which)| &*made.types[*which as usize]).collect()
+        }
+    }
+}
+
 /// Makes a type. `bounds` are lower bound and extent, if the program sets them.
 ///
 /// # Errors
@@ -78,9 +109,12 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     let Some(Extents { size, bounds: natural, true_bounds }) = extents(&made) else {
         return fail(Class::Arg, "the datatype is larger than the address space");
     };
-    let align = made.types.iter().map(|of| of.align).max().unwrap_or(1);
-    let bounded = bounds.is_some() || made.types.iter().any(|of| of.bounded);
-    let (low, mut high) = natural.ends();
+    let parts = present(&made);
+    let align = parts.iter().map(|of| of.align).max().unwrap_or(1);
+    let (mut low, mut high) = natural.ends();
+    let marks = marks(&made);
+    let bounded = bounds.is_some() || marks != [None; 2] || parts.iter().any(|of| of.bounded);
+    (low, high) = (marks[0].unwrap_or(low), marks[1].unwrap_or(high));
     if made.combiner == COMBINER_STRUCT && !bounded {
         // A C compiler pads structures in the same way.
         high += (align - (high - low).rem_euclid(align)) % align;
@@ -97,6 +131,7 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
         bounded,
         dense: false,
         builtin: DATATYPE_NULL,
+        handles: AtomicUsize::new(0),
         made,
         parts: OnceLock::new(),
         runs: OnceLock::new(),
@@ -106,6 +141,24 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     };
     of.dense = of.is_dense();
     Ok(of)
+}
+
+/// Makes a type of a range of the data of consecutive elements: its address is that of the first element.
+pub(crate) fn bytes_of(of: &Type, range: Range<usize>) -> Outcome<Arc<Type>> {
+    let (mut blocks, size) = (Vec::new(), of.size.max(1));
+    for element in range.start / size..range.end.div_ceil(size) {
+        let mut at = element * size;
+        for run in of.runs() {
+            let (from, to) = (at.max(range.start), (at + run.len).min(range.end));
+            if from < to {
+                let place = element as i64 * of.extent + run.offset + (from - at) as i64;
+                blocks.push((place, (to - from) as i64, 0));
+            }
+            at += run.len;
+        }
+    }
+    let byte = super::builtin(BYTE).map(Arc::clone).unwrap_or_else(|| unreachable!("MPI_BYTE is predefined"));
+    Ok(Arc::new(make(made(COMBINER_HINDEXED, vec![byte], Blocks::Listed(blocks)), None)?))
 }
 
 impl Type {

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::calls::handles;
 use super::lookup;
 use crate::args::{put, put_text, text};
-use crate::constants::{COMBINER_NAMED, MAX_OBJECT_NAME};
+use crate::constants::{COMBINER_NAMED, DATATYPE_NULL, MAX_OBJECT_NAME};
 use crate::error::{Class, Outcome, fail};
 
 pub unsafe fn type_get_envelope(
@@ -119,8 +119,11 @@ pub unsafe fn type_get_contents(
 }
 
 pub unsafe fn type_get_name(handle: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
-    let of = lookup(handle)?;
-    let shown = of.name.lock().unwrap_or_else(PoisonError::into_inner);
+    let of = if handle == DATATYPE_NULL { None } else { Some(lookup(handle)?) };
+    let shown = of.map_or_else(
+        || "MPI_DATATYPE_NULL".to_owned(),
+        |of| of.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+    );
     // SAFETY: the caller's promise.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }

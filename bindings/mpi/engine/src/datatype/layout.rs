@@ -95,6 +95,26 @@ impl Type {
         Ok(parts.into())
     }
 
+    /// Calls `visit` with the predefined types of which an element at `at` consists and their places, in the order of its definition, until
+    /// it returns false. Returns whether it never has, and the element is made of predefined types as far as is known: arrays are not.
+    pub(crate) fn each_predefined(&self, at: i64, visit: &mut impl FnMut(&Self, i64) -> bool) -> bool {
+        if self.builtin_handle().is_some() {
+            return visit(self, at);
+        }
+        let mut block = |place: i64, count: i64, of: &Self| {
+            (0..count).all(|element| of.each_predefined(at + place + element * of.extent, visit))
+        };
+        match &self.made.blocks {
+            Blocks::Basic(_) => false,
+            Blocks::Even { count, length, stride } => {
+                (0..*count).all(|nth| block(nth * stride, *length, &self.made.types[0]))
+            }
+            Blocks::Listed(blocks) => blocks
+                .iter()
+                .all(|(place, count, which)| block(*place, *count, &self.made.types[*which as usize])),
+        }
+    }
+
     /// Returns the runs of bytes of an element, in the order of its definition.
     pub fn runs(&self) -> &[Run] {
         self.runs.get_or_init(|| {

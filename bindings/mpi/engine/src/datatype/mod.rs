@@ -9,17 +9,18 @@ mod external;
 mod layout;
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub use basic::{Basic, builtin};
 pub use calls::*;
+pub(crate) use construct::bytes_of;
 pub use contents::*;
 pub use external::*;
 pub use layout::{Part, Run};
 
 use crate::attributes::Attributes;
-use crate::constants::DATATYPE_NULL;
+use crate::constants::{COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER, COMBINER_F90_REAL, DATATYPE_NULL};
 use crate::error::{Class, Outcome, fail};
 use crate::handle::{Held, Table};
 
@@ -37,6 +38,8 @@ pub struct Type {
     /// Whether consecutive elements form one run of bytes without gaps.
     dense: bool,
     builtin: c_int,
+    /// The number of the type's handles. Types made of this one refer to it, too, but have no handle of it.
+    handles: AtomicUsize,
     made: Made,
     parts: OnceLock<Outcome<Arc<[Part]>>>,
     runs: OnceLock<Arc<[Run]>>,
@@ -87,9 +90,14 @@ impl Type {
     #[must_use]
     pub fn basic(&self) -> Option<Basic> {
         match &self.made.blocks {
-            Blocks::Basic(parts) if parts.len() == 1 && self.builtin != DATATYPE_NULL => Some(parts[0].basic),
+            Blocks::Basic(parts) if parts.len() == 1 && !self.is_derived() => Some(parts[0].basic),
             _ => None,
         }
+    }
+
+    fn is_derived(&self) -> bool {
+        let fortran = [COMBINER_F90_REAL, COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER];
+        self.builtin == DATATYPE_NULL && !fortran.contains(&self.made.combiner)
     }
 
     /// Returns the handle if this is a predefined type.
@@ -150,6 +158,7 @@ pub fn committed(handle: c_int) -> Outcome<Arc<Type>> {
 
 /// Makes a handle for a type.
 pub(crate) fn register(of: Arc<Type>) -> c_int {
+    of.handles.fetch_add(1, Ordering::Relaxed);
     TYPES.insert(of)
 }
 
@@ -160,5 +169,7 @@ pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
 
 /// Removes a handle that was made for a callback.
 pub(crate) fn unregister(handle: c_int) {
-    TYPES.remove(handle);
+    if let Some(of) = TYPES.remove(handle) {
+        of.handles.fetch_sub(1, Ordering::Relaxed);
+    }
 }

@@ -81,10 +81,22 @@ impl Place {
         comm: c_int,
         recv: bool,
     ) -> Outcome<Self> {
-        let comm = comm::held(comm)?;
+        Self::on(comm::held(comm)?, (at, n, of), rank, number, recv)
+    }
+
+    /// As [`Place::new`], on a communicator that may have been freed.
+    fn on(
+        comm: Held<Comm>,
+        (at, n, of): (*const c_void, i64, c_int),
+        rank: c_int,
+        number: c_int,
+        recv: bool,
+    ) -> Outcome<Self> {
         let count = count(n)?;
-        let of = datatype::held(of)?;
         let peer = peer(&comm, rank, recv)?;
+        // Programs leave out the type of no elements.
+        let is_typeless = count == 0 && of == DATATYPE_NULL;
+        let of = datatype::held(if is_typeless { BYTE } else { of })?;
         let tag = tag(number, recv)?;
         if at.is_null() && count > 0 && of.is_flat() && of.size() > 0 && of.true_lower == 0 {
             return fail(Class::Buffer, format!("the buffer of {count} elements is NULL"));

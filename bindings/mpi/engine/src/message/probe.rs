@@ -177,7 +177,8 @@ unsafe fn receive(
             return fail(Class::Request, format!("{:#x} is not a message", *handle));
         };
         let comm = Arc::clone(&message.comm);
-        let place = Place::new(buf, n, of, PROC_NULL, 0, comm.handle(), true)?;
+        // The program may have freed the communicator since the probe.
+        let place = Place::on((&comm).into(), (buf.cast_const(), n, of), PROC_NULL, 0, true)?;
         let claimed = message.claimed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(claimed) = claimed else {
             return fail(Class::Request, "the message has been received already");

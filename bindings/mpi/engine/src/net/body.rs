@@ -27,6 +27,10 @@ impl Finished {
         Self { source: 0, tag: 0, bytes: 0, error: None, cancelled: false }
     }
 
+    pub(super) const fn cancelled() -> Self {
+        Self { source: 0, tag: 0, bytes: 0, error: None, cancelled: true }
+    }
+
     pub(super) const fn failed(source: u32, tag: i32, error: Fail) -> Self {
         Self { source, tag, bytes: 0, error: Some(error), cancelled: false }
     }

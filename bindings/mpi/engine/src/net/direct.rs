@@ -201,7 +201,7 @@ impl Net {
                 _ => None,
             },
             Awaited::Posted(context, done) => {
-                self.cancel(*context, done);
+                self.cancel_recv(*context, done);
                 // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
                 self.slots.iter().find_map(|slot| slot.op.source_for(done))
             }

@@ -89,6 +89,16 @@ impl Mailbox {
         self.unexpected.push_back(message);
     }
 
+    /// Removes the announcement of a message that no receive has matched. Returns whether it was there.
+    pub(super) fn remove_announced(&mut self, source: u32, number: u64) -> bool {
+        let is_it = |message: &Unexpected| {
+            message.source == source
+                && matches!(message.body, Body::Announced { number: its, .. } if its == number)
+        };
+        let found = self.unexpected.iter().position(is_it);
+        found.is_some_and(|at| self.unexpected.remove(at).is_some())
+    }
+
     fn find(&self, source: Option<u32>, tag: Option<i32>) -> Option<usize> {
         self.unexpected.iter().position(|message| {
             source.is_none_or(|wanted| wanted == message.source)
@@ -134,16 +144,6 @@ impl Net {
         let mailbox = self.boxes.get_mut(&context)?;
         let at = mailbox.find(source, tag)?;
         mailbox.unexpected.remove(at).map(Claimed)
-    }
-
-    /// Cancels a receive that no message has matched yet.
-    pub fn cancel(&mut self, context: u32, done: &Arc<Completion>) {
-        let Some(mailbox) = self.boxes.get_mut(&context) else { return };
-        let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
-        mailbox.posted.remove(at);
-        let mut finished = Finished::sent();
-        finished.cancelled = true;
-        self.finish(done, finished);
     }
 
     /// Delivers a message to the receive that it matches.

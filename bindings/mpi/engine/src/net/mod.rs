@@ -8,6 +8,7 @@
 //! One lock guards all of this state. Threads that wait poll; while the program is inside a collective, a thread of the library polls.
 
 mod body;
+mod cancel;
 mod direct;
 mod links;
 mod matching;

@@ -29,6 +29,8 @@ pub(super) const WHOLE: u64 = 0;
 const ANNOUNCED: u64 = 1;
 const ANSWER: u64 = 2;
 const WINDOW: u64 = 3;
+pub(super) const CANCEL: u64 = 4;
+pub(super) const CANCELLED: u64 = 5;
 
 /// Makes an envelope of kind, context and tag.
 pub(super) const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
@@ -378,7 +380,7 @@ impl Net {
         self.slots.len() as u32 - 1
     }
 
-    fn post_words(&mut self, to: u32, envelope: u64, words: [u64; 2]) {
+    pub(super) fn post_words(&mut self, to: u32, envelope: u64, words: [u64; 2]) {
         let at = self.slot(Op::Quiet);
         let slot = &mut self.slots[at as usize];
         slot.words = words;
@@ -486,6 +488,8 @@ impl Net {
                 None => return,
             },
             ANSWER => return words().map_or((), |(number, wanted)| self.answered(number, wanted)),
+            CANCEL => return words().map_or((), |(number, _)| self.withdraw(from, number)),
+            CANCELLED => return words().map_or((), |(number, _)| self.withdrawn(number)),
             _ => return self.on_window.map_or((), |handle| handle(self, from, &kept)),
         };
         let message = Unexpected { source: from, tag, body };

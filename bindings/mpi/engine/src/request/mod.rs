@@ -205,7 +205,9 @@ impl Active {
         Some(match self {
             Self::Send(done) => {
                 let finished = done.get()?;
-                of(finished, Status::EMPTY)
+                let mut status = Status::EMPTY;
+                status.set_cancelled(finished.cancelled);
+                of(finished, status)
             }
             Self::Recv(done, _) => {
                 let finished = done.get()?;
@@ -406,11 +408,15 @@ pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
     let request = lookup(unsafe { *handle })?;
     match request.active() {
         Some(Active::Recv(done, context)) => {
-            net::net()?.cancel(context, &done);
+            net::net()?.cancel_recv(context, &done);
+            Ok(())
+        }
+        Some(Active::Send(done)) => {
+            net::net()?.cancel_send(&done);
             Ok(())
         }
         Some(Active::General(general)) => general.cancelled(),
-        // Sends and collectives go on, which the standard permits.
+        // All other operations go on, which the standard permits.
         _ => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::lookup;
 use crate::args::{put, put_text, text};
-use crate::constants::MAX_OBJECT_NAME;
+use crate::constants::{MAX_OBJECT_NAME, WIN_NULL};
 use crate::error::Outcome;
 use crate::{group, info};
 
@@ -34,7 +34,11 @@ pub unsafe fn win_set_name(win: c_int, name: *const c_char) -> Outcome {
 }
 
 pub unsafe fn win_get_name(win: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
-    let shown = lookup(win)?.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let window = if win == WIN_NULL { None } else { Some(lookup(win)?) };
+    let shown = window.map_or_else(
+        || "MPI_WIN_NULL".to_owned(),
+        |window| window.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+    );
     // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }

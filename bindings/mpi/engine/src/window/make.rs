@@ -261,6 +261,6 @@ pub unsafe fn win_shared_query(
     unsafe {
         put(size, part.size)?;
         put(unit, part.unit)?;
-        put(base.cast(), segment.address(at))
+        put(base.cast(), if part.size == 0 { 0 } else { segment.address(at) })
     }
 }

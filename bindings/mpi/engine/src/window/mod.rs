@@ -97,9 +97,15 @@ impl Window {
     /// Returns whether `len` bytes from an offset on are part of this rank's memory in the window.
     fn holds(&self, offset: i64, len: usize) -> bool {
         if self.flavor == WIN_FLAVOR_DYNAMIC {
-            let (start, end) = (offset as usize, (offset as usize).saturating_add(len));
+            let (mut start, end) = (offset as usize, (offset as usize).saturating_add(len));
             let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-            return attached.iter().any(|(at, size)| *at <= start && end <= at + size);
+            // The memory may consist of pieces that were attached one by one.
+            let next = |from: usize| attached.iter().find(|(at, size)| (*at..at + size).contains(&from));
+            while start < end {
+                let Some((at, size)) = next(start) else { return false };
+                start = at + size;
+            }
+            return len > 0 || attached.iter().any(|(at, size)| (*at..=at + size).contains(&start));
         }
         offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
     }

@@ -14,8 +14,6 @@ use crate::net::Sink;
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
-const BYTE: c_int = 0x4c00_010d;
-
 /// Elements in this rank's memory.
 struct Own {
     at: usize,
@@ -120,6 +118,9 @@ impl Target {
         if op == Builtin::Replace || op == Builtin::NoOp {
             return Ok((BYTE, self.bytes()));
         }
+        if matches!(op, Builtin::Minloc | Builtin::Maxloc) {
+            return self.pairs(op);
+        }
         let parts = self.of.parts()?;
         let Some(first) = parts.first() else { return Ok((BYTE, Vec::new())) };
         if parts.iter().any(|part| part.basic != first.basic) {
@@ -131,6 +132,27 @@ impl Target {
             cells.extend(parts.iter().map(|part| (base + part.offset, part.count as u64)));
         }
         Ok((handle_of(first.basic), cells))
+    }
+
+    /// Returns the predefined type of a value and an index of which the elements consist, and the positions of these pairs.
+    fn pairs(&self, op: Builtin) -> Outcome<(c_int, Vec<Cell>)> {
+        let (mut kind, mut cells) = (None, Vec::new());
+        for element in 0..self.count as i64 {
+            let base = self.offset + element * self.of.extent;
+            let mut add = |pair: &Type, at: i64| {
+                let handle = pair.builtin_handle().filter(|handle| kind.is_none_or(|kind| kind == *handle));
+                cells.push((base + at, 1));
+                kind = handle;
+                handle.is_some()
+            };
+            if !self.of.each_predefined(0, &mut add) {
+                return fail(Class::Type, "a datatype with elements of several types cannot be accumulated");
+            }
+        }
+        let Some(kind) = kind else { return Ok((BYTE, Vec::new())) };
+        let pair = datatype::lookup(kind)?;
+        crate::numbers::check(op, &pair)?;
+        Ok((kind, cells))
     }
 
     fn send(&self, message: Message<'_>) -> Outcome {

@@ -193,8 +193,12 @@ def copying_back(tensor: torch.Tensor, room: torch.Tensor):
     return None if room is tensor else lambda: copy_back(tensor, room)
 
 
+@torch.no_grad()
 def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
-    """Copies ``room`` to the tensor on the current stream; for a tensor on a device, the host does not wait."""
+    """Copies ``room`` to the tensor on the current stream; for a tensor on a device, the host does not wait.
+
+    The tensor may be a parameter, which autograd would protect from the copy.
+    """
     if not _is_near(tensor):
         # The type is converted on the host, since not every device can do that during a copy.
         tensor.copy_(room.view(tensor.shape).to(tensor.dtype))

@@ -1,0 +1,53 @@
+//! Cancelling: a receive that no message has matched, and a message that no receive has matched.
+//!
+//! The sender of an announced message asks the receiver to withdraw it. The receiver does so, and says so, if no receive or matching probe
+//! has taken the announcement. Otherwise it does not answer, since the message is under way and the send completes in the normal way. A
+//! message that has been sent as a whole cannot be cancelled.
+
+use std::sync::Arc;
+
+use super::Net;
+use super::body::{Completion, Finished};
+use super::wire::{CANCEL, CANCELLED, envelope};
+
+impl Net {
+    /// Cancels a receive that no message has matched yet.
+    pub fn cancel_recv(&mut self, context: u32, done: &Arc<Completion>) {
+        let Some(mailbox) = self.boxes.get_mut(&context) else { return };
+        let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
+        mailbox.posted.remove(at);
+        self.finish(done, Finished::cancelled());
+    }
+
+    /// Cancels a send that no receive has matched yet. The receiver decides whether that is so.
+    pub fn cancel_send(&mut self, done: &Arc<Completion>) {
+        let Some((number, parked)) = self.parked.iter().find(|(_, parked)| Arc::ptr_eq(&parked.done, done))
+        else {
+            return;
+        };
+        let (number, to) = (*number, parked.to);
+        if to != self.rank {
+            self.post_words(to, envelope(CANCEL, 0, 0), [number, 0]);
+        } else if self.remove_announced(to, number) {
+            self.withdrawn(number);
+        }
+    }
+
+    /// Withdraws a message at its sender's request.
+    pub(super) fn withdraw(&mut self, from: u32, number: u64) {
+        if self.remove_announced(from, number) {
+            self.post_words(from, envelope(CANCELLED, 0, 0), [number, 0]);
+        }
+    }
+
+    /// Completes a send whose message has been withdrawn.
+    pub(super) fn withdrawn(&mut self, number: u64) {
+        if let Some(parked) = self.parked.remove(&number) {
+            self.finish(&parked.done, Finished::cancelled());
+        }
+    }
+
+    fn remove_announced(&mut self, source: u32, number: u64) -> bool {
+        self.boxes.values_mut().any(|mailbox| mailbox.remove_announced(source, number))
+    }
+}

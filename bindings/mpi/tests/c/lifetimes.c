@@ -1,0 +1,103 @@
+/* Objects freed while operations on them are pending, cancelled operations, and partitioned messages. Any number of ranks. */
+#include "test.h"
+
+enum { LONG = 1 << 20 };
+
+static int next, before;
+
+static void freed_objects(void) {
+  MPI_Comm comm;
+  MPI_Request in, out;
+  MPI_Status status;
+  MPI_Message message;
+  char *from = calloc(LONG, 1), *to = calloc(LONG, 1);
+  from[5] = (char)rank;
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+  CHECK(!MPI_Irecv(to, LONG, MPI_BYTE, before, 3, comm, &in) && !MPI_Isend(from, LONG, MPI_BYTE, next, 3, comm, &out));
+  CHECK(!MPI_Comm_free(&comm) && !MPI_Wait(&in, &status) && to[5] == before && status.MPI_SOURCE == before);
+  CHECK(!MPI_Wait(&out, MPI_STATUS_IGNORE));
+  /* The message that a probe has taken outlives the communicator. */
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &comm) && !MPI_Isend(from, LONG, MPI_BYTE, next, 4, comm, &out));
+  CHECK(!MPI_Mprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &message, &status) && !MPI_Comm_free(&comm));
+  to[5] = -1;
+  CHECK(!MPI_Mrecv(to, LONG, MPI_BYTE, &message, &status) && to[5] == before && status.MPI_SOURCE == before);
+  CHECK(!MPI_Wait(&out, MPI_STATUS_IGNORE));
+  /* Nothing is received from MPI_PROC_NULL, not even a type. */
+  CHECK(!MPI_Recv(NULL, 0, MPI_DATATYPE_NULL, MPI_PROC_NULL, 1, MPI_COMM_WORLD, &status) && status.MPI_SOURCE == MPI_PROC_NULL);
+  free(from), free(to);
+}
+
+/* A cancelled send completes, whether or not a receive has matched it. */
+static void cancelled_sends(void) {
+  static char data[LONG], in[LONG];
+  MPI_Request out[2];
+  MPI_Status status;
+  int flag;
+  for (int peer = 0; peer < 2; peer++) {
+    int to = peer ? next : rank;
+    memset(data, 1, LONG);
+    CHECK(!MPI_Issend(data, 1, MPI_BYTE, to, 1, MPI_COMM_WORLD, &out[0]) && !MPI_Cancel(&out[0]));
+    CHECK(!MPI_Wait(&out[0], &status) && !MPI_Test_cancelled(&status, &flag) && flag);
+    CHECK(!MPI_Isend(data, LONG, MPI_BYTE, to, 2, MPI_COMM_WORLD, &out[0]) && !MPI_Cancel(&out[0]));
+    CHECK(!MPI_Wait(&out[0], &status) && !MPI_Test_cancelled(&status, &flag) && flag);
+    /* Only the second message arrives. */
+    CHECK(!MPI_Issend(data, LONG, MPI_BYTE, to, 3, MPI_COMM_WORLD, &out[0]) && !MPI_Cancel(&out[0]));
+    CHECK(!MPI_Wait(&out[0], &status) && !MPI_Test_cancelled(&status, &flag) && flag && !MPI_Barrier(MPI_COMM_WORLD));
+    data[7] = 7;
+    CHECK(!MPI_Isend(data, LONG, MPI_BYTE, to, 3, MPI_COMM_WORLD, &out[0]));
+    CHECK(!MPI_Recv(in, LONG, MPI_BYTE, peer ? before : rank, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && in[7] == 7);
+    CHECK(!MPI_Barrier(MPI_COMM_WORLD));
+    CHECK(!MPI_Cancel(&out[0]) && !MPI_Wait(&out[0], &status) && !MPI_Test_cancelled(&status, &flag) && !flag);
+  }
+}
+
+/* Operations match in the order in which they are initialized, and ranks may cut a message differently. */
+static void partitions(void) {
+  int one[4] = {1, 2, 3, 4}, other[4] = {5, 6, 7, 8}, ones[8], others[8];
+  MPI_Request out[2], in[2];
+  MPI_Datatype gaps;
+  MPI_Status statuses[2];
+  int count;
+  CHECK(!MPI_Type_vector(2, 1, 2, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
+  CHECK(!MPI_Psend_init(one, 2, 2, MPI_INT, next, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &out[0]));
+  CHECK(!MPI_Psend_init(other, 4, 1, MPI_INT, next, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &out[1]));
+  CHECK(!MPI_Precv_init(ones, 4, 1, MPI_INT, before, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &in[0]));
+  /* Every partition of the sender fills half an element. */
+  CHECK(!MPI_Precv_init(others, 1, 2, gaps, before, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &in[1]));
+  for (int round = 0; round < 3; round++) {
+    memset(ones, 0, sizeof ones), memset(others, 0, sizeof others);
+    one[0] = 100 + round;
+    CHECK(!MPI_Start(&out[1]) && !MPI_Start(&out[0]) && !MPI_Startall(2, in));
+    CHECK(!MPI_Pready_range(0, 3, out[1]) && !MPI_Pready(1, out[0]) && !MPI_Pready(0, out[0]));
+    CHECK(!MPI_Waitall(2, in, statuses) && !MPI_Waitall(2, out, MPI_STATUSES_IGNORE));
+    CHECK(ones[0] == 100 + round && ones[3] == 4);
+    CHECK(others[0] == 5 && others[2] == 6 && others[3] == 7 && others[5] == 8 && others[1] == 0 && others[4] == 0);
+    CHECK(statuses[1].MPI_SOURCE == before && statuses[1].MPI_TAG == 7);
+    CHECK(!MPI_Get_count(&statuses[0], MPI_INT, &count) && count == 4);
+  }
+  for (int i = 0; i < 2; i++) CHECK(!MPI_Request_free(&out[i]) && !MPI_Request_free(&in[i]));
+  CHECK(!MPI_Type_free(&gaps));
+}
+
+/* A partition arrives although the next is not ready yet. Each rank marks the second ready once the next rank has the first. */
+static void single_partitions(void) {
+  int data[2] = {rank, rank + 50}, got[2] = {-1, -1}, flag = 0;
+  MPI_Request out, in, word;
+  CHECK(!MPI_Psend_init(data, 2, 1, MPI_INT, next, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &out) && !MPI_Start(&out));
+  CHECK(!MPI_Precv_init(got, 2, 1, MPI_INT, before, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &in) && !MPI_Start(&in));
+  CHECK(!MPI_Pready(0, out));
+  while (!flag) CHECK(!MPI_Parrived(in, 0, &flag));
+  CHECK(got[0] == before && !MPI_Parrived(in, 1, &flag) && !flag);
+  CHECK(!MPI_Isend(NULL, 0, MPI_INT, before, 9, MPI_COMM_WORLD, &word));
+  CHECK(!MPI_Recv(NULL, 0, MPI_INT, next, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && !MPI_Pready(1, out));
+  CHECK(!MPI_Wait(&in, MPI_STATUS_IGNORE) && !MPI_Wait(&out, MPI_STATUS_IGNORE) && !MPI_Wait(&word, MPI_STATUS_IGNORE));
+  CHECK(got[1] == before + 50 && !MPI_Request_free(&in) && !MPI_Request_free(&out));
+}
+
+int main(int argc, char **argv) {
+  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  next = (rank + 1) % size, before = (rank + size - 1) % size;
+  freed_objects(), cancelled_sends(), partitions(), single_partitions();
+  CHECK(!MPI_Finalize());
+  return 0;
+}
