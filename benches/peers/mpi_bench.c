@@ -3,6 +3,9 @@
 //   mpicc -O2 -o mpi_bench mpi_bench.c
 //   mpirun -n 4 ./mpi_bench --collectives all_reduce --sizes 8,1048576
 //
+// In addition to the collectives of the comparison, it has `reduce` and two patterns of messages: `there_and_back`, from
+// each even rank to the next rank and back, and `sendrecv`, from each rank to the next one around a ring.
+//
 // Rank 0 prints one JSON object for each point. README.md describes the method. A point is one collective at one
 // size: a check of the result, an estimate, and then samples of back-to-back operations.
 #include <mpi.h>
@@ -20,9 +23,20 @@ static const double DISTURBED = 0.10;        // share of the machine used by oth
 static const double LASTING_PARTS = 8;       // a batch of a long sample takes this part (1/8) of the time left
 static const size_t CHECKED_BYTES = 2 << 20;
 
-enum operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, OPERATIONS };
-static const char *const NAMES[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather",
-                                              "broadcast",  "all_to_all",     "barrier"};
+enum operation {
+  ALL_REDUCE,
+  REDUCE_SCATTER,
+  ALL_GATHER,
+  BROADCAST,
+  ALL_TO_ALL,
+  REDUCE,
+  THERE_AND_BACK,
+  SENDRECV,
+  BARRIER,
+  OPERATIONS
+};
+static const char *const NAMES[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
+                                              "reduce",     "there_and_back", "sendrecv",   "barrier"};
 
 static int rank, ranks;
 static float *send_buffer, *receive_buffer;
@@ -37,6 +51,14 @@ static size_t whole_of(size_t bytes) { return bytes < 4 ? 1 : bytes / 4; }
 static size_t part_of(size_t bytes) {
   size_t part = bytes / 4 / ranks;
   return part ? part : 1;
+}
+
+static void there_and_back(int count) {
+  int peer = rank ^ 1;
+  if (peer >= ranks) return;
+  if (rank < peer) MPI_Send(send_buffer, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
+  MPI_Recv(receive_buffer, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  if (rank > peer) MPI_Send(send_buffer, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
 }
 
 static void once(enum operation operation, size_t bytes) {
@@ -56,6 +78,16 @@ static void once(enum operation operation, size_t bytes) {
     break;
   case ALL_TO_ALL:
     MPI_Alltoall(send_buffer, part, MPI_FLOAT, receive_buffer, part, MPI_FLOAT, MPI_COMM_WORLD);
+    break;
+  case REDUCE:
+    MPI_Reduce(send_buffer, receive_buffer, whole, MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD);
+    break;
+  case THERE_AND_BACK:
+    there_and_back(whole);
+    break;
+  case SENDRECV:
+    MPI_Sendrecv(send_buffer, whole, MPI_FLOAT, (rank + 1) % ranks, 0, receive_buffer, whole, MPI_FLOAT,
+                 (rank + ranks - 1) % ranks, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     break;
   default:
     MPI_Barrier(MPI_COMM_WORLD);
@@ -84,6 +116,11 @@ static void check(enum operation operation, size_t bytes) {
   if (operation == ALL_REDUCE) right = all_are(receive_buffer, whole_of(bytes), total);
   if (operation == REDUCE_SCATTER) right = all_are(receive_buffer, part_of(bytes), total);
   if (operation == BROADCAST) right = all_are(receive_buffer, whole_of(bytes), 1);
+  if (operation == REDUCE && rank == 0) right = all_are(receive_buffer, whole_of(bytes), total);
+  if (operation == THERE_AND_BACK && (rank ^ 1) < ranks)
+    right = all_are(receive_buffer, whole_of(bytes), (float)((rank ^ 1) + 1));
+  if (operation == SENDRECV)
+    right = all_are(receive_buffer, whole_of(bytes), (float)((rank + ranks - 1) % ranks + 1));
   if (operation == ALL_GATHER || operation == ALL_TO_ALL)
     for (int from = 0; from < ranks; from++)
       right &= all_are(receive_buffer + from * part_of(bytes), part_of(bytes), (float)(from + 1));
@@ -133,7 +170,8 @@ static double estimate(enum operation operation, size_t bytes, long *batch) {
     if (again < seconds) seconds = again;
   }
   *batch = (long)(SAMPLE_SECONDS / seconds) + 1;
-  if (operation == BROADCAST && seconds < SLOW_SECONDS) *batch = (*batch + ranks - 1) / ranks * ranks;
+  if ((operation == BROADCAST || operation == REDUCE) && seconds < SLOW_SECONDS)
+    *batch = (*batch + ranks - 1) / ranks * ranks;
   return seconds;
 }
 

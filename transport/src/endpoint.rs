@@ -28,6 +28,10 @@
 //! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they complete at once, in the
 //!     order of the channel, or do nothing. They are optional, and a transport may decline any case that is not
 //!     simple; an ordinary post then reports the reason.
+//! 11. A rank may [expose](Endpoint::exposes) memory to a peer: it tells the peer in a message where the memory is. The
+//!     peer [gets](Endpoint::post_get) it, and reports that in a message. Until that report, the memory stays as it is.
+//!     A rank takes all exposed memory back when it gives up the peer or drops the endpoint; gets that are not complete
+//!     by then fail.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -351,6 +355,38 @@ pub trait Endpoint: Send + std::fmt::Debug {
     unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
         let _ = (on, fits, to);
         Short::Other
+    }
+
+    /// Returns whether the peer of a channel gets memory of this process that is exposed to it: see rule 11.
+    fn exposes(&mut self, _on: Channel) -> bool {
+        false
+    }
+
+    /// Returns whether a message of `len` bytes, which its sender has exposed on this channel, should be taken with
+    /// [`Endpoint::post_get`] rather than sent and received. The time until the next receive or get on the channel is
+    /// complete may influence later answers.
+    fn prefers_get(&mut self, _on: Channel, _len: usize) -> bool {
+        false
+    }
+
+    /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
+    /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_recv`], and if the peer exposes no memory to this rank.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`], for the memory of `dst`.
+    unsafe fn post_get(
+        &mut self,
+        on: Channel,
+        from: u64,
+        dst: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let _ = (from, dst, token);
+        let detail = "this transport gets no memory of its peers";
+        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
     }
 
     /// Returns whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] are implemented.

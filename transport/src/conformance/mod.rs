@@ -16,6 +16,7 @@
 //! The suite panics when a promise is broken; it is for tests only.
 
 mod allocator;
+mod exposed;
 mod failure;
 mod flow;
 mod message;
@@ -153,6 +154,10 @@ cases! {
         a_probe_outlives_short_messages,
         short_messages_outlive_their_sender,
     }
+    exposed {
+        exposed_memory_is_got,
+        gets_end_with_their_peer,
+    }
     waiting {
         sleepers_wake_by_descriptor,
         sleepers_wake_by_word,
@@ -188,6 +193,7 @@ macro_rules! conformance {
             a_probe_outlives_its_peer
             short_messages short_messages_that_do_not_fit_stay short_messages_wait_their_turn
             a_probe_outlives_short_messages short_messages_outlive_their_sender
+            exposed_memory_is_got gets_end_with_their_peer
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep

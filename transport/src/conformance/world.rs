@@ -23,6 +23,7 @@ enum Direction {
     Send,
     Recv,
     RecvIf,
+    Get,
 }
 
 #[derive(Debug)]
@@ -151,12 +152,18 @@ impl World {
         self.post(rank, Channel { peer, index }, tag, Direction::RecvIf, Memory::target(shape))
     }
 
+    /// Posts a get at `rank` of memory that `peer` has exposed at address `from`.
+    pub(super) fn get(&mut self, rank: u32, peer: u32, index: u16, from: u64, shape: Shape) -> Ticket {
+        self.post(rank, Channel { peer, index }, from, Direction::Get, Memory::target(shape))
+    }
+
     /// Posts both ends of a message.
     pub(super) fn exchange(&mut self, from: u32, to: u32, index: u16, tag: u64, shape: Shape) -> [Ticket; 2] {
         let recv = self.recv(to, from, index, tag, shape.clone());
         [self.send(from, to, index, tag, shape), recv]
     }
 
+    /// Posts an operation; for a get, `tag` is the address.
     fn post(&mut self, rank: u32, on: Channel, tag: u64, direction: Direction, memory: Memory) -> Ticket {
         let ticket = Ticket(self.ops.len());
         let token = Token(TOKEN_BASE + ticket.0 as u64);
@@ -174,6 +181,10 @@ impl World {
                 }
                 Direction::Recv => end.post_recv(on, tag, op.memory.sink(), token),
                 Direction::RecvIf => end.post_recv_if(on, tag, op.memory.sink(), token),
+                Direction::Get => {
+                    let pieces: *const [_] = op.memory.pieces();
+                    end.post_get(on, tag, &*pieces, token)
+                }
             }
         };
         match posted {

@@ -181,7 +181,7 @@ impl ShmEndpoint {
     }
 
     /// Returns the index of a peer after checking that a post to it is allowed.
-    fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
+    pub(super) fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
         let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(on.peer), detail);
         if let Some(cause) = &self.aborted {
             return Err(cause.clone());
@@ -207,7 +207,7 @@ impl ShmEndpoint {
     }
 
     /// Returns the lane for sending on a channel. The first use makes the lane, and the segment if necessary.
-    fn send_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
+    pub(super) fn send_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].send_lanes[usize::from(channel)];
         if known != NO_LANE {
             return Ok(known);
@@ -281,10 +281,7 @@ impl ShmEndpoint {
             }
             Handed::Queued { moved } => {
                 self.pending += 1;
-                if !lane.is_listed && lane.ring.is_some() {
-                    lane.is_listed = true;
-                    self.busy_recvs.push(id);
-                }
+                self.list_recv(id);
                 if moved {
                     self.ring_doorbell(peer);
                 }
@@ -293,8 +290,17 @@ impl ShmEndpoint {
         }
     }
 
+    /// Lists a lane that has work as busy, once it has a ring.
+    pub(super) fn list_recv(&mut self, id: u32) {
+        let lane = &mut self.recv_lanes[id as usize];
+        if !lane.is_listed && lane.ring.is_some() {
+            lane.is_listed = true;
+            self.busy_recvs.push(id);
+        }
+    }
+
     /// Returns the lane for receiving on a channel. The first use makes it.
-    fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
+    pub(super) fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].recv_lanes[usize::from(channel)];
         if known != NO_LANE {
             return Ok(known);
@@ -318,12 +324,12 @@ impl ShmEndpoint {
 }
 
 /// Returns the total length of the pieces, or `None` if it exceeds the limit.
-fn total(pieces: &[Piece]) -> Option<usize> {
+pub(super) fn total(pieces: &[Piece]) -> Option<usize> {
     let sum = pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(piece.len))?;
     (sum <= isize::MAX as usize).then_some(sum)
 }
 
-fn too_long(peer: u32) -> Error {
+pub(super) fn too_long(peer: u32) -> Error {
     Error::new(ErrorKind::Usage, NAME, Some(peer), "a message of more bytes than memory can have")
 }
 
@@ -429,6 +435,25 @@ impl Endpoint for ShmEndpoint {
         answer
     }
 
+    fn exposes(&mut self, on: Channel) -> bool {
+        self.is_read_on(on)
+    }
+
+    fn prefers_get(&mut self, on: Channel, len: usize) -> bool {
+        self.chooses_get(on, len)
+    }
+
+    unsafe fn post_get(
+        &mut self,
+        on: Channel,
+        from: u64,
+        dst: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hand_get(on, from, dst, token) }
+    }
+
     fn can_probe(&self) -> bool {
         true
     }
@@ -450,10 +475,7 @@ impl Endpoint for ShmEndpoint {
         let id = self.recv_lane(peer, on.index)?;
         let lane = &mut self.recv_lanes[id as usize];
         self.pending += usize::from(!std::mem::replace(&mut lane.is_probed, true));
-        if !lane.is_listed && lane.ring.is_some() {
-            lane.is_listed = true;
-            self.busy_recvs.push(id);
-        }
+        self.list_recv(id);
         Ok(())
     }
 

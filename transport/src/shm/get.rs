@@ -40,6 +40,13 @@ impl Get {
         Ok(Self { runs, index: 0, offset: 0 })
     }
 
+    /// Returns the progress of fetching `len` bytes at one address.
+    pub(crate) fn at(address: u64, len: usize) -> Self {
+        let mut runs = [(0, 0); FAR_RUNS];
+        runs[0] = (address, len);
+        Self { runs, index: 0, offset: 0 }
+    }
+
     /// Returns the ranges of the next `len` bytes. The request must have as many left.
     fn far(&self, mut len: usize) -> Far {
         let (mut far, mut offset) = (Far::new(), self.offset);

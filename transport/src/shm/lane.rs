@@ -170,13 +170,14 @@ impl SendLane {
     }
 
     /// Returns whether the first message waits for the receiver to fetch it.
+    #[cfg(test)]
     pub(crate) fn has_requested(&self) -> bool {
         self.queue.front().is_some_and(|message| message.mark.is_some())
     }
 
-    /// Takes a pending request back, so that its memory may be released.
+    /// Takes back a pending request and all exposed memory, so that the memory may be released.
     pub(crate) fn withdraw(&self) {
-        if let (true, Some(ring)) = (self.has_requested(), &self.ring) {
+        if let Some(ring) = &self.ring {
             ring.withdraw();
         }
     }

@@ -11,6 +11,7 @@
 //! | `copier`, `copy` | copies into memory that others read, and copies past the caches |
 //! | `segment`, `ring`, `producer` | one sender's memory for one receiver, and the ring of each channel in it |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
+//! | `exposed` | the same, where the owner itself tells its peer where a message lies |
 //! | `tried` | which messages are read that way, where length and pages do not tell |
 //! | `places` | callers' buffers, which the members of an exchange read in place |
 //! | `sharing` | memory of the program that all members map |
@@ -18,8 +19,8 @@
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage on the other areas |
 //!
 //! `unsafe` is confined to `ring`, `producer`, `lane`, `recv_lane`, `cursor`, `copier`, `copy`, `remote`, `get`,
-//! `pages`, `places`, `rounds`, `exchange`, `sharing`, `sys::map` and `sys::credentials`; `endpoint` only passes its
-//! caller's promises on.
+//! `pages`, `places`, `rounds`, `exchange`, `sharing`, `sys::map` and `sys::credentials`; `endpoint` and `exposed`
+//! only pass their caller's promises on.
 //!
 //! # How an owner waits
 //! *Messages*: post, then [`poll`](crate::Endpoint::poll) until the events have come. To sleep: `arm`, then `poll`.
@@ -54,6 +55,7 @@ mod cursor;
 mod endpoint;
 mod establish;
 mod exchange;
+mod exposed;
 mod get;
 mod hello;
 mod host;

@@ -12,7 +12,8 @@ use super::get::Get;
 use super::lane::{Handed, PIECE_COST_BYTES};
 use super::remote::Remote;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
-use crate::endpoint::{Consumer, Fits, GRAIN_BYTES, Short, Sink, Token};
+use super::tried::{Trial, Tried};
+use crate::endpoint::{Consumer, Fits, GRAIN_BYTES, Piece, Short, Sink, Token};
 use crate::error::ErrorKind;
 
 /// Destination of a message.
@@ -33,8 +34,10 @@ struct Incoming {
     target: Target,
     /// Whether the receive comes back if another message arrives.
     conditional: bool,
-    /// Progress of a message by rendezvous.
+    /// Progress of a message by rendezvous, or of exposed memory.
     get: Option<Get>,
+    /// Set if the time counts that the receive takes.
+    trial: Option<Trial>,
     token: Token,
 }
 
@@ -86,14 +89,39 @@ pub(crate) struct RecvLane {
     /// The peer's memory, if this side reads it.
     remote: Option<Remote>,
     queue: VecDeque<Incoming>,
+    /// Gets of memory that the peer has exposed on this channel.
+    gets: VecDeque<Incoming>,
+    /// Which exposed messages are fetched, and the trial of the next one.
+    tried: Tried,
+    trial: Option<Trial>,
     /// Whether the owner wants the envelope of the next message although no receive is posted.
     pub(crate) is_probed: bool,
 }
 
 impl RecvLane {
     pub(crate) fn new(peer: usize, channel: u16, remote: Option<Remote>) -> Self {
-        let queue = VecDeque::new();
-        Self { peer, channel, is_listed: false, ring: None, remote, queue, is_probed: false }
+        Self {
+            peer,
+            channel,
+            is_listed: false,
+            ring: None,
+            remote,
+            queue: VecDeque::new(),
+            gets: VecDeque::new(),
+            tried: Tried::default(),
+            trial: None,
+            is_probed: false,
+        }
+    }
+
+    /// Returns whether an exposed message of `len` bytes should be fetched, by the times that earlier ones took.
+    pub(crate) fn prefers_get(&mut self, len: usize) -> bool {
+        let route = self.tried.route(len);
+        // Where several messages are on their way, each waits for the others, so their times say nothing.
+        let is_alone = self.is_idle();
+        self.queue.iter_mut().chain(&mut self.gets).for_each(|message| message.trial = None);
+        self.trial = route.trial.filter(|_| is_alone);
+        route.by_rendezvous
     }
 
     /// Takes a receive and serves it with the data that has arrived, up to about `budget` bytes, so that a sender
@@ -115,14 +143,25 @@ impl RecvLane {
             Sink::Place(pieces) => Target::Place(Cursor::new(pieces)),
             Sink::Consume { consumer, .. } => Target::Consume(consumer),
         };
-        let mut message =
-            Incoming { tag, expected, arrived: None, received: 0, target, conditional, get: None, token };
+        let trial = self.trial.take();
+        let mut message = Incoming {
+            tag,
+            expected,
+            arrived: None,
+            received: 0,
+            target,
+            conditional,
+            get: None,
+            trial,
+            token,
+        };
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
                 // SAFETY: the caller's promise. `advance` meets an error again, and reports it.
                 match unsafe { take_next(ring, self.remote.as_ref(), &mut message) } {
                     Ok(Some(_)) if message.is_over() => {
+                        note(&mut self.tried, message.trial);
                         done(token, message.verdict());
                         return Handed::Over;
                     }
@@ -133,6 +172,34 @@ impl RecvLane {
         }
         self.queue.push_back(message);
         Handed::Queued { moved: moved > 0 }
+    }
+
+    /// Takes a get of `len` bytes at address `from` in the peer's process, and fetches the first of them.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_get`](crate::Endpoint::post_get); `len` is the sum of the pieces.
+    pub(crate) unsafe fn hand_get(&mut self, from: u64, dst: &[Piece], len: usize, token: Token) -> Handed {
+        let mut message = Incoming {
+            tag: 0,
+            expected: len,
+            arrived: Some((0, len as u64)),
+            received: 0,
+            target: Target::Place(Cursor::new(dst)),
+            conditional: false,
+            get: Some(Get::at(from, len)),
+            trial: self.trial.take(),
+            token,
+        };
+        if let (true, Some(ring)) = (self.gets.is_empty(), &mut self.ring) {
+            // SAFETY: the caller's promise. `advance` meets an error again, and reports it.
+            let fetched = unsafe { fetch(ring, self.remote.as_ref(), &mut message) };
+            if fetched.is_ok() && message.is_over() {
+                note(&mut self.tried, message.trial);
+                return Handed::Over;
+            }
+        }
+        self.gets.push_back(message);
+        Handed::Queued { moved: false }
     }
 
     /// Takes the next message at once, if no receive is posted and the message has arrived in one piece and fits.
@@ -171,6 +238,15 @@ impl RecvLane {
     ) -> Result<bool, Trouble> {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         let mut moved = 0;
+        if let Some(message) = self.gets.front_mut() {
+            // SAFETY: the get is still pending, so the promise of `post_get` holds.
+            moved += unsafe { fetch(ring, self.remote.as_ref(), message)? } + PIECE_COST_BYTES;
+            if message.is_over() {
+                note(&mut self.tried, message.trial);
+                done(message.token, Ok(()));
+                self.gets.pop_front();
+            }
+        }
         while let Some(message) = self.queue.front_mut() {
             // SAFETY: the message is still pending, so the promise of `post_recv` holds.
             let Some(bytes) = (unsafe { take_next(ring, self.remote.as_ref(), message)? }) else {
@@ -178,6 +254,7 @@ impl RecvLane {
             };
             moved += bytes + PIECE_COST_BYTES;
             if message.is_over() {
+                note(&mut self.tried, message.trial);
                 done(message.token, message.verdict());
                 self.queue.pop_front();
             }
@@ -188,14 +265,14 @@ impl RecvLane {
         Ok(moved > 0)
     }
 
-    /// Returns whether no receive waits here.
+    /// Returns whether no receive and no get waits here.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && self.gets.is_empty()
     }
 
-    /// Returns whether a receive or a probe waits here.
+    /// Returns whether a receive, a get or a probe waits here.
     pub(crate) fn has_work(&self) -> bool {
-        self.is_probed || !self.queue.is_empty()
+        self.is_probed || !self.is_idle()
     }
 
     /// Returns the receives that [`RecvLane::advance`] reported as [`Trouble::Unfit`].
@@ -211,10 +288,10 @@ impl RecvLane {
         Ok(ring.peek()?.map(|_| ring.envelope()))
     }
 
-    /// Drops all waiting receives and calls `failed` for each.
+    /// Drops all waiting receives and gets, and calls `failed` for each.
     pub(crate) fn fail_all(&mut self, mut failed: impl FnMut(Token)) {
         self.ring = None;
-        for message in self.queue.drain(..) {
+        for message in self.queue.drain(..).chain(self.gets.drain(..)) {
             failed(message.token);
         }
     }
@@ -239,6 +316,14 @@ impl Incoming {
 
     fn is_other(&self, tag: u64, len: u64) -> bool {
         tag != self.tag || len != self.expected as u64
+    }
+}
+
+/// Notes the time of a message that has arrived, if it counts.
+#[inline]
+fn note(tried: &mut Tried, trial: Option<Trial>) {
+    if let Some(trial) = trial {
+        tried.over(trial, 0);
     }
 }
 
@@ -317,24 +402,36 @@ unsafe fn get_some(
     remote: Option<&Remote>,
     message: &mut Incoming,
 ) -> Result<usize, Trouble> {
-    let (Some(get), Some((tag, total))) = (&mut message.get, message.arrived) else { return Ok(0) };
-    if tag != message.tag || total != message.expected as u64 {
-        message.received = total;
-        ring.release_cell();
-        return Ok(0);
-    }
-    let Some(remote) = remote else {
-        return Err(
-            Corrupt("a rendezvous request to a receiver that cannot read the memory".to_owned()).into()
-        );
+    let len = match message.arrived {
+        Some((tag, total)) if message.is_other(tag, total) => {
+            message.received = total;
+            0
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { fetch(ring, remote, message)? },
     };
-    let Target::Place(cursor) = &mut message.target else { return Ok(0) };
+    if message.is_over() {
+        ring.release_cell();
+    }
+    Ok(len)
+}
+
+/// Fetches the next part of a message from the sender's memory; returns its length.
+///
+/// # Safety
+/// The promise of `post_recv` or `post_get` holds for the message, which is the expected one.
+unsafe fn fetch(
+    ring: &RingConsumer,
+    remote: Option<&Remote>,
+    message: &mut Incoming,
+) -> Result<usize, Trouble> {
+    let (Some(get), Target::Place(cursor)) = (&mut message.get, &mut message.target) else { return Ok(0) };
+    let Some(remote) = remote else {
+        return Err(Corrupt("memory is exposed to a receiver that cannot read it".to_owned()).into());
+    };
     let left = message.expected - message.received as usize;
     // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` lie before the cursor.
     let len = unsafe { get.place(remote, ring, cursor, left)? };
     message.received += len as u64;
-    if len == left {
-        ring.release_cell();
-    }
     Ok(len)
 }

@@ -24,8 +24,8 @@
 //! had its memory back. Then the write came after the sender's fence, so the receiver finds the word set after its
 //! own fence, and the receive fails. If the word is not set, every byte was read before the owner had its memory
 //! back, and the message is whole. It is then reported done although the sender has reported a failure since, as can
-//! happen with any message that was on its way. One word serves all requests of a channel, because a sender only ever
-//! gives up all of them, together with the channel. For memory that has been unmapped, the system call returns an
+//! happen with any message that was on its way. One word serves all requests of a channel, and all memory that is
+//! exposed on it (see the `exposed` module), because a sender only ever gives up all of them, together with the channel. For memory that has been unmapped, the system call returns an
 //! error. The beacon reveals a process that has ended, has started another program, or whose number was given to
 //! another.
 //!

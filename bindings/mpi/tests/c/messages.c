@@ -169,6 +169,49 @@ static void waiting_receives(void) {
   CHECK(!MPI_Comm_free(&other));
 }
 
+/* Long messages, received in another order than sent, probed, cut off, from any source and into a type with gaps. The sender overwrites
+   each one as soon as its send is complete. There are enough rounds for every way of long messages to be tried. */
+static void long_messages(void) {
+  enum { ROUNDS = 120, SHORTER = 30000, LONGER = 150000, KEPT = 1000 };
+  static int first[SHORTER], second[LONGER], gapped[2 * SHORTER];
+  int peer = rank ^ 1, count, done, index;
+  MPI_Request requests[3];
+  MPI_Status status;
+  MPI_Message message;
+  MPI_Datatype every_other;
+  MPI_Comm other;
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &other) && !MPI_Comm_set_errhandler(other, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Type_vector(SHORTER, 1, 2, MPI_INT, &every_other) && !MPI_Type_commit(&every_other));
+  for (int round = 0; round < ROUNDS && peer < size; round++) {
+    if (rank < peer) {
+      for (int i = 0; i < SHORTER; i++) first[i] = round + i;
+      for (int i = 0; i < LONGER; i++) second[i] = round - i;
+      CHECK(!MPI_Isend(first, SHORTER, MPI_INT, peer, 1, other, &requests[0]));
+      CHECK(!MPI_Isend(second, LONGER, MPI_INT, peer, 2, other, &requests[1]));
+      CHECK(!MPI_Isend(&round, 1, MPI_INT, peer, 3, other, &requests[2]));
+      for (int left = 3; left > 0; left--) {
+        CHECK(!MPI_Waitany(3, requests, &index, MPI_STATUS_IGNORE));
+        if (index < 2) memset(index ? second : first, 0xee, index ? sizeof second : sizeof first);
+      }
+      continue;
+    }
+    memset(first, 0, sizeof first), memset(second, 0, sizeof second), memset(gapped, 0, sizeof gapped);
+    CHECK(!MPI_Irecv(second, LONGER, MPI_INT, peer, 4, other, &requests[0]) && !MPI_Cancel(&requests[0]));
+    CHECK(!MPI_Wait(&requests[0], &status) && !MPI_Test_cancelled(&status, &done) && done);
+    CHECK(!MPI_Recv(&done, 1, MPI_INT, peer, 3, other, &status) && done == round);
+    CHECK(!MPI_Mprobe(MPI_ANY_SOURCE, 2, other, &message, &status));
+    CHECK(!MPI_Get_count(&status, MPI_INT, &count) && count == LONGER && status.MPI_SOURCE == peer);
+    if (round % 3) CHECK(!MPI_Mrecv(second, LONGER, MPI_INT, &message, &status));
+    else FAILS(MPI_ERR_TRUNCATE, MPI_Mrecv(second, KEPT, MPI_INT, &message, &status));
+    for (int i = 0; i < LONGER; i++) CHECK(second[i] == (round % 3 || i < KEPT ? round - i : 0));
+    if (round % 2) CHECK(!MPI_Recv(gapped, 1, every_other, MPI_ANY_SOURCE, MPI_ANY_TAG, other, &status));
+    else CHECK(!MPI_Recv(first, SHORTER, MPI_INT, peer, 1, other, &status));
+    for (int i = 0; i < SHORTER; i++) CHECK((round % 2 ? gapped[2 * i] : first[i]) == round + i && !gapped[2 * i + 1]);
+    CHECK(status.MPI_TAG == 1 && status.MPI_SOURCE == peer);
+  }
+  CHECK(!MPI_Type_free(&every_other) && !MPI_Comm_free(&other));
+}
+
 /* Run by two threads, which wait for messages of the same rank, each with its own tag. */
 static void *exchange(void *tag_) {
   int tag = *(int *)tag_, peer = rank ^ 1, got;
@@ -240,7 +283,7 @@ int main(int argc, char **argv) {
   ring(), wildcards();
   /* The receives with wildcards must not take the messages of the tests that follow. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
-  requests(), datatypes(), waiting_receives(), threads(), progress_inside_collectives();
+  requests(), datatypes(), waiting_receives(), long_messages(), threads(), progress_inside_collectives();
   flushes();
   CHECK(!MPI_Finalize());
   return 0;

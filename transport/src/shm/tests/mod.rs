@@ -3,6 +3,7 @@
 
 mod establishing;
 mod exchange;
+mod exposed;
 mod failure;
 mod hostile;
 mod messages;

@@ -13,7 +13,7 @@ fn options(single_copy: SingleCopy) -> ShmOptions {
 }
 
 /// Makes two ends that send every non-empty message by rendezvous.
-fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
+pub(super) fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
     let mut world = world_with(2, &options(SingleCopy::From(1)));
     let [a, b] = &mut world[..] else { unreachable!() };
     link(a, b);
@@ -22,7 +22,7 @@ fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
 }
 
 /// Exchanges an empty message each way, so that both ends are linked.
-fn link(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
+pub(super) fn link(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
     let mut left = [0, 0];
     for (i, (end, peer)) in [(&mut *a, 1), (&mut *b, 0)].into_iter().enumerate() {
         let posted = [send(end, channel(peer, 9), 1, &[], 1), receive(end, channel(peer, 9), 1, &[], 2)];

@@ -74,7 +74,7 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
         // The transports may not have noticed the losses yet, but nothing should wait for these ranks any more.
         let mut net = net::net()?;
         for rank in alive.iter().filter(|rank| !ranks.contains(rank)) {
-            net.lose(*rank, &format!("rank {rank} of the world was left behind by MPIX_Comm_shrink"));
+            net.abandon(*rank, &format!("rank {rank} of the world was left behind by MPIX_Comm_shrink"));
         }
     }
     let members: Group = comm.members.iter().filter(|rank| ranks.contains(rank)).copied().collect();

@@ -27,7 +27,7 @@ impl Net {
         };
         let (number, to) = (*number, parked.to);
         if to != self.rank {
-            self.post_words(to, envelope(CANCEL, 0, 0), [number, 0]);
+            self.post_words(to, envelope(CANCEL, 0, 0), &[number, 0]);
         } else if self.remove_announced(to, number) {
             self.withdrawn(number);
         }
@@ -36,7 +36,7 @@ impl Net {
     /// Withdraws a message at its sender's request.
     pub(super) fn withdraw(&mut self, from: u32, number: u64) {
         if self.remove_announced(from, number) {
-            self.post_words(from, envelope(CANCELLED, 0, 0), [number, 0]);
+            self.post_words(from, envelope(CANCELLED, 0, 0), &[number, 0]);
         }
     }
 

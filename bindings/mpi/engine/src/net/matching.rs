@@ -27,15 +27,15 @@ pub(super) struct Unexpected {
 pub(super) enum Body {
     /// The whole message.
     Whole(Vec<u8>),
-    /// The announcement only. The message waits at its sender, which knows it by this number.
-    Announced { bytes: usize, number: u64 },
+    /// The announcement only. The message waits at its sender.
+    Announced(wire::Announcement),
 }
 
 impl Body {
     fn bytes(&self) -> usize {
         match self {
             Self::Whole(data) => data.len(),
-            Self::Announced { bytes, .. } => *bytes,
+            Self::Announced(announcement) => announcement.bytes,
         }
     }
 }
@@ -93,7 +93,7 @@ impl Mailbox {
     pub(super) fn remove_announced(&mut self, source: u32, number: u64) -> bool {
         let is_it = |message: &Unexpected| {
             message.source == source
-                && matches!(message.body, Body::Announced { number: its, .. } if its == number)
+                && matches!(&message.body, Body::Announced(announcement) if announcement.number == number)
         };
         let found = self.unexpected.iter().position(is_it);
         found.is_some_and(|at| self.unexpected.remove(at).is_some())
@@ -154,9 +154,7 @@ impl Net {
                 recv.sink.put(&data);
                 self.received(&recv, source, tag, data.len());
             }
-            Body::Announced { bytes, number } => {
-                self.answer(recv, wire::Announcement { source, tag, bytes, number })
-            }
+            Body::Announced(announcement) => self.answer(recv, source, tag, announcement),
         }
     }
 
@@ -183,7 +181,7 @@ impl Net {
     }
 
     /// Marks a rank as lost, and fails the operations that wait for it.
-    pub(crate) fn lose(&mut self, peer: u32, why: &str) {
+    pub(super) fn lose(&mut self, peer: u32, why: &str) {
         self.lost[peer as usize] = Some(why.into());
         let mut ended = Vec::new();
         for mailbox in self.boxes.values_mut() {

@@ -3,7 +3,8 @@
 //! Channel 0 of a pair carries *heads* (short messages, and announcements of long ones) in the order in which they were sent. The 64 bits
 //! of a transport message's tag are the envelope, so a short message has no other header. A rank probes channel 0 of every peer and takes
 //! each head as it comes: into the buffer of the receive that it matches, or into memory of its own. The sender of a long message
-//! announces it there, and waits for the receiver's answer; the data go over channel 1, in the order of the answers.
+//! announces it there. Once a receive has matched it, the receiver gets it from the sender's memory, if the transport can do that and it
+//! proves quicker, and answers that it has; otherwise the answer asks for the data, which go over channel 1 in the order of the answers.
 //!
 //! One lock guards all of this state. Threads that wait poll; while the program is inside a collective, a thread of the library polls.
 

@@ -91,18 +91,36 @@ impl Source {
     }
 }
 
-/// Facts about a long message.
+/// Facts about a long message, as its sender tells them.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Announcement {
-    pub(super) source: u32,
-    pub(super) tag: i32,
     pub(super) bytes: usize,
+    /// The sender's name for the message.
     pub(super) number: u64,
+    /// Where the message lies in the sender's memory, if this rank may get it from there.
+    pub(super) at: Option<u64>,
 }
+
+impl Announcement {
+    /// Reads the words of an announcement.
+    fn read(words: &[u8]) -> Option<Self> {
+        let (number, bytes) = (word(words, 0)?, word(words, 1)?);
+        Some(Self { bytes: usize::try_from(bytes).ok()?, number, at: word(words, 2) })
+    }
+}
+
+/// Returns the word at an index.
+fn word(words: &[u8], at: usize) -> Option<u64> {
+    words.get(8 * at..8 * at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// The most words of an announcement or an answer.
+const WORDS: usize = 3;
 
 /// The state of an operation posted at a transport. It stays at its address until the transport is done with it.
 pub(super) struct Slot {
     pub(super) piece: Piece,
-    words: [u64; 2],
+    words: [u64; WORDS],
     kept: Vec<u8>,
     pub(super) op: Op,
 }
@@ -122,6 +140,18 @@ pub(super) enum Head {
 
 // SAFETY: the pieces name memory of the slot itself, or memory that the program has lent to the operation.
 unsafe impl Send for Slot {}
+
+impl Slot {
+    /// Names the memory for `len` bytes: the place, or memory of the slot itself.
+    fn receive_to(&mut self, place: Option<*mut u8>, len: usize) {
+        let ptr = place.unwrap_or_else(|| {
+            self.kept.clear();
+            self.kept.resize(len, 0);
+            self.kept.as_mut_ptr()
+        });
+        self.piece = Piece { ptr, len };
+    }
+}
 
 pub(super) enum Op {
     Idle,
@@ -144,6 +174,8 @@ pub(super) enum Op {
         tag: i32,
         total: usize,
         in_place: bool,
+        /// The message's number, if this rank gets it from its sender's memory.
+        got: Option<u64>,
     },
     Direct(Direct),
 }
@@ -193,9 +225,11 @@ impl Net {
             return self.finish(done, Finished::sent());
         }
         if asks || data.len() > EAGER_BYTES {
-            let words = [self.park(to, data, done), 0];
-            let bytes = self.parked[&words[0]].data.len() as u64;
-            self.post_words(to, envelope(ANNOUNCED, context, tag), [words[0], bytes]);
+            let piece = data.piece();
+            let number = self.park(to, data, done);
+            let words = [number, piece.len as u64, piece.ptr.expose_provenance() as u64];
+            let count = if self.exposes(to) { 3 } else { 2 };
+            self.post_words(to, envelope(ANNOUNCED, context, tag), &words[..count]);
         } else {
             let op = Op::Send { to, done: Arc::clone(done), data };
             self.post_send(to, HEADS, envelope(WHOLE, context, tag), op);
@@ -224,7 +258,7 @@ impl Net {
         }
         let body = if asks || data.len() > EAGER_BYTES {
             let bytes = data.len();
-            Body::Announced { bytes, number: self.park(rank, data, done) }
+            Body::Announced(Announcement { bytes, number: self.park(rank, data, done), at: None })
         } else {
             let bytes = data.bytes().to_vec();
             self.finish(done, Finished::sent());
@@ -240,9 +274,9 @@ impl Net {
         self.next_parked
     }
 
-    /// Asks for the data of an announced message that a receive has matched.
-    pub(super) fn answer(&mut self, recv: Recv, message: Announcement) {
-        let Announcement { source, tag, bytes, number } = message;
+    /// Gets an announced message that a receive has matched, or asks its sender for it.
+    pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
+        let Announcement { bytes, number, at } = message;
         if source == self.rank {
             let Some(parked) = self.parked.remove(&number) else { return };
             recv.sink.put(parked.data.bytes());
@@ -250,13 +284,33 @@ impl Net {
             return self.finish(&parked.done, Finished::sent());
         }
         let wanted = bytes.min(recv.sink.room());
-        self.post_words(source, envelope(ANSWER, 0, 0), [number, wanted as u64]);
         if wanted == 0 {
+            self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
             return self.received(&recv, source, tag, bytes);
         }
         let place = recv.sink.flat();
-        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some() };
-        self.post_recv(source, BYTES, envelope(WHOLE, 0, (number & 0xff_ffff) as i32), op, place, wanted);
+        let from = at.filter(|_| self.prefers_get(source, wanted));
+        let got = from.map(|_| number);
+        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some(), got };
+        match from {
+            Some(from) => self.post_get(source, from, op, place, wanted),
+            None => {
+                self.post_words(source, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
+                let envelope = envelope(WHOLE, 0, (number & 0xff_ffff) as i32);
+                self.post_recv(source, BYTES, envelope, op, place, wanted);
+            }
+        }
+    }
+
+    /// Returns whether a peer gets messages from this process's memory.
+    fn exposes(&mut self, to: u32) -> bool {
+        self.via[to as usize].is_some_and(|via| self.ends[via].exposes(Channel { peer: to, index: BYTES }))
+    }
+
+    /// Returns whether this rank should get a message from its sender's memory, rather than ask for it.
+    fn prefers_get(&mut self, from: u32, len: usize) -> bool {
+        let on = Channel { peer: from, index: BYTES };
+        self.via[from as usize].is_some_and(|via| self.ends[via].prefers_get(on, len))
     }
 
     /// Handles the receiver's answer: sends the data that it asks for.
@@ -376,15 +430,15 @@ impl Net {
             self.slots[at as usize].op = op;
             return at;
         }
-        self.slots.push(Box::new(Slot { piece: NO_PIECE, words: [0; 2], kept: Vec::new(), op }));
+        self.slots.push(Box::new(Slot { piece: NO_PIECE, words: [0; WORDS], kept: Vec::new(), op }));
         self.slots.len() as u32 - 1
     }
 
-    pub(super) fn post_words(&mut self, to: u32, envelope: u64, words: [u64; 2]) {
+    pub(super) fn post_words(&mut self, to: u32, envelope: u64, words: &[u64]) {
         let at = self.slot(Op::Quiet);
         let slot = &mut self.slots[at as usize];
-        slot.words = words;
-        slot.piece = Piece { ptr: slot.words.as_mut_ptr().cast(), len: size_of_val(&slot.words) };
+        slot.words[..words.len()].copy_from_slice(words);
+        slot.piece = Piece { ptr: slot.words.as_mut_ptr().cast(), len: size_of_val(words) };
         self.post(to, HEADS, envelope, at);
     }
 
@@ -419,17 +473,24 @@ impl Net {
         let at = self.slot(op);
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
-        let ptr = place.unwrap_or_else(|| {
-            slot.kept.clear();
-            slot.kept.resize(len, 0);
-            slot.kept.as_mut_ptr()
-        });
-        slot.piece = Piece { ptr, len };
+        slot.receive_to(place, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
         // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for `len` bytes.
         let posted = unsafe {
             self.ends[via].post_recv(on, envelope, Place::Place(std::slice::from_ref(&slot.piece)), token)
         };
+        self.settle(at, posted);
+    }
+
+    /// Gets `len` bytes at address `far` in a peer's process.
+    fn post_get(&mut self, from: u32, far: u64, op: Op, place: Option<*mut u8>, len: usize) {
+        let at = self.slot(op);
+        let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
+        let slot = &mut self.slots[at as usize];
+        slot.receive_to(place, len);
+        let (on, token) = (Channel { peer: from, index: BYTES }, Token(at.into()));
+        // SAFETY: as for a posted receive.
+        let posted = unsafe { self.ends[via].post_get(on, far, std::slice::from_ref(&slot.piece), token) };
         self.settle(at, posted);
     }
 
@@ -455,7 +516,10 @@ impl Net {
         match self.leave(at) {
             (Op::Idle | Op::Quiet | Op::Direct(_), _) => {}
             (Op::Send { done, .. }, _) => self.finish(&done, Finished::sent()),
-            (Op::Bytes { recv, source, tag, total, in_place }, kept) => {
+            (Op::Bytes { recv, source, tag, total, in_place, got }, kept) => {
+                if let Some(number) = got {
+                    self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
+                }
                 if !in_place {
                     recv.sink.put(&kept);
                 }
@@ -477,19 +541,18 @@ impl Net {
             }
             return self.received(&recv, from, tag, bytes);
         }
-        let words = || {
-            let word = |at: usize| kept.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-            Some((word(0)?, word(8)?))
-        };
         let body = match envelope >> 61 {
             WHOLE => Body::Whole(kept),
-            ANNOUNCED => match words() {
-                Some((number, bytes)) => Body::Announced { bytes: bytes as usize, number },
+            ANNOUNCED => match Announcement::read(&kept) {
+                Some(announcement) => Body::Announced(announcement),
                 None => return,
             },
-            ANSWER => return words().map_or((), |(number, wanted)| self.answered(number, wanted)),
-            CANCEL => return words().map_or((), |(number, _)| self.withdraw(from, number)),
-            CANCELLED => return words().map_or((), |(number, _)| self.withdrawn(number)),
+            ANSWER => {
+                let (Some(number), Some(wanted)) = (word(&kept, 0), word(&kept, 1)) else { return };
+                return self.answered(number, wanted);
+            }
+            CANCEL => return word(&kept, 0).map_or((), |number| self.withdraw(from, number)),
+            CANCELLED => return word(&kept, 0).map_or((), |number| self.withdrawn(number)),
             _ => return self.on_window.map_or((), |handle| handle(self, from, &kept)),
         };
         let message = Unexpected { source: from, tag, body };
@@ -518,7 +581,7 @@ impl Net {
     }
 
     /// Gives up on a peer: the transport no longer writes anything that the peer sends.
-    pub(super) fn abandon(&mut self, peer: u32, why: &str) {
+    pub(crate) fn abandon(&mut self, peer: u32, why: &str) {
         let Some(via) = self.via[peer as usize] else { return };
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "mpi", Some(peer), why);
         let mut events = Vec::new();
