@@ -334,7 +334,7 @@ mod tests {
     fn says_what_why_and_how() {
         let text = explained("all_reduce --ranks 12 --bytes 1M").unwrap();
         for expected in
-            ["all_reduce of 1.00 MB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"]
+            ["all_reduce of 1.00 MiB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"]
         {
             assert!(text.contains(expected), "{expected}:\n{text}");
         }
@@ -356,7 +356,7 @@ mod tests {
     fn symmetric_buffers_have_a_plan() {
         let text = explained("all_reduce -n 3 -b 1M --shards 64").unwrap();
         for part in [
-            "all_reduce over 64 shards of 1.00 MB",
+            "all_reduce over 64 shards of 1.00 MiB",
             "shards_two_shot",
             "checked: right",
             "64 shards in vectors",

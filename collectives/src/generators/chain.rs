@@ -36,7 +36,7 @@ impl Generator for Chain {
     fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
             Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
-            other => Err(format!("the chain does not support {other:?}")),
+            other => Err(format!("the chain does not support {other}")),
         }
     }
 

@@ -124,7 +124,16 @@ fn trim_zeros(text: &str) -> &str {
 /// Formats a number of bytes for people: binary units, three digits.
 #[must_use]
 pub(crate) fn human_bytes(bytes: f64) -> String {
-    let units = ["B", "KB", "MB", "GB", "TB"];
+    in_units(bytes, ["B", "KiB", "MiB", "GiB", "TiB"])
+}
+
+/// Formats a number of bytes as nccl-tests do, whose KB are KiB.
+#[must_use]
+pub(crate) fn nccl_bytes(bytes: f64) -> String {
+    in_units(bytes, ["B", "KB", "MB", "GB", "TB"])
+}
+
+fn in_units(bytes: f64, units: [&str; 5]) -> String {
     let mut amount = bytes;
     let mut unit = 0;
     while amount.abs() >= 1024.0 && unit + 1 < units.len() {
@@ -229,7 +238,8 @@ mod tests {
     #[test]
     fn bytes_for_people() {
         assert_eq!(human_bytes(512.0), "512 B");
-        assert_eq!(human_bytes(1.2 * 1024.0 * 1024.0 * 1024.0), "1.20 GB");
-        assert_eq!(human_bytes(20.0 * 1024.0), "20.0 KB");
+        assert_eq!(human_bytes(1.2 * 1024.0 * 1024.0 * 1024.0), "1.20 GiB");
+        assert_eq!(human_bytes(20.0 * 1024.0), "20.0 KiB");
+        assert_eq!(nccl_bytes(20.0 * 1024.0), "20.0 KB");
     }
 }

@@ -1,6 +1,6 @@
 //! The output of nccl-tests 2.19.6, line by line.
 
-use super::numbers::{fit, general, human_bytes};
+use super::numbers::{fit, general, nccl_bytes};
 use super::row::{Iterations, Measurement, Row};
 use super::settings::{Blocking, Settings, Step};
 
@@ -235,10 +235,10 @@ pub(crate) fn trailer(program: &str, verdict: &Verdict, memory: Option<&str>) ->
 pub(crate) fn memory(initialization: f64, user: f64, collective: f64) -> String {
     format!(
         "Initialization {} | User-Allocated {} | Collective {} | Total  {}",
-        human_bytes(initialization),
-        human_bytes(user),
-        human_bytes(collective),
-        human_bytes(initialization + user + collective)
+        nccl_bytes(initialization),
+        nccl_bytes(user),
+        nccl_bytes(collective),
+        nccl_bytes(initialization + user + collective)
     )
 }
 

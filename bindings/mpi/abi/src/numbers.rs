@@ -52,6 +52,10 @@ numbers! {
     dists_in, dists_out, [16 = DISTRIBUTE_NONE, 17 = DISTRIBUTE_BLOCK, 18 = DISTRIBUTE_CYCLIC];
     dargs_in, dargs_out, [19 = DISTRIBUTE_DFLT_DARG];
     whence_in, whence_out, [401 = SEEK_CUR, 402 = SEEK_END, 403 = SEEK_SET];
+    flavor_in, flavor_out, [
+        311 = WIN_FLAVOR_CREATE, 312 = WIN_FLAVOR_ALLOCATE, 313 = WIN_FLAVOR_DYNAMIC, 314 = WIN_FLAVOR_SHARED
+    ];
+    model_in, model_out, [321 = WIN_UNIFIED];
     lock_in, lock_out, [301 = LOCK_EXCLUSIVE, 302 = LOCK_SHARED];
     class_in, class_out, [192 = TYPECLASS_INTEGER, 193 = TYPECLASS_REAL, 194 = TYPECLASS_COMPLEX];
     combiner_in, combiner_out, [

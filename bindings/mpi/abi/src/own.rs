@@ -7,7 +7,7 @@ use engine::constants::{INFO_NULL, Status};
 use engine::flavor::{self, Flavor, Kind};
 
 use crate::handles::*;
-use crate::numbers::{err_in, err_out};
+use crate::numbers::{err_in, err_out, flavor_out, model_out};
 use crate::statuses::{AbiStatus, from_abi, to_abi};
 
 fn to_user(kind: Kind, handle: c_int) -> usize {
@@ -50,6 +50,7 @@ pub(crate) fn prepare() {
         code_in: err_in,
         status: Some((status_out, status_in)),
         automatic: AUTOMATIC,
+        window_out: |flavor, model| (flavor_out(flavor), model_out(model)),
     });
 }
 

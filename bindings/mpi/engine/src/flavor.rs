@@ -36,6 +36,8 @@ pub struct Flavor {
     pub status: Option<(StatusOut, StatusIn)>,
     /// `MPI_BUFFER_AUTOMATIC` as the program sees it.
     pub automatic: usize,
+    /// Converts the values of a window's attributes `MPI_WIN_CREATE_FLAVOR` and `MPI_WIN_MODEL` to the program's.
+    pub window_out: fn(c_int, c_int) -> (c_int, c_int),
 }
 
 static FLAVOR: OnceLock<Flavor> = OnceLock::new();
@@ -67,6 +69,11 @@ pub fn code_out(code: c_int) -> c_int {
 #[must_use]
 pub fn automatic() -> usize {
     FLAVOR.get().map_or(BUFFER_AUTOMATIC as usize, |flavor| flavor.automatic)
+}
+
+/// Returns the values of a window's attributes `MPI_WIN_CREATE_FLAVOR` and `MPI_WIN_MODEL` as the program sees them.
+pub(crate) fn window_out(flavor: c_int, model: c_int) -> (c_int, c_int) {
+    FLAVOR.get().map_or((flavor, model), |own| (own.window_out)(flavor, model))
 }
 
 /// Calls `call` with a status of the program's ABI, and converts the status back afterwards.

@@ -15,6 +15,7 @@ use crate::collective;
 use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
+use crate::flavor;
 use crate::info::{self, Pairs};
 use crate::net;
 use crate::world;
@@ -53,6 +54,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
     let inner = comm::lookup(handle)?;
     comm::release(handle);
     let parts = parts(&inner, &own)?;
+    let (shown_flavor, shown_model) = flavor::window_out(own.flavor, WIN_UNIFIED);
     let window = Arc::new(Window {
         handle: AtomicI32::new(WIN_NULL),
         locks: Mutex::new(Locks::new(parts.len())),
@@ -61,7 +63,8 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         size: own.size,
         unit: own.unit,
         flavor: own.flavor,
-        model: WIN_UNIFIED,
+        shown_flavor,
+        shown_model,
         parts,
         segment,
         attached: Mutex::default(),

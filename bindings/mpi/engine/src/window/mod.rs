@@ -51,7 +51,9 @@ pub struct Window {
     size: i64,
     unit: c_int,
     flavor: c_int,
-    model: c_int,
+    /// Flavor and memory model as numbers of the program.
+    shown_flavor: c_int,
+    shown_model: c_int,
     parts: Vec<Part>,
     segment: Option<Segment>,
     attached: Mutex<Vec<(usize, usize)>>,
@@ -125,8 +127,8 @@ pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outco
         WIN_BASE => window.base,
         WIN_SIZE => &raw const window.size as usize,
         WIN_DISP_UNIT => &raw const window.unit as usize,
-        WIN_CREATE_FLAVOR => &raw const window.flavor as usize,
-        WIN_MODEL => &raw const window.model as usize,
+        WIN_CREATE_FLAVOR => &raw const window.shown_flavor as usize,
+        WIN_MODEL => &raw const window.shown_model as usize,
         _ => return Ok(None),
     };
     Ok(Some(Some(found)))
