@@ -372,6 +372,9 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
     /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
     ///
+    /// If the kernel does not read that memory, the get alone fails, with [`ErrorKind::System`](crate::ErrorKind), and the
+    /// peer has to send the message.
+    ///
     /// # Errors
     /// As [`Endpoint::post_recv`], and if the peer exposes no memory to this rank.
     ///

@@ -71,8 +71,8 @@ impl Get {
         }
     }
 
-    /// Fetches the next part of a message, of which `left` bytes remain, and places it; returns its length. After an
-    /// error, neither position has moved.
+    /// Fetches the next part of a message, of which `left` bytes remain, and places it; returns its length, or `None` if
+    /// the kernel does not read that memory. Then, and after an error, neither position has moved.
     ///
     /// # Safety
     /// The promise of `post_recv` holds for `cursor`, in which `left` bytes are left.
@@ -82,26 +82,29 @@ impl Get {
         ring: &RingConsumer,
         cursor: &mut Cursor,
         left: usize,
-    ) -> Result<usize, Trouble> {
+    ) -> Result<Option<usize>, Trouble> {
         let (mut near, mut ahead) = (Near::new(), cursor.clone());
         // SAFETY: the caller's promise.
         unsafe { ahead.runs(left.min(PLACE_BYTES), &mut near) };
         let len = near.bytes();
         // SAFETY: the ranges are the caller's memory, and the caller has promised that nobody else touches it.
         let read = unsafe { remote.read(&mut near, &mut self.far(len)) };
-        believe(read, ring)?;
+        if !believe(read, ring)? {
+            return Ok(None);
+        }
         *cursor = ahead;
         self.step(len);
-        Ok(len)
+        Ok(Some(len))
     }
 }
 
-/// Returns the outcome of a read, once it is clear that the sender had not withdrawn the memory before.
-fn believe(read: Result<(), Unread>, ring: &RingConsumer) -> Result<(), Trouble> {
+/// Returns whether the kernel has read, once it is clear that the sender had not withdrawn the memory before. The kernel
+/// does not read memory of devices and drivers, nor secret memory, which programs may send all the same.
+fn believe(read: Result<(), Unread>, ring: &RingConsumer) -> Result<bool, Trouble> {
     match read {
         _ if ring.is_withdrawn() => Err(Trouble::Gone),
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(Unread::Gone) => Err(Trouble::Gone),
-        Err(Unread::Refused(error)) => Err(Trouble::Unreadable(error)),
+        Err(Unread::Refused(_)) => Ok(false),
     }
 }

@@ -397,7 +397,7 @@ impl ShmEndpoint {
                 match result {
                     Ok(true) => {}
                     // The peer took this memory back, so it cannot be read.
-                    Ok(false) | Err(Trouble::Gone | Trouble::Unreadable(_)) => break,
+                    Ok(false) | Err(Trouble::Gone) => break,
                     Err(Trouble::Unfit) => {
                         give_back(lane, rank, &mut self.pending, events);
                         break;

@@ -172,11 +172,6 @@ impl ShmEndpoint {
                 self.see_off(events);
                 return;
             }
-            Trouble::Unreadable(error) => {
-                let detail = "reading a message from the memory of its process; if the message was in a \
-                              device's memory, have it copied instead";
-                Error::system(NAME, rank, detail, error)
-            }
             Trouble::Unfit => return,
         };
         self.lose(peer, cause, true, events);
@@ -207,10 +202,15 @@ pub(super) fn give_back(lane: &mut RecvLane, rank: u32, pending: &mut usize, eve
     }
 }
 
-/// Returns the event for a completed receive.
+/// Returns the event for a completed receive or get.
 pub(super) fn received(token: Token, verdict: Result<(), ErrorKind>, rank: u32) -> Event {
     match verdict {
         Ok(()) => Event::Done(token),
+        Err(ErrorKind::System) => {
+            let detail =
+                "the kernel does not read memory that the peer exposes: a device's, or secret memory";
+            Event::Failed(token, Error::new(ErrorKind::System, NAME, Some(rank), detail))
+        }
         Err(kind) => {
             let detail = "the peer sent a different message from the one expected: do all ranks make the \
                           same calls, with the same sizes, in the same order?";

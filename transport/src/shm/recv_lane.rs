@@ -4,7 +4,6 @@
 //! receives. It also knows how to read the peer's memory.
 
 use std::collections::VecDeque;
-use std::io;
 
 use super::copy::STREAMING_BYTES;
 use super::cursor::Cursor;
@@ -34,8 +33,8 @@ struct Incoming {
     target: Target,
     /// Whether the receive comes back if another message arrives.
     conditional: bool,
-    /// Progress of a message by rendezvous, or of exposed memory.
-    get: Option<Get>,
+    /// Progress of a message by rendezvous, or of exposed memory, and the front of its destination.
+    get: Option<(Get, Cursor)>,
     /// Set if the time counts that the receive takes.
     trial: Option<Trial>,
     token: Token,
@@ -52,8 +51,6 @@ pub(crate) enum Trouble {
     Corrupt(Corrupt),
     /// The sender has taken its request back, or has ended.
     Gone,
-    /// The sender named memory that the kernel does not permit this process to read.
-    Unreadable(io::Error),
     /// Not a failure of the channel: the first receive is conditional and does not fit the next message.
     Unfit,
 }
@@ -186,12 +183,12 @@ impl RecvLane {
             received: 0,
             target: Target::Place(Cursor::new(dst)),
             conditional: false,
-            get: Some(Get::at(from, len)),
+            get: Some((Get::at(from, len), Cursor::new(dst))),
             trial: self.trial.take(),
             token,
         };
         if let (true, Some(ring)) = (self.gets.is_empty(), &mut self.ring) {
-            // SAFETY: the caller's promise. `advance` meets an error again, and reports it.
+            // SAFETY: the caller's promise. `advance` meets a refusal or an error again, and reports it.
             let fetched = unsafe { fetch(ring, self.remote.as_ref(), &mut message) };
             if fetched.is_ok() && message.is_over() {
                 note(&mut self.tried, message.trial);
@@ -240,8 +237,13 @@ impl RecvLane {
         let mut moved = 0;
         if let Some(message) = self.gets.front_mut() {
             // SAFETY: the get is still pending, so the promise of `post_get` holds.
-            moved += unsafe { fetch(ring, self.remote.as_ref(), message)? } + PIECE_COST_BYTES;
-            if message.is_over() {
+            let fetched = unsafe { fetch(ring, self.remote.as_ref(), message)? };
+            moved += fetched.unwrap_or(0) + PIECE_COST_BYTES;
+            if fetched.is_none() {
+                note(&mut self.tried, message.trial.map(Trial::declined));
+                done(message.token, Err(ErrorKind::System));
+                self.gets.pop_front();
+            } else if message.is_over() {
                 note(&mut self.tried, message.trial);
                 done(message.token, Ok(()));
                 self.gets.pop_front();
@@ -314,6 +316,13 @@ impl Incoming {
         }
     }
 
+    /// Forgets what has been fetched of a message, whose bytes will come through the ring.
+    fn begin_again(&mut self) {
+        if let Some((_, front)) = self.get.take() {
+            (self.target, self.received) = (Target::Place(front), 0);
+        }
+    }
+
     fn is_other(&self, tag: u64, len: u64) -> bool {
         tag != self.tag || len != self.expected as u64
     }
@@ -356,11 +365,11 @@ unsafe fn take_next(
         }
         let get = Get::checked(&ring.rts_words(), arrival.len, total)?;
         message.arrived = Some((tag, total));
-        if matches!(message.target, Target::Consume(_)) {
+        let Target::Place(front) = &message.target else {
             ring.decline();
             return Ok(Some(0));
-        }
-        message.get = Some(get);
+        };
+        message.get = Some((get, front.clone()));
         // SAFETY: the caller's promise.
         return unsafe { get_some(ring, remote, message).map(Some) };
     }
@@ -393,7 +402,7 @@ unsafe fn take_next(
 }
 
 /// Fetches the next part of a message by rendezvous; returns its length. A message that is not the expected one is
-/// skipped.
+/// skipped, and one that the kernel does not read is asked for through the ring.
 ///
 /// # Safety
 /// The promise of `post_recv` holds for the message.
@@ -402,13 +411,18 @@ unsafe fn get_some(
     remote: Option<&Remote>,
     message: &mut Incoming,
 ) -> Result<usize, Trouble> {
-    let len = match message.arrived {
+    let fetched = match message.arrived {
         Some((tag, total)) if message.is_other(tag, total) => {
             message.received = total;
-            0
+            Some(0)
         }
         // SAFETY: the caller's promise.
         _ => unsafe { fetch(ring, remote, message)? },
+    };
+    let Some(len) = fetched else {
+        message.begin_again();
+        ring.decline();
+        return Ok(0);
     };
     if message.is_over() {
         ring.release_cell();
@@ -416,7 +430,8 @@ unsafe fn get_some(
     Ok(len)
 }
 
-/// Fetches the next part of a message from the sender's memory; returns its length.
+/// Fetches the next part of a message from the sender's memory; returns its length, or `None` if the kernel does not read
+/// that memory.
 ///
 /// # Safety
 /// The promise of `post_recv` or `post_get` holds for the message, which is the expected one.
@@ -424,14 +439,16 @@ unsafe fn fetch(
     ring: &RingConsumer,
     remote: Option<&Remote>,
     message: &mut Incoming,
-) -> Result<usize, Trouble> {
-    let (Some(get), Target::Place(cursor)) = (&mut message.get, &mut message.target) else { return Ok(0) };
+) -> Result<Option<usize>, Trouble> {
+    let (Some((get, _)), Target::Place(cursor)) = (&mut message.get, &mut message.target) else {
+        return Ok(Some(0));
+    };
     let Some(remote) = remote else {
         return Err(Corrupt("memory is exposed to a receiver that cannot read it".to_owned()).into());
     };
     let left = message.expected - message.received as usize;
     // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` lie before the cursor.
-    let len = unsafe { get.place(remote, ring, cursor, left)? };
-    message.received += len as u64;
-    Ok(len)
+    let fetched = unsafe { get.place(remote, ring, cursor, left)? };
+    message.received += fetched.unwrap_or(0) as u64;
+    Ok(fetched)
 }

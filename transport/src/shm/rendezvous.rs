@@ -25,8 +25,8 @@
 //! own fence, and the receive fails. If the word is not set, every byte was read before the owner had its memory
 //! back, and the message is whole. It is then reported done although the sender has reported a failure since, as can
 //! happen with any message that was on its way. One word serves all requests of a channel, and all memory that is
-//! exposed on it (see the `exposed` module), because a sender only ever gives up all of them, together with the channel. For memory that has been unmapped, the system call returns an
-//! error. The beacon reveals a process that has ended, has started another program, or whose number was given to
+//! exposed on it (see the `exposed` module), because a sender only ever gives up all of them, together with the
+//! channel. For memory that has been unmapped, the system call returns an error. The beacon reveals a process that has ended, has started another program, or whose number was given to
 //! another.
 //!
 //! A state "taken" would add nothing: the receiver needs no permission to read, since reading does the sender no

@@ -1,6 +1,10 @@
 /* Point to point: modes, wildcards, probes, requests, datatypes. Any number of ranks. */
+#define _DEFAULT_SOURCE
 #include "test.h"
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static void ring(void) {
   int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -171,6 +175,26 @@ static void waiting_receives(void) {
 
 /* Long messages, received in another order than sent, probed, cut off, from any source and into a type with gaps. The sender overwrites
    each one as soon as its send is complete. There are enough rounds for every way of long messages to be tried. */
+/* Messages in memory that the kernel reads for no other process, as it is with memory of devices, arrive all the same. */
+static void secret_memory(void) {
+  enum { ROUNDS = 40, LEN = 512 << 10 };
+  static unsigned char in[LEN];
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  int fd = (int)syscall(447 /* memfd_secret */, 0);
+  unsigned char *out = MAP_FAILED;
+  if (fd >= 0 && !ftruncate(fd, LEN)) out = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (out == MAP_FAILED) {
+    if (!rank) printf("skipped: no secret memory\n");
+    out = malloc(LEN);
+  }
+  for (int round = 0; round < ROUNDS; round++) {
+    int len = round % 2 ? LEN : 100000;
+    memset(out, round + rank, LEN);
+    CHECK(!MPI_Sendrecv(out, len, MPI_BYTE, next, 8, in, len, MPI_BYTE, before, 8, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    for (int i = 0; i < len; i++) CHECK(in[i] == (unsigned char)(round + before));
+  }
+}
+
 static void long_messages(void) {
   enum { ROUNDS = 120, SHORTER = 30000, LONGER = 150000, KEPT = 1000 };
   static int first[SHORTER], second[LONGER], gapped[2 * SHORTER];
@@ -283,7 +307,7 @@ int main(int argc, char **argv) {
   ring(), wildcards();
   /* The receives with wildcards must not take the messages of the tests that follow. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
-  requests(), datatypes(), waiting_receives(), long_messages(), threads(), progress_inside_collectives();
+  requests(), datatypes(), waiting_receives(), long_messages(), secret_memory(), threads(), progress_inside_collectives();
   flushes();
   CHECK(!MPI_Finalize());
   return 0;

@@ -227,18 +227,16 @@ fn requests_that_cannot_be_fail_their_receive() {
     let to = piece(&target);
     let here = pattern(1, 1000);
     let at = here.as_ptr().addr() as u64;
-    let cases: [(u64, &[u64], ErrorKind); 9] = [
-        (0, &[], ErrorKind::Corrupt),
-        (8, &[at], ErrorKind::Corrupt),
-        (17, &[at, 1000], ErrorKind::Corrupt),
-        (16, &[at, 999], ErrorKind::Corrupt),
-        (32, &[at, u64::MAX, at, 1001], ErrorKind::Corrupt),
-        (112, &[at, 1000], ErrorKind::Corrupt),
-        (0x3fff_ffff, &[at, 1000], ErrorKind::Corrupt),
-        (16, &[0, 1000], ErrorKind::System),
-        (16, &[u64::MAX - 10, 1000], ErrorKind::System),
+    let cases: [(u64, &[u64]); 7] = [
+        (0, &[]),
+        (8, &[at]),
+        (17, &[at, 1000]),
+        (16, &[at, 999]),
+        (32, &[at, u64::MAX, at, 1001]),
+        (112, &[at, 1000]),
+        (0x3fff_ffff, &[at, 1000]),
     ];
-    for (len, words, kind) in cases {
+    for (len, words) in cases {
         let (mut a, mut b) = by_rendezvous();
         let mut events = [Vec::new()];
         let _ = send(&mut a, channel(1, 0), 7, &[], 1).expect("post");
@@ -255,7 +253,23 @@ fn requests_that_cannot_be_fail_their_receive() {
         store(0, 2 << 32 | RTS | len);
         let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
         pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
-        assert_eq!(failure(&events[0], 2), Some(kind), "{len} {words:?}");
+        assert_eq!(failure(&events[0], 2), Some(ErrorKind::Corrupt), "{len} {words:?}");
+    }
+}
+
+/// Whether all of a message is in memory that the kernel does not read, or only its end, the ring carries it.
+#[test]
+fn messages_in_memory_that_the_kernel_does_not_read_arrive() {
+    let Some(secret) = secret(300_000) else { return };
+    let (mut a, mut b) = by_rendezvous();
+    secret.copy_from_slice(&pattern(3, 300_000));
+    let plain = pattern(4, 2_000_000);
+    for from in [vec![piece(secret)[0]], vec![piece(&plain)[0], piece(secret)[0]]] {
+        let whole: Vec<u8> =
+            if from.len() == 1 { secret.to_vec() } else { [&plain[..], &secret[..]].concat() };
+        let target = vec![0u8; whole.len()];
+        transfer(&mut a, &mut b, &from, &cut(&target, 3), true);
+        assert!(target == whole, "{} bytes", whole.len());
     }
 }
 

@@ -11,6 +11,7 @@
 mod body;
 mod cancel;
 mod direct;
+mod exposed;
 mod links;
 mod matching;
 mod rest;

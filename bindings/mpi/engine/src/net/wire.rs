@@ -23,11 +23,11 @@ pub(super) const SHORT_BYTES: usize = 16 << 10;
 const PASSES_FOR_MANY: usize = 8;
 
 pub(super) const HEADS: u16 = 0;
-const BYTES: u16 = 1;
+pub(super) const BYTES: u16 = 1;
 
 pub(super) const WHOLE: u64 = 0;
 const ANNOUNCED: u64 = 1;
-const ANSWER: u64 = 2;
+pub(super) const ANSWER: u64 = 2;
 const WINDOW: u64 = 3;
 pub(super) const CANCEL: u64 = 4;
 pub(super) const CANCELLED: u64 = 5;
@@ -81,7 +81,7 @@ impl Source {
         self.piece().len
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Lent(_, 0) => &[],
             // SAFETY: lent for as long as the operation runs.
@@ -143,7 +143,7 @@ unsafe impl Send for Slot {}
 
 impl Slot {
     /// Names the memory for `len` bytes: the place, or memory of the slot itself.
-    fn receive_to(&mut self, place: Option<*mut u8>, len: usize) {
+    pub(super) fn receive_to(&mut self, place: Option<*mut u8>, len: usize) {
         let ptr = place.unwrap_or_else(|| {
             self.kept.clear();
             self.kept.resize(len, 0);
@@ -274,45 +274,6 @@ impl Net {
         self.next_parked
     }
 
-    /// Gets an announced message that a receive has matched, or asks its sender for it.
-    pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
-        let Announcement { bytes, number, at } = message;
-        if source == self.rank {
-            let Some(parked) = self.parked.remove(&number) else { return };
-            recv.sink.put(parked.data.bytes());
-            self.received(&recv, source, tag, bytes);
-            return self.finish(&parked.done, Finished::sent());
-        }
-        let wanted = bytes.min(recv.sink.room());
-        if wanted == 0 {
-            self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
-            return self.received(&recv, source, tag, bytes);
-        }
-        let place = recv.sink.flat();
-        let from = at.filter(|_| self.prefers_get(source, wanted));
-        let got = from.map(|_| number);
-        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some(), got };
-        match from {
-            Some(from) => self.post_get(source, from, op, place, wanted),
-            None => {
-                self.post_words(source, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
-                let envelope = envelope(WHOLE, 0, (number & 0xff_ffff) as i32);
-                self.post_recv(source, BYTES, envelope, op, place, wanted);
-            }
-        }
-    }
-
-    /// Returns whether a peer gets messages from this process's memory.
-    fn exposes(&mut self, to: u32) -> bool {
-        self.via[to as usize].is_some_and(|via| self.ends[via].exposes(Channel { peer: to, index: BYTES }))
-    }
-
-    /// Returns whether this rank should get a message from its sender's memory, rather than ask for it.
-    fn prefers_get(&mut self, from: u32, len: usize) -> bool {
-        let on = Channel { peer: from, index: BYTES };
-        self.via[from as usize].is_some_and(|via| self.ends[via].prefers_get(on, len))
-    }
-
     /// Handles the receiver's answer: sends the data that it asks for.
     fn answered(&mut self, number: u64, wanted: u64) {
         let Some(parked) = self.parked.remove(&number) else { return };
@@ -377,6 +338,7 @@ impl Net {
         match event {
             Event::Done(token) => self.done(token.0 as u32),
             Event::Waiting(envelope) => self.arrived(envelope),
+            Event::Failed(token, error) if error.kind == ErrorKind::System && self.asks_instead(token) => {}
             Event::Failed(token, error) => self.failed(token.0 as u32, &error.to_string()),
             Event::Down { peer, cause } => {
                 self.lose(peer, &format!("rank {peer} of the world is lost: {cause}"))
@@ -461,7 +423,7 @@ impl Net {
         self.settle(at, posted);
     }
 
-    fn post_recv(
+    pub(super) fn post_recv(
         &mut self,
         from: u32,
         index: u16,
@@ -482,18 +444,6 @@ impl Net {
         self.settle(at, posted);
     }
 
-    /// Gets `len` bytes at address `far` in a peer's process.
-    fn post_get(&mut self, from: u32, far: u64, op: Op, place: Option<*mut u8>, len: usize) {
-        let at = self.slot(op);
-        let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
-        let slot = &mut self.slots[at as usize];
-        slot.receive_to(place, len);
-        let (on, token) = (Channel { peer: from, index: BYTES }, Token(at.into()));
-        // SAFETY: as for a posted receive.
-        let posted = unsafe { self.ends[via].post_get(on, far, std::slice::from_ref(&slot.piece), token) };
-        self.settle(at, posted);
-    }
-
     pub(super) fn settle(&mut self, at: u32, posted: Result<Posted, kolo_transport::Error>) {
         match posted {
             Ok(Posted::Done) => self.done(at),
@@ -503,7 +453,7 @@ impl Net {
     }
 
     /// Frees a slot; returns its operation and its memory.
-    fn leave(&mut self, at: u32) -> (Op, Vec<u8>) {
+    pub(super) fn leave(&mut self, at: u32) -> (Op, Vec<u8>) {
         let slot = &mut self.slots[at as usize];
         self.free.push(at);
         (std::mem::replace(&mut slot.op, Op::Idle), std::mem::take(&mut slot.kept))

@@ -1,0 +1,76 @@
+//! Long messages that a receive has matched: they are got from their senders' memory, or asked for.
+
+use kolo_transport::{Channel, Token};
+
+use super::Net;
+use super::body::{Finished, Recv};
+use super::wire::{ANSWER, Announcement, BYTES, Op, WHOLE, envelope};
+
+impl Net {
+    /// Gets an announced message that a receive has matched, or asks its sender for it.
+    pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
+        let Announcement { bytes, number, at } = message;
+        if source == self.rank {
+            let Some(parked) = self.parked.remove(&number) else { return };
+            recv.sink.put(parked.data.bytes());
+            self.received(&recv, source, tag, bytes);
+            return self.finish(&parked.done, Finished::sent());
+        }
+        let wanted = bytes.min(recv.sink.room());
+        if wanted == 0 {
+            self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
+            return self.received(&recv, source, tag, bytes);
+        }
+        let Some(from) = at.filter(|_| self.prefers_get(source, wanted)) else {
+            return self.ask(recv, source, tag, bytes, number);
+        };
+        let place = recv.sink.flat();
+        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some(), got: Some(number) };
+        self.post_get(source, from, op, place, wanted);
+    }
+
+    /// Asks the sender of a message for its data.
+    fn ask(&mut self, recv: Recv, source: u32, tag: i32, total: usize, number: u64) {
+        let (wanted, place) = (total.min(recv.sink.room()), recv.sink.flat());
+        let op = Op::Bytes { recv, source, tag, total, in_place: place.is_some(), got: None };
+        self.post_words(source, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
+        self.post_recv(source, BYTES, envelope(WHOLE, 0, (number & 0xff_ffff) as i32), op, place, wanted);
+    }
+
+    /// Asks the sender for a message that the kernel does not read from its memory. Returns whether the operation that
+    /// failed was to get one.
+    pub(super) fn asks_instead(&mut self, token: Token) -> bool {
+        let at = token.0 as u32;
+        if !matches!(self.slots[at as usize].op, Op::Bytes { got: Some(_), .. }) {
+            return false;
+        }
+        if let (Op::Bytes { recv, source, tag, total, got: Some(number), .. }, _) = self.leave(at) {
+            self.ask(recv, source, tag, total, number);
+        }
+        true
+    }
+
+    /// Returns whether a peer gets messages from this process's memory.
+    pub(super) fn exposes(&mut self, to: u32) -> bool {
+        self.via[to as usize].is_some_and(|via| self.ends[via].exposes(Channel { peer: to, index: BYTES }))
+    }
+
+    /// Returns whether this rank should get a message from its sender's memory, rather than ask for it.
+    fn prefers_get(&mut self, from: u32, len: usize) -> bool {
+        let on = Channel { peer: from, index: BYTES };
+        self.via[from as usize].is_some_and(|via| self.ends[via].prefers_get(on, len))
+    }
+
+    /// Gets `len` bytes at address `far` in a peer's process.
+    fn post_get(&mut self, from: u32, far: u64, op: Op, place: Option<*mut u8>, len: usize) {
+        let at = self.slot(op);
+        let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
+        let slot = &mut self.slots[at as usize];
+        slot.receive_to(place, len);
+        let (on, token) = (Channel { peer: from, index: BYTES }, Token(at.into()));
+        // SAFETY: the slot is boxed, and neither it nor the memory that its piece names changes until its token comes
+        // back. Test: `long_messages` in tests/c/messages.c.
+        let posted = unsafe { self.ends[via].post_get(on, far, std::slice::from_ref(&slot.piece), token) };
+        self.settle(at, posted);
+    }
+}
