@@ -13,6 +13,7 @@ mod engine;
 pub mod error;
 mod exchange;
 mod failure;
+mod files;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;

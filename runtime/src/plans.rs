@@ -3,8 +3,6 @@
 //! The text is JSON, a [`PlanFile`]; [`PlanSet`] has the rules, and proves the plans. All ranks must run plans of one
 //! set, so they compare digests of their files when they join. The files may lie in different places.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,9 +10,7 @@ use kolo_collectives::plan_set::{PlanFile, PlanSet};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-
-/// Longest file that is read. A set with the most steps allowed takes about half of it.
-const FILE_BYTES_MAX: u64 = 64 << 20;
+use crate::files::text_of;
 
 /// Plans that were read from a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +30,7 @@ impl LoadedPlans {
     /// [`Error::Configuration`] if the file cannot be read, or its plans are wrong.
     pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let text = text_of(&path).map_err(|problem| refused(&path, &problem))?;
+        let text = text_of(&path).map_err(|error| refused(&path, &format!("it cannot be read: {error}")))?;
         let set = parse(&text).map_err(|problem| refused(&path, &problem))?;
         Ok(Self { digest: digest(&set), set: Arc::new(set), path })
     }
@@ -43,16 +39,6 @@ impl LoadedPlans {
     pub(crate) fn read_all(paths: &str) -> Result<Vec<Self>> {
         paths.split(',').map(str::trim).filter(|path| !path.is_empty()).map(Self::read).collect()
     }
-}
-
-fn text_of(path: &Path) -> std::result::Result<String, String> {
-    let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
-    let mut text = String::new();
-    File::open(path).map_err(cannot)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("it is longer than {FILE_BYTES_MAX} bytes"));
-    }
-    Ok(text)
 }
 
 /// Parses a text and proves its plans.

@@ -7,8 +7,6 @@
 mod network;
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use kolo_collectives::caches::Caches;
@@ -17,13 +15,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::files::text_of;
 
 pub use kolo_collectives::caches::Curve;
 pub(crate) use network::SLOW;
 pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
-
-/// The longest file that is read: enough for the pairs of hundreds of hosts.
-const MOST_BYTES: u64 = 64 << 20;
 
 /// Version of the format that this build writes and reads.
 pub const VERSION: u32 = 2;
@@ -94,21 +90,10 @@ impl Loaded {
     /// [`Error::Configuration`] if the file cannot be read, or for the reasons of [`Profile::parse`].
     pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let text = text_of(&path).map_err(|problem| refused(&path, &problem))?;
+        let text = text_of(&path).map_err(|error| refused(&path, &format!("it cannot be read: {error}")))?;
         let profile = Profile::parse(&text).map_err(|problem| refused(&path, &problem))?;
         Ok(Self { path, profile })
     }
-}
-
-/// Reads a file, but no endless one such as a device.
-fn text_of(path: &Path) -> std::result::Result<String, String> {
-    let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
-    let mut text = String::new();
-    File::open(path).map_err(cannot)?.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(format!("it is longer than {MOST_BYTES} bytes"));
-    }
-    Ok(text)
 }
 
 impl Profile {
@@ -341,12 +326,6 @@ pub(crate) mod tests {
             tcp: of(10.0),
             network: None,
         }
-    }
-
-    #[test]
-    fn an_endless_file_is_refused() {
-        let error = Loaded::read("/dev/zero").unwrap_err();
-        assert!(error.to_string().contains("it is longer than"), "{error}");
     }
 
     #[test]

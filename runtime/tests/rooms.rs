@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 /// The rooms, from those that know nothing of others to those that users call. A room is a folder of `src`, or a file
 /// beside them.
-const ROOMS: [&str; 28] = [
+const ROOMS: [&str; 29] = [
     "cancel",
     "mix",
     "ticks",
+    "files",
     "wait",
     "types",
     "error",

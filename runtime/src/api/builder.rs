@@ -10,6 +10,7 @@ use crate::communicator::{Elastic, Making, WORLD, World, patience};
 use crate::config::Config;
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
+use crate::files::text_of;
 use crate::join::{JoinSpec, process_environment};
 
 /// Settings for joining a communicator.
@@ -153,7 +154,7 @@ impl Source {
             Self::File(path) => {
                 let problem =
                     |error| Error::system(format!("reading the invitation {}", path.display()), error);
-                std::fs::read_to_string(path).map_err(problem)?.parse()
+                text_of(path).map_err(problem)?.parse()
             }
         }
     }

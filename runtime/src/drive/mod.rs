@@ -129,7 +129,7 @@ pub(crate) fn until<W: Waiter>(waiter: &mut W, patience: &mut Patience) -> Resul
     loop {
         let next = match waiter.step()? {
             Step::Done => {
-                patience.done();
+                patience.moved();
                 return Ok(());
             }
             Step::Failed => return Err(waiter.end(End::Failed)),

@@ -88,12 +88,8 @@ impl Patience {
         Next::Queue
     }
 
-    /// Notes the end of the wait.
-    pub(super) fn done(&mut self) {
-        self.pacer.moved();
-    }
-
-    fn moved(&mut self) {
+    /// Notes that something moved, or that the wait is over.
+    pub(super) fn moved(&mut self) {
         self.pacer.moved();
         self.moved_at = None;
     }

@@ -20,9 +20,9 @@ pub(super) const WAITS_PER_SPIN: u32 = 64;
 pub(super) const HANDED_OVER: Duration = Duration::from_micros(1);
 
 /// Successive waits that end with such a yield after which a rank assumes that a peer is on its processor although there
-/// is one for each. The scheduler leaves two threads there for some ten milliseconds, and on separate caches for good,
-/// as long as they only yield to each other. All-reduces of 8 bytes between 2 ranks take 0.3 us on two processors and 4
-/// us on one.
+/// is one for each. The scheduler leaves two threads that only yield to each other there for some ten milliseconds, and
+/// for longer if the processors share no cache. All-reduces of 8 bytes between 2 ranks take 0.3 us on two processors and
+/// 4 us on one.
 pub(super) const HAND_OVERS: u32 = 8;
 
 /// Longest such limit. It doubles when moving has not helped.
@@ -38,9 +38,9 @@ pub struct Contention {
     pub(super) yields: u32,
     /// Successive waits in which spinning has not paid.
     pub(super) vain_spins: u32,
-    /// Successive waits that ended with a yield to a peer, and how many of them show that a
-    /// peer is on the same processor.
+    /// Successive waits that ended with a yield to a peer.
     pub(super) hand_overs: u32,
+    /// Number of them that shows that a peer is on the same processor.
     pub(super) hand_overs_limit: u32,
 }
 
