@@ -45,8 +45,8 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io
 /// 64 KiB slower.
 const FAR: Duration = Duration::from_millis(5);
 
-/// Gives a new connection on a way that is long or not a congestion control that suits it better, if there is one;
-/// returns its name.
+/// Gives a new connection a congestion control that suits its path better, if there is one; returns its name.
+/// `is_far` says whether the path is long.
 pub(super) fn adapt(socket: &Socket, wanted: &Congestion, is_far: bool) -> Option<String> {
     let is_free = *wanted == Congestion::Auto && !PACING.contains(&current(socket).as_str());
     (is_free && is_far && socket.set_tcp_congestion(PACING[0].as_bytes()).is_ok()).then(|| current(socket))
@@ -133,7 +133,7 @@ fn least_round_trip(socket: &Socket) -> Option<Duration> {
 }
 
 impl Peer {
-    /// Returns whether the way to it is known to be long, after a look at one of its connections. A queue in the
+    /// Returns whether the path to it is known to be long, after a look at one of its connections. A queue in the
     /// network makes round trips longer, so the shortest one on any of them counts: a connection that is made during an
     /// all-to-all may see only round trips through full queues.
     pub(super) fn is_far(&mut self, socket: &Socket) -> bool {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_saw_only_full_queues_does_not_make_a_way_long() {
+    fn a_connection_that_saw_only_full_queues_does_not_make_a_path_long() {
         let ms = |ms| Some(Duration::from_millis(ms));
         let mut peer = Peer::default();
         assert!(!peer.is_far_by(None), "nothing is known");
@@ -172,7 +172,7 @@ mod tests {
         assert!(!peer.is_far_by(ms(1)));
         assert!(
             !peer.is_far_by(ms(16)) && !peer.is_far_by(None),
-            "another connection has seen the empty way"
+            "another connection has seen the empty path"
         );
     }
 
