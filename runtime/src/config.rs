@@ -129,6 +129,9 @@ pub struct Config {
     /// per CPU.
     pub spin: Option<Duration>,
     /// `KOLO_RELAY`: if neither of two ranks can connect to the other, they communicate through rank 0's process
+    /// `KOLO_SHORT_SLICES`: whether threads that wait for other ranks ask the scheduler for short time slices (`auto`), so
+    /// that they run soon after they are woken beside busy processes, or keep theirs (`off`).
+    pub short_slices: bool,
     /// (`auto`), or calls between them fail (`off`).
     pub relay: bool,
     /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some
@@ -177,6 +180,7 @@ impl Default for Config {
             unexpected_bytes: 64 << 20,
             spin: None,
             relay: true,
+            short_slices: true,
             network_probe: true,
             profile: None,
             plans: Vec::new(),
@@ -264,6 +268,7 @@ impl Config {
         config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
         config.relay = auto_or_off("KOLO_RELAY", &get)?;
         config.network_probe = auto_or_off("KOLO_NETWORK_PROBE", &get)?;
+        config.short_slices = auto_or_off("KOLO_SHORT_SLICES", &get)?;
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         config.plans =
             get("KOLO_PLAN").map_or_else(|| Ok(Vec::new()), |paths| LoadedPlans::read_all(&paths))?;
@@ -401,3 +406,4 @@ mod tests {
         }
     }
 }
+            ("KOLO_SHORT_SLICES", "5"),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod contention;
+mod slices;
 mod turnstile;
 
 pub use contention::Contention;
@@ -33,6 +34,8 @@ pub struct Policy {
     pub yield_until: Duration,
     /// The longest sleep.
     pub sleep_max: Duration,
+    /// Whether threads that sleep ask the scheduler for short time slices.
+    pub short_slices: bool,
 }
 
 /// Ranks per processor that may each wake up every [`SLEEP_MAX`] to look around. A look takes some 10 us, so
@@ -52,6 +55,7 @@ impl Policy {
         always_spins: false,
         yield_until: Duration::from_millis(2),
         sleep_max: SLEEP_MAX,
+        short_slices: true,
     };
 
     /// For more ranks than processors: never spin. Yielding is bounded, since beside a busy foreign thread each yield
@@ -62,6 +66,7 @@ impl Policy {
         always_spins: false,
         yield_until: Duration::from_micros(300),
         sleep_max: SLEEP_MAX,
+        short_slices: true,
     };
 
     /// Chooses a policy by the number of ranks on this host and of the processors that they may use together.
@@ -76,6 +81,13 @@ impl Policy {
             policy.yield_until = policy.yield_until.max(spin);
         }
         policy
+    }
+
+    /// Prepares the calling thread for a sleep: it is to run soon after it is woken, also beside busy threads.
+    pub fn before_sleep(&self) {
+        if self.short_slices {
+            slices::ask();
+        }
     }
 }
 

@@ -79,7 +79,7 @@ pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
 /// agree.
 pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     let (ranks, processors) = fullest(hosts, cards);
-    Policy::for_host(ranks, processors, config.spin)
+    Policy { short_slices: config.short_slices, ..Policy::for_host(ranks, processors, config.spin) }
 }
 
 /// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.

@@ -30,7 +30,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 35] {
+    pub(crate) fn rows(&self) -> [Setting; 36] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -79,6 +79,7 @@ impl Config {
             ("KOLO_SYMMETRIC_BYTES", number(self.symmetric_bytes)),
             ("KOLO_UNEXPECTED_BYTES", Some(self.unexpected_bytes.to_string())),
             ("KOLO_SPIN_US", self.spin.map(|time| time.as_micros().to_string())),
+            ("KOLO_SHORT_SLICES", Some(if self.short_slices { "auto" } else { "off" }.to_owned())),
             ("KOLO_RELAY", Some(if self.relay { "auto" } else { "off" }.to_owned())),
             ("KOLO_NETWORK_PROBE", Some(if self.network_probe { "auto" } else { "off" }.to_owned())),
             ("KOLO_PROFILE", self.profile.as_ref().map(|loaded| loaded.path.display().to_string())),

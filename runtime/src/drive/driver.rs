@@ -330,6 +330,7 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
             // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
             // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
             wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, bits, limit);
+    shared.policy.before_sleep();
         }
         ParkBy::Fd if !fds.is_empty() => {
             // SAFETY: as above: the endpoints own the descriptors.
@@ -361,3 +362,4 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>) -> Mutex
     turnstile.sleep(over);
     shared.core()
 }
+    shared.policy.before_sleep();

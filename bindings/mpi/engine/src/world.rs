@@ -165,8 +165,11 @@ fn meet(call: &str) -> Outcome {
     let (rank, size) = kolo.as_ref().map_or((0, 1), |kolo| (kolo.rank(), kolo.world_size()));
     let hosts = kolo.as_ref().map_or_else(|| vec![0], |kolo| kolo.hosts().to_vec());
     let local = hosts.iter().filter(|host| **host == hosts[rank as usize]).count();
-    let spin = kolo.as_ref().and_then(|kolo| kolo.config().spin);
-    let policy = Policy::for_host(local, usable_processors(), spin);
+    let config = kolo.as_ref().map(|kolo| kolo.config());
+    let policy = Policy {
+        short_slices: config.is_none_or(|config| config.short_slices),
+        ..Policy::for_host(local, usable_processors(), config.and_then(|config| config.spin))
+    };
     let world = World {
         kolo: std::sync::Mutex::new(kolo.clone()),
         alive: std::sync::Mutex::new(world_members(size)),

@@ -134,6 +134,7 @@ fn drive<S, T>(
             }
             Next::Sleep | Next::Queue => {
                 SLEEPS.fetch_add(1, Ordering::Relaxed);
+                policy().before_sleep();
                 if rest::until_news(limit, |net| settle(state, net)) {
                     pacer.moved();
                 }
