@@ -5,7 +5,7 @@
 //! documented start-up time is asserted, which needs an otherwise idle machine.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -210,6 +210,41 @@ fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
             drop(strangers);
         });
     }
+}
+
+/// Calls that begin like those of ranks that meet at the relay, or of endpoints, and then stop.
+#[test]
+fn a_call_that_stops_in_the_middle_is_closed() {
+    within(Duration::from_secs(60), "calls that stop", || {
+        let port = free_port();
+        let url = format!("tcp://127.0.0.1:{port}");
+        let more = [("KOLO_TRANSPORT", "tcp")];
+        let mut ranks = [0, 1].map(|n| rank(n, 2, &url, &["loop", "8"], &more));
+        ranks.iter_mut().for_each(|rank| drop(rank.expect("@running")));
+        let ports: Vec<u16> = ranks.iter().flat_map(|rank| listening(rank.id())).collect();
+        assert!(ports.contains(&port));
+        let begun = Instant::now();
+        let starts: [&[u8]; 3] = [b"KOLOrly\n", b"KOLOrly\nand some more", b"\x89Kolo\r\n\x1a"];
+        let calls = ports.iter().flat_map(|port| starts.map(|start| (port, start)));
+        let streams: Vec<TcpStream> = calls
+            .map(|(port, start)| {
+                let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                stream.write_all(start).unwrap();
+                stream
+            })
+            .collect();
+        for mut stream in streams {
+            let read = stream.read(&mut [0; 1]);
+            let is_closed = matches!(&read, Ok(0))
+                || read.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionReset);
+            assert!(is_closed, "{read:?}");
+        }
+        println!("{} ports, closed after {:.1?}", ports.len(), begun.elapsed());
+        ranks[1].signal(Signal::KILL);
+        let error = ranks[0].expect("@error ");
+        assert!(error.contains("rank 1 is lost"), "{error}");
+    });
 }
 
 #[test]

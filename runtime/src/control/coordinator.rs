@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kolo_transport::tcp::{RELAY_MAGIC_BYTES, RelayCall};
+use kolo_transport::tcp::RelayCall;
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -28,11 +28,12 @@ use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_sta
 use super::host_monitor::{self, HostMonitor, HostMonitors};
 use super::incoming::{Accepted, Incoming, accept, try_accept};
 use super::pending::{PendingConnections, ProgressCell};
-use super::relay::Relay;
+use super::relay::{Relay, read_call};
 pub(crate) use super::stream::BoxedStream;
 use super::stream::{self, TcpHandle};
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
+use crate::job::Cookie;
 use crate::job::limits::{
     ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_COORDINATOR,
     MAX_HANDSHAKES, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
@@ -418,14 +419,14 @@ impl Driver {
         let standing = progress.clone();
         let (relay, cookie) = (self.relay.clone(), self.state.cookie());
         let task = self.handshakes.spawn(async move {
-            let greeting = introduce(caller, &credentials, &progress, evicted);
+            let greeting = introduce(caller, &credentials, cookie, &progress, evicted);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
                     let _ = events.send(Event::Greeted { stream, hello, on_silence: OnSilence::Fail }).await;
                     return;
                 }
-                Ok(Ok(Introduced::ToRelay(stream, magic))) => {
-                    tokio::spawn(relay.serve(stream, magic, vec![cookie]));
+                Ok(Ok(Introduced::ToRelay(stream, call))) => {
+                    tokio::spawn(relay.serve(call, stream));
                     return;
                 }
                 Ok(Err(rejection)) => rejection,
@@ -467,14 +468,15 @@ fn spare_descriptor() -> Option<std::fs::File> {
 /// A caller that has introduced itself.
 enum Introduced {
     Rank(BoxedStream, Hello),
-    /// One end of a pair of ranks that meet at the relay, with its first bytes.
-    ToRelay(TcpStream, [u8; RELAY_MAGIC_BYTES]),
+    /// One end of a pair of ranks that meet at the relay.
+    ToRelay(TcpStream, RelayCall),
 }
 
 /// Performs the handshake and reads the first frame.
 async fn introduce(
     Accepted { mut stream, start, .. }: Accepted,
     credentials: &Credentials,
+    cookie: Cookie,
     progress: &ProgressCell,
     mut evicted: oneshot::Receiver<u64>,
 ) -> Result<Introduced, Rejection> {
@@ -485,7 +487,10 @@ async fn introduce(
             None => {
                 let magic = read_magic(&mut stream).await?;
                 if RelayCall::is_begun_by(&magic) {
-                    return Ok(Err(magic));
+                    let call = read_call(&mut stream, magic, &[cookie]).await;
+                    let call = call.map_err(|e| Rejection::io("reading a call for the relay", &e))?;
+                    let of_another = || Rejection::Foreign("a call for another job's relay".into());
+                    return call.map(Err).ok_or_else(of_another);
                 }
                 read_start(magic, &mut stream).await?
             }
@@ -499,7 +504,7 @@ async fn introduce(
     };
     let keys = match greeted {
         Ok(Ok(keys)) => keys,
-        Ok(Err(magic)) => return Ok(Introduced::ToRelay(stream, magic)),
+        Ok(Err(call)) => return Ok(Introduced::ToRelay(stream, call)),
         Err(rejected) => {
             if progress.is_silent() {
                 reject(&mut stream, rejected.unwrap_or_default());

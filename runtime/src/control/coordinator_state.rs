@@ -233,12 +233,7 @@ impl CoordinatorState {
             ToCoordinator::Hello(_) => Err("a second hello".into()),
             _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
             ToCoordinator::Exchange { key, members, blob } => {
-                let contribution = Contribution { key, members, blob };
-                let states = &self.states;
-                let standing = |rank: u32| standing(states, rank);
-                let deliveries =
-                    self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
-                self.deliver(deliveries);
+                self.contribute(rank, Contribution { key, members, blob });
                 Ok(())
             }
             ToCoordinator::Withdraw { key } => {
@@ -402,6 +397,17 @@ impl CoordinatorState {
         if let Some(connection) = self.connection_of(rank) {
             self.actions.push(Action::Send { connection, frame });
         }
+    }
+
+    fn contribute(&mut self, rank: u32, contribution: Contribution) {
+        let communicator = contribution.key.communicator;
+        if self.aborted.iter().any(|(aborted, _)| *aborted == communicator) {
+            return; // the word is on its way to this member
+        }
+        let states = &self.states;
+        let standing = |rank: u32| standing(states, rank);
+        let deliveries = self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
+        self.deliver(deliveries);
     }
 
     fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::control::abort::AbortKind;
 use crate::control::forwarding;
 use crate::control::wire::{ExchangeKey, PeerInfo, decode};
-use crate::job::limits::Liveness;
+use crate::job::limits::{Liveness, MAX_OPEN_EXCHANGES};
 
 pub(super) fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
     let settings = CoordinatorSettings {
@@ -98,6 +98,30 @@ fn an_abort_goes_to_each_member_once() {
     }
     let to: Vec<_> = told(&mut coordinator).0.into_iter().map(|(to, _)| to).collect();
     assert_eq!(to, [2, 3]);
+}
+
+#[test]
+fn what_comes_after_an_abort_does_not_use_up_a_members_exchanges() {
+    let now = Instant::now();
+    let mut coordinator = running(2, now);
+    let exchange = |communicator| {
+        let key = ExchangeKey { communicator, round: 1 };
+        ToCoordinator::Exchange { key, members: vec![0, 1], blob: vec![7] }
+    };
+    for communicator in 10..10 + 2 * MAX_OPEN_EXCHANGES as u64 {
+        let cause = AbortCause::new(0, AbortKind::User, "");
+        let abort = ToCoordinator::Abort { communicator, members: vec![0, 1], cause };
+        coordinator.message(0, abort, now).unwrap();
+        coordinator.message(1, exchange(communicator), now).unwrap();
+    }
+    let _ = told(&mut coordinator);
+    for rank in [0, 1] {
+        coordinator.message(rank, exchange(5), now).unwrap();
+    }
+    let sent = told(&mut coordinator).0;
+    let is_complete =
+        |(_, message): &(u64, FromCoordinator)| matches!(message, FromCoordinator::Exchanged { .. });
+    assert!(sent.len() == 2 && sent.iter().all(is_complete), "{sent:?}");
 }
 
 #[test]

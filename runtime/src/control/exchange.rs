@@ -1,5 +1,6 @@
 //! A rank's side of an exchange of blobs.
 
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::abort::{AbortKind, Loss};
@@ -38,10 +39,10 @@ pub(crate) fn exchange(
         return Ok(vec![blob]);
     }
     let mut state = shared.lock();
-    let open = OpenExchange { members: members.into(), outcome: None };
-    if state.exchanges.insert(key, open).is_some() {
+    let Entry::Vacant(vacant) = state.exchanges.entry(key) else {
         return Err(usage("another thread of this rank is in the same exchange".into()));
-    }
+    };
+    vacant.insert(OpenExchange { members: members.into(), outcome: None });
     drop(state);
     shared.send(&ToCoordinator::Exchange { key, members: members.to_vec(), blob });
 

@@ -28,20 +28,8 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Serves a connection that began with `magic`, until both ends have closed. Drops connections that belong to none
-    /// of the jobs with these cookies.
-    pub(super) async fn serve(
-        self: Arc<Self>,
-        mut stream: TcpStream,
-        magic: [u8; RELAY_MAGIC_BYTES],
-        cookies: Vec<Cookie>,
-    ) -> std::io::Result<()> {
-        let mut bytes = [0; RELAY_CALL_BYTES];
-        let (head, rest) = bytes.split_at_mut(RELAY_MAGIC_BYTES);
-        head.copy_from_slice(&magic);
-        stream.read_exact(rest).await?;
-        let call = cookies.iter().find_map(|cookie| RelayCall::decode(&bytes, cookie));
-        let Some(call) = call else { return Ok(()) };
+    /// Serves a connection that has made this call, until both ends have closed.
+    pub(super) async fn serve(self: Arc<Self>, call: RelayCall, stream: TcpStream) -> std::io::Result<()> {
         let Some((mut one, mut other)) = self.pair(call, stream) else { return Ok(()) };
         tracing::debug!(?call, "a pair meets at the relay");
         one.write_all(&[RELAY_READY]).await?;
@@ -64,6 +52,20 @@ impl Relay {
     }
 }
 
+/// Reads the rest of a call that began with `magic`. Returns `None` for a call that belongs to none of the jobs with these
+/// cookies. The caller limits the time.
+pub(super) async fn read_call(
+    stream: &mut TcpStream,
+    magic: [u8; RELAY_MAGIC_BYTES],
+    cookies: &[Cookie],
+) -> std::io::Result<Option<RelayCall>> {
+    let mut bytes = [0; RELAY_CALL_BYTES];
+    let (head, rest) = bytes.split_at_mut(RELAY_MAGIC_BYTES);
+    head.copy_from_slice(&magic);
+    stream.read_exact(rest).await?;
+    Ok(cookies.iter().find_map(|cookie| RelayCall::decode(&bytes, cookie)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
@@ -76,7 +78,7 @@ mod tests {
     const COOKIE: Cookie = [5; 16];
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Connects as one end of a pair, and waits until the relay has handled the connection.
+    /// Connects as one end of a pair, and waits until the relay has handled the connection, or the call was refused.
     async fn call(relay: &Arc<Relay>, channel: u16, is_dialer: bool, cookie: Cookie) -> TcpStream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -88,9 +90,11 @@ mod tests {
         assert!(RelayCall::is_begun_by(&magic));
         let pair = (call.dialer, call.acceptor, call.channel);
         let partner = relay.waiting.lock().unwrap().get(&pair).map(|(is_dialer, _)| *is_dialer);
-        let served = tokio::spawn(relay.clone().serve(far, magic, vec![COOKIE]));
+        let call = read_call(&mut far, magic, &[COOKIE]).await.unwrap();
+        let Some(call) = call else { return near };
+        let served = tokio::spawn(relay.clone().serve(call, far));
         if partner != Some(!is_dialer) {
-            // The relay keeps the first end of a pair waiting, and drops a stranger.
+            // The relay keeps the first end of a pair waiting.
             let _ = tokio::time::timeout(LONG, served).await.expect("in time");
         }
         near

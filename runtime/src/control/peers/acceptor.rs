@@ -24,7 +24,8 @@ use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters,
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
 use crate::control::incoming::{ACCEPTED_MAX, Accepted, Incoming};
 use crate::control::pending::{PendingConnections, ProgressCell};
-use crate::control::relay::Relay;
+use crate::control::relay::{Relay, read_call};
+use crate::control::sealed::SessionKeys;
 use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
@@ -244,59 +245,65 @@ impl Acceptor {
     ) -> Option<Greeted> {
         let Accepted { mut stream, origin, .. } = caller;
         let _ = stream.set_nodelay(true);
-        let start = tokio::select! {
+        let mut begun = false;
+        let wanted = tokio::select! {
             biased;
-            start = read_beginning(&mut stream) => start?,
+            wanted = self.read_wanted(&mut stream, progress, &mut begun) => wanted?,
             rejected = evicted => {
-                reject(&mut stream, rejected.unwrap_or_default());
+                if !begun {
+                    reject(&mut stream, rejected.unwrap_or_default());
+                }
                 return None;
             }
         };
-        let start = match start {
-            Beginning::Hello(magic) => {
-                self.hand_over(stream, origin, magic).await.ok()?;
-                return Some(Greeted::HandedOn);
+        match wanted {
+            Wanted::Endpoint(hello) => self.endpoints.hand(stream.into_std().ok()?, origin, &hello),
+            Wanted::Relay(call) => drop(tokio::spawn(self.relay.clone().serve(call, stream))),
+            Wanted::Coordinator(start, joins) => {
+                let _ = joins.try_send(Accepted { stream, origin, start: Some(start) });
             }
-            Beginning::Relay(magic) => {
-                let cookies = self.services.borrow().worlds.keys().copied().collect();
-                tokio::spawn(self.relay.clone().serve(stream, magic, cookies));
-                return Some(Greeted::HandedOn);
+            Wanted::Member(keys) => {
+                return Some(Greeted::Proven(stream::boxed(stream, keys.as_ref())));
             }
-            Beginning::Kolo(start) => start,
-        };
-        let joins = self.services.borrow().joins.clone();
-        if let Some(joins) = joins.filter(|_| !is_for_member(&start)) {
-            let _ = joins.try_send(Accepted { stream, origin, start: Some(start) });
-            return Some(Greeted::HandedOn);
         }
-        let note = |reached| progress.set(reached);
-        let keys = greet_after(start, &mut stream, &self.credentials, note).await.ok()?;
-        Some(Greeted::Proven(stream::boxed(stream, keys.as_ref())))
+        Some(Greeted::HandedOn)
     }
 
-    /// Reads the hello of a connection between endpoints, and hands the connection to the endpoint.
-    async fn hand_over(
+    /// Reads from a caller until it is known which service it wants. `begun` is set once the caller has said
+    /// something. Returns `None` for a stranger.
+    async fn read_wanted(
         &self,
-        mut stream: TcpStream,
-        origin: SocketAddr,
-        magic: [u8; HELLO_MAGIC_BYTES],
-    ) -> io::Result<()> {
-        let mut start = [0; HELLO_START_BYTES];
-        start[..HELLO_MAGIC_BYTES].copy_from_slice(&magic);
-        stream.read_exact(&mut start[HELLO_MAGIC_BYTES..]).await?;
-        let mut hello = vec![0; Port::hello_bytes(&start)];
-        hello[..HELLO_START_BYTES].copy_from_slice(&start);
-        stream.read_exact(&mut hello[HELLO_START_BYTES..]).await?;
-        self.endpoints.hand(stream.into_std()?, origin, &hello);
-        Ok(())
+        stream: &mut TcpStream,
+        progress: &ProgressCell,
+        begun: &mut bool,
+    ) -> Option<Wanted> {
+        let magic = read_magic(stream).await.ok()?;
+        *begun = true;
+        if Port::is_hello(&magic) {
+            return Some(Wanted::Endpoint(read_hello(stream, magic).await.ok()?));
+        }
+        if RelayCall::is_begun_by(&magic) {
+            let cookies: Vec<Cookie> = self.services.borrow().worlds.keys().copied().collect();
+            return Some(Wanted::Relay(read_call(stream, magic, &cookies).await.ok()??));
+        }
+        let start = read_start(magic, stream).await.ok()?;
+        let joins = self.services.borrow().joins.clone();
+        if let Some(joins) = joins.filter(|_| !is_for_member(&start)) {
+            return Some(Wanted::Coordinator(start, joins));
+        }
+        let note = |reached| progress.set(reached);
+        Some(Wanted::Member(greet_after(start, stream, &self.credentials, note).await.ok()?))
     }
 }
 
-/// Kind of caller, by its first bytes.
-enum Beginning {
-    Hello([u8; HELLO_MAGIC_BYTES]),
-    Relay([u8; HELLO_MAGIC_BYTES]),
-    Kolo(Start),
+/// The service that a caller wants, with all that the acceptor has read for it.
+enum Wanted {
+    /// An endpoint, with the caller's hello.
+    Endpoint(Vec<u8>),
+    Relay(RelayCall),
+    Coordinator(Start, mpsc::Sender<Accepted>),
+    /// The member itself, from a caller that has proven its keys.
+    Member(Option<SessionKeys>),
 }
 
 /// Outcome of greeting a caller.
@@ -305,15 +312,15 @@ enum Greeted {
     Proven(BoxedStream),
 }
 
-async fn read_beginning(stream: &mut TcpStream) -> Option<Beginning> {
-    let magic = read_magic(stream).await.ok()?;
-    Some(if Port::is_hello(&magic) {
-        Beginning::Hello(magic)
-    } else if RelayCall::is_begun_by(&magic) {
-        Beginning::Relay(magic)
-    } else {
-        Beginning::Kolo(read_start(magic, stream).await.ok()?)
-    })
+/// Reads the rest of an endpoint's hello.
+async fn read_hello(stream: &mut TcpStream, magic: [u8; HELLO_MAGIC_BYTES]) -> io::Result<Vec<u8>> {
+    let mut start = [0; HELLO_START_BYTES];
+    start[..HELLO_MAGIC_BYTES].copy_from_slice(&magic);
+    stream.read_exact(&mut start[HELLO_MAGIC_BYTES..]).await?;
+    let mut hello = vec![0; Port::hello_bytes(&start)];
+    hello[..HELLO_START_BYTES].copy_from_slice(&start);
+    stream.read_exact(&mut hello[HELLO_START_BYTES..]).await?;
+    Ok(hello)
 }
 
 /// Reads a caller's first frame and hands the connection to the service that it names.
