@@ -13,7 +13,8 @@ pub use peers::{AwaitedRank, PeerCall, PeerState};
 
 /// Advice at the end of [`Error::Timeout`]'s text. A binding that sets its limits in another way replaces it with its
 /// own.
-pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
+pub const TIMEOUT_REMEDY: &str =
+    "Raise the limit (KOLO_TIMEOUT, or that of the step) if the ranks are merely slow";
 
 /// Advice in the remedy of [`Error::Join`] if ranks are missing. Bindings may replace it, like [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "raise the limit with KOLO_JOIN_TIMEOUT if the ranks are merely slow";

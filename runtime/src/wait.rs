@@ -157,6 +157,8 @@ pub struct Pacer {
     beside_computation: bool,
     /// Number of following polls that lead to a sleep at once, because a foreign thread computes.
     sleeps: u32,
+    /// Whether the last advice was to sleep, so that the time since then says nothing of foreign threads.
+    slept: bool,
 }
 
 impl Pacer {
@@ -177,6 +179,7 @@ impl Pacer {
             gap: Duration::ZERO,
             beside_computation: false,
             sleeps: 0,
+            slept: false,
         }
     }
 
@@ -214,15 +217,16 @@ impl Pacer {
         }
         let now = self.fresh.take().unwrap_or_else(now);
         self.gap = self.now.map_or(Duration::ZERO, |before| now - before);
-        if self.beside_computation && self.gap > GAP_OF_RANKS {
+        self.now = Some(now);
+        let age = now - *self.idle_since.get_or_insert(now);
+        if self.beside_computation && !std::mem::take(&mut self.slept) && self.gap > GAP_OF_RANKS {
             self.sleeps = SLEEPS;
         }
         if self.sleeps > 0 {
             self.sleeps -= 1;
+            self.slept = true;
             return Next::Sleep;
         }
-        self.now = Some(now);
-        let age = now - *self.idle_since.get_or_insert(now);
         let is_contended = self.contention.is_present(now);
         let spin = if is_contended { self.policy.spin_beside_others } else { self.policy.spin };
         if self.spins && age < spin {
@@ -340,11 +344,17 @@ mod tests {
     fn a_helper_does_not_yield_to_who_computes() {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::MAX, ..Policy::OVERSUBSCRIBED };
         let mut pacer = Pacer::beside_computation(policy);
-        assert_eq!(pacer.idle(Instant::now), Next::Yield);
+        let began = Instant::now();
+        assert_eq!(pacer.idle(|| began), Next::Yield);
         // A foreign thread has computed meanwhile.
-        pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));
-        assert_eq!(pacer.idle(Instant::now), Next::Sleep);
-        assert_eq!(pacer.idle(Instant::now), Next::Sleep, "for a while");
+        let (start, nap) = (began + 2 * GAP_OF_RANKS, SLEEP_MAX);
+        assert_eq!(pacer.idle(|| start), Next::Sleep);
+        // The naps themselves are not taken for computation, and the clock goes on.
+        for nth in 1..SLEEPS {
+            assert_eq!(pacer.idle(|| start + nth * nap), Next::Sleep, "for a while");
+            assert_eq!(pacer.now(|| unreachable!("it is known")), start + nth * nap);
+        }
+        assert_eq!(pacer.idle(|| start + SLEEPS * nap), Next::Yield, "perhaps they compute no more");
         let mut waiting = Pacer::new(policy);
         assert_eq!(waiting.idle(Instant::now), Next::Yield);
         waiting.now = waiting.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));

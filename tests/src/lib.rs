@@ -2,6 +2,7 @@
 //! and deadlines that turn a hang into a failure.
 
 pub mod arrangement;
+pub mod futures;
 pub mod gpu;
 pub mod processes;
 pub mod random;

@@ -264,8 +264,8 @@ fn with_rank_0_stopped_nobody_else_is_blamed() {
 }
 
 /// Starts a job whose rank 0 has left in good order while the others go on in a communicator of their own.
-fn orphaned(elements: &str) -> Job {
-    let mut job = start(Arrangement::Exchange, 4, &["orphans", elements]);
+fn orphaned(task: &'static str, elements: &str) -> Job {
+    let mut job = start(Arrangement::Exchange, 4, &[task, elements]);
     job.expect_all("@running");
     job.ranks[0].tell("leave");
     job.ranks[0].expect("@gone");
@@ -287,7 +287,7 @@ fn error_of_an_orphan(job: &mut Job, rank: usize, since: Duration) -> String {
 fn after_rank_0_has_left_a_death_is_noticed() {
     within(LIMIT, "orphans", || {
         for elements in ["1000", "2000000"] {
-            let mut job = orphaned(elements);
+            let mut job = orphaned("orphans", elements);
             let since = job.ranks[2].signal(Signal::KILL);
             // World rank 2 is rank 1 of the part.
             for rank in [1, 3] {
@@ -301,10 +301,25 @@ fn after_rank_0_has_left_a_death_is_noticed() {
 }
 
 #[test]
+fn after_rank_0_has_left_a_death_is_noticed_by_who_awaits_a_started_call() {
+    within(LIMIT, "orphans", || {
+        for elements in ["1000", "2000000"] {
+            let mut job = orphaned("orphans-await", elements);
+            let since = job.ranks[2].signal(Signal::KILL);
+            for rank in [1, 3] {
+                let text = error_of_an_orphan(&mut job, rank, since);
+                assert!(text.contains("rank 1 is lost"), "{elements}: {text}");
+            }
+            assert_eq!(job.ended(), [true, true, false, true]);
+        }
+    });
+}
+
+#[test]
 fn after_rank_0_has_left_a_departure_is_noticed() {
     within(LIMIT, "orphans", || {
         for elements in ["1000", "2000000"] {
-            let mut job = orphaned(elements);
+            let mut job = orphaned("orphans", elements);
             let since = machine_time();
             job.ranks[2].tell("leave");
             for rank in [1, 3] {
@@ -321,7 +336,7 @@ fn after_rank_0_has_left_a_departure_is_noticed() {
 fn after_rank_0_has_left_a_mismatch_names_both_calls() {
     within(LIMIT, "orphans", || {
         for elements in ["1000", "2000000"] {
-            let mut job = orphaned(elements);
+            let mut job = orphaned("orphans", elements);
             let since = machine_time();
             job.ranks[2].tell("other");
             for rank in 1..4 {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use kolo::{AbortReason, Communicator, Config, Error, ReduceOp, Work};
 use kolo_tests::arrangement::Arrangement;
+use kolo_tests::futures::{Unpark, run, unpark};
 use kolo_tests::watchdog::{Gate, bounded};
 
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -21,36 +22,6 @@ fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 's
             arrangement.run(ranks, |comm| body(&comm));
         });
     }
-}
-
-/// Unparks a thread, and counts how often.
-struct Unpark {
-    thread: Thread,
-    wakes: AtomicUsize,
-}
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.wakes.fetch_add(1, Ordering::SeqCst);
-        self.thread.unpark();
-    }
-}
-
-fn unpark() -> Arc<Unpark> {
-    Arc::new(Unpark { thread: std::thread::current(), wakes: AtomicUsize::new(0) })
-}
-
-/// Runs a future on this thread, which sleeps in between; returns the result and the number of polls.
-fn run<F: Future>(future: F) -> (F::Output, usize) {
-    let mut future = pin!(future);
-    let waker = Waker::from(unpark());
-    for polls in 1.. {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return (output, polls);
-        }
-        std::thread::park();
-    }
-    unreachable!("a thread is not parked so often");
 }
 
 fn poll_once<B: 'static>(work: &mut Work<B>, waker: &Waker) -> Poll<kolo::Result<B>> {

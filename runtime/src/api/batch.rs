@@ -127,7 +127,7 @@ impl<'a> Batch<'a> {
                 if let Some((_, source)) = sources.next_if(|(of, _)| *of == at) {
                     *source = core.engine.other_end(ticket.id).unwrap_or_default();
                 }
-                drop(core.engine.finish(ticket.id));
+                core.engine.release(ticket.id);
             }
             Ok(())
         })

@@ -1,16 +1,13 @@
 //! Starts sends and receives, singly or together: the code that all their forms share.
 
-use std::any::Any;
-use std::sync::MutexGuard;
-
 use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::ranges::{Range, first_conflict, is_addressable};
 use crate::call::{AdapterAccess, Message, Single, Waited, transfer_tag};
-use crate::communicator::{Core, on_gpus};
+use crate::communicator::{CoreGuard, on_gpus};
 use crate::drive::{self, Ticket};
-use crate::engine::{ANY_SOURCE, Kind, TransferJob};
+use crate::engine::{ANY_SOURCE, Kind, Owner, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
 
@@ -70,8 +67,8 @@ impl Communicator {
     pub(super) unsafe fn post<'a>(
         &'a self,
         transfers: &[Transfer],
-        mut keep: Option<Box<dyn Any + Send>>,
-    ) -> Result<(MutexGuard<'a, Core>, Vec<Ticket>)> {
+        mut keep: Option<Owner>,
+    ) -> Result<(CoreGuard<'a>, Vec<Ticket>)> {
         let shared = &self.shared;
         let label = match transfers {
             [Transfer { kind: Kind::Send, .. }] => "send",
@@ -184,7 +181,7 @@ impl Communicator {
     pub(super) unsafe fn start_transfers(
         &self,
         transfers: &[Transfer],
-        keep: Option<Box<dyn Any + Send>>,
+        keep: Option<Owner>,
     ) -> Result<Vec<Ticket>> {
         let (tickets, pending) = drive::lend(&self.shared, || {
             // SAFETY: the caller's promise.
@@ -202,11 +199,7 @@ impl Communicator {
     ///
     /// # Safety
     /// See [`Communicator::post`].
-    pub(super) unsafe fn start_transfer(
-        &self,
-        transfer: Transfer,
-        keep: Option<Box<dyn Any + Send>>,
-    ) -> Result<Ticket> {
+    pub(super) unsafe fn start_transfer(&self, transfer: Transfer, keep: Option<Owner>) -> Result<Ticket> {
         // SAFETY: the caller's promise.
         let tickets = unsafe { self.start_transfers(&[transfer], keep) }?;
         Ok(tickets[0])

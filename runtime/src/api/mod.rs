@@ -18,6 +18,8 @@ mod leaving_tests;
 mod lent_tests;
 mod messages;
 mod network;
+#[cfg(test)]
+mod owner_tests;
 #[cfg(feature = "bytemuck")]
 mod plain;
 mod point_to_point;

@@ -1,14 +1,13 @@
 //! Probing: describes a waiting message without receiving it.
 
 use std::ops::RangeInclusive;
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::{Message, Waited, transfer_tag};
-use crate::communicator::Core;
+use crate::communicator::{Core, CoreGuard};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
 use crate::error::{Error, Result};
@@ -54,7 +53,7 @@ impl Communicator {
             let (core, ticket) = self.post_probe(source, tags)?;
             let mut core = drive::wait_for(shared, core, ticket.id, ticket.waited, limit)?;
             let found = self.describe(&core, ticket.id);
-            drop(core.engine.finish(ticket.id));
+            core.engine.release(ticket.id);
             Ok(found)
         })
     }
@@ -90,16 +89,12 @@ impl Communicator {
                 return Ok(None);
             }
             let found = self.describe(&core, ticket.id);
-            drop(core.engine.finish(ticket.id));
+            core.engine.release(ticket.id);
             Ok(Some(found))
         })
     }
 
-    fn post_probe(
-        &self,
-        source: Option<u32>,
-        tags: RangeInclusive<u32>,
-    ) -> Result<(MutexGuard<'_, Core>, Ticket)> {
+    fn post_probe(&self, source: Option<u32>, tags: RangeInclusive<u32>) -> Result<(CoreGuard<'_>, Ticket)> {
         const LABEL: &str = "probe";
         let shared = &self.shared;
         if let Some(peer) = source.filter(|peer| *peer >= shared.group.size) {

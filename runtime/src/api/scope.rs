@@ -143,13 +143,13 @@ impl<'buffers> Scope<'buffers, '_> {
                             if let (Some(source), Some(from)) = (source, core.engine.other_end(id)) {
                                 *source = from;
                             }
-                            drop(core.engine.finish(id));
+                            core.engine.release(id);
                             drive::end(shared, &mut core, waited);
                         }
                         Err(error) => result = Err(error),
                     }
                 } else {
-                    drop(shared.core().engine.finish(id));
+                    shared.core().engine.release(id);
                 }
             }
             result

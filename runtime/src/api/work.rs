@@ -125,10 +125,10 @@ impl<B: 'static> Work<B> {
         for Ticket { id, waited } in std::mem::take(&mut self.more) {
             let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
             match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
-                Ok(mut core) => drop(core.engine.finish(id)),
+                Ok(mut core) => core.engine.release(id),
                 Err(error) => {
                     // The engine has been aborted, so nothing touches any buffer any more.
-                    drop(self.shared.core().engine.finish(self.ticket.id));
+                    self.shared.core().engine.release(self.ticket.id);
                     return Err(error);
                 }
             }
@@ -139,7 +139,7 @@ impl<B: 'static> Work<B> {
             Ok(core) => core,
             Err(error) => {
                 // As above.
-                drop(self.shared.core().engine.finish(id));
+                self.shared.core().engine.release(id);
                 return Err(error);
             }
         };
@@ -168,7 +168,8 @@ impl<B: 'static> Work<B> {
             return true;
         };
         let limit = self.shared.config.timeout;
-        let deadline = *self.deadline.get_or_insert_with(|| Deadline::after(limit));
+        let deadline =
+            *self.deadline.get_or_insert_with(|| Deadline::of_call(limit, &self.shared.time_limit));
         let replaced = core.awaited.add(id, waited, deadline, task);
         drive::wake_tasks(core);
         drop(replaced);

@@ -7,6 +7,7 @@
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::time_limit::TimeLimit;
 use crate::call::Waited;
 use crate::engine::{Engine, Id};
 
@@ -40,6 +41,14 @@ impl Deadline {
     pub(crate) fn after(limit: Duration) -> Self {
         Self { limit, at: Instant::now().checked_add(limit) }
     }
+
+    /// Returns the deadline of a call with this limit, or that of several calls if it is earlier.
+    pub(crate) fn of_call(limit: Duration, several: &TimeLimit) -> Self {
+        match several.left().filter(|left| *left < limit) {
+            Some(left) => Self { limit: several.whole(), ..Self::after(left) },
+            None => Self::after(limit),
+        }
+    }
 }
 
 impl Awaited {
@@ -60,7 +69,7 @@ impl Awaited {
     #[must_use = "dropped once the core is free"]
     pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
         let at = self.waiting.iter().position(|awaiting| awaiting.id == id)?;
-        Some(self.waiting.swap_remove(at).waker)
+        Some(self.waiting.remove(at).waker)
     }
 
     /// Finds out which operations are over.
@@ -90,6 +99,11 @@ impl Awaited {
         let mut all = self.take_to_wake();
         all.extend(self.waiting.drain(..).map(|awaiting| awaiting.waker));
         all
+    }
+
+    /// Returns the operation that a task has awaited for longest.
+    pub(crate) fn first(&self) -> Option<(Id, Waited)> {
+        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited))
     }
 
     /// Returns an operation that a task has awaited for longer than its limit, with that limit.

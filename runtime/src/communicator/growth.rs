@@ -28,6 +28,7 @@ use crate::control::{
     Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::job::deadline_after;
 
 /// Identity under which members meet before they admit newcomers.
 const INTERIM: u64 = 2;
@@ -271,7 +272,7 @@ pub(crate) fn join_admitted(
     offer: &mut Offer,
     (config, elastic): (&Config, &Elastic),
 ) -> Result<Making> {
-    let deadline = Instant::now() + offer.admission.patience;
+    let deadline = deadline_after(offer.admission.patience);
     let lineage: Lineage = postcard::from_bytes(&offer.admission.lineage)
         .map_err(|error| broken(offer.admission.rank, &error))?;
     let size = offer.admission.world_size as usize;

@@ -9,13 +9,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
 
 use super::attendance::Attendance;
 use super::core::Core;
+use super::guard::CoreGuard;
 use super::survivors::{Elastic, Lineage};
 use super::time_limit::TimeLimit;
 use crate::affinity::Assigned;
@@ -259,21 +260,21 @@ impl Shared {
 
     /// Takes the core. A driver that holds it gives way.
     #[inline]
-    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn core(&self) -> CoreGuard<'_> {
         match self.core.core.try_lock() {
-            Ok(core) => core,
+            Ok(core) => CoreGuard::new(core),
             // A thread panicked while it held the core, and has left the communicator unusable: see `drive::lend`.
-            Err(TryLockError::Poisoned(core)) => core.into_inner(),
+            Err(TryLockError::Poisoned(core)) => CoreGuard::new(core.into_inner()),
             Err(TryLockError::WouldBlock) => self.core_in_use(),
         }
     }
 
     #[cold]
-    fn core_in_use(&self) -> MutexGuard<'_, Core> {
+    fn core_in_use(&self) -> CoreGuard<'_> {
         self.core.wanting.fetch_add(1, Ordering::Relaxed);
         let core = self.core.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.core.wanting.fetch_sub(1, Ordering::Relaxed);
-        core
+        CoreGuard::new(core)
     }
 
     /// Returns whether another thread wants the core.
@@ -283,7 +284,7 @@ impl Shared {
 
     /// Lets another thread take the core. Otherwise the thread that has just released the lock would take it again
     /// before the other wakes up.
-    pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+    pub(crate) fn give_way<'a>(&'a self, core: CoreGuard<'a>) -> CoreGuard<'a> {
         drop(core);
         for _ in 0..YIELDS_MAX {
             wait::yield_now();

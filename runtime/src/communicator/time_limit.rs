@@ -10,19 +10,21 @@ pub(crate) struct TimeLimit {
     since: Instant,
     /// End of the limit in nanoseconds since the origin; 0 if there is none.
     until: AtomicU64,
+    /// The time that the limit gave when it was set, in nanoseconds.
+    whole: AtomicU64,
 }
 
 impl TimeLimit {
     pub(super) fn none() -> Self {
-        Self { since: Instant::now(), until: AtomicU64::new(0) }
+        Self { since: Instant::now(), until: AtomicU64::new(0), whole: AtomicU64::new(0) }
     }
 
     /// Sets the limit for calls that begin to wait from now on.
     pub(crate) fn set(&self, until: Option<Instant>) {
-        let until = until.map_or(0, |until| {
-            let after = until.saturating_duration_since(self.since).as_nanos();
-            u64::try_from(after).unwrap_or(u64::MAX).max(1)
-        });
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let whole = until.map_or(0, |until| nanos(until.saturating_duration_since(Instant::now())));
+        let until = until.map_or(0, |until| nanos(until.saturating_duration_since(self.since)).max(1));
+        self.whole.store(whole, Ordering::Relaxed);
         self.until.store(until, Ordering::Relaxed);
     }
 
@@ -33,6 +35,11 @@ impl TimeLimit {
             0 => None,
             until => Some(Duration::from_nanos(until).saturating_sub(self.since.elapsed())),
         }
+    }
+
+    /// Returns the time that the limit gave when it was set.
+    pub(crate) fn whole(&self) -> Duration {
+        Duration::from_nanos(self.whole.load(Ordering::Relaxed))
     }
 }
 
@@ -50,6 +57,7 @@ mod tests {
                 .left()
                 .is_some_and(|left| left > Duration::from_secs(90) && left <= Duration::from_secs(100))
         );
+        assert!(limit.whole() > Duration::from_secs(90));
         // A moment in the past, even before the limit was made.
         limit.set(Some(limit.since));
         assert_eq!(limit.left(), Some(Duration::ZERO));

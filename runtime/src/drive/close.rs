@@ -1,12 +1,11 @@
 //! The end of a communicator.
 
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use kolo_transport::{Error, ErrorKind};
 
 use super::{End, Patience, Step, Waiter, helper, until};
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Core, CoreGuard, Shared};
 use crate::control::Departure;
 use crate::wait::{self, Next, Pacer};
 
@@ -38,11 +37,11 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
 
 struct Closing<'a> {
     shared: &'a Shared,
-    core: Option<MutexGuard<'a, Core>>,
+    core: Option<CoreGuard<'a>>,
 }
 
 impl<'a> Closing<'a> {
-    fn core(&mut self) -> MutexGuard<'a, Core> {
+    fn core(&mut self) -> CoreGuard<'a> {
         self.core.take().unwrap_or_else(|| self.shared.core())
     }
 

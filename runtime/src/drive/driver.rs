@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::{
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, Shared};
+use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
@@ -68,16 +67,25 @@ impl Fault {
 /// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
-    core: MutexGuard<'a, Core>,
+    core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
     limit: Duration,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
-    drive(shared, core, Operation(id), waited, Patience::new(limit, Pacer::new(shared.policy)))
+    drive(shared, core, Operation(id), waited, patience(shared, limit))
+}
+
+/// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
+pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
+    let mut patience = Patience::new(limit, Pacer::new(shared.policy));
+    if let Some(left) = shared.time_limit.left() {
+        patience.end_within(left, shared.time_limit.whole());
+    }
+    patience
 }
 
 /// An operation that the engine knows.
@@ -113,19 +121,16 @@ fn is_short(waited: Waited) -> bool {
 /// Drives until the goal is reached.
 pub(super) fn drive<'a, G: Goal>(
     shared: &'a Shared,
-    core: MutexGuard<'a, Core>,
+    core: CoreGuard<'a>,
     goal: G,
     waited: Waited,
     mut patience: Patience,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     let is_short = is_short(waited);
     let contention = core.place.contention.of(is_short, Instant::now);
     let mut driver =
         Driver { shared, core: Some(core), goal, waited, has_returned: false, is_short, has_asked: false };
     patience.pacer().contention = contention;
-    if let Some(left) = shared.time_limit.left() {
-        patience.end_within(left);
-    }
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
     core.place.contention.keep(is_short, patience.pacer().contention);
@@ -135,7 +140,7 @@ pub(super) fn drive<'a, G: Goal>(
 struct Driver<'a, G> {
     shared: &'a Shared,
     /// `None` while the driver rests or asks, and after an error.
-    core: Option<MutexGuard<'a, Core>>,
+    core: Option<CoreGuard<'a>>,
     goal: G,
     waited: Waited,
     /// Whether this thread has returned to its processor, unless the scheduler has moved it since.
@@ -146,7 +151,7 @@ struct Driver<'a, G> {
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
-    fn core(&mut self) -> MutexGuard<'a, Core> {
+    fn core(&mut self) -> CoreGuard<'a> {
         self.core.take().unwrap_or_else(|| self.shared.core())
     }
 
@@ -297,7 +302,7 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
 }
 
 /// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, or briefly.
-fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u64>) -> MutexGuard<'a, Core> {
+fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> CoreGuard<'a> {
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
         // Copies send no notification of their end.
         drop(core);
@@ -325,12 +330,12 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
     };
     let limit = shared.policy.sleep_max;
     drop(core);
+    shared.policy.before_sleep();
     match by {
         ParkBy::Word if words.len() == 1 => {
             // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
             // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
             wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, bits, limit);
-    shared.policy.before_sleep();
         }
         ParkBy::Fd if !fds.is_empty() => {
             // SAFETY: as above: the endpoints own the descriptors.
@@ -353,13 +358,13 @@ fn disarm(core: &mut Core) {
 
 /// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,
 /// and needs the core for that.
-fn sleep_until_turn<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a> {
     let Some(exchange) = &core.exchange else { return core };
     let (over, turnstile) = exchange.compiled.turns_over();
     let turnstile = std::sync::Arc::clone(turnstile);
     turnstile.announce();
     drop(core);
+    shared.policy.before_sleep();
     turnstile.sleep(over);
     shared.core()
 }
-    shared.policy.before_sleep();

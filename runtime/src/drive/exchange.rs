@@ -1,16 +1,15 @@
 //! Runs a call through the exchange of the host, on this thread.
 
-use std::sync::MutexGuard;
 use std::time::Duration;
 
-use super::driver::{Fault, Goal, drive};
+use super::driver::{Fault, Goal, drive, patience};
 use super::run::Begun;
-use super::{Patience, Step, lend};
+use super::{Step, lend};
 use crate::call::{Call, Waited};
-use crate::communicator::{Attended, Core, Shared};
+use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::error::Result;
 use crate::exchange::compiled::ExchangeCursor;
-use crate::wait::{self, Pacer};
+use crate::wait;
 
 /// Polls of an exchange before the full wait begins, where spinning is wanted: about a microsecond, which is enough for
 /// most exchanges.
@@ -23,11 +22,11 @@ const POLLS_FIRST: u32 = 64;
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
     shared: &'a Shared,
-    mut core: MutexGuard<'a, Core>,
+    mut core: CoreGuard<'a>,
     call: &Call,
     begun: &Begun,
     limit: Duration,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     let combine = begun.combine(shared, call)?;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let mut visit =
@@ -61,14 +60,14 @@ pub(super) unsafe fn run_exchange<'a>(
 #[inline(never)]
 fn watched<'a>(
     shared: &'a Shared,
-    core: MutexGuard<'a, Core>,
+    core: CoreGuard<'a>,
     visit: Visit<'_>,
     waited: Waited,
     limit: Duration,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     lend(shared, move || {
         let _attended = Attended::new(&shared.attendance);
-        drive(shared, core, visit, waited, Patience::new(limit, Pacer::new(shared.policy)))
+        drive(shared, core, visit, waited, patience(shared, limit))
     })
 }
 

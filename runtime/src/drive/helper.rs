@@ -6,14 +6,15 @@
 //! more than most short operations. After some work the helper therefore naps for a while and looks for more by itself.
 //! Only then does it sleep until it is called.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
 use super::{Patience, Step, fail, lend, time_out};
 use crate::call::Waited;
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Core, CoreGuard, Shared};
+use crate::engine::Id;
 use crate::wait::Pacer;
 
 /// Interval between two looks of a napping helper: the delay of an operation that is started meanwhile.
@@ -78,7 +79,9 @@ fn help(shared: &Shared) {
 /// will find out.
 fn drive_unattended(shared: &Shared) -> bool {
     let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
-    let driven = drive(shared, shared.core(), Help(shared), HELPING, patience);
+    let core = shared.core();
+    let (first, waited) = core.awaited.first().unzip();
+    let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), patience);
     let goes_on = match driven {
         Err(_) => false,
         Ok(core) if has_failed(shared, &core) => {
@@ -107,7 +110,7 @@ fn drive_unattended(shared: &Shared) -> bool {
 }
 
 /// Releases the core and wakes the tasks whose operations are over.
-pub(crate) fn wake_tasks(mut core: MutexGuard<'_, Core>) {
+pub(crate) fn wake_tasks(mut core: CoreGuard<'_>) {
     let tasks = core.awaited.take_to_wake();
     drop(core);
     tasks.into_iter().for_each(Waker::wake);
@@ -123,13 +126,17 @@ fn has_failed(shared: &Shared, core: &Core) -> bool {
     core.engine.failure().is_some() || shared.membership.abort_flag().is_raised()
 }
 
-/// The goal of the helper thread: nothing is left, or another thread drives.
-struct Help<'a>(&'a Shared);
+/// The goal of the helper thread: nothing is left, another thread drives, or tasks await something else.
+struct Help<'a> {
+    shared: &'a Shared,
+    /// The first operation that a task awaits. The helper looks for its peers as a waiting thread would.
+    first: Option<Id>,
+}
 
 impl Goal for Help<'_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let moved = core.progress();
-        let attendance = &self.0.attendance;
+        let attendance = &self.shared.attendance;
         if core.engine.outstanding() == 0 {
             attendance.nothing_left();
             return Ok(Step::Done);
@@ -137,11 +144,13 @@ impl Goal for Help<'_> {
         if core.awaited.has_to_wake() || (!moved && core.awaited.overdue().is_some()) {
             return Ok(Step::Done);
         }
-        let stop = core.closed || has_failed(self.0, core) || attendance.is_relieved();
+        let is_first = core.awaited.first().map(|(id, _)| id) == self.first;
+        let stop = core.closed || has_failed(self.shared, core) || attendance.is_relieved() || !is_first;
         Ok(if stop { Step::Done } else { Step::Waits { moved } })
     }
 
-    fn waiting_for(&self, _: &Core) -> Vec<u32> {
-        Vec::new()
+    fn waiting_for(&self, core: &Core) -> Vec<u32> {
+        // Before its task is woken, the operation may already be over.
+        self.first.filter(|id| !core.engine.is_done(*id)).map_or_else(Vec::new, |id| core.waiting_for(id))
     }
 }

@@ -4,7 +4,6 @@
 //! there checks that the ranks it waits for are alive. A rank that gives up leaves the cause on the board of the host,
 //! encoded in one word. After a mismatch, each rank also shows its own call there.
 
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
@@ -13,7 +12,7 @@ use kolo_transport::shm::Board;
 use super::fail::give_up;
 use crate::call;
 use crate::call::{CallLabel, Summary, Waited};
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Core, CoreGuard, Shared};
 use crate::control::{AbortCause, AbortKind, Loss};
 use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
@@ -130,9 +129,9 @@ pub(super) fn shown_by(shared: &Shared, peer: u32, tag: u64, sequence: u64) -> O
 /// Fails if the current exchange or the stage waits for a rank that is gone, and no control plane would say so.
 pub(super) fn look_for_the_gone<'a>(
     shared: &'a Shared,
-    mut core: MutexGuard<'a, Core>,
+    mut core: CoreGuard<'a>,
     waited: Waited,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     // Once a cause is known, a rank that is gone may have left because of it.
     if !shared.world.control.is_closed() || shared.membership.abort_flag().is_raised() {
         return Ok(core);

@@ -30,6 +30,8 @@ pub(super) const TURNS_PER_CHECK: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Patience {
     limit: Duration,
+    /// The limit that an error names: the time that the caller chose, of which `limit` may be the rest.
+    named_limit: Duration,
     pacer: Pacer,
     started: Option<Instant>,
     moved_at: Option<Instant>,
@@ -43,12 +45,23 @@ pub(crate) struct Patience {
 impl Patience {
     /// Starts a wait of at most `limit`.
     pub(crate) const fn new(limit: Duration, pacer: Pacer) -> Self {
-        Self { limit, pacer, started: None, moved_at: None, asked_at: None, suspected_at: None, turns: 0 }
+        Self {
+            limit,
+            named_limit: limit,
+            pacer,
+            started: None,
+            moved_at: None,
+            asked_at: None,
+            suspected_at: None,
+            turns: 0,
+        }
     }
 
-    /// Shortens the wait to at most `limit`.
-    pub(super) fn end_within(&mut self, limit: Duration) {
-        self.limit = self.limit.min(limit);
+    /// Shortens the wait to `left`, the rest of a limit for several calls.
+    pub(super) fn end_within(&mut self, left: Duration, of: Duration) {
+        if left < self.limit {
+            (self.limit, self.named_limit) = (left, of);
+        }
     }
 
     pub(super) const fn pacer(&mut self) -> &mut Pacer {
@@ -111,7 +124,7 @@ impl Patience {
             return Err(waiter.end(End::Failed));
         }
         if age >= self.limit {
-            return Err(waiter.end(End::Deadline(self.limit)));
+            return Err(waiter.end(End::Deadline(self.named_limit)));
         }
         if idle >= STALL {
             waiter.look_for_peers()?;

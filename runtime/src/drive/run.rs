@@ -1,7 +1,6 @@
 //! Runs a checked call, blocking or asynchronous, in the way that [`Core::decide`] says.
 
-use std::any::Any;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_collectives::layout::Shape;
@@ -13,9 +12,9 @@ use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
 use crate::call::{self, AdapterAccess, Call, Counts, GpuBuffers, Waited, reduces};
-use crate::communicator::{Core, Shared, on_gpus};
+use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
 use crate::dispatch::{Decision, Form, Known, Way};
-use crate::engine::{Buffers, Id, Job, Lent, Mode};
+use crate::engine::{Buffers, Id, Job, Lent, Mode, Owner};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
@@ -116,17 +115,17 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
 #[inline(never)]
 unsafe fn run_started<'a>(
     shared: &'a Shared,
-    core: MutexGuard<'a, Core>,
+    core: CoreGuard<'a>,
     call: &Call,
     way: Way,
     begun: &Begun,
     limit: Duration,
-) -> Result<MutexGuard<'a, Core>> {
+) -> Result<CoreGuard<'a>> {
     lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (core, id) = unsafe { launch(shared, core, call, way, begun, None) }?;
+        let (core, id) = unsafe { launch(shared, core, call, way, begun, &mut None) }?;
         let mut core = wait_for(shared, core, id, begun.waited(call), limit)?;
-        core.engine.finish(id);
+        core.engine.release(id);
         Ok(core)
     })
 }
@@ -136,18 +135,14 @@ unsafe fn run_started<'a>(
 /// # Safety
 /// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody else
 /// touches them.
-pub(crate) unsafe fn start(
-    shared: &Arc<Shared>,
-    call: &Call,
-    keep: Option<Box<dyn Any + Send>>,
-) -> Result<Ticket> {
+pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<Owner>) -> Result<Ticket> {
     shared.check_process(|| Waited::call(call.summary(true), 0))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, Form::Started)?;
     let Decision { way, .. } = core.decide(call, Form::Started);
     let (id, pending) = lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (core, id) = unsafe { launch(shared, core, call, way, &begun, keep) }?;
+        let (core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
         Ok((id, !core.engine.is_done(id)))
     })?;
     if pending {
@@ -198,23 +193,23 @@ fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
     shared.membership.board().finish(sequence);
 }
 
-/// Starts a call in the way that was decided.
+/// Starts a call in the way that was decided. After an error, `keep` is still the caller's, who drops it without the core.
 ///
 /// # Safety
 /// See [`start`].
 unsafe fn launch<'a>(
     shared: &'a Shared,
-    mut core: MutexGuard<'a, Core>,
+    mut core: CoreGuard<'a>,
     call: &Call,
     way: Way,
     begun: &Begun,
-    keep: Option<Box<dyn Any + Send>>,
-) -> Result<(MutexGuard<'a, Core>, Id)> {
+    keep: &mut Option<Owner>,
+) -> Result<(CoreGuard<'a>, Id)> {
     let combine = begun.combine(shared, call)?;
     let place = (shared.group.rank, shared.group.size);
     if way == Way::Plan {
         let mut job = job(&mut core, call, begun, combine, place)?;
-        job.keep = keep;
+        job.keep = keep.take();
         let mode = if begun.form == Form::Started { Mode::Asynchronous } else { Mode::Blocking };
         // SAFETY: the caller's promise, passed on.
         let id = unsafe { core.engine.start(job, mode) };

@@ -1,19 +1,17 @@
 //! Runs a call on symmetric buffers, or finds that it must go another way.
 
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use kolo_transport::ErrorKind;
 
-use super::driver::{Fault, Goal, drive};
+use super::driver::{Fault, Goal, drive, patience};
 use super::exchange::at_the_exchange;
 use super::run::Begun;
-use super::{Patience, Step, lend};
+use super::{Step, lend};
 use crate::call::Call;
-use crate::communicator::{Attended, Core, Shared};
+use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
-use crate::wait::Pacer;
 
 /// Runs a call that asks for symmetric buffers. Returns false if it must go another way.
 ///
@@ -22,11 +20,11 @@ use crate::wait::Pacer;
 #[inline(never)]
 pub(super) unsafe fn run_symmetric<'a>(
     shared: &'a Shared,
-    mut core: MutexGuard<'a, Core>,
+    mut core: CoreGuard<'a>,
     call: &Call,
     begun: &Begun,
     limit: Duration,
-) -> Result<(MutexGuard<'a, Core>, bool)> {
+) -> Result<(CoreGuard<'a>, bool)> {
     let combine = begun.combine(shared, call)?;
     lend(shared, move || {
         let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else {
@@ -37,8 +35,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let patience = Patience::new(limit, Pacer::new(shared.policy));
-        let core = drive(shared, core, reaching, begun.waited(call), patience)?;
+        let core = drive(shared, core, reaching, begun.waited(call), patience(shared, limit))?;
         Ok((core, !is_declined))
     })
 }

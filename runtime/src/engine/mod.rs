@@ -14,6 +14,7 @@ mod local;
 mod matching;
 mod memory;
 mod operation;
+mod outcomes;
 mod probing;
 mod staged;
 mod staging;
@@ -51,6 +52,9 @@ const GROUPS: u16 = 4;
 
 /// Most segments in flight of an operation that uses the stage of its host; each has an area of its own.
 pub(crate) const STAGE_SEGMENTS: usize = 4;
+
+/// Keeps the memory of an operation alive. Its `drop` is users' code.
+pub(crate) type Owner = Box<dyn Any + Send>;
 
 /// Identifies an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +111,8 @@ pub(crate) struct Engine {
     /// Number of looks at the stage before the next one at the links, if nothing outstanding has messages.
     looks_left: u32,
     failure: Option<Error>,
+    /// Owners that nobody needs any more. The holder of the communicator drops them once it has unlocked it.
+    released: Vec<Owner>,
 }
 
 impl Engine {
@@ -128,6 +134,7 @@ impl Engine {
             staged: Vec::new(),
             looks_left: 0,
             failure: None,
+            released: Vec::new(),
         }
     }
 
@@ -163,7 +170,8 @@ impl Engine {
         self.running += 1;
         if first {
             // SAFETY: the caller's promise, passed on.
-            unsafe { self.launch(slot, job) };
+            let is_over = unsafe { self.launch(slot, job) };
+            self.went_on(slot, is_over);
         } else {
             entry.phase = Phase::Queued(Box::new(job));
         }
@@ -171,7 +179,7 @@ impl Engine {
     }
 
     /// Takes a slot for a started operation that another component carries out and [`concludes`](Self::conclude).
-    pub(crate) fn admit(&mut self, keep: Option<Box<dyn Any + Send>>) -> Id {
+    pub(crate) fn admit(&mut self, keep: Option<Owner>) -> Id {
         let slot = self.take_slot();
         let entry = &mut self.slots[slot as usize];
         (entry.phase, entry.forgotten) = (Phase::Elsewhere, false);
@@ -353,49 +361,6 @@ impl Engine {
         self.running + self.transfers.active()
     }
 
-    /// Returns whether `id` is done (or never existed, or exists no more).
-    pub(crate) fn is_done(&self, id: Id) -> bool {
-        match id {
-            Id::Operation { slot, generation } => {
-                let entry = &self.slots[slot as usize];
-                match entry.phase {
-                    Phase::Queued(_) | Phase::Elsewhere => false,
-                    Phase::Running => entry.operation.generation() != generation,
-                    Phase::Done | Phase::Free => true,
-                }
-            }
-            Id::Transfer { slot, generation } => self.transfers.is_done(slot, generation),
-        }
-    }
-
-    /// Frees the slot of an operation that is done, and returns the buffers that it kept.
-    pub(crate) fn finish(&mut self, id: Id) -> Option<Box<dyn Any + Send>> {
-        match id {
-            Id::Operation { slot, .. } => {
-                let entry = &mut self.slots[slot as usize];
-                let keep = match std::mem::replace(&mut entry.phase, Phase::Free) {
-                    Phase::Queued(job) => job.keep,
-                    _ => entry.operation.take_keep(),
-                };
-                self.free.push(slot);
-                keep
-            }
-            Id::Transfer { slot, .. } => self.transfers.finish(slot),
-        }
-    }
-
-    /// Notes that nobody needs the result of `id` any more.
-    pub(crate) fn forget(&mut self, id: Id) {
-        if self.is_done(id) {
-            drop(self.finish(id));
-            return;
-        }
-        match id {
-            Id::Operation { slot, .. } => self.slots[slot as usize].forgotten = true,
-            Id::Transfer { slot, .. } => self.transfers.forget(slot),
-        }
-    }
-
     /// Aborts, and closes all connections for good.
     pub(crate) fn close(&mut self, cause: &Error) {
         self.abort(cause);
@@ -507,9 +472,11 @@ impl Engine {
         self.links.disarm();
     }
 
+    /// Starts an operation whose group is free. Returns whether it is over at once.
+    ///
     /// # Safety
     /// See [`Engine::start`].
-    unsafe fn launch(&mut self, slot: u16, job: Job) {
+    unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<bool, Error> {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Running;
         entry.lent = job.lent;
@@ -520,7 +487,7 @@ impl Engine {
         if entry.operation.is_staged() {
             self.staged.push(slot);
         }
-        self.went_on(slot, result);
+        result
     }
 
     /// Handles the result of advancing an operation.
@@ -552,17 +519,23 @@ impl Engine {
         self.went_on(name.slot, result);
     }
 
-    /// Ends an operation, and starts the next one of its group.
-    fn done(&mut self, slot: u16) {
-        let group = &mut self.groups[self.slots[slot as usize].group as usize];
-        debug_assert_eq!(group.front(), Some(&slot));
-        group.pop_front();
-        let next = group.front().copied();
-        self.over(slot);
-        let Some(next) = next else { return };
-        if let Phase::Queued(job) = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running) {
+    /// Ends an operation, and starts the next one of its group. Many may be over as soon as they start.
+    fn done(&mut self, mut slot: u16) {
+        loop {
+            let group = &mut self.groups[self.slots[slot as usize].group as usize];
+            debug_assert_eq!(group.front(), Some(&slot));
+            group.pop_front();
+            let next = group.front().copied();
+            self.over(slot);
+            let Some(next) = next else { return };
+            let phase = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running);
+            let Phase::Queued(job) = phase else { return };
             // SAFETY: the promise to `start` for this job still holds, since it is not done.
-            unsafe { self.launch(next, *job) };
+            match unsafe { self.launch(next, *job) } {
+                Ok(true) => slot = next,
+                Ok(false) => return,
+                Err(error) => return self.fail(error),
+            }
         }
     }
 
@@ -576,7 +549,7 @@ impl Engine {
         self.links.reclaim(std::mem::take(&mut entry.lent));
         self.running -= 1;
         if std::mem::take(&mut entry.forgotten) {
-            drop(self.finish(Id::Operation { slot, generation: 0 }));
+            self.release(Id::Operation { slot, generation: 0 });
         }
     }
 

@@ -17,7 +17,7 @@ use kolo_transport::{
     Stage, Token,
 };
 
-use super::{Buffers, Engine, Id, Job, Kind, Links, Mode, TransferJob};
+use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, Mode, TransferJob};
 use crate::reduce::kernel;
 use crate::types::{DataType, ReduceOp};
 
@@ -388,6 +388,33 @@ fn many_operations_progress_together_and_in_order() {
             );
         }
     }
+}
+
+#[test]
+fn calls_that_are_over_at_once_may_be_queued_in_any_number() {
+    let (ranks, queued) = (2, if cfg!(miri) { 50 } else { 30_000 });
+    let task = Task::new(Collective::AllReduce, ranks).in_place();
+    let mut engines = engines(ranks);
+    let mut data = vec![[1_u32; 10]; ranks as usize];
+    let mut ids = vec![Vec::new(); ranks as usize];
+    for (rank, engine) in engines.iter_mut().enumerate() {
+        for nth in 0..=queued {
+            let at: *mut u8 = data[rank].as_mut_ptr().cast();
+            let count = if nth < usize::from(GROUPS) - 1 { 10 } else { 0 };
+            let buffers = Buffers { input: at, output: at };
+            let job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Max);
+            // SAFETY: the vectors outlive the run. The calls that share one write the same values.
+            ids[rank].push(unsafe { engine.start(job, Mode::Asynchronous) });
+        }
+    }
+    // On a thread with the stack of a helper.
+    std::thread::spawn(move || {
+        run(&mut engines, &ids, 42);
+        assert!(engines.iter().all(|engine| engine.outstanding() == 0));
+    })
+    .join()
+    .expect("all are over");
+    assert_eq!(data, vec![[1_u32; 10]; ranks as usize]);
 }
 
 #[test]

@@ -3,13 +3,13 @@
 //! All transfers between two ranks share one channel. [`super::matching`] decides which receive gets which message.
 //! Messages to oneself never reach a transport: they are matched here, by the same rule.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
+use super::Owner;
 use super::copies::CopyQueues;
 use super::gpu_messages::{GpuMessage, GpuMessages};
 use super::inbox::Inbox;
@@ -51,7 +51,7 @@ pub(super) struct Transfer {
     pub(super) piece: Listed,
     /// State of a message in GPU memory.
     pub(super) on_gpu: Option<Box<GpuMessage>>,
-    keep: Option<Box<dyn Any + Send>>,
+    keep: Option<Owner>,
 }
 
 impl Transfer {
@@ -74,7 +74,7 @@ pub(crate) struct TransferJob {
     pub(crate) memory: Piece,
     /// The GPU that owns the memory, if it is not host memory, and how adapters access it.
     pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
-    pub(crate) keep: Option<Box<dyn Any + Send>>,
+    pub(crate) keep: Option<Owner>,
 }
 
 /// All transfers of a communicator.
@@ -98,6 +98,8 @@ pub(crate) struct Transfers {
     /// Whether a message was held up because the limit on buffered bytes was reached.
     pub(super) held_up: bool,
     pub(super) gpu_messages: GpuMessages,
+    /// Owners of forgotten transfers that are done.
+    pub(super) released: Vec<Owner>,
 }
 
 // SAFETY: as for operations: the memory of a transfer stays valid and otherwise untouched while it runs.
@@ -120,6 +122,7 @@ impl Transfers {
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
             held_up: false,
+            released: Vec::new(),
         }
     }
 
@@ -218,7 +221,8 @@ impl Transfers {
         transfer.phase = Phase::Done;
         self.active -= 1;
         if transfer.forgotten {
-            drop(self.finish(slot));
+            let owner = self.finish(slot);
+            self.released.extend(owner);
         }
     }
 
@@ -240,7 +244,7 @@ impl Transfers {
     }
 
     /// Frees a slot, and returns the buffers that it kept.
-    pub(crate) fn finish(&mut self, slot: u16) -> Option<Box<dyn Any + Send>> {
+    pub(crate) fn finish(&mut self, slot: u16) -> Option<Owner> {
         let transfer = &mut self.slots[slot as usize];
         if transfer.phase == Phase::Posted {
             self.active -= 1;

@@ -4,7 +4,6 @@
 //! engine keeps a slot for each of them, as for the operations that it runs itself, so waiting, polling and forgetting
 //! are the same for both. The driving thread advances the first one.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
@@ -13,7 +12,7 @@ use kolo_transport::{Error, ErrorKind};
 use super::Exchange;
 use super::compiled::ExchangeCursor;
 use crate::call::Call;
-use crate::engine::{Engine, Id};
+use crate::engine::{Engine, Id, Owner};
 use crate::gpu::{Bounce, Bounces};
 use crate::reduce::Combine;
 
@@ -56,7 +55,7 @@ impl Exchange {
         call: &Call,
         (combine, tag): (Combine, u64),
         (rank, members): (u32, u32),
-        keep: Option<Box<dyn Any + Send>>,
+        keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
         let mut bounce = None;
         let mut call = call.clone();
@@ -66,7 +65,7 @@ impl Exchange {
             // SAFETY: the caller's promise; the copies are settled before the communicator is given up.
             self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
         }
-        let id = engine.admit(keep);
+        let id = engine.admit(keep.take());
         let cursor = self.compiled.enter(&call, combine, tag);
         self.queue.waiting.push_back(Started { id, call, cursor, bounce });
         self.progress(engine);

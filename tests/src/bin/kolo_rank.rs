@@ -40,8 +40,9 @@ fn main() {
         "pair" => pair(&comm, number(1)),
         "receives" => receives(&comm, number(1)),
         "child" => child(&comm, number(1)),
-        "told" => told(&comm, number(1)),
-        "orphans" => orphans(&comm, number(1)),
+        "told" => told(&comm, number(1), false),
+        "orphans" => orphans(&comm, number(1), false),
+        "orphans-await" => orphans(&comm, number(1), true),
         "async" => asynchronous(&comm, number(1)),
         _ => panic!("unknown task {task:?}"),
     };
@@ -208,17 +209,18 @@ fn child(comm: &Communicator, elements: usize) -> Result<()> {
 }
 
 /// Rank 0 leaves when told. The others use a communicator of their own, and follow orders.
-fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
+fn orphans(comm: &Communicator, elements: usize, awaits: bool) -> Result<()> {
     let Some(part) = comm.split((comm.rank() > 0).then_some(7), 0)? else {
         report("@running");
         let _ = std::io::stdin().lock().read_line(&mut String::new());
         return Ok(());
     };
-    told(&part, elements)
+    told(&part, elements, awaits)
 }
 
-/// Makes all-reduces until one fails, or until this rank is told to leave, to panic, or to make a different call once.
-fn told(comm: &Communicator, elements: usize) -> Result<()> {
+/// Makes all-reduces until one fails, or until this rank is told to leave, to panic, or to make a different call once. Awaits
+/// started calls if it shall.
+fn told(comm: &Communicator, elements: usize, awaits: bool) -> Result<()> {
     let (say, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
@@ -232,6 +234,10 @@ fn told(comm: &Communicator, elements: usize) -> Result<()> {
             Ok("leave") => break,
             Ok("panic") => panic!("as told"),
             Ok("other") => comm.all_reduce(&mut data, ReduceOp::Max)?,
+            _ if awaits => {
+                let work = comm.all_reduce_start(std::mem::take(&mut data), ReduceOp::Sum)?;
+                data = kolo_tests::futures::run(work).0?;
+            }
             _ => comm.all_reduce(&mut data, ReduceOp::Sum)?,
         }
         if turn == 3 {

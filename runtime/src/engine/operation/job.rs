@@ -1,12 +1,12 @@
 //! The job of an operation: everything needed to start it.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::Plan;
 use kolo_transport::Piece;
 
+use super::super::Owner;
 use super::super::memory::Buffers;
 use crate::call::GpuBuffers;
 use crate::reduce::Combine;
@@ -54,5 +54,5 @@ pub(crate) struct Job {
     /// The whole memory that messages come from and go to.
     pub(crate) lent: Lent,
     /// Memory that must live as long as the operation runs.
-    pub(crate) keep: Option<Box<dyn Any + Send>>,
+    pub(crate) keep: Option<Owner>,
 }

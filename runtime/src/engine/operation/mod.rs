@@ -30,10 +30,9 @@ mod staged;
 mod steps;
 mod waiting;
 
-use std::any::Any;
-
 use kolo_transport::{Awaited, Error};
 
+use super::Owner;
 use super::copies::CopyQueues;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
@@ -64,7 +63,7 @@ pub(crate) struct Operation {
     canonical: bool,
     /// Whether copies to the output should bypass the caches.
     streams: bool,
-    keep: Option<Box<dyn Any + Send>>,
+    keep: Option<Owner>,
     instances: Vec<Instance>,
     /// Whether adapters may have written bytes that the GPU does not see yet.
     unflushed: bool,
@@ -114,13 +113,13 @@ impl Operation {
     }
 
     /// Takes the next generation for an operation that is carried out elsewhere, and keeps its buffers.
-    pub(crate) fn stand_in(&mut self, keep: Option<Box<dyn Any + Send>>) -> u16 {
+    pub(crate) fn stand_in(&mut self, keep: Option<Owner>) -> u16 {
         self.keep = keep;
         self.generation = self.generation.wrapping_add(1);
         self.generation
     }
 
-    pub(crate) fn take_keep(&mut self) -> Option<Box<dyn Any + Send>> {
+    pub(crate) fn take_keep(&mut self) -> Option<Owner> {
         self.keep.take()
     }
 

@@ -1,0 +1,68 @@
+//! Operations and transfers that are done, and the owners of their buffers.
+
+use super::{Engine, Id, Owner, Phase};
+
+impl Engine {
+    /// Returns whether `id` is done (or never existed, or exists no more).
+    pub(crate) fn is_done(&self, id: Id) -> bool {
+        match id {
+            Id::Operation { slot, generation } => {
+                let entry = &self.slots[slot as usize];
+                match entry.phase {
+                    Phase::Queued(_) | Phase::Elsewhere => false,
+                    Phase::Running => entry.operation.generation() != generation,
+                    Phase::Done | Phase::Free => true,
+                }
+            }
+            Id::Transfer { slot, generation } => self.transfers.is_done(slot, generation),
+        }
+    }
+
+    /// Frees the slot of an operation that is done, and returns the buffers that it kept.
+    pub(crate) fn finish(&mut self, id: Id) -> Option<Owner> {
+        match id {
+            Id::Operation { slot, .. } => {
+                let entry = &mut self.slots[slot as usize];
+                let keep = match std::mem::replace(&mut entry.phase, Phase::Free) {
+                    Phase::Queued(job) => job.keep,
+                    _ => entry.operation.take_keep(),
+                };
+                self.free.push(slot);
+                keep
+            }
+            Id::Transfer { slot, .. } => self.transfers.finish(slot),
+        }
+    }
+
+    /// Frees the slot of an operation that is done, and releases the buffers that it kept.
+    pub(crate) fn release(&mut self, id: Id) {
+        let owner = self.finish(id);
+        self.released.extend(owner);
+    }
+
+    /// Returns whether there are released owners.
+    #[inline]
+    pub(crate) fn has_released(&self) -> bool {
+        !self.released.is_empty() || !self.transfers.released.is_empty()
+    }
+
+    /// Returns the released owners.
+    #[must_use = "to be dropped once the communicator is unlocked"]
+    pub(crate) fn take_released(&mut self) -> Vec<Owner> {
+        let mut released = std::mem::take(&mut self.released);
+        released.append(&mut self.transfers.released);
+        released
+    }
+
+    /// Notes that nobody needs the result of `id` any more.
+    pub(crate) fn forget(&mut self, id: Id) {
+        if self.is_done(id) {
+            self.release(id);
+            return;
+        }
+        match id {
+            Id::Operation { slot, .. } => self.slots[slot as usize].forgotten = true,
+            Id::Transfer { slot, .. } => self.transfers.forget(slot),
+        }
+    }
+}
