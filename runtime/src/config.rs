@@ -5,6 +5,7 @@
 
 mod settings;
 
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -128,10 +129,10 @@ pub struct Config {
     /// `KOLO_SPIN_US`: microseconds that a waiting thread spins before it yields; unset = chosen by the number of ranks
     /// per CPU.
     pub spin: Option<Duration>,
-    /// `KOLO_RELAY`: if neither of two ranks can connect to the other, they communicate through rank 0's process
     /// `KOLO_SHORT_SLICES`: whether threads that wait for other ranks ask the scheduler for short time slices (`auto`), so
     /// that they run soon after they are woken beside busy processes, or keep theirs (`off`).
     pub short_slices: bool,
+    /// `KOLO_RELAY`: if neither of two ranks can connect to the other, they communicate through rank 0's process
     /// (`auto`), or calls between them fail (`off`).
     pub relay: bool,
     /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some
@@ -179,8 +180,8 @@ impl Default for Config {
             // Room for a few large tensors that overtake each other, and little compared with a rank's memory.
             unexpected_bytes: 64 << 20,
             spin: None,
-            relay: true,
             short_slices: true,
+            relay: true,
             network_probe: true,
             profile: None,
             plans: Vec::new(),
@@ -194,6 +195,7 @@ impl Config {
     /// # Errors
     /// [`Error::Configuration`] if the value of a variable is invalid.
     pub fn from_env() -> Result<Self> {
+        check_unicode()?;
         Self::from_lookup(&|name| std::env::var(name).ok())
     }
 
@@ -266,9 +268,9 @@ impl Config {
         config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
         config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
         config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
+        config.short_slices = auto_or_off("KOLO_SHORT_SLICES", &get)?;
         config.relay = auto_or_off("KOLO_RELAY", &get)?;
         config.network_probe = auto_or_off("KOLO_NETWORK_PROBE", &get)?;
-        config.short_slices = auto_or_off("KOLO_SHORT_SLICES", &get)?;
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         config.plans =
             get("KOLO_PLAN").map_or_else(|| Ok(Vec::new()), |paths| LoadedPlans::read_all(&paths))?;
@@ -295,6 +297,26 @@ pub fn parse_transports(value: &str) -> Result<Transports> {
         }
     }
     Ok(Transports::Only(list))
+}
+
+/// Checks that all `KOLO_*` variables of this process are Unicode. Otherwise they would count as unset, and a job whose
+/// secret is made of random bytes would have none.
+pub(crate) fn check_unicode() -> Result<()> {
+    only_unicode(std::env::vars_os())
+}
+
+fn only_unicode(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<()> {
+    let is_wrong = |(name, value): &(OsString, OsString)| {
+        name.as_encoded_bytes().starts_with(b"KOLO_") && value.to_str().is_none()
+    };
+    match variables.into_iter().find(is_wrong) {
+        None => Ok(()),
+        Some((name, _)) => Err(Error::configuration(
+            name.to_string_lossy(),
+            "its value is not valid UTF-8",
+            "Use text; encode random bytes, for example with base64",
+        )),
+    }
 }
 
 fn invalid(setting: &str, found: &str, expected: &str) -> Error {
@@ -357,6 +379,8 @@ fn bytes(setting: &str, value: &str) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn with(name: &'static str, value: &'static str) -> Result<Config> {
@@ -380,6 +404,15 @@ mod tests {
     }
 
     #[test]
+    fn variables_that_are_not_unicode_are_refused() {
+        let odd = |name: &str| (OsString::from(name), OsString::from_vec(vec![b'a', 0xff]));
+        let fine = ("KOLO_JOB_SECRET".into(), "\u{e9}".into());
+        assert!(only_unicode([fine, odd("LANG")]).is_ok());
+        let text = only_unicode([odd("LANG"), odd("KOLO_JOB_SECRET")]).unwrap_err().to_string();
+        assert!(text.contains("KOLO_JOB_SECRET") && text.contains("base64"), "{text}");
+    }
+
+    #[test]
     fn nonsense_names_the_setting_and_the_remedy() {
         for (name, value) in [
             ("KOLO_TRANSPORT", "rfc1149"),
@@ -398,6 +431,7 @@ mod tests {
             ("KOLO_IB_CACHE", "yes"),
             ("KOLO_SHM_STORES", "fast"),
             ("KOLO_SHM_SINGLE_COPY", "on"),
+            ("KOLO_SHORT_SLICES", "5"),
             ("KOLO_PROFILE", "/nowhere/profile.toml"),
             ("KOLO_PLAN", "/nowhere/plan.json"),
         ] {
@@ -406,4 +440,3 @@ mod tests {
         }
     }
 }
-            ("KOLO_SHORT_SLICES", "5"),

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::grow::{self, Joining};
 use crate::communicator::{Elastic, Making, WORLD, World, patience};
-use crate::config::Config;
+use crate::config::{Config, check_unicode};
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
 use crate::files::text_of;
+use crate::job::MOST_PATIENCE;
 use crate::join::{JoinSpec, process_environment};
 
 /// Settings for joining a communicator.
@@ -80,6 +81,7 @@ impl CommunicatorBuilder {
     /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not admitted within the time
     /// set by [`CommunicatorBuilder::wait_at_most`].
     pub fn connect(self) -> Result<Communicator> {
+        check_unicode()?;
         self.connect_by(&process_environment)
     }
 
@@ -89,7 +91,7 @@ impl CommunicatorBuilder {
     /// See [`CommunicatorBuilder::connect`].
     #[doc(hidden)]
     pub fn connect_by(self, environment: &dyn Fn(&str) -> Option<String>) -> Result<Communicator> {
-        let config = self.config.map_or_else(|| Config::from_lookup(environment), Ok)?;
+        let config = bounded(self.config.map_or_else(|| Config::from_lookup(environment), Ok)?);
         let elastic = Elastic::from_lookup(environment)?;
         let source = || self.invitation.map(Source::Given).or_else(|| Source::find(environment));
         if self.spec.is_none()
@@ -121,7 +123,7 @@ impl CommunicatorBuilder {
     /// See [`Communicator::from_env`].
     #[doc(hidden)]
     pub fn over(self, control: Control) -> Result<Communicator> {
-        let config = self.config.map_or_else(Config::from_env, Ok)?;
+        let config = bounded(self.config.map_or_else(Config::from_env, Ok)?);
         make(control, config, Elastic::default(), Instant::now())
     }
 }
@@ -181,6 +183,11 @@ fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> 
         text.trim().parse().map_err(|_| wrong())
     };
     text.map(number).transpose()
+}
+
+/// Bounds the times to which others are added.
+fn bounded(config: Config) -> Config {
+    config.with(|config| config.silent_after = config.silent_after.min(MOST_PATIENCE))
 }
 
 fn make(control: Control, config: Config, elastic: Elastic, started: Instant) -> Result<Communicator> {

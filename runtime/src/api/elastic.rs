@@ -8,7 +8,7 @@ use crate::communicator::{patience, regroup};
 use crate::control::{AdmittedNewcomer, Disagreement, Purpose, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
-use crate::job::MOST_PATIENCE;
+use crate::job::deadline_after;
 
 /// Result of an agreement among the ranks that live: see [`Communicator::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator::agree`].
     pub fn agree_within(&self, flags: u64, limit: Duration) -> Result<Agreement> {
-        self.agree_until(flags, Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
+        self.agree_until(flags, Until::Deciding(deadline_after(limit)))
     }
 
     pub(super) fn agree_until(&self, flags: u64, until: Until) -> Result<Agreement> {
@@ -104,7 +104,7 @@ impl Communicator {
     /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not called in
     /// time.
     pub fn shrink_within(&self, limit: Duration) -> Result<Self> {
-        self.shrink_until(Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
+        self.shrink_until(Until::Deciding(deadline_after(limit)))
     }
 
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {

@@ -9,7 +9,7 @@ use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, pat
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, ErrorContext, Result};
-use crate::job::MAX_WORLD_SIZE;
+use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
 
 impl Communicator {
@@ -183,14 +183,14 @@ pub(super) fn join(
     spec: JoinSpec,
     runtime: ControlRuntime,
 ) -> Result<Communicator> {
-    let until = how.wait_at_most.map(|time| Instant::now() + time);
+    let until = how.wait_at_most.map(deadline_after);
     let reach = patience(config);
     let invitation = first_invitation(how.invite, reach)?;
     let own = settings(config)?;
     let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
-        let deadline = Instant::now() + offer.admission.patience;
+        let deadline = deadline_after(offer.admission.patience);
         let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
             Ok(made) if made.all_enter(deadline) => {

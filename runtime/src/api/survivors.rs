@@ -7,7 +7,7 @@ use super::{Agreement, Communicator};
 use crate::communicator::{NEWCOMER, patience};
 use crate::control::Until;
 use crate::error::{AbortReason, Error, ErrorContext, Result};
-use crate::job::MOST_PATIENCE;
+use crate::job::deadline_after;
 use crate::types::{Element, ReduceOp};
 
 /// Flag: this rank's step succeeded.
@@ -183,7 +183,7 @@ impl Survivors {
         limit: Duration,
         step: impl FnMut(&Communicator) -> Result<R>,
     ) -> Result<R> {
-        let until = Instant::now() + limit.min(MOST_PATIENCE);
+        let until = deadline_after(limit);
         self.run_until(Some(until), Until::Deciding(until), step)
     }
 

@@ -3,7 +3,7 @@
 pub(crate) mod limits;
 mod secret;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use limits::{Liveness, MAX_WORLD_SIZE};
 pub use secret::JobSecret;
@@ -17,3 +17,8 @@ pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Ten years. No wait may be longer, so that clock arithmetic does not overflow.
 pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(315_360_000);
+
+/// Returns the moment after this time from now, which may be as long as a program likes.
+pub(crate) fn deadline_after(time: Duration) -> Instant {
+    Instant::now() + time.min(MOST_PATIENCE)
+}

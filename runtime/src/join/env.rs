@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::launcher;
 use super::url;
 use super::{JoinSpec, Locator};
+use crate::config::check_unicode;
 use crate::error::{Error, Result};
 use crate::job::{JobSecret, MOST_PATIENCE};
 
@@ -63,12 +64,13 @@ impl JoinSpec {
     /// # Errors
     /// The errors of [`JoinSpec::from_env`].
     pub fn from_process_env() -> Result<Self> {
+        check_unicode()?;
         Self::from_env(&process_environment)
     }
 }
 
-/// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset. One further name
-/// yields the parent process, which distinguishes jobs whose launcher gives them no name.
+/// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset; Kolo's own are
+/// [checked](check_unicode) before. One further name yields the parent process, which distinguishes jobs whose launcher gives them no name.
 #[must_use]
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())

@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::addresses::address_towards;
 use super::{JoinSpec, Locator, env};
-use crate::config::parse_port_range;
+use crate::config::{check_unicode, parse_port_range};
 use crate::error::{Error, Result};
 use crate::job::JobSecret;
 
@@ -99,6 +99,7 @@ impl UniqueId {
         }
         let locator = Locator::Tcp { host: host.to_owned(), port };
         let mut spec = JoinSpec::new(rank, world_size, locator, "a unique id");
+        check_unicode()?;
         env::apply_settings(&mut spec, &super::process_environment)?;
         let own = JobSecret::drawn(&bytes[SECRET_AT..LENGTH_AT]);
         spec.secret = Some(match &spec.secret {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::{JoinSpec, Locator};
+use crate::config::check_unicode;
 use crate::error::{Error, Result};
 
 /// Content of a URL. Rank and world size may come from elsewhere.
@@ -23,6 +24,7 @@ impl JoinSpec {
     /// # Errors
     /// [`Error::Configuration`], which names the invalid or missing part of the URL.
     pub fn parse_url(url: &str) -> Result<Self> {
+        check_unicode()?;
         Self::parse_url_with(url, &super::process_environment)
     }
 

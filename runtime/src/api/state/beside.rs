@@ -9,8 +9,10 @@ use super::orders::{Found, Orders};
 use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
 use crate::api::{Communicator, Survivors};
 use crate::communicator::NEWCOMER;
+use crate::config::check_unicode;
 use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::job::deadline_after;
 use crate::join::{JoinSpec, process_environment};
 
 /// Requests outstanding at a member: while it answers one, the other is on its way.
@@ -72,6 +74,7 @@ impl State {
         parts: &mut [Part<'_>],
         limit: Duration,
     ) -> Result<Shared> {
+        check_unicode()?;
         let mut spec = JoinSpec::newcomer(&process_environment)?;
         spec.timeout = limit;
         let fetcher = Fetcher::new(invitation, &spec)?;
@@ -81,7 +84,7 @@ impl State {
         let may_have_some = self.is_begun || self.version.is_some();
         (self.version, self.is_begun, self.settled) = (None, true, None);
         let orders = Orders::new(names.len(), fetcher.near(), may_have_some);
-        let until = Instant::now() + limit.min(crate::job::MOST_PATIENCE);
+        let until = deadline_after(limit);
         let mut fetch = Fetch { fetcher, orders, chunks, names, digest: own, shared: Shared::default() };
         let version = fetch.run(until)?;
         (self.version, self.is_begun) = (Some(version), false);
