@@ -11,6 +11,7 @@ use std::thread::Thread;
 #[derive(Debug)]
 pub struct Unpark {
     thread: Thread,
+    /// Number of wake-ups so far.
     pub wakes: AtomicUsize,
 }
 

@@ -2,16 +2,15 @@
 //! accept.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
 use kolo::{AbortReason, Communicator, Config, Error, ReduceOp, Work};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::futures::{Unpark, run, unpark};
+use kolo_tests::futures::{run, unpark};
 use kolo_tests::watchdog::{Gate, bounded};
 
 const SUM: ReduceOp = ReduceOp::Sum;

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "ndarray")]
 mod arrays;
+#[cfg(test)]
+mod at_once_tests;
 mod batch;
 mod builder;
 mod cluster;

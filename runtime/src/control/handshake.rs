@@ -267,7 +267,7 @@ pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
-    greet_for(0, stream, credentials).await
+    greet_for(("rank 0", 0), stream, credentials).await
 }
 
 /// Does the same at a member's own port.
@@ -275,15 +275,14 @@ pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
-    greet_for(FLAG_MEMBER, stream, credentials).await
+    greet_for(("the member", FLAG_MEMBER), stream, credentials).await
 }
 
 async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
-    purpose: u32,
+    (them, purpose): (&str, u32),
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
-    let them = "rank 0";
     let ours =
         Preamble::ours(credentials.flags() | purpose).map_err(|e| Rejection::io("drawing a nonce", &e))?;
     stream.write_all(&ours.to_bytes()).await.map_err(|e| Rejection::io("greeting", &e))?;
@@ -310,7 +309,7 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         let mut count = [0; 8];
         count.copy_from_slice(&theirs.nonce[..8]);
         return Err(Rejection::Foreign(format!(
-            "rank 0 has too many pending connections: it has rejected {}, including this one",
+            "{them} has too many pending connections: it has rejected {}, including this one",
             u64::from_le_bytes(count)
         )));
     }
@@ -333,7 +332,7 @@ async fn greet_for<S: AsyncRead + AsyncWrite + Unpin>(
         VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
             Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
-        // A process in between must not get the bytes meant for rank 0. The real rank 0 may answer the next attempt.
+        // A process in between must not get the bytes meant for the other. That one may answer the next attempt.
         _ => Err(Rejection::Foreign(format!(
             "the process that answered does not know this job's keys ({them}?)"
         ))),

@@ -133,7 +133,11 @@ pub(super) fn drive<'a, G: Goal>(
     patience.pacer().contention = contention;
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
-    core.place.contention.keep(is_short, patience.pacer().contention);
+    let contention = patience.pacer().contention;
+    core.place.contention.keep(is_short, contention);
+    if let Some(exchange) = &mut core.exchange {
+        exchange.compiled.note_others(contention.until());
+    }
     Ok(core)
 }
 

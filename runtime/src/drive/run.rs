@@ -49,7 +49,7 @@ impl Begun {
     /// Returns the kernel that reduces.
     #[inline]
     pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
-        self.combine.ok_or_else(|| no_kernel(shared, call))
+        self.combine.ok_or_else(|| no_kernel(shared, call, self.waited(call)))
     }
 }
 
@@ -307,7 +307,7 @@ fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
 }
 
 #[cold]
-fn no_kernel(shared: &Shared, call: &Call) -> Error {
+fn no_kernel(shared: &Shared, call: &Call, waited: Waited) -> Error {
     let problem = kernel(call.data_type, call.op).err().map_or_else(String::new, |why| why.to_string());
-    Error::Unsupported { context: shared.context(Waited::call(call.summary(false), 0)), problem }
+    Error::Unsupported { context: shared.context(waited), problem }
 }

@@ -28,7 +28,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Backing, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece};
+use kolo_transport::{Armed, Backing, Error, Event, MemoryCounters, ParkBy, Piece};
 
 pub(crate) use copies::failed;
 use copies::{CopyQueues, Mark};
@@ -554,9 +554,7 @@ impl Engine {
     }
 
     fn fail(&mut self, error: Error) {
-        // The first failure is the cause; errors that follow from an abort carry no information.
-        if self.failure.is_none() || error.kind != ErrorKind::Aborted {
-            self.failure.get_or_insert(error);
-        }
+        // The first failure is the cause of those that follow.
+        self.failure.get_or_insert(error);
     }
 }

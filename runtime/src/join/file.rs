@@ -19,7 +19,7 @@ use super::addresses::{hostname, process_start};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::RendezvousKey;
 
-/// Longest file: one line of text naming rank 0. Some 20 addresses take less.
+/// Longest file: one line of text naming rank 0, with all its addresses.
 const MAX_FILE_BYTES: u64 = 16 << 10;
 
 /// Most bytes of the writer's host name that are shown.

@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use super::addresses::own_addresses;
 use super::file::Notice;
 
-/// Longest datagram: a notice with some twenty addresses, which fits into one Ethernet frame.
+/// Longest datagram: a notice with all addresses, which fits into one Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 1400;
 
 /// Most addresses in an answer.

@@ -88,6 +88,12 @@ impl Contention {
         self.until.is_some_and(|until| now < until)
     }
 
+    /// Returns until when contention is assumed.
+    #[must_use]
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
     /// Returns the same state, with the contention that is assumed for longer.
     #[must_use]
     pub(crate) fn or_later(self, other: Self) -> Self {

@@ -125,6 +125,11 @@ impl ExchangeCursor {
         self.exchange + self.in_place.turns
     }
 
+    /// Makes the current exchange the last one.
+    pub(super) fn end_with_this(&mut self) {
+        self.exchanges = self.exchange + 1;
+    }
+
     /// Goes on to the next exchange. Returns whether there is none.
     #[inline]
     pub(super) fn is_over_after_this(&mut self) -> bool {

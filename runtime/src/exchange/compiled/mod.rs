@@ -18,6 +18,7 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Instant;
 
 use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{Board, Exchange, Payload, Slot};
@@ -51,6 +52,10 @@ pub(crate) struct CompiledExchange {
     /// The resulting limits for each collective.
     served: [Served; Collective::ALL.len()],
     step: Step,
+    /// Time until which busy processes are assumed beside this rank.
+    beside_others_until: Option<Instant>,
+    #[cfg(test)]
+    exchanges: u32,
     /// Turns taken so far. Threads of one rank may call while another thread's exchange is not over.
     turns: u64,
     /// Turns that are over. The exchange belongs to the call with the next one.
@@ -105,6 +110,9 @@ impl CompiledExchange {
             staged: Default::default(),
             served: Default::default(),
             step: Step::Idle,
+            beside_others_until: None,
+            #[cfg(test)]
+            exchanges: 0,
             turns: 0,
             turns_over: 0,
             turnstile: Arc::default(),
@@ -179,6 +187,16 @@ impl CompiledExchange {
     pub(crate) fn end_exchange(&mut self) {
         self.area.finish();
         self.step = Step::Idle;
+        #[cfg(test)]
+        {
+            self.exchanges += 1;
+        }
+    }
+
+    /// Returns the number of exchanges so far.
+    #[cfg(test)]
+    pub(crate) fn exchanges_made(&self) -> u32 {
+        self.exchanges
     }
 
     /// Advances a call by one exchange at most. Returns whether the call is over.
@@ -233,6 +251,10 @@ impl CompiledExchange {
         // SAFETY: the caller's promise, passed on; all payloads that are needed have been published.
         unsafe {
             match cursor.shots {
+                Some(shots) if self.is_at_once(cursor, shots) => {
+                    self.take(call, cursor);
+                    cursor.end_with_this();
+                }
                 Some(shots) => self.take_shots(call, cursor, shots),
                 None => self.take(call, cursor),
             }
@@ -247,6 +269,15 @@ impl CompiledExchange {
             self.end_turn();
         }
         Ok(is_over)
+    }
+
+    /// Notes until when busy processes are assumed beside this rank.
+    pub(crate) fn note_others(&mut self, until: Option<Instant>) {
+        self.beside_others_until = until;
+    }
+
+    fn is_beside_others(&self) -> bool {
+        self.beside_others_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Returns whether the current turn has reason to look.

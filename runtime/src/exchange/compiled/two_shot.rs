@@ -10,6 +10,10 @@
 //! after the exchange:  sums of part e - 1 -> output; slice r of part e, of all ranks, reduced -> output
 //! ```
 //! This is the direct reduce-scatter and all-gather through a stage in shared memory, with both halves in one exchange.
+//!
+//! Beside busy processes, each wait may cost a time slice, so a rank that has noticed some says so behind its part. If the
+//! vector is a single part, all ranks then reduce all of it at once: they have all seen the same marks, and the bits are
+//! the same.
 
 use std::ops::Range;
 
@@ -41,6 +45,12 @@ const ONE_PART_MAX: usize = 512 << 10;
 /// docs/measurements.md, "Parts and rounds".
 const ALL_PARTS_MAX: usize = 2 << 20;
 
+/// Longest vectors, of all ranks together, that every rank reduces as a whole beside busy processes.
+const AT_ONCE_MAX: usize = 2 << 20;
+
+/// Bytes of the mark behind a part that says whether its rank has noticed busy processes.
+const MARK_BYTES: usize = 8;
+
 /// Shortest part of a long vector, however many there are.
 const PART_MIN: usize = 128 << 10;
 
@@ -53,6 +63,8 @@ pub(super) struct Shots {
     members: usize,
     /// Bytes of a whole part. Together with a slice of the previous part it fits an exchange.
     pub(super) step: usize,
+    /// Whether the first part has a mark behind it.
+    has_marks: bool,
 }
 
 impl Shots {
@@ -68,7 +80,8 @@ impl Shots {
                 if block <= ONE_PART_MAX { ONE_PART_MAX } else { (ALL_PARTS_MAX / members).max(PART_MIN) };
             let fits = part_max(call.collective, members) / (members + 1);
             let slice = (part / members).min(fits) / GRAIN * GRAIN;
-            Self { members, step: slice * members }
+            let step = slice * members;
+            Self { members, step, has_marks: block <= step && block * members <= AT_ONCE_MAX }
         })
     }
 
@@ -95,7 +108,11 @@ impl Shots {
     /// meaningless.
     pub(super) fn published(self, cursor: &ExchangeCursor) -> usize {
         let (_, len) = cursor.part();
-        cursor.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
+        match cursor.part_before() {
+            Some((_, before)) => Self::sums_at(len) + self.slice(before),
+            None if self.has_marks => len + MARK_BYTES,
+            None => len,
+        }
     }
 }
 
@@ -112,6 +129,8 @@ impl CompiledExchange {
         own: *const u8,
     ) {
         let ((at, len), rank) = (cursor.part(), self.rank);
+        let marks = shots.has_marks && cursor.part_before().is_none();
+        let mark = [u8::from(marks && self.is_beside_others()); MARK_BYTES];
         let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: these are parts of the vectors, by the shape of the call.
             unsafe {
@@ -131,8 +150,23 @@ impl CompiledExchange {
                     slot.copy(Shots::sums_at(len), call.output.add(at + share.start), share.len());
                 }
             }
+            if marks {
+                slot.write(len, &mark);
+            }
         };
         self.area.publish(cursor.tag, cursor.published(), Needs::All, Some(fill));
+    }
+
+    /// Returns whether a rank has noticed busy processes, so that every rank reduces all of the vector in the current
+    /// exchange. All ranks have the same answer.
+    pub(super) fn is_at_once(&self, cursor: &ExchangeCursor, shots: Shots) -> bool {
+        let (_, len) = cursor.part();
+        let is_marked = |member| {
+            let mut mark = [0; MARK_BYTES];
+            self.area.payload(member).read(len, &mut mark);
+            mark != [0; MARK_BYTES]
+        };
+        shots.has_marks && cursor.part_before().is_none() && (0..self.members).any(is_marked)
     }
 
     /// Takes the others' sums of the previous part, and reduces this rank's slice of the current one.
