@@ -238,6 +238,23 @@ fn a_channel_is_claimed_once() {
     deliver(&mut ends, 1, 0, 0, 100);
 }
 
+#[test]
+fn a_recorded_hello_of_a_further_connection_is_refused() {
+    let mut ends = world(2);
+    deliver(&mut ends, 0, 1, 0, 100);
+    let instance = ends[0].me.instance;
+    let mut connections = Vec::new();
+    for (strand, verdict) in
+        [(1, Verdict::Welcome), (1, Verdict::Duplicate), (2, Verdict::Welcome), (16, Verdict::Duplicate)]
+    {
+        let hello = Hello { instance, strand, ..hello_to(&ends[1], 0, 0) };
+        let mut stream = dial(&ends[1]);
+        stream.write_all(&hello.encode(&key())).unwrap();
+        assert_eq!(answer(&mut ends[1], &mut stream).verdict, verdict, "connection {strand}");
+        connections.push(stream);
+    }
+}
+
 /// A false acceptor at a peer's address answers as its endpoint would, except for the proof: it is not believed.
 #[test]
 fn a_false_acceptor_is_recognised() {
