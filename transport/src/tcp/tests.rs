@@ -326,6 +326,20 @@ fn a_peer_that_should_dial_but_has_left_is_missed() {
     assert_eq!(error.kind, ErrorKind::PeerLost);
 }
 
+/// The relay ends when rank 0 leaves, and the peer may be alive.
+#[test]
+fn the_end_of_a_relayed_connection_is_not_blamed_on_the_peer_alone() {
+    for is_relayed in [false, true] {
+        let mut ends = world(2);
+        deliver(&mut ends, 0, 1, 0, 100);
+        let mut end = ends.pop().unwrap();
+        end.links[0].route.as_mut().expect("it is connected").is_relayed = is_relayed;
+        drop(ends);
+        let error = error_of_recv(&mut end, &mut [], Channel { peer: 0, index: 0 });
+        assert_eq!(error.detail.contains("rank 0 relayed it and has left the job"), is_relayed, "{error}");
+    }
+}
+
 #[test]
 fn dialing_passes_over_the_refusing_and_the_silent() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
