@@ -277,7 +277,7 @@ impl Agreement {
             Message::Promise { ballot, gone, accepted } => self.promised(from, ballot, gone, accepted),
             Message::Accepted { ballot, gone } => self.answered(from, ballot, Phase::Accept, gone),
             Message::Refused { promised } => self.refused(promised, now),
-            Message::Decided(value) => self.decided = Some(value),
+            Message::Decided(value) => self.decide(value),
             Message::Stranded => self.stranded |= self.own.is_some() && self.proposer(now) == from,
         }
         self.step(now);
@@ -295,6 +295,13 @@ impl Agreement {
             self.next_beat = now;
             self.tick(now);
         }
+    }
+
+    /// Records the decision, and forgets what led to it: callers keep decided agreements for members that ask late.
+    fn decide(&mut self, value: Decision) {
+        self.decided = Some(value);
+        (self.votes, self.heard, self.asked) = Default::default();
+        (self.attempt, self.accepted) = (None, None);
     }
 
     fn others(&self) -> impl Iterator<Item = u32> + '_ {
@@ -380,7 +387,7 @@ impl Agreement {
             for other in self.others().collect::<Vec<_>>() {
                 self.out.push((other, Message::Decided(value.clone())));
             }
-            self.decided = Some(value);
+            self.decide(value);
             return false;
         }
         let value = match best {
@@ -580,3 +587,7 @@ impl Agreement {
         false
     }
 }
+
+#[cfg(test)]
+#[path = "agreement_tests.rs"]
+mod tests;

@@ -1,7 +1,8 @@
 //! Files that settings name.
 
-use std::fs::File;
-use std::io::{Error, ErrorKind, Read, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Longest such file, in bytes: enough for a set of plans with the most steps allowed, twice over.
@@ -12,8 +13,49 @@ const MOST_BYTES: u64 = 64 << 20;
 /// # Errors
 /// The system's, or one that says that the file is too long.
 pub(crate) fn text_of(path: &Path) -> Result<String> {
+    text_in(File::open(path)?)
+}
+
+/// Reads a text that tells this process whom to join. Another user could lead it to a job of their own, so the file
+/// must belong to this user or to root.
+///
+/// # Errors
+/// As [`text_of`]; `PermissionDenied` for another user's file.
+pub(crate) fn own_text_of(path: &Path) -> Result<String> {
+    text_of_users(path, &[rustix::process::geteuid().as_raw(), 0])
+}
+
+/// Replaces a file with a text that holds keys, in one step: a reader sees the former text or the new one, and no other
+/// user sees either.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn replace_secret(path: &Path, text: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    // The name is free, whoever else can write to the folder, and whichever other process writes the same file.
+    name.push(format!(".{:08x}", getrandom::u32().unwrap_or_else(|_| std::process::id())));
+    let draft = path.with_file_name(name);
+    let open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft);
+    let written = open.and_then(|mut file| file.write_all(text)).and_then(|()| fs::rename(&draft, path));
+    if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
+
+fn text_of_users(path: &Path, users: &[u32]) -> Result<String> {
+    let file = File::open(path)?;
+    let owner = file.metadata()?.uid();
+    if !users.contains(&owner) {
+        let problem = format!("it belongs to user {owner}, not to this user ({})", users[0]);
+        return Err(Error::new(ErrorKind::PermissionDenied, problem));
+    }
+    text_in(file)
+}
+
+fn text_in(file: File) -> Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MOST_BYTES {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("it is longer than {MOST_BYTES} bytes")));
     }
@@ -29,5 +71,32 @@ mod tests {
         let error = text_of(Path::new("/dev/zero")).expect_err("it has no end");
         assert_eq!(error.kind(), ErrorKind::FileTooLarge);
         assert!(text_of(Path::new("/nowhere/at/all")).is_err());
+    }
+
+    #[test]
+    fn a_secret_is_replaced_and_leaves_no_draft() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        for text in ["one", "two"] {
+            replace_secret(&path, text.as_bytes()).unwrap();
+            assert_eq!(own_text_of(&path).unwrap(), text);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o077, 0, "others cannot read it");
+        }
+        // A folder in the place of the file cannot be replaced.
+        fs::create_dir(folder.path().join("folder")).unwrap();
+        replace_secret(&folder.path().join("folder"), b"one").unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("invitation");
+        fs::write(&path, "text").unwrap();
+        let owner = fs::metadata(&path).unwrap().uid();
+        assert_eq!(text_of_users(&path, &[owner + 1, owner]).unwrap(), "text");
+        let error = text_of_users(&path, &[owner + 1, owner + 2]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains(&format!("belongs to user {owner}")), "{error}");
     }
 }

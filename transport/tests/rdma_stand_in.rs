@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
-    Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach, Sink, Token,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
+    RegistrationPolicy, Sink, Token,
 };
 use kolo_verbs::sys;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 #[path = "../verbs/tests/common/fake.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -116,6 +118,38 @@ fn assert_blame([here, there]: [Error; 2], words: &[&str]) {
         assert!(here.to_string().contains(words), "no '{words}' in: {here}");
     }
     assert_eq!((there.kind, there.peer), (ErrorKind::PeerLost, Some(0)), "{there}");
+}
+
+/// An explicit registration promises that its own memory stays, and nothing about the rest of a buffer.
+#[test]
+fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes() {
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    if ends[0].registration_policy() != RegistrationPolicy::Watched {
+        println!("skipped: registrations are {}", ends[0].registration_policy());
+        return;
+    }
+    // SAFETY: the calls map new memory, which nobody else uses and which stays mapped.
+    let [from, to] = [(); 2].map(|()| unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let memory = mmap_anonymous(std::ptr::null_mut(), LEN, access, MapFlags::PRIVATE).expect("memory");
+        std::slice::from_raw_parts_mut(memory.cast::<u8>(), LEN)
+    });
+    transfer(&mut ends, from, to);
+    let part = Piece { ptr: from.as_mut_ptr(), len: 100 };
+    // SAFETY: the memory stays mapped.
+    unsafe { ends[0].register(part, Backing::Pages).expect("registered") };
+    let before = ends[0].counters().cache;
+    // SAFETY: the memory is mapped, and nobody relies on its contents. As an allocator does with free memory.
+    unsafe { madvise(from[LEN / 2..].as_mut_ptr().cast(), LEN / 2, Advice::LinuxDontNeed).expect("madvise") };
+    from.fill(9);
+    transfer(&mut ends, from, to);
+    assert!(to.iter().all(|byte| *byte == 9));
+    let after = ends[0].counters().cache;
+    assert_eq!(after.invalidated, before.invalidated + 1, "{after:?}");
+    assert!(ends[0].is_registered(part));
+    ends[0].deregister(part);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::communicator::{Elastic, Making, WORLD, World, patience};
 use crate::config::{Config, check_unicode};
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
-use crate::files::text_of;
+use crate::files::own_text_of;
 use crate::job::MOST_PATIENCE;
 use crate::join::{JoinSpec, process_environment};
 
@@ -156,7 +156,7 @@ impl Source {
             Self::File(path) => {
                 let problem =
                     |error| Error::system(format!("reading the invitation {}", path.display()), error);
-                text_of(path).map_err(problem)?.parse()
+                own_text_of(path).map_err(problem)?.parse()
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Attempts of members to regroup that fail and are repeated.
 
 use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -92,22 +93,32 @@ fn what_would_fail_again_is_not_tried_again() -> Result<()> {
     Ok(())
 }
 
-/// Launchers of two hosts have separate folders, which no rank can tell from a shared one.
+/// Launchers of two hosts have separate folders, which no rank can tell from a shared one. The folder may be one to which
+/// other users write.
 #[test]
 fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
     let folder = tempfile::tempdir().expect("a folder");
     let runtime = ControlRuntime::new()?;
     let rank = |spec: JoinSpec| -> Result<()> {
         let path = folder.path().join(spec.rank.to_string());
+        let (draft, other) =
+            (path.with_extension(format!("new{}", std::process::id())), path.with_extension("other"));
+        std::fs::write(&other, "precious").expect("a file");
+        std::os::unix::fs::symlink(&other, &draft).expect("a link under a name that can be guessed");
         let invite = |name: &str| (name == "KOLO_INVITE").then(|| path.display().to_string());
         let builder = Communicator::builder().join(spec).control_runtime(runtime.clone());
         let comm = builder.connect_by(&invite)?;
-        let invited = || std::fs::read_to_string(&path).expect("it was written").parse::<Invitation>();
+        let invited = || {
+            let mode = std::fs::metadata(&path).expect("it was written").permissions().mode();
+            assert_eq!(mode & 0o077, 0, "other users cannot read it");
+            std::fs::read_to_string(&path).expect("it was written").parse::<Invitation>()
+        };
         invited()?;
         // Others may be waiting for the file to be written again.
         std::fs::remove_file(&path).expect("it is there");
         let next = comm.shrink()?;
         invited()?;
+        assert_eq!(std::fs::read_to_string(&other).expect("it is there"), "precious");
         sum(&next).map(drop)
     };
     let rank = &rank;

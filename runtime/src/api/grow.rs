@@ -9,6 +9,7 @@ use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, pat
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, ErrorContext, Result};
+use crate::files::replace_secret;
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
 
@@ -60,19 +61,13 @@ impl Communicator {
     pub(super) fn publish_members(&self) {
         let shared = &self.shared;
         shared.publish_members();
-        // Every rank writes one. Ranks of other hosts, or of other launchers on this host, use other paths, and no
+        // Every rank writes one. Ranks of other hosts, or of other launchers on this host, may use other paths, and no
         // rank knows which ranks use the same.
         let is_whole = shared.group.id == WORLD;
         let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_whole) else { return };
-        // Newcomers may be reading the file, so it is replaced in one step.
-        let beside = path.with_extension(format!("new{}", std::process::id()));
-        let write =
-            |text: String| std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
         let written = self.accept().and_then(|invitation| {
-            write(invitation.to_string()).map_err(|error| {
-                let _ = std::fs::remove_file(&beside);
-                Error::system("writing the invitation", error)
-            })
+            replace_secret(path, invitation.to_string().as_bytes())
+                .map_err(|error| Error::system("writing the invitation", error))
         });
         if let Err(error) = written {
             tracing::warn!(

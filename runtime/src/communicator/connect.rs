@@ -56,7 +56,7 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
         let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
         let _ = assign_processor(0, &hosts, &cards);
     }
-    let _ = routes::failed_paths(0, &[bytes.to_vec()]);
+    let _ = routes::failed_paths(1, Vec::new(), &[bytes.to_vec()]);
 }
 
 /// A communicator in the making. `members` are world ranks, and this rank is number `rank` of them.

@@ -15,6 +15,14 @@ use crate::error::{Error, ErrorContext, JoinFailure, Result};
 /// Longest reason of another rank that is shown, in bytes.
 const REASON_BYTES: usize = 1 << 10;
 
+/// Longest reason that a rank tells, in bytes, and the most reasons. With a bit for each rank, those of all ranks fit into
+/// an exchange.
+const TOLD_BYTES: usize = 200;
+const REASONS_MAX: usize = 4;
+
+/// Told instead of further reasons.
+const OTHER_REASON: &str = "another reason, which its routes show";
+
 /// Chooses a route to each other rank. Blocks until all ranks have, at most until the deadline.
 pub(super) fn choose_all(
     making: &Making,
@@ -29,7 +37,8 @@ pub(super) fn choose_all(
     let tries = |card: &Card| card.offers().any(|kind| kind.features().tries_paths);
     if cards.iter().filter(|card| tries(card)).count() > 1 {
         let failed = try_paths(rank, candidates, &routes, making.deadline);
-        let failed = failed_paths(rank, &making.tell(1, &failed)?).map_err(|error| broken(rank, &error))?;
+        let told = making.tell(1, &to_tell(&failed))?;
+        let failed = failed_paths(rank, failed, &told).map_err(|error| broken(rank, &error))?;
         for route in &mut routes {
             if let Some(why) = failed.get(&route.peer) {
                 let mut declined = std::mem::take(&mut route.declined);
@@ -103,22 +112,94 @@ fn try_paths(
     failed.into_iter().map(|(peer, error)| (peer, error.detail)).collect()
 }
 
-/// Returns the peers that this rank could not reach, or that could not reach this rank.
+/// Returns a rank's failed paths as it tells them to all: each reason once, with a bit for each peer. All ranks tell at
+/// once, and each may have failed to reach all others.
+fn to_tell(failed: &[(u32, String)]) -> Vec<(String, Vec<u8>)> {
+    let mut told: Vec<(String, Vec<u8>)> = Vec::new();
+    for (peer, why) in failed {
+        let mut why = printable(why, TOLD_BYTES);
+        if told.len() >= REASONS_MAX && told.iter().all(|(other, _)| *other != why) {
+            OTHER_REASON.clone_into(&mut why);
+        }
+        let known = told.iter().position(|(other, _)| *other == why);
+        let place = known.unwrap_or_else(|| {
+            told.push((why, Vec::new()));
+            told.len() - 1
+        });
+        let (byte, bit) = (*peer as usize / 8, 1 << (peer % 8));
+        let peers = &mut told[place].1;
+        peers.resize(peers.len().max(byte + 1), 0);
+        peers[byte] |= bit;
+    }
+    told
+}
+
+/// Returns the peers that this rank could not reach, or that could not reach this rank, from its own failed paths and
+/// all ranks'.
 pub(super) fn failed_paths(
     rank: u32,
+    own: Vec<(u32, String)>,
     blobs: &[impl AsRef<[u8]>],
 ) -> std::result::Result<HashMap<u32, String>, postcard::Error> {
-    let mut failed = HashMap::new();
-    for (from, blob) in blobs.iter().enumerate() {
-        let list: Vec<(u32, String)> = postcard::from_bytes(blob.as_ref())?;
-        for (peer, why) in list {
-            let why = printable(&why, REASON_BYTES);
-            if from as u32 == rank {
-                failed.insert(peer, why);
-            } else if peer == rank {
-                failed.entry(from as u32).or_insert_with(|| format!("rank {from} says: {why}"));
-            }
+    let mut failed: HashMap<u32, String> = own.into_iter().collect();
+    for (from, blob) in (0..).zip(blobs).filter(|(from, _)| *from != rank) {
+        let told: Vec<(String, Vec<u8>)> = postcard::from_bytes(blob.as_ref())?;
+        let has_failed =
+            |peers: &[u8]| peers.get(rank as usize / 8).is_some_and(|byte| byte & (1 << (rank % 8)) != 0);
+        if let Some((why, _)) = told.iter().find(|(_, peers)| has_failed(peers)) {
+            let why = || format!("rank {from} says: {}", printable(why, REASON_BYTES));
+            failed.entry(from).or_insert_with(why);
         }
     }
     Ok(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::MAX_WORLD_SIZE;
+    use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
+
+    fn blob(failed: &[(u32, String)]) -> Vec<u8> {
+        postcard::to_stdvec(&to_tell(failed)).unwrap()
+    }
+
+    #[test]
+    fn all_ranks_may_have_failed_to_reach_all_others() {
+        let most = MAX_BLOB_BYTES.min(MAX_EXCHANGE_BYTES / MAX_WORLD_SIZE as usize);
+        for reasons in [1, 2, 10, MAX_WORLD_SIZE] {
+            let why = |peer: u32| format!("reason {} is {}", peer % reasons, "long ".repeat(100));
+            let failed: Vec<_> = (0..MAX_WORLD_SIZE).map(|peer| (peer, why(peer))).collect();
+            let bytes = blob(&failed).len();
+            assert!(bytes <= most, "{bytes} bytes for {reasons} reasons");
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_failed_path_know_it_and_why() {
+        let failed = |peers: &[u32]| -> Vec<(u32, String)> {
+            peers.iter().map(|peer| (*peer, format!("reason {peer}"))).collect()
+        };
+        let lists = [
+            failed(&[1, 2, 3, 4, 5, 6]),
+            failed(&[2]),
+            failed(&[]),
+            failed(&[6]),
+            failed(&[]),
+            failed(&[]),
+            failed(&[0]),
+        ];
+        let blobs: Vec<_> = lists.iter().map(|list| blob(list)).collect();
+        let of = |rank: u32| {
+            let mut failed: Vec<_> =
+                failed_paths(rank, lists[rank as usize].clone(), &blobs).unwrap().into_iter().collect();
+            failed.sort();
+            failed
+        };
+        assert_eq!(of(0), lists[0], "the own reasons");
+        assert_eq!(of(2), [(0, "rank 0 says: reason 2".into()), (1, "rank 1 says: reason 2".into())]);
+        assert_eq!(of(4), [(0, "rank 0 says: reason 4".into())]);
+        assert_eq!(of(5), [(0, format!("rank 0 says: {OTHER_REASON}"))]);
+        assert_eq!(of(6), [(0, "reason 0".into()), (3, "rank 3 says: reason 6".into())]);
+    }
 }

@@ -213,14 +213,12 @@ impl Search {
                         error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
                             AttemptError::Retry(error.text())
                         }
-                        error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_)) => {
-                            AttemptError::Fatal(Error::Join {
-                                rank: Some(spec.rank),
-                                kind: JoinFailure::Survivors,
-                                problem: format!("the lowest remaining rank has given up: {}", error.text()),
-                                remedy: "Call shrink again".into(),
-                            })
-                        }
+                        error => AttemptError::Fatal(Error::Join {
+                            rank: Some(spec.rank),
+                            kind: JoinFailure::Survivors,
+                            problem: format!("the lowest remaining rank has given up: {}", error.text()),
+                            remedy: "Call shrink again".into(),
+                        }),
                     })?;
                     self.reached = at;
                     stream

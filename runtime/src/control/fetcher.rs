@@ -43,6 +43,7 @@ pub(crate) enum News {
         source: usize,
         version: u64,
         digest: Hash,
+        requests: Requests,
     },
     Chunk {
         source: usize,
@@ -61,10 +62,22 @@ pub(crate) enum News {
     },
 }
 
+/// The queue of requests to a member over one connection. Requests end with it, so the next connection, whose requests are
+/// other ones, carries none of them.
+#[derive(Debug)]
+pub(crate) struct Requests(queue::UnboundedSender<Job>);
+
+impl Requests {
+    pub(crate) fn ask(&self, job: Job) {
+        // If the connection has ended, `News::Gone` reports it.
+        let _ = self.0.send(job);
+    }
+}
+
 /// Connections to all members of an invitation, from which a newcomer fetches their state.
 pub(crate) struct Fetcher {
-    /// For each place in the invitation: whether the member is on this host, and the queue of requests to it.
-    sources: Vec<(bool, queue::UnboundedSender<Job>)>,
+    /// For each place in the invitation: whether the member is on this host.
+    near: Vec<bool>,
     news: Receiver<News>,
     _runtime: ControlRuntime,
 }
@@ -77,8 +90,7 @@ impl Fetcher {
         let mut spec = spec.clone();
         spec.secret = invitation.job_secret(spec.secret.as_ref());
         let (report, news) = mpsc::channel();
-        let sources = invitation.addresses.iter().cloned().enumerate().map(|(source, at)| {
-            let (ask, mut jobs) = queue::unbounded_channel();
+        let near = invitation.addresses.iter().cloned().enumerate().map(|(source, at)| {
             let near = at.host_key == host_key();
             let way = Way {
                 source,
@@ -92,29 +104,22 @@ impl Fetcher {
             };
             let report = report.clone();
             runtime.spawn(async move {
-                while !jobs.is_closed() {
-                    let why = attend(&way, &mut jobs, &report).await;
-                    // Requests that are still queued were for the connection that has ended.
-                    while jobs.try_recv().is_ok() {}
+                loop {
+                    let why = attend(&way, &report).await;
                     if report.send(News::Gone { source: way.source, why }).is_err() {
                         return;
                     }
                     tokio::time::sleep(RETRY_MOST).await;
                 }
             });
-            (near, ask)
+            near
         });
-        Ok(Self { sources: sources.collect(), news, _runtime: runtime })
+        Ok(Self { near: near.collect(), news, _runtime: runtime })
     }
 
     /// Returns whether each member is on this host, by place in the invitation.
-    pub(crate) fn near(&self) -> Vec<bool> {
-        self.sources.iter().map(|(near, _)| *near).collect()
-    }
-
-    pub(crate) fn ask(&self, source: usize, job: Job) {
-        // If the member is gone, `News::Gone` reports it.
-        let _ = self.sources[source].1.send(job);
+    pub(crate) fn near(&self) -> &[bool] {
+        &self.near
     }
 
     /// Blocks until there is news, at most until the given time.
@@ -133,11 +138,11 @@ struct Way {
 }
 
 /// Serves one connection to a member until it ends. Returns why it has ended.
-async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Sender<News>) -> String {
+async fn attend(way: &Way, report: &Sender<News>) -> String {
     let listener = &way.at.listener;
     let opening = Opening::State { group: way.group };
     match listener.connect(way.locality, way.credentials.clone(), &opening, CONNECT_TIMEOUT).await {
-        Ok(stream) => match fetch(way.source, stream, jobs, report).await {
+        Ok(stream) => match fetch(way.source, stream, report).await {
             Ok(()) => "nothing more is requested".to_owned(),
             Err(error) => error.to_string(),
         },
@@ -146,22 +151,13 @@ async fn attend(way: &Way, jobs: &mut queue::UnboundedReceiver<Job>, report: &Se
     }
 }
 
-async fn fetch(
-    source: usize,
-    stream: BoxedStream,
-    jobs: &mut queue::UnboundedReceiver<Job>,
-    report: &Sender<News>,
-) -> io::Result<()> {
+async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    // No request is sent before the offer, so `recv` ends here only if the requester has given up.
-    let offered = tokio::select! {
-        offered = hear(&mut read, 0) => offered?.0,
-        _ = jobs.recv() => return Ok(()),
-    };
-    let ToFetcher::Offered { version, digest, .. } = offered else {
+    let ToFetcher::Offered { version, digest, .. } = hear(&mut read, 0).await?.0 else {
         return Err(invalid("it has not said what it offers".to_owned()));
     };
-    let _ = report.send(News::Offered { source, version, digest });
+    let (ask, mut jobs) = queue::unbounded_channel();
+    let _ = report.send(News::Offered { source, version, digest, requests: Requests(ask) });
     while let Some(job) = jobs.recv().await {
         let (request, expected) = match job {
             Job::Chunk { index, bytes } => (FromFetcher::Chunk { index: index as u32 }, bytes),
@@ -182,4 +178,49 @@ async fn fetch(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+    use tokio::task::JoinHandle;
+
+    use super::super::wire::{decode, read_frame};
+    use super::*;
+    use crate::job::limits::MAX_HELLO_FRAME;
+
+    type Connection = JoinHandle<io::Result<()>>;
+
+    /// Connects to a member that offers something, and returns the queue of requests to it.
+    async fn connect(report: &Sender<News>, news: &Receiver<News>) -> (DuplexStream, Connection, Requests) {
+        let (near, mut far) = tokio::io::duplex(4096);
+        let report = report.clone();
+        let connection = tokio::spawn(async move { fetch(0, Box::new(near), &report).await });
+        let offered = ToFetcher::Offered { version: 7, digest: [0; 32], chunks: 2 };
+        far.write_all(&encode(&offered)).await.unwrap();
+        loop {
+            match news.try_recv() {
+                Ok(News::Offered { requests, .. }) => return (far, connection, requests),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_request_for_a_connection_that_has_ended_is_not_sent_on_the_next_one() {
+        let ask = |requests: &Requests, index| requests.ask(Job::Chunk { index, bytes: 8 });
+        let (report, news) = mpsc::channel();
+        let (far, connection, before) = connect(&report, &news).await;
+        ask(&before, 0);
+        drop(far);
+        connection.await.unwrap().unwrap_err();
+        // The newcomer has not heard yet that the connection has ended.
+        ask(&before, 0);
+        let (mut far, _connection, now) = connect(&report, &news).await;
+        ask(&before, 0);
+        ask(&now, 1);
+        let asked = read_frame(&mut far, MAX_HELLO_FRAME).await.unwrap().expect("a request");
+        assert_eq!(decode::<FromFetcher>(&asked).unwrap(), FromFetcher::Chunk { index: 1 });
+    }
 }

@@ -78,7 +78,7 @@ pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
 pub(crate) use coordinator::Coordinator;
-pub(crate) use fetcher::{Fetcher, Job, News};
+pub(crate) use fetcher::{Fetcher, Job, News, Requests};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::listener::ListenerAddress;
 pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};

@@ -163,13 +163,11 @@ impl Applicant {
                 listener.connect(&at.listener, locality, credentials, &opening, CONNECT_TIMEOUT).await;
             let offered = match connected {
                 Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
-                Err(error @ (ConnectError::Gone(_) | ConnectError::LeftBehind(_))) => {
-                    Err(AttemptError::Closed(error.text()))
-                }
                 Err(ConnectError::Silent(cause)) => Err(AttemptError::Silent(cause)),
                 Err(ConnectError::Misfit { problem, remedy }) => {
                     Err(AttemptError::Fatal(misfit(problem, remedy)))
                 }
+                Err(error) => Err(AttemptError::Closed(error.text())),
             };
             let _ = report.send(offered);
         });

@@ -41,8 +41,8 @@ pub(crate) use operation::{Job, Lent, needs};
 pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
-pub(crate) use token::Kind;
-use token::{MOST_SLOTS, Name, TRANSFER};
+pub(crate) use token::{Kind, MOST_SLOTS};
+use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 

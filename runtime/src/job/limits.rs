@@ -23,6 +23,10 @@ pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
 /// frame.
 pub(crate) const MAX_LEFT_BEHIND: usize = 256;
 
+/// Number of decided agreements of a job that a listener tells of after its process has left the job. A member that has not heard of
+/// a decision has not voted in the next agreement of that communicator.
+pub(crate) const MAX_DECIDED: usize = 4;
+
 /// Longest text (reason, host name, operation) in a message. The sender cuts longer texts.
 pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
 
@@ -135,6 +139,8 @@ pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_LISTENER_BYTES + 256 < MAX_HELLO_FRAME);
 const _: () = assert!(10 * MAX_LEFT_BEHIND + 16 < MAX_HELLO_FRAME);
+// A decision has a bit for each rank, in words of 64, and less than 100 bytes besides.
+const _: () = assert!(MAX_DECIDED * (MAX_WORLD_SIZE as usize / 64 * 10 + 100) < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);

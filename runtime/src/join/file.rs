@@ -1,15 +1,14 @@
 //! Rendezvous through a file that all ranks see.
 //!
-//! Rank 0 writes its addresses and a fresh key to a temporary file and renames it, so that no rank reads half a file.
-//! Readers do not trust the file: they connect, and both sides prove that they know the key. A file left by an earlier
-//! job names a dead address or another key; the reader remembers that and looks again until rank 0 has replaced the
-//! file. Once all ranks have joined, rank 0 removes the file, and only then tells them so.
+//! Rank 0 writes its addresses and a fresh key in one step, so that no rank reads half a file. Readers do not trust the
+//! file: they connect, and both sides prove that they know the key. A file left by an earlier job names a dead address
+//! or another key; the reader remembers that and looks again until rank 0 has replaced the file. Once all ranks have
+//! joined, rank 0 removes the file, and only then tells them so.
 
 use std::fmt;
 use std::fs;
-use std::io::Write;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use kolo_transport::foreign::printable;
@@ -17,10 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::addresses::{hostname, process_start};
 use crate::error::{Error, JoinFailure, Result};
+use crate::files::{own_text_of, replace_secret};
 use crate::job::RendezvousKey;
-
-/// Longest file: one line of text naming rank 0, with all its addresses.
-const MAX_FILE_BYTES: u64 = 16 << 10;
 
 /// Most bytes of the writer's host name that are shown.
 const HOST_BYTES: usize = 256;
@@ -124,40 +121,22 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey)
         });
     }
     let text = Notice::new(addresses, key).to_json();
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    // A folder's names can be listed even if its files cannot be read, so the name contains nothing of the key.
-    name.push(format!(".{:08x}", getrandom::u32().unwrap_or_else(|_| std::process::id())));
-    let draft = path.with_file_name(name);
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&draft)
-        .and_then(|mut file| file.write_all(&text))
-        .and_then(|()| fs::rename(&draft, path));
-    if let Err(error) = written {
-        let _ = fs::remove_file(&draft);
-        return Err(Error::system(
-            format!("writing the rendezvous file {} (its folder must exist and be writable)", path.display()),
-            error,
-        ));
-    }
+    replace_secret(path, &text).map_err(|error| {
+        let action =
+            format!("writing the rendezvous file {} (its folder must exist and be writable)", path.display());
+        Error::system(action, error)
+    })?;
     Ok(Posted { path: path.to_owned(), text })
 }
 
 /// Reads the file that rank 0 has posted. An error is a reason to look again later.
 pub(crate) fn read(path: &Path) -> Result<Notice, String> {
     let at = path.display();
-    let facts = fs::metadata(path).map_err(|e| format!("{at}: {e}; rank 0 has not written it yet"))?;
-    let me = rustix::process::geteuid().as_raw();
-    if facts.uid() != me && facts.uid() != 0 {
-        return Err(format!("{at} belongs to user {}, not to this user ({me})", facts.uid()));
-    }
-    if facts.len() > MAX_FILE_BYTES {
-        return Err(format!("{at} has {} bytes; a rendezvous file is short", facts.len()));
-    }
-    let text = fs::read(path).map_err(|e| format!("{at}: {e}"))?;
-    Notice::parse(&text).map_err(|problem| format!("{at}: {problem}"))
+    let text = own_text_of(path).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => format!("{at}: {e}; rank 0 has not written it yet"),
+        _ => format!("{at}: {e}"),
+    })?;
+    Notice::parse(text.as_bytes()).map_err(|problem| format!("{at}: {problem}"))
 }
 
 pub(crate) fn to_hex(bytes: &[u8]) -> String {

@@ -19,11 +19,19 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 /// Number of changes remembered. A reader that has missed more must assume that everything has changed.
 const LOG_LEN: usize = 256;
+
+/// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
+/// real-time class that never slept could keep the watcher's thread from their processor for ever.
+const LOOKS: u32 = 10_000;
+
+/// Sleep between further looks.
+const NAP: Duration = Duration::from_micros(50);
 
 // linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;
@@ -108,8 +116,14 @@ impl MemoryWatcher {
     /// Returns the number of changes so far.
     pub(super) fn changes(&self) -> u64 {
         // By rule 1; the thread does no more than write one entry meanwhile.
+        let mut looks = 0;
         while self.shared.busy.load(Ordering::SeqCst) {
-            std::hint::spin_loop();
+            if looks < LOOKS {
+                looks += 1;
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(NAP);
+            }
         }
         self.shared.count.load(Ordering::SeqCst)
     }
@@ -223,6 +237,9 @@ fn open() -> std::io::Result<(OwnedFd, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Instant;
+
     use super::*;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -273,5 +290,36 @@ mod tests {
         assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(one.cast(), len).expect("munmap") };
+    }
+    #[test]
+    fn a_thread_that_waits_for_the_watcher_leaves_it_the_processor() {
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        watcher.shared.busy.store(true, Ordering::SeqCst);
+        let slept = std::thread::scope(|scope| {
+            let (tell, told) = mpsc::channel();
+            let watcher = &watcher;
+            scope.spawn(move || {
+                tell.send(rustix::thread::gettid()).expect("it listens");
+                watcher.changes()
+            });
+            let status =
+                format!("/proc/self/task/{}/status", told.recv().expect("it tells").as_raw_nonzero());
+            let sleeps = || -> u64 {
+                let status = std::fs::read_to_string(&status).expect("it lives");
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                line.expect("a count").trim().parse().expect("a number")
+            };
+            let (first, deadline) = (sleeps(), Instant::now() + Duration::from_secs(20));
+            let mut slept = false;
+            while !slept && Instant::now() < deadline {
+                slept = sleeps() > first + 2;
+            }
+            watcher.shared.busy.store(false, Ordering::SeqCst);
+            slept
+        });
+        assert!(slept, "it only spins");
     }
 }

@@ -211,7 +211,8 @@ impl Registrations {
     pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize) -> Result<(), Error> {
         self.heed();
         let (start, end) = self.pages(ptr, len);
-        let number = match self.find(ptr, len) {
+        // A larger region would be kept as a whole, though the caller promises only these bytes.
+        let number = match self.exactly(start, end) {
             Some(number) => number,
             // SAFETY: the caller's promise.
             None => unsafe { self.register(start, end)? },
@@ -272,6 +273,15 @@ impl Registrations {
             self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end && !entry.stale)
         };
         self.order[..before].iter().rev().map(|&(_, number)| number).find(|&number| holds(number))
+    }
+
+    /// Returns the region of just these pages.
+    fn exactly(&self, start: usize, end: usize) -> Option<u32> {
+        let mut of_start = self.order.iter().filter(|(at, _)| *at == start).map(|(_, number)| *number);
+        let is_it = |number: &u32| {
+            self.entries[*number as usize].as_ref().is_some_and(|entry| entry.end == end && !entry.stale)
+        };
+        of_start.find(is_it)
     }
 
     fn take(&mut self, number: u32) -> Use {

@@ -86,6 +86,8 @@ pub(super) struct Link {
     pub(super) bundle: Option<Box<Bundle>>,
     /// Whether further connections are wanted or being made.
     pub(super) strands: Strands,
+    /// A bit for each number of a further connection that the peer has made.
+    pub(super) joined: u16,
 }
 
 /// Progress of making a channel's further connections.
@@ -129,6 +131,7 @@ impl Link {
             pace: Pace::default(),
             bundle: None,
             strands: Strands::None,
+            joined: 0,
         }
     }
 

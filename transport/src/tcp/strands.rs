@@ -19,8 +19,8 @@ use super::window::Window;
 use super::wire::Verdict;
 use crate::endpoint::Channel;
 
-/// Maximum number of connections of a channel.
-const STRANDS_MAX: usize = 16;
+/// Maximum number of connections of a channel. A link has a bit for each.
+const STRANDS_MAX: usize = u16::BITS as usize;
 
 impl Peer {
     /// Returns the number of the path to that address of the peer, which is added if it is new.
@@ -179,19 +179,21 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Returns the verdict on a peer's attempt to add a connection to a channel.
-    pub(super) fn judge_strand(&self, number: u32) -> Verdict {
+    /// Returns the verdict on a peer's attempt to add this connection to a channel. Each is welcome once: another hello
+    /// with its number is a recorded one.
+    pub(super) fn judge_strand(&self, number: u32, strand: u16) -> Verdict {
         let link = &self.links[number as usize];
-        let strands = link.bundle.as_ref().map_or(1, |bundle| bundle.strands.len());
+        let is_new = usize::from(strand) < STRANDS_MAX && link.joined & (1 << strand) == 0;
         match (&link.state, &link.route) {
-            (State::Open(_), Some(route)) if !route.is_dialed && strands < STRANDS_MAX => Verdict::Welcome,
+            (State::Open(_), Some(route)) if !route.is_dialed && is_new => Verdict::Welcome,
             _ => Verdict::Duplicate,
         }
     }
 
     /// Adds a further connection that the peer has made.
-    pub(super) fn join_strand(&mut self, on: Channel, socket: Socket, from: Option<SocketAddr>) {
+    pub(super) fn join_strand(&mut self, on: Channel, strand: u16, socket: Socket, from: Option<SocketAddr>) {
         let (Ok(number), Some(from)) = (self.link(on), from) else { return };
+        self.links[number as usize].joined |= 1 << strand;
         let path = self.peers[on.peer as usize].path(from);
         self.add_strand(number, socket, path);
     }

@@ -238,6 +238,23 @@ fn a_channel_is_claimed_once() {
     deliver(&mut ends, 1, 0, 0, 100);
 }
 
+#[test]
+fn a_recorded_hello_of_a_further_connection_is_refused() {
+    let mut ends = world(2);
+    deliver(&mut ends, 0, 1, 0, 100);
+    let instance = ends[0].me.instance;
+    let mut connections = Vec::new();
+    for (strand, verdict) in
+        [(1, Verdict::Welcome), (1, Verdict::Duplicate), (2, Verdict::Welcome), (16, Verdict::Duplicate)]
+    {
+        let hello = Hello { instance, strand, ..hello_to(&ends[1], 0, 0) };
+        let mut stream = dial(&ends[1]);
+        stream.write_all(&hello.encode(&key())).unwrap();
+        assert_eq!(answer(&mut ends[1], &mut stream).verdict, verdict, "connection {strand}");
+        connections.push(stream);
+    }
+}
+
 /// A false acceptor at a peer's address answers as its endpoint would, except for the proof: it is not believed.
 #[test]
 fn a_false_acceptor_is_recognised() {
@@ -307,6 +324,20 @@ fn a_peer_that_should_dial_but_has_left_is_missed() {
     drop(ends);
     let error = error_of_recv(&mut higher, &mut [], Channel { peer: 0, index: 5 });
     assert_eq!(error.kind, ErrorKind::PeerLost);
+}
+
+/// The relay ends when rank 0 leaves, and the peer may be alive.
+#[test]
+fn the_end_of_a_relayed_connection_is_not_blamed_on_the_peer_alone() {
+    for is_relayed in [false, true] {
+        let mut ends = world(2);
+        deliver(&mut ends, 0, 1, 0, 100);
+        let mut end = ends.pop().unwrap();
+        end.links[0].route.as_mut().expect("it is connected").is_relayed = is_relayed;
+        drop(ends);
+        let error = error_of_recv(&mut end, &mut [], Channel { peer: 0, index: 0 });
+        assert_eq!(error.detail.contains("rank 0 relayed it and has left the job"), is_relayed, "{error}");
+    }
 }
 
 #[test]

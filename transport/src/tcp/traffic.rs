@@ -5,10 +5,10 @@ use std::io;
 use super::NAME;
 use super::endpoint::{CALL_BYTES, TcpEndpoint};
 use super::inbound::Halt;
-use super::link::{State, Strands};
+use super::link::{Link, State, Strands};
 use super::park::{Stir, Whose};
 use super::socket::Stop;
-use crate::endpoint::{Channel, Event};
+use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 
 /// Number of busy links up to which a poll tries each; with more, it asks the kernel which are ready. A vain try
@@ -97,7 +97,7 @@ impl TcpEndpoint {
                 Halt::Blocked => link.readable = link.hung_up,
                 // A later receive will meet the end again.
                 Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.probed = false,
-                Halt::Closed(source) => return Err(closed(channel, &link.inbound.position(), source)),
+                Halt::Closed(source) => return Err(closed(link, &link.inbound.position(), source)),
                 Halt::Corrupt(what) => {
                     let detail = format!("channel {}: {what}", channel.index);
                     return Err(Error::new(ErrorKind::Corrupt, NAME, Some(channel.peer), detail));
@@ -119,7 +119,7 @@ impl TcpEndpoint {
                     link.writable = false;
                     break;
                 }
-                Err(Stop::Closed(source)) => return Err(closed(channel, "while sending", source)),
+                Err(Stop::Closed(source)) => return Err(closed(link, "while sending", source)),
             }
         }
         if matches!(link.strands, Strands::Wanted) {
@@ -129,11 +129,16 @@ impl TcpEndpoint {
     }
 }
 
-fn closed(channel: Channel, position: &str, source: Option<io::Error>) -> Error {
-    let detail = format!(
-        "the connection of channel {} ended {position}: the peer's process ended, or it closed its endpoint",
-        channel.index
-    );
+fn closed(link: &Link, position: &str, source: Option<io::Error>) -> Error {
+    let channel = link.channel;
+    let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
+    let cause = if is_relayed {
+        "rank 0 relayed it and has left the job, or the peer's process ended, or it closed its endpoint; rank 0 \
+         must stay until relayed ranks are done"
+    } else {
+        "the peer's process ended, or it closed its endpoint"
+    };
+    let detail = format!("the connection of channel {} ended {position}: {cause}", channel.index);
     let error = Error::new(ErrorKind::PeerLost, NAME, Some(channel.peer), detail);
     Error { source: source.map(std::sync::Arc::new), ..error }
 }

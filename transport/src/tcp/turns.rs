@@ -78,7 +78,7 @@ impl TcpEndpoint {
         let congestion = congestion::choose(&socket, &self.options.congestion, loopback);
         let congestion = congestion.unwrap_or_else(|error| error.to_string());
         if hello.strand > 0 {
-            self.join_strand(on, socket, from);
+            self.join_strand(on, hello.strand, socket, from);
         } else if let Ok(number) = self.link(on) {
             let own_dial_lost = match &self.links[number as usize].state {
                 State::Dialing(_) => true,
@@ -104,7 +104,7 @@ impl TcpEndpoint {
         }
         match self.link(Channel { peer: hello.from, index: hello.channel }) {
             Err(_) => Answer(Verdict::Rank),
-            Ok(number) if hello.strand > 0 => Answer(self.judge_strand(number)),
+            Ok(number) if hello.strand > 0 => Answer(self.judge_strand(number, hello.strand)),
             Ok(number) => match &self.links[number as usize].state {
                 State::Idle | State::Awaited(_) => Answer(Verdict::Welcome),
                 State::Dialing(_) if self.me.rank > hello.from => Answer(Verdict::Welcome),

@@ -10,7 +10,7 @@ use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
 use crate::api::{Communicator, Survivors};
 use crate::communicator::NEWCOMER;
 use crate::config::check_unicode;
-use crate::control::{Fetcher, Invitation, Job, News, Snapshot};
+use crate::control::{Fetcher, Invitation, Job, News, Requests, Snapshot};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::deadline_after;
 use crate::join::{JoinSpec, process_environment};
@@ -85,7 +85,9 @@ impl State {
         (self.version, self.is_begun, self.settled) = (None, true, None);
         let orders = Orders::new(names.len(), fetcher.near(), may_have_some);
         let until = deadline_after(limit);
-        let mut fetch = Fetch { fetcher, orders, chunks, names, digest: own, shared: Shared::default() };
+        let requests = fetcher.near().iter().map(|_| None).collect();
+        let shared = Shared::default();
+        let mut fetch = Fetch { fetcher, requests, orders, chunks, names, digest: own, shared };
         let version = fetch.run(until)?;
         (self.version, self.is_begun) = (Some(version), false);
         Ok(fetch.shared)
@@ -94,6 +96,8 @@ impl State {
 
 struct Fetch<'b> {
     fetcher: Fetcher,
+    /// The queue of requests to each member that offers its state.
+    requests: Vec<Option<Requests>>,
     orders: Orders,
     chunks: Vec<&'b mut [u8]>,
     names: Vec<String>,
@@ -112,16 +116,18 @@ impl Fetch<'_> {
             if let Some(version) = self.orders.done() {
                 return Ok(version);
             }
-            for source in 0..self.fetcher.near().len() {
+            for (source, requests) in self.requests.iter().enumerate() {
+                let Some(requests) = requests else { continue };
                 while self.orders.under_way(source) < JOBS_AT_ONCE
                     && let Some(job) = self.orders.next(source, |index| self.chunks[index].len())
                 {
-                    self.fetcher.ask(source, job);
+                    requests.ask(job);
                 }
             }
             match self.fetcher.hear(until) {
                 Some(News::Gone { source, why }) => {
                     self.orders.gone(source);
+                    self.requests[source] = None;
                     last = Some(why);
                 }
                 Some(news) => self.take(news)?,
@@ -136,7 +142,10 @@ impl Fetch<'_> {
                 let problem = "the members and this newcomer have registered different parts".to_owned();
                 return Err(usage(problem));
             }
-            News::Offered { source, version, .. } => self.orders.offered(source, version),
+            News::Offered { source, version, requests, .. } => {
+                self.orders.offered(source, version);
+                self.requests[source] = Some(requests);
+            }
             News::Chunk { source, index, bytes } => {
                 self.orders.answered(source, Job::Chunk { index, bytes: bytes.len() });
                 self.shared.received += bytes.len() as u64;

@@ -42,14 +42,11 @@ use crate::control::{Hash, SnapshotServer};
 use crate::error::{Error, ErrorContext, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
-use schedule::{Delivery, deliveries, hasher};
+use schedule::{Delivery, batches, deliveries, hasher};
 
 /// Bytes of a chunk: long enough to use the full rate of any network, short enough that many ranks share the work for
 /// a small state.
 const CHUNK_BYTES: usize = 1 << 20;
-
-/// Chunks sent in one go, which limits the messages under way.
-const CHUNKS_AT_ONCE: usize = 64;
 
 /// Tag of these messages, which a program's own should not have.
 const TAG: u32 = 0x4b53_7461;
@@ -294,9 +291,7 @@ impl Transfer<'_, '_> {
                 ));
             }
             needs.fill(0);
-            let mut rest = &all[..];
-            while let Some(last) = rest.first().map(|first| first.chunk + CHUNKS_AT_ONCE) {
-                let (now, later) = rest.split_at(rest.partition_point(|delivery| delivery.chunk < last));
+            for now in batches(&all, self.needers.len()) {
                 self.deliver(now)?;
                 for delivery in now.iter().filter(|delivery| delivery.to == rank) {
                     if !self.is_right(delivery.chunk, hashes) {
@@ -310,7 +305,6 @@ impl Transfer<'_, '_> {
                         needs[own.unwrap_or_default() * count + delivery.chunk] = 1;
                     }
                 }
-                rest = later;
             }
         }
         Ok(())

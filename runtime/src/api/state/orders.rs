@@ -56,7 +56,7 @@ struct Source {
 
 impl Orders {
     /// Makes orders for `chunks` chunks. With `may_have_some`, some may already be here.
-    pub(super) fn new(chunks: usize, near: Vec<bool>, may_have_some: bool) -> Self {
+    pub(super) fn new(chunks: usize, near: &[bool], may_have_some: bool) -> Self {
         let source = |is_near| Source { is_near, version: None, under_way: Vec::new() };
         let mut orders = Self {
             version: None,
@@ -65,7 +65,7 @@ impl Orders {
             missing: VecDeque::new(),
             unconfirmed: VecDeque::new(),
             left: chunks,
-            sources: near.into_iter().map(source).collect(),
+            sources: near.iter().copied().map(source).collect(),
         };
         if !may_have_some {
             orders.missing.extend(0..chunks);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn those_that_are_near_share_the_work_and_others_confirm_it() {
-        let mut orders = Orders::new(12, vec![false, true, true], false);
+        let mut orders = Orders::new(12, &[false, true, true], false);
         assert_eq!(orders.next(0, |_| 8), None, "before it offers anything");
         (0..3).for_each(|source| orders.offered(source, 7));
         let from = all(&mut orders, 3, None);
@@ -250,12 +250,12 @@ mod tests {
 
     #[test]
     fn what_is_wrong_comes_from_another_member() {
-        let mut orders = Orders::new(6, vec![true; 3], false);
+        let mut orders = Orders::new(6, &[true; 3], false);
         (0..3).for_each(|source| orders.offered(source, 7));
         let from = all(&mut orders, 3, Some(1));
         assert!(from.iter().all(|from| *from != 1), "{from:?}");
         // A single member, whose hashes do not fit the bytes that it sends.
-        let mut orders = Orders::new(1, vec![true], false);
+        let mut orders = Orders::new(1, &[true], false);
         orders.offered(0, 7);
         let mut found = Found::Right;
         for _ in 0..ATTEMPTS_LEAST {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_a_member_that_goes_has_not_sent_comes_from_the_others() {
-        let mut orders = Orders::new(4, vec![true; 2], false);
+        let mut orders = Orders::new(4, &[true; 2], false);
         orders.offered(0, 7);
         orders.offered(1, 7);
         let lost = orders.next(0, |_| 8).expect("a chunk");
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn chunks_of_a_version_that_nobody_has_any_more_are_compared_with_the_next() {
-        let mut orders = Orders::new(3, vec![true; 2], false);
+        let mut orders = Orders::new(3, &[true; 2], false);
         orders.offered(0, 7);
         all(&mut orders, 1, None);
         let mut orders = Orders { left: 1, ..orders };

@@ -1,5 +1,13 @@
 //! The sender and the receivers of each chunk, as pure functions that all ranks compute alike.
 
+use crate::engine::MOST_SLOTS;
+
+/// Most chunks of a batch.
+const CHUNKS_AT_ONCE: usize = 64;
+
+/// Most messages of a rank in a batch: half of those that may be outstanding, so that the program may have its own.
+const MESSAGES_AT_ONCE: usize = MOST_SLOTS / 2;
+
 /// Transfer of a chunk from a rank that has it to one that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Delivery {
@@ -33,6 +41,12 @@ pub(super) fn deliveries(
     all
 }
 
+/// Cuts deliveries, which are ordered by chunk, into batches. A single rank may have to send every chunk to all needers.
+pub(super) fn batches(all: &[Delivery], needers: usize) -> impl Iterator<Item = &[Delivery]> {
+    let chunks = (MESSAGES_AT_ONCE / needers.max(1)).clamp(1, CHUNKS_AT_ONCE);
+    all.chunk_by(move |one, next| one.chunk / chunks == next.chunk / chunks)
+}
+
 fn server(near: &[u32], far: &[u32], number: usize, attempt: usize) -> u32 {
     let attempt = attempt % (near.len() + far.len());
     match attempt.checked_sub(near.len()) {
@@ -50,6 +64,7 @@ pub(super) fn hasher(holders: &[u32], chunk: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::MAX_WORLD_SIZE;
 
     #[test]
     fn chunks_come_from_all_that_are_near_and_each_attempt_asks_another() {
@@ -65,6 +80,19 @@ mod tests {
             (0..4).map(|a| from(a)[chunk]).collect::<std::collections::BTreeSet<_>>().len() == 4
         }));
         assert_eq!(from(4), from(0));
+    }
+
+    #[test]
+    fn no_batch_has_more_messages_than_may_be_outstanding() {
+        let hosts = [0; MAX_WORLD_SIZE as usize];
+        for (ranks, most) in [(2, 64), (1000, 32), (MAX_WORLD_SIZE, 7)] {
+            let needers: Vec<u32> = (1..ranks).collect();
+            let all = deliveries((&[0], &needers), &hosts, &vec![1; needers.len() * 64], 0);
+            let batches: Vec<_> = batches(&all, needers.len()).collect();
+            assert_eq!(batches[0].len(), needers.len() * most, "as many as there is room for");
+            assert!(batches.iter().all(|batch| batch.len() <= MOST_SLOTS / 2), "{ranks} ranks");
+            assert_eq!(batches.concat(), all);
+        }
     }
 
     #[test]

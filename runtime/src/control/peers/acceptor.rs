@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use kolo_membership::Decision;
 use kolo_transport::tcp::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port, RelayCall};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,6 +17,7 @@ use tokio::task::JoinSet;
 
 use super::Event;
 use super::listener::RegroupId;
+use super::rounds::RoundKey;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
 use crate::control::OnSilence;
@@ -30,8 +32,8 @@ use crate::control::stream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
 use crate::job::limits::{
-    ACCEPT_PAUSE, FORWARD_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME,
-    MAX_LEFT_BEHIND, MAX_REMEMBERED,
+    ACCEPT_PAUSE, FORWARD_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_DECIDED, MAX_FRAME_FROM_COORDINATOR,
+    MAX_HELLO_FRAME, MAX_LEFT_BEHIND, MAX_REMEMBERED,
 };
 
 /// First frame on a new connection. It says what the caller wants.
@@ -57,7 +59,12 @@ pub(in crate::control) enum Answer {
     Unknown,
     /// The same, and before that, this member has gone on without the caller.
     LeftBehind(LeftBehind),
+    /// The same, and before that, this member has decided these agreements.
+    Left(Vec<Decided>),
 }
+
+/// An agreement and its decision.
+pub(in crate::control) type Decided = (RoundKey, Decision);
 
 /// Which ranks of the job a communicator has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +108,9 @@ pub(super) struct Services {
     /// member that connects would take the listener's owner for one that has left, and if all owners counted as gone,
     /// it could form a quorum of one.
     pub(super) left_behind: VecDeque<((Cookie, u32), LeftBehind)>,
+    /// The latest decisions of each job. They are told even after this process has left the job. Otherwise a member that
+    /// has not heard of one would take this one for a process that has ended, and could decide without it.
+    decided: VecDeque<(Cookie, Vec<Decided>)>,
     pub(super) waiting_lists: HashMap<GroupId, Weak<WaitingList>>,
     pub(super) snapshot_servers: HashMap<GroupId, Weak<SnapshotServer>>,
     /// Queue for messages that ranks pass on.
@@ -117,8 +127,26 @@ impl Services {
         Incoming::Shared { at, accepted: incoming, counters }
     }
 
-    fn left_behind(&self, cookie: Cookie, rank: u32) -> Option<&LeftBehind> {
-        self.left_behind.iter().find(|(who, _)| *who == (cookie, rank)).map(|(_, told)| told)
+    /// Returns the answer to a member of a job that this process has left.
+    fn last_words(&self, cookie: Cookie, to: u32) -> Answer {
+        if let Some((_, told)) = self.left_behind.iter().find(|(who, _)| *who == (cookie, to)) {
+            return Answer::LeftBehind(told.clone());
+        }
+        let decided = self.decided.iter().find(|(job, _)| *job == cookie);
+        decided.map_or(Answer::Unknown, |(_, decided)| Answer::Left(decided.clone()))
+    }
+
+    /// Records how an agreement was decided.
+    pub(super) fn decide(&mut self, cookie: Cookie, decided: Decided) {
+        let place = self.decided.iter().position(|(job, _)| *job == cookie);
+        let of_job = place.and_then(|place| self.decided.remove(place));
+        let (_, mut all) = of_job.unwrap_or_default();
+        all.push(decided);
+        all.drain(..all.len().saturating_sub(MAX_DECIDED));
+        self.decided.push_back((cookie, all));
+        if self.decided.len() > MAX_REMEMBERED {
+            self.decided.pop_front();
+        }
     }
 
     /// Records that the members of a communicator have gone on without this rank.
@@ -335,8 +363,8 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
         Opening::Connect { cookie, from } => {
             let host = services.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
             let Some(host) = host else {
-                let told = services.borrow().left_behind(cookie, from).cloned();
-                return answer(&mut stream, &told.map_or(Answer::Unknown, Answer::LeftBehind)).await;
+                let last_words = services.borrow().last_words(cookie, from);
+                return answer(&mut stream, &last_words).await;
             };
             answer(&mut stream, &Answer::Taken).await?;
             let _ = host.send(Event::Accepted { rank: from, stream });

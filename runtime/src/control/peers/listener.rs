@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Event;
-use super::acceptor::{self, Acceptor, Answer, LeftBehind, Opening, Registry, Scope, Shortage};
+use super::acceptor::{self, Acceptor, Answer, Decided, LeftBehind, Opening, Registry, Scope, Shortage};
 use super::in_process;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
@@ -70,6 +70,8 @@ pub(crate) enum ConnectError {
     Gone(String),
     /// The same, and the member has gone on without this rank before.
     LeftBehind(LeftBehind),
+    /// The member has left the job, whose latest agreements were decided so.
+    Left(Vec<Decided>),
     /// No answer, which may change.
     Silent(String),
     /// The other end is Kolo, but with another version or other keys.
@@ -82,6 +84,7 @@ impl ConnectError {
         match self {
             Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
             Self::LeftBehind(_) => "it has gone on without this rank".to_owned(),
+            Self::Left(_) => "it has left the job".to_owned(),
         }
     }
 }
@@ -220,6 +223,11 @@ impl Listener {
         });
     }
 
+    /// Records how an agreement of this job was decided, for members that ask after this process has left the job.
+    pub(super) fn decide(&self, cookie: Cookie, decided: Decided) {
+        self.services.send_modify(|services| services.decide(cookie, decided));
+    }
+
     /// Sends messages that members pass on to `to` from now on.
     pub(in crate::control) fn take_forwarded(&self, to: mpsc::Sender<Received>) {
         self.services.send_modify(|services| services.forwarded = Some(to));
@@ -341,6 +349,7 @@ impl ListenerAddress {
         match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
             Ok(Ok(Answer::Taken)) => Ok((stream, at)),
             Ok(Ok(Answer::LeftBehind(told))) => Err(ConnectError::LeftBehind(told)),
+            Ok(Ok(Answer::Left(decided))) => Err(ConnectError::Left(decided)),
             Ok(Ok(Answer::Unknown)) => Err(ConnectError::Gone("it has left the job".into())),
             Ok(Err(error)) => Err(ConnectError::Silent(format!("its listener: {error}"))),
             Err(_) => Err(ConnectError::Silent("its listener does not answer".into())),

@@ -371,6 +371,15 @@ impl Task {
                 self.left_behind(rank, |communicator| told.is_of(communicator));
                 self.gone(rank, ConnectError::LeftBehind(told).text());
             }
+            Err(ConnectError::Left(decided)) => {
+                // The decisions too come before `gone`, after which this member might decide otherwise.
+                let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
+                for (key, decision) in decided.clone() {
+                    let members = self.shared.members_of(key.communicator);
+                    self.rounds.receive(rank, key, Message::Decided(decision), members, &known_gone);
+                }
+                self.gone(rank, ConnectError::Left(decided).text());
+            }
             Err(error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. })) => {
                 let text = error.text();
                 tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
@@ -465,6 +474,9 @@ impl Task {
         self.rounds.tick(now);
         for (rank, key, message) in self.rounds.take_messages() {
             self.send(rank, encode(&PeerMessage::Round { key, message }));
+        }
+        for decided in self.rounds.take_decided() {
+            self.listener.decide(self.shared.cookie, decided);
         }
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);

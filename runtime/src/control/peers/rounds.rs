@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use serde::{Deserialize, Serialize};
 
+use super::acceptor::Decided;
 use super::{Agreed, Reply};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
 
@@ -47,6 +48,8 @@ pub(super) struct Rounds {
     fenced: BTreeMap<u64, u32>,
     /// Ranks left behind that the listener must remember beyond the communicator's life.
     news: Vec<(u64, Vec<u32>)>,
+    /// Decisions that the listener must remember.
+    decided: Vec<Decided>,
     longest_silence: Duration,
 }
 
@@ -79,6 +82,7 @@ impl Rounds {
             left_behind: BTreeMap::new(),
             fenced: BTreeMap::new(),
             news: Vec::new(),
+            decided: Vec::new(),
             longest_silence: USUAL_SILENCE,
         }
     }
@@ -295,6 +299,7 @@ impl Rounds {
                 let out =
                     (0..).zip(round.members.iter()).filter(|(place, _)| !decision.members.contains(*place));
                 let out: Vec<u32> = out.map(|(_, rank)| *rank).collect();
+                self.decided.push((key, decision.clone()));
                 if !decision.members.contains(me) {
                     self.ends.push((key, state.clone()));
                 } else if !out.is_empty() {
@@ -312,6 +317,11 @@ impl Rounds {
         std::mem::take(&mut self.news)
     }
 
+    /// Returns the agreements that were decided since the last call.
+    pub(super) fn take_decided(&mut self) -> Vec<Decided> {
+        std::mem::take(&mut self.decided)
+    }
+
     /// Returns agreements that were decided without this member.
     pub(super) fn take_ends(&mut self) -> Vec<(RoundKey, State)> {
         std::mem::take(&mut self.ends)
@@ -320,4 +330,58 @@ impl Rounds {
 
 fn place(members: &[u32], rank: u32) -> Option<u32> {
     members.iter().position(|member| *member == rank).map(|place| place as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::acceptor::Opening;
+    use super::super::listener::{ConnectError, Listener, Locality};
+    use super::*;
+    use crate::join::{JoinSpec, Locator};
+
+    const KEY: RoundKey = RoundKey { communicator: 5, number: 1 };
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Votes, and returns the outcome to come.
+    fn vote(rounds: &mut Rounds, members: &Arc<[u32]>, flags: u64) -> std::sync::mpsc::Receiver<Agreed> {
+        let (reply, outcome) = std::sync::mpsc::channel();
+        let vote = Vote { kinds: 1, flags, seed: [0; 32] };
+        rounds.vote(KEY, members.clone(), vote, LONG, reply, (&BTreeSet::new(), &[]));
+        outcome
+    }
+
+    /// Rank 0 decides, and its messages are lost together with the connection. It leaves, and its process goes on.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_member_that_has_left_tells_how_it_decided() {
+        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
+        let [mut leaves, mut stays] = [0, 1].map(|me| Rounds::new(me, Instant::now()));
+        let outcomes = [vote(&mut leaves, &members, 1), vote(&mut stays, &members, 3)];
+        for (_, key, message) in stays.take_messages() {
+            leaves.receive(1, key, message, Some(members.clone()), &none);
+        }
+        leaves.take_messages();
+        let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
+        let decided = leaves.take_decided().remove(0);
+        // Earlier agreements, which may be forgotten, and those of later jobs.
+        for number in 2..20 {
+            listener.decide([7; 16], (RoundKey { number, ..KEY }, decided.1.clone()));
+        }
+        listener.decide([7; 16], decided.clone());
+        (8..30).for_each(|job| listener.decide([job; 16], decided.clone()));
+
+        let mut spec = JoinSpec::new(0, 1, Locator::Local(Default::default()), "a test");
+        spec.one_host = true;
+        let (at, opening) = (listener.address(), Opening::Connect { cookie: [7; 16], from: 1 });
+        let answer = own.connect(at, Locality::SameHost, at.credentials(&spec), &opening, LONG).await.err();
+        if let Some(ConnectError::Left(decided)) = answer {
+            for (key, decision) in decided {
+                stays.receive(0, key, Message::Decided(decision), Some(members.clone()), &none);
+            }
+        }
+        stays.gone(0);
+        stays.take_messages();
+        let [theirs, own] = outcomes.map(|outcome| outcome.try_recv().expect("it is decided"));
+        let (Agreed::Decided(theirs), Agreed::Decided(own)) = (theirs, own) else { panic!("not decided") };
+        assert_eq!((&own, own.flags, own.members.len()), (&theirs, 1, 2));
+    }
 }
