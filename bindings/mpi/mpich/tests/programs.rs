@@ -194,6 +194,11 @@ fn collectives() {
 }
 
 #[test]
+fn started_collectives_that_several_threads_advance() {
+    with_ranks("started", &[1, 2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }
