@@ -238,6 +238,11 @@ fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
 }
 
+#[test]
+fn calls_given_up_after_a_loss() {
+    with_ranks("given_up", &[3]);
+}
+
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.
 #[test]
 fn older_programs_and_fortran() {

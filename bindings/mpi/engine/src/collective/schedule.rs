@@ -311,6 +311,7 @@ pub fn complete(mut schedule: Schedule) -> Outcome {
     net::wait_until(|| {
         outcome = schedule.advance();
         outcome.is_some()
-    })?;
+    })
+    .inspect_err(|why| net::forsake(&schedule.waiting, why))?;
     outcome.unwrap_or_else(|| Err(Fail::new(crate::error::Class::Intern, "a collective has no end")))
 }
