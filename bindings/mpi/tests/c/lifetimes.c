@@ -111,11 +111,41 @@ static void many_requests(void) {
   free(got), free(in);
 }
 
+static int freed;
+
+static int on_query(void *extra, MPI_Status *status) {
+  (void)extra;
+  return MPI_Status_set_elements(status, MPI_INT, 0) || MPI_Status_set_cancelled(status, 0);
+}
+
+static int on_free(void *extra) {
+  (void)extra;
+  freed++;
+  return MPI_SUCCESS;
+}
+
+static int on_cancel(void *extra, int complete) {
+  (void)extra, (void)complete;
+  return MPI_SUCCESS;
+}
+
+/* The program's state is released once the request has been freed and the operation has been completed, in any order. */
+static void generalized(void) {
+  MPI_Request request, copy;
+  freed = 0;
+  CHECK(!MPI_Grequest_start(on_query, on_free, on_cancel, NULL, &request));
+  copy = request;
+  CHECK(!MPI_Request_free(&request) && request == MPI_REQUEST_NULL && freed == 0);
+  CHECK(!MPI_Grequest_complete(copy) && freed == 1);
+  CHECK(!MPI_Grequest_start(on_query, on_free, on_cancel, NULL, &request) && !MPI_Grequest_complete(request));
+  CHECK(freed == 1 && !MPI_Request_free(&request) && freed == 2);
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   next = (rank + 1) % size, before = (rank + size - 1) % size;
   freed_objects(), cancelled_sends(), partitions(), single_partitions();
-  many_requests();
+  many_requests(), generalized();
   CHECK(!MPI_Finalize());
   return 0;
 }
