@@ -1,6 +1,10 @@
 /* Collectives in all forms, on communicators of several kinds. Any number of ranks. */
+#define _GNU_SOURCE
 #include "test.h"
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static void product_of_matrices(void *in, void *inout, int *count, MPI_Datatype *type) {
   (void)type;
@@ -181,6 +185,20 @@ static void corners(void) {
   CHECK(integers == 2 && addresses == 0 && children == 0 && combiner == MPI_COMBINER_F90_REAL);
 }
 
+/* Arguments at the edge of what the standard permits. */
+static void edges(void) {
+  /* The root's buffer is in memory that may only be read. */
+  MPI_Datatype gaps;
+  CHECK(!MPI_Type_vector(8, 1, 2, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
+  int zeros = open("/dev/zero", O_RDONLY), *data = malloc(16 * sizeof *data);
+  memset(data, 1, 16 * sizeof *data);
+  void *fixed = mmap(NULL, 16 * sizeof *data, PROT_READ, MAP_PRIVATE, zeros, 0);
+  CHECK(zeros >= 0 && fixed != MAP_FAILED && !MPI_Bcast(rank ? data : fixed, 1, gaps, 0, MPI_COMM_WORLD));
+  CHECK(rank == 0 || (data[0] == 0 && data[14] == 0 && data[1] != 0));
+  CHECK(!MPI_Type_free(&gaps) && !munmap(fixed, 16 * sizeof *data) && !close(zeros));
+  free(data);
+}
+
 static int types_freed;
 
 static int on_type_delete(MPI_Datatype type, int key, void *value, void *extra) {
@@ -248,7 +266,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators(), corners(), keyvals(), first_calls();
+  topologies(), communicators(), corners(), edges(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }
