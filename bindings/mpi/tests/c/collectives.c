@@ -187,6 +187,7 @@ static void corners(void) {
 
 /* Arguments at the edge of what the standard permits. */
 static void edges(void) {
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
   /* The root's buffer is in memory that may only be read. */
   MPI_Datatype gaps;
   CHECK(!MPI_Type_vector(8, 1, 2, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
@@ -197,6 +198,17 @@ static void edges(void) {
   CHECK(rank == 0 || (data[0] == 0 && data[14] == 0 && data[1] != 0));
   CHECK(!MPI_Type_free(&gaps) && !munmap(fixed, 16 * sizeof *data) && !close(zeros));
   free(data);
+  /* A count of 0 needs no type. */
+  int *counts[2], *places = calloc(size, sizeof *places), from = rank, to = -1;
+  MPI_Datatype *types[2];
+  for (int i = 0; i < 2; i++) {
+    counts[i] = calloc(size, sizeof(int)), types[i] = malloc(size * sizeof(MPI_Datatype));
+    for (int r = 0; r < size; r++) types[i][r] = MPI_DATATYPE_NULL;
+    counts[i][i ? before : next] = 1, types[i][i ? before : next] = MPI_INT;
+  }
+  CHECK(!MPI_Alltoallw(&from, counts[0], places, types[0], &to, counts[1], places, types[1], MPI_COMM_WORLD) && to == before);
+  for (int i = 0; i < 2; i++) free(counts[i]), free(types[i]);
+  free(places);
 }
 
 static int types_freed;
