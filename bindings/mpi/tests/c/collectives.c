@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "test.h"
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -185,6 +186,14 @@ static void corners(void) {
   CHECK(integers == 2 && addresses == 0 && children == 0 && combiner == MPI_COMBINER_F90_REAL);
 }
 
+static MPI_Count seen;
+static int calls;
+
+static void count_elements(void *in, void *inout, int *count, MPI_Datatype *type) {
+  (void)in, (void)inout, (void)type;
+  seen += *count, calls++;
+}
+
 /* Arguments at the edge of what the standard permits. */
 static void edges(void) {
   int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -209,6 +218,15 @@ static void edges(void) {
   CHECK(!MPI_Alltoallw(&from, counts[0], places, types[0], &to, counts[1], places, types[1], MPI_COMM_WORLD) && to == before);
   for (int i = 0; i < 2; i++) free(counts[i]), free(types[i]);
   free(places);
+  /* An operator whose length is an int gets more elements in several calls. All elements are at one place. */
+  MPI_Op op;
+  MPI_Datatype still;
+  const MPI_Count many = (MPI_Count)INT_MAX + 5;
+  char one = 1, other = 1;
+  CHECK(!MPI_Op_create(count_elements, 1, &op) && !MPI_Type_create_resized(MPI_CHAR, 0, 0, &still) && !MPI_Type_commit(&still));
+  seen = calls = 0;
+  CHECK(!MPI_Reduce_local_c(&one, &other, many, still, op) && seen == many && calls == 2);
+  CHECK(!MPI_Op_free(&op) && !MPI_Type_free(&still));
 }
 
 static int types_freed;
