@@ -194,6 +194,11 @@ static void count_elements(void *in, void *inout, int *count, MPI_Datatype *type
   seen += *count, calls++;
 }
 
+static void sum_downwards(void *in, void *inout, int *count, MPI_Datatype *type) {
+  (void)type;
+  for (int i = 0; i < *count; i++) ((int *)inout)[-2 * i] += ((int *)in)[-2 * i];
+}
+
 /* Arguments at the edge of what the standard permits. */
 static void edges(void) {
   int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -220,13 +225,20 @@ static void edges(void) {
   free(places);
   /* An operator whose length is an int gets more elements in several calls. All elements are at one place. */
   MPI_Op op;
-  MPI_Datatype still;
+  MPI_Datatype still, down;
   const MPI_Count many = (MPI_Count)INT_MAX + 5;
   char one = 1, other = 1;
   CHECK(!MPI_Op_create(count_elements, 1, &op) && !MPI_Type_create_resized(MPI_CHAR, 0, 0, &still) && !MPI_Type_commit(&still));
   seen = calls = 0;
   CHECK(!MPI_Reduce_local_c(&one, &other, many, still, op) && seen == many && calls == 2);
   CHECK(!MPI_Op_free(&op) && !MPI_Type_free(&still));
+  /* Elements that follow each other downwards: every rank gets its own block. */
+  int values[16], sum = -1;
+  CHECK(size <= 8 && !MPI_Op_create(sum_downwards, 1, &op));
+  CHECK(!MPI_Type_create_resized(MPI_INT, 0, -8, &down) && !MPI_Type_commit(&down));
+  for (int r = 0; r < size; r++) values[15 - 2 * r] = 10 * r + rank;
+  CHECK(!MPI_Reduce_scatter_block(&values[15], &sum, 1, down, op, MPI_COMM_WORLD));
+  CHECK(sum == size * 10 * rank + size * (size - 1) / 2 && !MPI_Op_free(&op) && !MPI_Type_free(&down));
 }
 
 static int types_freed;

@@ -172,6 +172,8 @@ impl Scratch {
             return self.memory.part(0, 0);
         }
         let extent = self.of.extent.unsigned_abs() as usize;
+        // With a negative extent, the first element is the last in memory.
+        let from = if self.of.extent < 0 { self.count - from - count } else { from };
         self.memory.part(from * extent, (count - 1) * extent + self.of.true_extent as usize)
     }
 
