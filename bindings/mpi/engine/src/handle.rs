@@ -4,12 +4,37 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Bits of a handle that select the place.
-const PLACE_BITS: u32 = 18;
-/// The bits above count how often the place has been used, so that the handle of a freed object is detected.
-const AGE_BITS: u32 = 8;
-const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
-const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
+/// A division of the lower bits of a handle.
+struct Form {
+    /// The bit by which the form is known.
+    mark: u32,
+    /// Bits that select the place.
+    place_bits: u32,
+    /// The bits above count how often the place has been used, so that the handle of a freed object is detected.
+    age_bits: u32,
+}
+
+const NEAR: Form = Form { mark: 0, place_bits: 18, age_bits: 8 };
+/// The form for places that [`NEAR`] cannot hold.
+const FAR: Form = Form { mark: 1 << 30, place_bits: 24, age_bits: 2 };
+
+impl Form {
+    const fn of_place(at: u32) -> Self {
+        if at >> NEAR.place_bits == 0 { NEAR } else { FAR }
+    }
+
+    const fn of_handle(handle: u32) -> Self {
+        if handle & FAR.mark == 0 { NEAR } else { FAR }
+    }
+
+    const fn place_mask(&self) -> u32 {
+        (1 << self.place_bits) - 1
+    }
+
+    const fn age_mask(&self) -> u32 {
+        (1 << self.age_bits) - 1
+    }
+}
 
 /// An object that a call holds. A predefined one lives as long as the process, so it is not counted.
 #[derive(Debug)]
@@ -77,22 +102,30 @@ impl<T: Clone> Table<T> {
     }
 
     /// Inserts an object, and returns its handle.
+    ///
+    /// # Panics
+    /// If there is no handle for another object. The front ends make that an error of the call.
     pub fn insert(&self, object: T) -> c_int {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let at = places.free.pop().unwrap_or_else(|| {
             // Ages begin at 1, so that no handle equals that of a predefined object of the MPICH ABI.
+            let at = places.all.len() as u32;
+            assert!(at <= FAR.place_mask(), "there are {at} objects of one kind, and handles for no more");
             places.all.push(Place { age: 1, object: None });
-            places.all.len() as u32 - 1
+            at
         });
         let place = &mut places.all[at as usize];
         place.object = Some(object);
-        (self.kind | place.age << PLACE_BITS | at) as c_int
+        let form = Form::of_place(at);
+        (self.kind | form.mark | place.age << form.place_bits | at) as c_int
     }
 
     fn split(&self, handle: c_int) -> Option<(usize, u32)> {
         let handle = handle as u32;
-        let kind = handle & !(PLACE_MASK | AGE_MASK << PLACE_BITS);
-        (kind == self.kind).then_some(((handle & PLACE_MASK) as usize, handle >> PLACE_BITS & AGE_MASK))
+        let form = Form::of_handle(handle);
+        let (at, age) = (handle & form.place_mask(), handle >> form.place_bits & form.age_mask());
+        let rest = form.mark | age << form.place_bits | at;
+        (handle ^ rest == self.kind).then_some((at as usize, age))
     }
 
     /// Returns the object of a handle.
@@ -126,7 +159,7 @@ impl<T: Clone> Table<T> {
         let (at, age) = self.split(handle)?;
         let place = places.all.get_mut(at).filter(|place| place.age == age)?;
         let object = place.object.take()?;
-        place.age = (place.age % AGE_MASK) + 1;
+        place.age = (place.age % Form::of_place(at as u32).age_mask()) + 1;
         places.free.push(at as u32);
         Some(object)
     }

@@ -122,10 +122,17 @@ impl Op {
                 let temporary = of.builtin_handle().is_none().then(|| datatype::register(Arc::clone(of)));
                 let handle = temporary.or(of.builtin_handle()).unwrap_or_default();
                 let mut user = flavor::to_user(Kind::Type, handle);
-                let (mut length, mut short) = (count as i64, count as c_int);
-                let length = if *large { (&raw mut length).cast() } else { (&raw mut short).cast() };
-                // SAFETY: calls the program's function with the standard's arguments.
-                unsafe { function(input.cast(), inout.cast(), length, &raw mut user) };
+                // An `int` may not hold the length, so such a function is called for one piece after another.
+                let most = if *large { count } else { c_int::MAX as usize };
+                for from in (0..count).step_by(most) {
+                    let piece = most.min(count - from);
+                    let (mut length, mut short) = (piece as i64, piece as c_int);
+                    let length = if *large { (&raw mut length).cast() } else { (&raw mut short).cast() };
+                    let at = (from as i64 * of.extent) as isize;
+                    let (input, inout) = (input.wrapping_offset(at), inout.wrapping_offset(at));
+                    // SAFETY: calls the program's function with the standard's arguments.
+                    unsafe { function(input.cast(), inout.cast(), length, &raw mut user) };
+                }
                 if let Some(handle) = temporary {
                     datatype::unregister(handle);
                 }

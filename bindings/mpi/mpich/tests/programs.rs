@@ -194,6 +194,11 @@ fn collectives() {
 }
 
 #[test]
+fn started_collectives_that_several_threads_advance() {
+    with_ranks("started", &[1, 2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }
@@ -231,6 +236,11 @@ fn tools() {
 #[test]
 fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
+}
+
+#[test]
+fn calls_given_up_after_a_loss() {
+    with_ranks("given_up", &[3]);
 }
 
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.

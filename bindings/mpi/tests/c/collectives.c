@@ -1,6 +1,11 @@
 /* Collectives in all forms, on communicators of several kinds. Any number of ranks. */
+#define _GNU_SOURCE
 #include "test.h"
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static void product_of_matrices(void *in, void *inout, int *count, MPI_Datatype *type) {
   (void)type;
@@ -181,6 +186,61 @@ static void corners(void) {
   CHECK(integers == 2 && addresses == 0 && children == 0 && combiner == MPI_COMBINER_F90_REAL);
 }
 
+static MPI_Count seen;
+static int calls;
+
+static void count_elements(void *in, void *inout, int *count, MPI_Datatype *type) {
+  (void)in, (void)inout, (void)type;
+  seen += *count, calls++;
+}
+
+static void sum_downwards(void *in, void *inout, int *count, MPI_Datatype *type) {
+  (void)type;
+  for (int i = 0; i < *count; i++) ((int *)inout)[-2 * i] += ((int *)in)[-2 * i];
+}
+
+/* Arguments at the edge of what the standard permits. */
+static void edges(void) {
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  /* The root's buffer is in memory that may only be read. */
+  MPI_Datatype gaps;
+  CHECK(!MPI_Type_vector(8, 1, 2, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
+  int zeros = open("/dev/zero", O_RDONLY), *data = malloc(16 * sizeof *data);
+  memset(data, 1, 16 * sizeof *data);
+  void *fixed = mmap(NULL, 16 * sizeof *data, PROT_READ, MAP_PRIVATE, zeros, 0);
+  CHECK(zeros >= 0 && fixed != MAP_FAILED && !MPI_Bcast(rank ? data : fixed, 1, gaps, 0, MPI_COMM_WORLD));
+  CHECK(rank == 0 || (data[0] == 0 && data[14] == 0 && data[1] != 0));
+  CHECK(!MPI_Type_free(&gaps) && !munmap(fixed, 16 * sizeof *data) && !close(zeros));
+  free(data);
+  /* A count of 0 needs no type. */
+  int *counts[2], *places = calloc(size, sizeof *places), from = rank, to = -1;
+  MPI_Datatype *types[2];
+  for (int i = 0; i < 2; i++) {
+    counts[i] = calloc(size, sizeof(int)), types[i] = malloc(size * sizeof(MPI_Datatype));
+    for (int r = 0; r < size; r++) types[i][r] = MPI_DATATYPE_NULL;
+    counts[i][i ? before : next] = 1, types[i][i ? before : next] = MPI_INT;
+  }
+  CHECK(!MPI_Alltoallw(&from, counts[0], places, types[0], &to, counts[1], places, types[1], MPI_COMM_WORLD) && to == before);
+  for (int i = 0; i < 2; i++) free(counts[i]), free(types[i]);
+  free(places);
+  /* An operator whose length is an int gets more elements in several calls. All elements are at one place. */
+  MPI_Op op;
+  MPI_Datatype still, down;
+  const MPI_Count many = (MPI_Count)INT_MAX + 5;
+  char one = 1, other = 1;
+  CHECK(!MPI_Op_create(count_elements, 1, &op) && !MPI_Type_create_resized(MPI_CHAR, 0, 0, &still) && !MPI_Type_commit(&still));
+  seen = calls = 0;
+  CHECK(!MPI_Reduce_local_c(&one, &other, many, still, op) && seen == many && calls == 2);
+  CHECK(!MPI_Op_free(&op) && !MPI_Type_free(&still));
+  /* Elements that follow each other downwards: every rank gets its own block. */
+  int values[16], sum = -1;
+  CHECK(size <= 8 && !MPI_Op_create(sum_downwards, 1, &op));
+  CHECK(!MPI_Type_create_resized(MPI_INT, 0, -8, &down) && !MPI_Type_commit(&down));
+  for (int r = 0; r < size; r++) values[15 - 2 * r] = 10 * r + rank;
+  CHECK(!MPI_Reduce_scatter_block(&values[15], &sum, 1, down, op, MPI_COMM_WORLD));
+  CHECK(sum == size * 10 * rank + size * (size - 1) / 2 && !MPI_Op_free(&op) && !MPI_Type_free(&down));
+}
+
 static int types_freed;
 
 static int on_type_delete(MPI_Datatype type, int key, void *value, void *extra) {
@@ -248,7 +308,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators(), corners(), keyvals(), first_calls();
+  topologies(), communicators(), corners(), edges(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }

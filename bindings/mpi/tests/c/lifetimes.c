@@ -94,10 +94,58 @@ static void single_partitions(void) {
   CHECK(got[1] == before + 50 && !MPI_Request_free(&in) && !MPI_Request_free(&out));
 }
 
+/* There is no limit to the number of pending requests. The last receive completes by its own message, not by that of the first. */
+static void many_requests(void) {
+  enum { MANY = 262200 };
+  int flag, first = 7, last = 9, *got = calloc(MANY, sizeof *got);
+  MPI_Request *in = malloc(MANY * sizeof *in);
+  for (int i = 0; i < MANY; i++) CHECK(!MPI_Irecv(&got[i], 1, MPI_INT, 0, i, MPI_COMM_SELF, &in[i]));
+  for (int i = 0; i < 100; i++) CHECK(in[i] != in[MANY - 1] && in[i] != in[262144 + i % 50]);
+  CHECK(!MPI_Send(&first, 1, MPI_INT, 0, 0, MPI_COMM_SELF));
+  CHECK(!MPI_Test(&in[262144], &flag, MPI_STATUS_IGNORE) && !flag);
+  CHECK(!MPI_Send(&last, 1, MPI_INT, 0, 262144, MPI_COMM_SELF) && !MPI_Wait(&in[262144], MPI_STATUS_IGNORE) && got[262144] == 9);
+  CHECK(!MPI_Wait(&in[0], MPI_STATUS_IGNORE) && got[0] == 7);
+  for (int i = 1; i < MANY; i++)
+    if (i != 262144) CHECK(!MPI_Cancel(&in[i]));
+  CHECK(!MPI_Waitall(MANY, in, MPI_STATUSES_IGNORE));
+  free(got), free(in);
+}
+
+static int freed;
+
+static int on_query(void *extra, MPI_Status *status) {
+  (void)extra;
+  return MPI_Status_set_elements(status, MPI_INT, 0) || MPI_Status_set_cancelled(status, 0);
+}
+
+static int on_free(void *extra) {
+  (void)extra;
+  freed++;
+  return MPI_SUCCESS;
+}
+
+static int on_cancel(void *extra, int complete) {
+  (void)extra, (void)complete;
+  return MPI_SUCCESS;
+}
+
+/* The program's state is released once the request has been freed and the operation has been completed, in any order. */
+static void generalized(void) {
+  MPI_Request request, copy;
+  freed = 0;
+  CHECK(!MPI_Grequest_start(on_query, on_free, on_cancel, NULL, &request));
+  copy = request;
+  CHECK(!MPI_Request_free(&request) && request == MPI_REQUEST_NULL && freed == 0);
+  CHECK(!MPI_Grequest_complete(copy) && freed == 1);
+  CHECK(!MPI_Grequest_start(on_query, on_free, on_cancel, NULL, &request) && !MPI_Grequest_complete(request));
+  CHECK(freed == 1 && !MPI_Request_free(&request) && freed == 2);
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   next = (rank + 1) % size, before = (rank + size - 1) % size;
   freed_objects(), cancelled_sends(), partitions(), single_partitions();
+  many_requests(), generalized();
   CHECK(!MPI_Finalize());
   return 0;
 }

@@ -120,6 +120,14 @@ static void datatypes(void) {
   CHECK(!MPI_Unpack(packed, 22, &position, w, 2, structure, MPI_COMM_WORLD));
   CHECK(w[1].s == 3 && w[1].d == 4.5 && w[1].c == 'y' && w[0].d == 2.5);
   CHECK(!MPI_Type_free(&structure));
+  /* Elements that follow each other downwards: a type of one such element has the same extent. */
+  MPI_Datatype down, one;
+  int numbers[5] = {1, 2, 3, 4, 5}, taken[3];
+  CHECK(!MPI_Type_create_resized(MPI_INT, 0, -8, &down) && !MPI_Type_contiguous(1, down, &one) && !MPI_Type_commit(&one));
+  CHECK(!MPI_Type_get_extent(one, &low, &extent) && low == 0 && extent == -8);
+  position = 0;
+  CHECK(!MPI_Pack(&numbers[4], 3, one, taken, sizeof taken, &position, MPI_COMM_WORLD));
+  CHECK(taken[0] == 5 && taken[1] == 3 && taken[2] == 1 && !MPI_Type_free(&down) && !MPI_Type_free(&one));
 }
 
 /* While a receive waits, messages arrive that are not for it: of another tag or communicator, shorter, longer, or for a receive that

@@ -1,8 +1,67 @@
 /* One-sided: fences, locks, accumulates, shared memory. Any number of ranks. */
 #include "test.h"
+#include <pthread.h>
+
+/* The synchronisation with a target reports operations that the target has refused, once. */
+static void refused(void) {
+  MPI_Win window;
+  MPI_Aint place;
+  MPI_Datatype gaps;
+  int value = 5, got = -1, target = size - 1;
+  static int never_attached[1];
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Get_address(never_attached, &place) && !MPI_Bcast(&place, 1, MPI_AINT, target, MPI_COMM_WORLD));
+  CHECK(!MPI_Win_lock(MPI_LOCK_SHARED, target, 0, window) && !MPI_Put(&value, 1, MPI_INT, target, place, 1, MPI_INT, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
+  CHECK(!MPI_Win_flush(target, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
+  CHECK(got == -1 && !MPI_Put(&value, 1, MPI_INT, target, place, 1, MPI_INT, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_unlock(target, window));
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_fence(0, window));
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Win_free(&window) && never_attached[0] == 0);
+  /* The origin checks the operator, also for a type made of numbers. */
+  float ones[4] = {1, 1, 1, 1}, memory[4] = {0};
+  CHECK(!MPI_Type_vector(2, 1, 2, MPI_FLOAT, &gaps) && !MPI_Type_commit(&gaps));
+  CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_OP, MPI_Accumulate(ones, 1, gaps, target, 0, 1, gaps, MPI_BAND, window));
+  CHECK(!MPI_Accumulate(ones, 1, gaps, target, 0, 1, gaps, MPI_SUM, window) && !MPI_Win_fence(0, window));
+  CHECK(rank != target || (memory[0] == size && memory[1] == 0 && memory[2] == size));
+  CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
+}
+
+enum { TURNS = 500, PART = 1 << 14 };
+
+static MPI_Win common;
+static int numbers[2 * PART];
+
+/* A flush completes the operations of its thread, although another thread flushes the same target at the same time. */
+static void *get_and_flush(void *half) {
+  static int got[2 * PART];
+  int first = half ? PART : 0, *own = &got[first];
+  for (int i = 0; i < TURNS; i++) {
+    own[0] = own[PART - 1] = -1;
+    CHECK(!MPI_Get(own, PART, MPI_INT, size - 1, first, PART, MPI_INT, common) && !MPI_Win_flush(size - 1, common));
+    CHECK(own[0] == first && own[PART - 1] == first + PART - 1);
+  }
+  return NULL;
+}
+
+static void flushes_of_threads(void) {
+  pthread_t other;
+  for (int i = 0; i < 2 * PART; i++) numbers[i] = i;
+  CHECK(!MPI_Win_create(numbers, sizeof numbers, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &common) && !MPI_Win_lock_all(0, common));
+  CHECK(!pthread_create(&other, NULL, get_and_flush, numbers));
+  get_and_flush(NULL);
+  CHECK(!pthread_join(other, NULL) && !MPI_Win_unlock_all(common) && !MPI_Win_free(&common));
+}
 
 int main(int argc, char **argv) {
-  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  int level;
+  CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
+  CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  refused(), flushes_of_threads();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

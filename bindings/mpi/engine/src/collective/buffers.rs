@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::schedule::{Memory, Schedule};
 use crate::args::count;
+use crate::constants::{BYTE, DATATYPE_NULL};
 use crate::datatype::{self, Type};
 use crate::error::Outcome;
 
@@ -24,6 +25,8 @@ impl Buffer {
     /// # Errors
     /// For a negative count or an invalid type.
     pub fn new(at: *const c_void, n: i64, of: i32) -> Outcome<Self> {
+        // Programs leave out the type of no elements.
+        let of = if n == 0 && of == DATATYPE_NULL { BYTE } else { of };
         Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
     }
 
@@ -169,6 +172,8 @@ impl Scratch {
             return self.memory.part(0, 0);
         }
         let extent = self.of.extent.unsigned_abs() as usize;
+        // With a negative extent, the first element is the last in memory.
+        let from = if self.of.extent < 0 { self.count - from - count } else { from };
         self.memory.part(from * extent, (count - 1) * extent + self.of.true_extent as usize)
     }
 

@@ -222,6 +222,9 @@ impl Schedule {
 }
 
 /// A schedule that has been started, for which threads may wait.
+///
+/// 1. Only the thread that has the lock of the schedule advances it, sets `done`, and enters it into [`ACTIVE`] or removes it.
+/// 2. It removes the schedule before it sets `done`, since a thread that sees `done` may start the schedule again.
 #[derive(Debug)]
 pub struct Started {
     schedule: Mutex<Schedule>,
@@ -229,14 +232,22 @@ pub struct Started {
 }
 
 static ACTIVE: Mutex<Vec<Arc<Started>>> = Mutex::new(Vec::new());
+/// The length of [`ACTIVE`], to be read without its lock.
 static ACTIVES: AtomicUsize = AtomicUsize::new(0);
+
+/// Changes the list of active schedules.
+fn change_active(change: impl FnOnce(&mut Vec<Arc<Started>>)) {
+    let mut active = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    change(&mut active);
+    ACTIVES.store(active.len(), Ordering::Release);
+}
 
 impl Started {
     /// Starts a schedule.
     #[must_use]
     pub fn start(schedule: Schedule) -> Arc<Self> {
-        let started = Arc::new(Self { schedule: Mutex::new(schedule), done: Mutex::new(None) });
-        started.activate();
+        let started = Self::idle(schedule);
+        started.restart();
         started
     }
 
@@ -248,16 +259,13 @@ impl Started {
 
     /// Starts the schedule again.
     pub fn restart(self: &Arc<Self>) {
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner).rewind();
-        self.activate();
-    }
-
-    fn activate(self: &Arc<Self>) {
-        if !self.advance() {
-            ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
-            ACTIVES.fetch_add(1, Ordering::Release);
+        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        schedule.rewind();
+        let outcome = schedule.advance();
+        if outcome.is_none() {
+            change_active(|active| active.push(Arc::clone(self)));
         }
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
     }
 
     /// Returns the outcome if the schedule has ended.
@@ -266,14 +274,19 @@ impl Started {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn advance(&self) -> bool {
+    /// Advances an active schedule. Returns whether this call has ended it.
+    fn advance(self: &Arc<Self>) -> bool {
         let mut schedule = match self.schedule.try_lock() {
             Ok(schedule) => schedule,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Another thread advances it, or this thread does and has called an operator of the program that calls MPI.
             Err(TryLockError::WouldBlock) => return false,
         };
+        if self.outcome().is_some() {
+            return false;
+        }
         let Some(outcome) = schedule.advance() else { return false };
+        change_active(|active| active.retain(|other| !Arc::ptr_eq(other, self)));
         *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         true
     }
@@ -285,18 +298,8 @@ pub fn advance_all() -> bool {
         return false;
     }
     let all = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut ended = false;
-    for started in all {
-        if started.outcome().is_none() && started.advance() {
-            ACTIVE
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .retain(|other| !Arc::ptr_eq(other, &started));
-            ACTIVES.fetch_sub(1, Ordering::Release);
-            ended = true;
-        }
-    }
-    ended
+    // Every schedule is advanced, not only those up to the first that ends.
+    all.iter().filter(|started| started.outcome().is_none() && started.advance()).count() > 0
 }
 
 /// Runs a schedule to its end.
@@ -308,6 +311,7 @@ pub fn complete(mut schedule: Schedule) -> Outcome {
     net::wait_until(|| {
         outcome = schedule.advance();
         outcome.is_some()
-    })?;
+    })
+    .inspect_err(|why| net::forsake(&schedule.waiting, why))?;
     outcome.unwrap_or_else(|| Err(Fail::new(crate::error::Class::Intern, "a collective has no end")))
 }

@@ -71,7 +71,10 @@ pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, 
         let mut packed = Packed::of(&buffer, comm.rank == from);
         let data = packed.memory();
         fast::transfer(&comm, Collective::Broadcast, data, data, data.len, from)?;
-        packed.unpack(&buffer);
+        // The root only reads its buffer, which may lie in memory that nobody may write.
+        if comm.rank != from {
+            packed.unpack(&buffer);
+        }
         return Ok(());
     }
     go(how, &comm, |s| {

@@ -265,7 +265,7 @@ impl Comm {
         let sink = Sink::Flat { ptr: bytes.as_mut_ptr(), room: bytes.len() };
         let source = members.first().copied();
         net::net()?.recv(context, Recv { source, tag: Some(tag), sink, done: Arc::clone(&done) });
-        net::wait_until(|| done.is_done())?;
+        net::wait_for(&done)?;
         match done.get().and_then(|finished| finished.error.clone()) {
             Some(error) => Err(error),
             None => Ok(u32::from_le_bytes(bytes)),

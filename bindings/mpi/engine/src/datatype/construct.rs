@@ -16,10 +16,12 @@ use crate::error::{Class, Outcome, fail};
 struct Bounds {
     low: i64,
     high: i64,
+    /// Whether there are elements. With a negative extent, the low end of one lies above its high end.
+    any: bool,
 }
 
 impl Bounds {
-    const NONE: Self = Self { low: i64::MAX, high: i64::MIN };
+    const NONE: Self = Self { low: i64::MAX, high: i64::MIN, any: false };
 
     /// Adds `count` elements from `at` on, one per `extent` bytes; each reaches from `low` to `high`.
     fn add(&mut self, at: i64, count: i64, extent: i64, (low, high): (i64, i64)) -> Option<()> {
@@ -27,12 +29,13 @@ impl Bounds {
             let last = at.checked_add(extent.checked_mul(count - 1)?)?;
             self.low = self.low.min(at.min(last).checked_add(low)?);
             self.high = self.high.max(at.max(last).checked_add(high)?);
+            self.any = true;
         }
         Some(())
     }
 
     fn ends(self) -> (i64, i64) {
-        if self.low > self.high { (0, 0) } else { (self.low, self.high) }
+        if self.any { (self.low, self.high) } else { (0, 0) }
     }
 }
 

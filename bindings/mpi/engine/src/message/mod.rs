@@ -191,7 +191,7 @@ impl Place {
 
 /// Waits for a receive.
 unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -> Outcome {
-    let Some(mut awaited) = awaited else {
+    let Some(awaited) = awaited else {
         // SAFETY: the caller's promise.
         unsafe { set(status, FROM_NOBODY) };
         return Ok(());
@@ -201,17 +201,10 @@ unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -
         unsafe { set(status, request::received(finished, comm)) };
         return Ok(());
     }
-    match net::wait_for_receive(&mut awaited) {
-        Ok(finished) => {
-            // SAFETY: the caller's promise.
-            unsafe { set(status, request::received(&finished, comm)) };
-            finished.error.map_or(Ok(()), Err)
-        }
-        Err(why) => {
-            net::net()?.forsake(awaited, &why);
-            Err(why)
-        }
-    }
+    let finished = net::wait_for_receive(awaited)?;
+    // SAFETY: the caller's promise.
+    unsafe { set(status, request::received(&finished, comm)) };
+    finished.error.map_or(Ok(()), Err)
 }
 
 /// Status of a receive from `MPI_PROC_NULL`.
@@ -228,8 +221,8 @@ unsafe fn set(into: *mut Status, status: Status) {
 }
 
 /// Waits for a message.
-unsafe fn finish(done: &Completion, comm: &Comm, status: *mut Status) -> Outcome {
-    net::wait_until(|| done.is_done())?;
+unsafe fn finish(done: &Arc<Completion>, comm: &Comm, status: *mut Status) -> Outcome {
+    net::wait_for(done)?;
     let Some(finished) = done.get() else { return fail(Class::Intern, "a message has no end") };
     // SAFETY: the caller's promise.
     unsafe { set(status, request::received(finished, comm)) };

@@ -9,6 +9,10 @@ use std::sync::Arc;
 use super::Net;
 use super::body::{Completion, Finished};
 use super::wire::{CANCEL, CANCELLED, envelope};
+use crate::error::Fail;
+
+/// The number of no message. A rank that asks to withdraw it wants only an answer.
+pub(super) const NOTHING: u64 = 0;
 
 impl Net {
     /// Cancels a receive that no message has matched yet.
@@ -17,6 +21,26 @@ impl Net {
         let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
         mailbox.posted.remove(at);
         self.finish(done, Finished::cancelled());
+    }
+
+    /// Cancels an operation, whatever it is, that has no match yet.
+    pub(super) fn cancel(&mut self, done: &Arc<Completion>) {
+        let contexts: Vec<u32> = self.boxes.keys().copied().collect();
+        contexts.into_iter().for_each(|context| self.cancel_recv(context, done));
+        self.cancel_send(done);
+    }
+
+    /// Gives up an operation that could not be cancelled. Nothing touches its memory after this.
+    pub(super) fn give_up(&mut self, done: &Arc<Completion>, why: &Fail) {
+        if let Some(number) =
+            self.parked.iter().find_map(|(number, parked)| Arc::ptr_eq(&parked.done, done).then_some(*number))
+        {
+            return self.withdrawn(number);
+        }
+        // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
+        if let Some(peer) = self.slots.iter().find_map(|slot| slot.op.peer_of(done)) {
+            self.abandon(peer, &why.text);
+        }
     }
 
     /// Cancels a send that no receive has matched yet. The receiver decides whether that is so.
@@ -35,7 +59,7 @@ impl Net {
 
     /// Withdraws a message at its sender's request.
     pub(super) fn withdraw(&mut self, from: u32, number: u64) {
-        if self.remove_announced(from, number) {
+        if number == NOTHING || self.remove_announced(from, number) {
             self.post_words(from, envelope(CANCELLED, 0, 0), &[number, 0]);
         }
     }

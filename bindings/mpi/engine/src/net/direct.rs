@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering;
 use kolo_transport::{Channel, Fits, Piece, Posted, Short, Sink as Place, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
-use super::wire::{EAGER_BYTES, HEADS, Head, Op, Source, TAG_BITS, WHOLE, broken, envelope, tag_of};
+use super::cancel::NOTHING;
+use super::wire::{CANCEL, EAGER_BYTES, HEADS, Head, Op, Source, TAG_BITS, WHOLE, broken, envelope, tag_of};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail, Outcome, fail};
 
@@ -190,6 +191,16 @@ impl Net {
         }
     }
 
+    /// Asks the source of a direct receive for a head, whose arrival makes the transport return the receive.
+    pub(super) fn recall(&mut self, awaited: &Awaited) {
+        if let Awaited::Direct(at) = awaited
+            && let Op::Direct(Direct::Out { source, .. }) = &self.slots[*at as usize].op
+        {
+            let source = *source;
+            self.post_words(source, envelope(CANCEL, 0, 0), &[NOTHING, 0]);
+        }
+    }
+
     /// Gives up a receive, since the job has failed. Its memory is not touched after this.
     pub fn forsake(&mut self, awaited: Awaited, why: &Fail) {
         let source = match &awaited {
@@ -202,8 +213,7 @@ impl Net {
             },
             Awaited::Posted(context, done) => {
                 self.cancel_recv(*context, done);
-                // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
-                self.slots.iter().find_map(|slot| slot.op.source_for(done))
+                return self.give_up(done, why);
             }
         };
         if let Some(source) = source {

@@ -25,7 +25,7 @@ pub(crate) use links::close;
 pub use links::open;
 pub use matching::{Claimed, Found};
 pub use servant::{Absence, expect_threads, serve_windows};
-pub use wait::{nap, poll_once, sleeps, wait_for_receive, wait_until, wait_until_all};
+pub use wait::{forsake, nap, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
 pub use wire::Source;
 
 use std::collections::HashMap;

@@ -1,14 +1,15 @@
 //! Waiting: polls, with pauses by Kolo's waiting policy.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Finished, Net, net, rest};
+use super::{Awaited, Completion, Finished, Net, net, rest};
 use crate::collective::schedule;
-use crate::error::Outcome;
+use crate::error::{Fail, Outcome};
 use crate::world;
 
 thread_local! {
@@ -23,6 +24,8 @@ const NAP: Duration = Duration::from_micros(100);
 const NAP_MAX: Duration = Duration::from_micros(500);
 /// Looks at one peer's channel, some 10 ns each, between two polls of all channels.
 const LOOKS: u32 = 16;
+/// The longest time that messages under way get to end once the job has failed. Their peers notice the failure within about as long.
+const LAST_TIME: Duration = Duration::from_secs(1);
 /// Sleeps between two checks whether the job has failed.
 const NAPS_PER_LOOK: u32 = 200;
 
@@ -81,8 +84,8 @@ pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
 /// Advances messages until a receive is complete.
 ///
 /// # Errors
-/// If the job has failed meanwhile.
-pub fn wait_for_receive(awaited: &mut Awaited) -> Outcome<Finished> {
+/// If the job has failed meanwhile. Nothing touches the memory of the receive after that.
+pub fn wait_for_receive(mut awaited: Awaited) -> Outcome<Finished> {
     let looks = if policy().spin.is_zero() { 1 } else { LOOKS };
     let step = |awaited: &mut Awaited| {
         let Ok(mut net) = net() else { return (false, None) };
@@ -99,7 +102,59 @@ pub fn wait_for_receive(awaited: &mut Awaited) -> Outcome<Finished> {
         drop(net);
         (if found.is_none() { schedule::advance_all() | moved } else { true }, found)
     };
-    drive(awaited, step, |awaited, net| net.look_no_more(awaited))
+    let ended = drive(&mut awaited, step, |awaited, net| net.look_no_more(awaited));
+    if let Err(why) = &ended {
+        forsake_receive(awaited, why);
+    }
+    ended
+}
+
+/// Advances messages until an operation is complete.
+///
+/// # Errors
+/// If the job has failed meanwhile. Nothing touches the memory of the operation after that.
+pub fn wait_for(done: &Arc<Completion>) -> Outcome {
+    wait_until(|| done.is_done()).inspect_err(|why| forsake(std::slice::from_ref(done), why))
+}
+
+fn forsake_receive(mut awaited: Awaited, why: &Fail) {
+    if let Ok(mut net) = net() {
+        net.recall(&awaited);
+    }
+    let deadline = Instant::now() + LAST_TIME;
+    while matches!(awaited, Awaited::Direct(_)) && Instant::now() < deadline {
+        let Ok(mut net) = net() else { return };
+        let moved = net.poll();
+        if net.ended(&mut awaited).is_some() {
+            return;
+        }
+        drop(net);
+        if !moved {
+            yield_now();
+        }
+    }
+    match awaited {
+        Awaited::Posted(_, done) => forsake(&[done], why),
+        other => drop(net().map(|mut net| net.forsake(other, why))),
+    }
+}
+
+/// Gives up the operations for which a wait has failed: nothing touches their memory after this. Messages that are moving already get some
+/// time to end, since giving up one of them costs this rank its connection to the peer, which may have survived.
+pub fn forsake(operations: &[Arc<Completion>], why: &Fail) {
+    let all = |each: &dyn Fn(&mut Net, &Arc<Completion>)| {
+        if let Ok(mut net) = net() {
+            operations.iter().filter(|done| !done.is_done()).for_each(|done| each(&mut net, done));
+        }
+    };
+    all(&Net::cancel);
+    let deadline = Instant::now() + LAST_TIME;
+    while !operations.iter().all(|done| done.is_done()) && Instant::now() < deadline {
+        if !net().is_ok_and(|mut net| net.poll()) {
+            yield_now();
+        }
+    }
+    all(&|net, done| net.give_up(done, why));
 }
 
 /// Calls `step` until it ends the wait, with pauses after steps that move nothing. Before a sleep, `settle` hands the endpoints what the

@@ -181,14 +181,15 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// Returns the source of the message if this operation receives it for `done`.
-    pub(super) fn source_for(&self, done: &Arc<Completion>) -> Option<u32> {
-        match self {
-            Self::Head { recv: Some(recv), from: source, .. } | Self::Bytes { recv, source, .. } => {
-                Arc::ptr_eq(&recv.done, done).then_some(*source)
-            }
-            _ => None,
-        }
+    /// Returns the peer if this operation moves the message of `done`.
+    pub(super) fn peer_of(&self, done: &Arc<Completion>) -> Option<u32> {
+        let (peer, own) = match self {
+            Self::Head { recv: Some(recv), from, .. } => (from, &recv.done),
+            Self::Bytes { recv, source, .. } => (source, &recv.done),
+            Self::Send { to, done, .. } => (to, done),
+            _ => return None,
+        };
+        Arc::ptr_eq(own, done).then_some(*peer)
     }
 }
 

@@ -3,7 +3,7 @@
 mod many;
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use many::*;
@@ -81,8 +81,14 @@ pub struct General {
     free: usize,
     cancel: usize,
     extra: usize,
-    is_complete: AtomicBool,
+    /// [`COMPLETE`] and [`FREED`]. The second of the two calls releases the program's state.
+    ended: AtomicU8,
 }
+
+/// The program has completed the operation.
+const COMPLETE: u8 = 1;
+/// The program has freed the request.
+const FREED: u8 = 2;
 
 /// Makes a request of an operation.
 pub(crate) fn register(active: Active, comm: impl Into<Held<Comm>>) -> c_int {
@@ -194,7 +200,7 @@ impl Active {
             Self::Flush(sends) => sends.iter().all(|done| done.is_done()),
             Self::Collective(started) => started.outcome().is_some(),
             Self::Over(_) => true,
-            Self::General(general) => general.is_complete.load(Ordering::Acquire),
+            Self::General(general) => general.is_complete(),
             Self::Partitioned(partitioned) => partitioned.is_over(),
             Self::Window(operation) => operation.is_over(),
         }
@@ -225,7 +231,7 @@ impl Active {
             Self::Collective(started) => Ended { status: Status::EMPTY, error: started.outcome()?.err() },
             Self::Over(status) => Ended { status: *status, error: None },
             Self::General(general) => {
-                if !general.is_complete.load(Ordering::Acquire) {
+                if !general.is_complete() {
                     return None;
                 }
                 general.query()
@@ -245,6 +251,10 @@ impl Active {
 }
 
 impl General {
+    fn is_complete(&self) -> bool {
+        self.ended.load(Ordering::Acquire) & COMPLETE != 0
+    }
+
     fn query(&self) -> Ended {
         type Query = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
         // SAFETY: the address is that of a function of this type, or null.
@@ -273,7 +283,7 @@ impl General {
         type Cancel = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
         // SAFETY: the address is that of a function of this type, or null.
         let cancel = unsafe { std::mem::transmute::<usize, Option<Cancel>>(self.cancel) };
-        let complete = self.is_complete.load(Ordering::Acquire).into();
+        let complete = self.is_complete().into();
         // SAFETY: calls the program's function with the standard's arguments.
         let code = cancel.map_or(SUCCESS, |cancel| unsafe { cancel(self.extra as *mut c_void, complete) });
         if code == SUCCESS { Ok(()) } else { Err(Fail::code(flavor::code_in(code))) }
@@ -374,12 +384,17 @@ pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
         let request = lookup(*handle)?;
-        REQUESTS.remove(*handle);
-        *handle = REQUEST_NULL;
-        match request.active() {
-            Some(Active::General(general)) => general.release(),
-            _ => Ok(()),
+        let freed = std::mem::replace(&mut *handle, REQUEST_NULL);
+        if let Some(Active::General(general)) = request.active() {
+            if general.ended.fetch_or(FREED, Ordering::AcqRel) & COMPLETE == 0 {
+                // The handle stays, since the program still completes the operation by it.
+                return Ok(());
+            }
+            REQUESTS.remove(freed);
+            return general.release();
         }
+        REQUESTS.remove(freed);
+        Ok(())
     }
 }
 
@@ -458,7 +473,7 @@ pub unsafe fn grequest_start(
         free: free as usize,
         cancel: cancel as usize,
         extra: extra as usize,
-        is_complete: AtomicBool::new(false),
+        ended: AtomicU8::new(0),
     };
     // SAFETY: the caller's promise.
     unsafe { put(handle, register(Active::General(Arc::new(general)), &own)) }
@@ -467,8 +482,11 @@ pub unsafe fn grequest_start(
 pub unsafe fn grequest_complete(handle: c_int) -> Outcome {
     match lookup(handle)?.active() {
         Some(Active::General(general)) => {
-            general.is_complete.store(true, Ordering::Release);
-            Ok(())
+            if general.ended.fetch_or(COMPLETE, Ordering::AcqRel) & FREED == 0 {
+                return Ok(());
+            }
+            REQUESTS.remove(handle);
+            general.release()
         }
         _ => fail(Class::Request, "this is not a generalized request"),
     }

@@ -1,10 +1,10 @@
 //! Synchronisation of windows: fences, exposure and access epochs, and locks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::handle_messages::awaited;
+use super::handle_messages::{awaited, refusal};
 use super::wire::{Kind, Message};
 use super::{Operation, Window, lookup};
 use crate::args::put;
@@ -23,16 +23,16 @@ pub(super) struct Epochs {
     /// Targets of the access epoch that has been started, and origins of the exposure epoch that has been posted.
     started: Option<Vec<u32>>,
     posted: Option<Vec<u32>>,
-    /// Targets with operations that may be incomplete.
-    dirty: BTreeSet<u32>,
+    /// For each target, how many operations have been sent to it, and how many of those are known to be done.
+    sent: BTreeMap<u32, (u64, u64)>,
 }
 
 const NO_SUCCEED: c_int = 16384;
 
 impl Window {
-    /// Checks that a target may be accessed, and records the access.
+    /// Checks that a target may be accessed.
     pub(super) fn access(&self, target: u32) -> Outcome {
-        let mut epochs = self.epochs();
+        let epochs = self.epochs();
         let started = epochs.started.as_ref().is_some_and(|targets| targets.contains(&target));
         if !epochs.fence && !epochs.all_locked && !started && !epochs.locked.contains(&target) {
             return fail(
@@ -42,8 +42,12 @@ impl Window {
                 ),
             );
         }
-        epochs.dirty.insert(target);
         Ok(())
+    }
+
+    /// Counts an operation that has been sent to a target. A flush of another thread that has been sent before does not cover it.
+    pub(super) fn has_told(&self, target: u32) {
+        self.epochs().sent.entry(target).or_default().0 += 1;
     }
 
     pub(super) fn tell(&self, target: u32, message: &Message<'_>) -> Outcome {
@@ -61,16 +65,32 @@ impl Window {
 
     /// Waits until all operations on the given targets are done.
     fn flush(&self, of: impl Fn(u32) -> bool) -> Outcome {
-        let targets: Vec<u32> = self.epochs().dirty.iter().copied().filter(|target| of(*target)).collect();
+        let open = |(target, (sent, done)): (&u32, &(u64, u64))| {
+            (sent > done && of(*target)).then_some((*target, *sent))
+        };
+        let targets: Vec<(u32, u64)> = self.epochs().sent.iter().filter_map(open).collect();
         let mut asked = Vec::new();
-        for target in &targets {
-            asked.push(self.ask(*target, Kind::Flush, 0)?);
+        for (target, _) in &targets {
+            asked.push((*target, self.ask(*target, Kind::Flush, 0)?));
         }
-        for operation in asked {
-            operation.wait()?;
+        let outcome = self.end(asked);
+        let mut epochs = self.epochs();
+        for (target, sent) in targets {
+            epochs.sent.entry(target).and_modify(|(_, done)| *done = sent.max(*done));
         }
-        self.epochs().dirty.retain(|target| !targets.contains(target));
-        Ok(())
+        outcome
+    }
+
+    /// Waits for the answers of targets that all earlier operations are done. Returns the first failure of these operations.
+    fn end(&self, asked: Vec<(u32, Arc<Operation>)>) -> Outcome {
+        let mut outcome = Ok(());
+        for (target, operation) in asked {
+            outcome = outcome.and(operation.wait());
+            if self.locks().failures.remove(&target) {
+                outcome = outcome.and(Err(refusal()));
+            }
+        }
+        outcome
     }
 
     pub(super) fn barrier(&self) -> Outcome {
@@ -133,10 +153,11 @@ pub unsafe fn win_fence(assertion: c_int, window: c_int) -> Outcome {
             return fail(Class::RmaSync, "a fence inside an epoch of another kind");
         }
     }
-    window.flush(|_| true)?;
+    // The other ranks wait for this one, whatever has become of its operations.
+    let outcome = window.flush(|_| true);
     window.barrier()?;
     window.epochs().fence = assertion & NO_SUCCEED == 0;
-    Ok(())
+    outcome
 }
 
 pub unsafe fn win_start(group: c_int, _assertion: c_int, window: c_int) -> Outcome {
@@ -165,12 +186,12 @@ pub unsafe fn win_complete(window: c_int) -> Outcome {
     let Some(targets) = window.epochs().started.clone() else {
         return fail(Class::RmaSync, "no access has been started: call MPI_Win_start first");
     };
-    window.flush(|target| targets.contains(&target))?;
+    let outcome = window.flush(|target| targets.contains(&target));
     for target in &targets {
         window.tell(*target, &Message::plain(Kind::Complete, window.number(), 0))?;
     }
     window.epochs().started = None;
-    Ok(())
+    outcome
 }
 
 pub unsafe fn win_post(group: c_int, _assertion: c_int, window: c_int) -> Outcome {
@@ -233,11 +254,11 @@ pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
         return fail(Class::RmaSync, format!("rank {target} of the window is not locked"));
     }
     // The target handles the message after all earlier ones of this rank.
-    window.ask(target, Kind::Unlock, 0)?.wait()?;
+    let outcome = window.end(vec![(target, window.ask(target, Kind::Unlock, 0)?)]);
     let mut epochs = window.epochs();
     epochs.locked.remove(&target);
-    epochs.dirty.remove(&target);
-    Ok(())
+    epochs.sent.remove(&target);
+    outcome
 }
 
 pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
@@ -266,13 +287,13 @@ pub unsafe fn win_unlock_all(window: c_int) -> Outcome {
     }
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
-        asked.push(window.ask(target, Kind::Unlock, 0)?);
+        asked.push((target, window.ask(target, Kind::Unlock, 0)?));
     }
-    asked.into_iter().try_for_each(|operation| operation.wait())?;
+    let outcome = window.end(asked);
     let mut epochs = window.epochs();
     epochs.all_locked = false;
-    epochs.dirty.clear();
-    Ok(())
+    epochs.sent.clear();
+    outcome
 }
 
 pub unsafe fn win_flush(target: c_int, window: c_int) -> Outcome {

@@ -10,7 +10,7 @@ use super::{Operation, WINDOWS, Window};
 use crate::constants::LOCK_EXCLUSIVE;
 use crate::datatype::{self, Type};
 use crate::error::{Class, Fail};
-use crate::net::Net;
+use crate::net::{self, Net};
 use crate::numbers;
 use crate::op;
 
@@ -40,10 +40,36 @@ pub(super) fn awaited(operation: &Arc<Operation>) -> u64 {
     number
 }
 
+/// Gives up all operations, since the job has failed: answers no longer write to the program's memory.
+pub(super) fn forsake(why: &Fail) {
+    // Answers are handled under this lock.
+    let _net = net::net();
+    let all = with(&AWAITED, std::mem::take);
+    all.values().for_each(|operation| operation.finish(&[], Some(why.clone())));
+}
+
 fn answer(net: &mut Net, to: u32, number: u64, data: &[u8]) {
     if number != 0 {
         net.send_to_window(to, Message { data, ..Message::plain(Kind::Answer, 0, number) }.encode());
     }
+}
+
+/// Answers that all earlier operations of an origin are done, or that one of them was refused.
+fn conclude(net: &mut Net, window: &Window, to: u32, rank: u32, number: u64) {
+    if window.locks().refused.remove(&rank) {
+        refuse(net, to, number);
+    } else {
+        answer(net, to, number, &[]);
+    }
+}
+
+fn refuse(net: &mut Net, to: u32, number: u64) {
+    net.send_to_window(to, Message::plain(Kind::Refusal, 0, number).encode());
+}
+
+/// Makes the failure of an operation that its target has refused.
+pub(super) fn refusal() -> Fail {
+    Fail::new(Class::RmaRange, "the target memory is not part of the window, or not attached")
 }
 
 /// Handles a message.
@@ -51,16 +77,14 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
     let Some(message) = Message::decode(bytes) else { return };
     if matches!(message.kind, Kind::Answer | Kind::Refusal) {
         if let Some(operation) = with(&AWAITED, |awaited| awaited.remove(&message.number)) {
-            let text =
-                || Fail::new(Class::RmaRange, "the target memory is not part of the window, or not attached");
-            operation.finish(message.data, (message.kind == Kind::Refusal).then(text));
+            operation.finish(message.data, (message.kind == Kind::Refusal).then(refusal));
         }
         return;
     }
     let Some(window) = with(&KNOWN, |known| known.get(&message.window).cloned()) else { return };
-    let rank = window.comm.rank_of(from) as usize;
+    let rank = window.comm.rank_of(from);
     match message.kind {
-        Kind::Flush => answer(net, from, message.number, &[]),
+        Kind::Flush => conclude(net, &window, from, rank, message.number),
         Kind::Lock => {
             let wish = Wish { from, number: message.number, exclusive: message.op == LOCK_EXCLUSIVE };
             let granted = window.locks().lock(wish);
@@ -70,17 +94,15 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
         }
         Kind::Unlock => {
             let granted = window.locks().unlock();
-            answer(net, from, message.number, &[]);
+            conclude(net, &window, from, rank, message.number);
             granted.into_iter().for_each(|wish| answer(net, wish.from, wish.number, &[]));
         }
-        Kind::Post => window.locks().posts[rank] += 1,
-        Kind::Complete => window.locks().completes[rank] += 1,
+        Kind::Post => window.locks().posts[rank as usize] += 1,
+        Kind::Complete => window.locks().completes[rank as usize] += 1,
         _ => match access(&window, &message) {
             Some(data) => answer(net, from, message.number, &data),
-            None if message.number != 0 => {
-                net.send_to_window(from, Message::plain(Kind::Refusal, 0, message.number).encode());
-            }
-            None => {}
+            None if message.number != 0 => refuse(net, from, message.number),
+            None => drop(window.locks().refused.insert(rank)),
         },
     }
 }

@@ -1,6 +1,6 @@
 //! Access to this rank's memory: locks of passive targets, and counts of the post and complete messages between origins and targets.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// State of a target.
 #[derive(Debug, Default)]
@@ -11,6 +11,10 @@ pub(super) struct Locks {
     /// For each rank: the exposures that it has begun for this rank, and the accesses that it has ended here.
     pub(super) posts: Vec<u32>,
     pub(super) completes: Vec<u32>,
+    /// Origins with an operation that was refused here and wants no answer. The next one that wants an answer tells them.
+    pub(super) refused: BTreeSet<u32>,
+    /// Targets that have refused an operation of this rank, which the next synchronisation with them reports.
+    pub(super) failures: BTreeSet<u32>,
 }
 
 /// A rank's request for the lock.

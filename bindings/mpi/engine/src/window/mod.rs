@@ -145,12 +145,35 @@ pub(crate) fn prepare() {
 #[derive(Debug)]
 pub struct Operation {
     over: AtomicBool,
-    state: Mutex<(Option<Sink>, Option<Fail>)>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    sink: Option<Sink>,
+    error: Option<Fail>,
+    /// The window and the target whose next synchronisation reports a failure, for an operation without a request.
+    reports_to: Option<(Arc<Window>, u32)>,
 }
 
 impl Operation {
     fn new(sink: Option<Sink>) -> Arc<Self> {
-        Arc::new(Self { over: AtomicBool::new(false), state: Mutex::new((sink, None)) })
+        let state = State { sink, error: None, reports_to: None };
+        Arc::new(Self { over: AtomicBool::new(false), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the next synchronisation with a target report a failure.
+    fn report_to(&self, window: &Arc<Window>, target: u32) {
+        let mut state = self.state();
+        if state.error.is_some() {
+            window.locks().failures.insert(target);
+        } else if !self.is_over() {
+            state.reports_to = Some((Arc::clone(window), target));
+        }
     }
 
     /// Returns whether the operation is complete.
@@ -162,21 +185,24 @@ impl Operation {
     /// Returns the error, if the operation has failed.
     #[must_use]
     pub fn error(&self) -> Option<Fail> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+        self.state().error.clone()
     }
 
     fn finish(&self, data: &[u8], error: Option<Fail>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(sink), None) = (&state.0, &error) {
+        let mut state = self.state();
+        if let (Some(sink), None) = (&state.sink, &error) {
             sink.put(data);
         }
-        state.1 = error;
+        state.error = error;
+        if let (Some((window, target)), Some(_)) = (state.reports_to.take(), &state.error) {
+            window.locks().failures.insert(target);
+        }
         drop(state);
         self.over.store(true, Ordering::Release);
     }
 
     fn wait(&self) -> Outcome {
-        net::wait_until(|| self.is_over())?;
+        net::wait_until(|| self.is_over()).inspect_err(handle_messages::forsake)?;
         self.error().map_or(Ok(()), Err)
     }
 }

@@ -157,7 +157,16 @@ impl Target {
 
     fn send(&self, message: Message<'_>) -> Outcome {
         let Some(rank) = self.rank else { return Ok(()) };
-        self.window.tell(rank, &Message { window: self.window.number(), ..message })
+        self.window.tell(rank, &Message { window: self.window.number(), ..message })?;
+        self.window.has_told(rank);
+        Ok(())
+    }
+
+    /// Leaves an operation without a request to the next synchronisation with the target.
+    fn leave(&self, operation: &Operation) {
+        if let Some(rank) = self.rank {
+            operation.report_to(&self.window, rank);
+        }
     }
 
     /// Makes the operation and the number of its answer. With `MPI_PROC_NULL` as the target, the operation is already complete.
@@ -216,11 +225,12 @@ fn builtin(handle: c_int) -> Outcome<Builtin> {
     }
 }
 
-fn check_op(op: Builtin, of: &Type) -> Outcome {
-    if matches!(op, Builtin::Replace | Builtin::NoOp) || of.builtin_handle().is_none() {
-        return Ok(());
+/// Checks that an operator is defined for a predefined type.
+fn check_op(op: Builtin, of: c_int) -> Outcome {
+    match datatype::builtin(of) {
+        Some(of) if !matches!(op, Builtin::Replace | Builtin::NoOp) => crate::numbers::check(op, of),
+        _ => Ok(()),
     }
-    crate::numbers::check(op, of)
 }
 
 fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
@@ -250,10 +260,10 @@ fn accumulating(
     answered: bool,
 ) -> Outcome<Arc<Operation>> {
     let op = builtin(op)?;
-    if target.rank.is_some() && target.count > 0 {
-        check_op(op, &target.of)?;
-    }
     let (of, cells) = target.elements(op)?;
+    if target.rank.is_some() && target.count > 0 && !cells.is_empty() {
+        check_op(op, of)?;
+    }
     let data = own.map_or_else(Vec::new, Own::packed);
     let (operation, number) = match answered {
         true => target.operation(result.map(Own::sink)),
@@ -299,7 +309,7 @@ macro_rules! transfers {
             let ($own, $target, $answered) =
                 (Own::new(buf.cast_const(), n, of)?, Target::new(rank, disp, m, there, win)?, false);
             same_size(&$own, &$target)?;
-            $call.map(drop)
+            $call.map(|operation| $target.leave(&operation))
         }
 
         #[allow(clippy::too_many_arguments, reason = "the standard's")]
@@ -351,7 +361,7 @@ pub unsafe fn accumulate(
 ) -> Outcome {
     let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
     same_size(&own, &target)?;
-    accumulating(Some(&own), None, &target, op, false).map(drop)
+    accumulating(Some(&own), None, &target, op, false).map(|operation| target.leave(&operation))
 }
 
 #[allow(clippy::too_many_arguments, reason = "the standard's")]
@@ -405,7 +415,8 @@ pub unsafe fn get_accumulate(
     win: c_int,
 ) -> Outcome {
     let target = Target::new(rank, disp, m, there, win)?;
-    exchanging((buf, n, of), (result, result_n, result_of), &target, op).map(drop)
+    exchanging((buf, n, of), (result, result_n, result_of), &target, op)
+        .map(|operation| target.leave(&operation))
 }
 
 #[allow(clippy::too_many_arguments, reason = "the standard's")]
@@ -440,7 +451,7 @@ pub unsafe fn fetch_and_op(
     win: c_int,
 ) -> Outcome {
     let target = Target::new(rank, disp, 1, of, win)?;
-    exchanging((buf, 1, of), (result, 1, of), &target, op).map(drop)
+    exchanging((buf, 1, of), (result, 1, of), &target, op).map(|operation| target.leave(&operation))
 }
 
 pub unsafe fn compare_and_swap(
@@ -460,7 +471,7 @@ pub unsafe fn compare_and_swap(
     let mut data = old.packed();
     data.extend(new.packed());
     let (operation, number) = target.operation(Some(into.sink()));
-    drop(operation);
+    target.leave(&operation);
     target.send(Message {
         of: target.of.builtin_handle().unwrap_or(BYTE),
         cells: vec![(target.offset, 1)],
