@@ -104,7 +104,7 @@ fn ranks_with_other_placements_fit_together() {
     if parts == other {
         odd.in_place = direct.in_place;
         let problem = PlanSet::new(odd).expect_err("they do not fit");
-        assert!(problem.contains("ranks in place"), "{problem}");
+        assert!(problem.contains("with some ranks in place"), "{problem}");
     }
 }
 
@@ -272,4 +272,27 @@ fn blocks_are_published_under_numbers_of_their_lengths() {
     staged([0, 1, 2]).expect("right");
     let problem = staged([0, 2, 2]).expect_err("block 1 is published as block 2");
     assert!(problem.contains("lengths differ"), "{problem}");
+}
+
+/// Any two ranks may differ in placement: here the root's order of sending does, and that of rank 2 with it.
+#[test]
+fn ranks_of_the_same_parity_with_other_placements_fit_together() {
+    let programs = |orders: [[u32; 2]; 2]| {
+        let each = |(at, order): (Placement, [u32; 2])| {
+            let sender = root(2, at, |space| {
+                let send = |peer, block| Action::Send {
+                    to: Channel { peer, index: 0 },
+                    src: Blocks::one(space, block),
+                };
+                let to_2 = order.map(|block| send(2, block));
+                [send(1, 0), send(1, 1), to_2[0], to_2[1]].to_vec()
+            });
+            let receiver = |order: [u32; 2]| program(order.map(|block| receive(output(block))).to_vec(), &[]);
+            vec![sender, receiver([0, 1]), receiver(order)]
+        };
+        [each((PLACEMENTS[0], orders[0])), each((PLACEMENTS[1], orders[1]))]
+    };
+    PlanSet::new(broadcast(2, programs([[1, 0]; 2]))).expect("one order");
+    let problem = PlanSet::new(broadcast(2, programs([[0, 1], [1, 0]]))).expect_err("two orders");
+    assert!(problem.contains("with some ranks in place"), "{problem}");
 }
