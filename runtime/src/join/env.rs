@@ -30,7 +30,7 @@ impl JoinSpec {
     ///
     /// The sources, in this order: KOLO_RENDEZVOUS (a URL) with KOLO_RANK and KOLO_WORLD_SIZE; RANK, WORLD_SIZE,
     /// MASTER_ADDR and MASTER_PORT (if torchrun's agent serves a store, the rank is its client); Open MPI, Cray PALS,
-    /// MPICH Hydra, Slurm.
+    /// MPICH Hydra, Slurm. A batch script of Slurm is not a rank.
     ///
     /// # Errors
     /// [`Error::Configuration`], which names the variables that were looked for, the values found, and what to set.
@@ -82,6 +82,15 @@ fn nothing_found(environment: Environment<'_>) -> Error {
                 "PMIX_RANK={rank} is set, but no variable says how many ranks there are, as under prterun"
             ),
             "Start it with mpirun, mpiexec or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
+        );
+    }
+    if let Some(rank) = set(environment, "SLURM_PROCID") {
+        return Error::configuration(
+            "rank and world size",
+            format!(
+                "SLURM_PROCID={rank} is set, but SLURM_STEP_NUM_TASKS is not, as in a batch script, which is no task"
+            ),
+            "Start the ranks in it with srun, mpirun, mpiexec or `kolo run`",
         );
     }
     Error::configuration(
