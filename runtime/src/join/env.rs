@@ -68,10 +68,14 @@ impl JoinSpec {
 }
 
 /// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset. One further name
-/// yields the parent process, which distinguishes jobs whose launcher gives them no name.
+/// yields the launcher's process, which distinguishes jobs whose launcher gives them no name.
 #[must_use]
 pub fn process_environment(name: &str) -> Option<String> {
-    std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
+    let launcher = || {
+        let pmi = std::env::var("PMI_FD").ok().and_then(|descriptor| descriptor.trim().parse().ok());
+        launcher::parent_process(pmi)
+    };
+    std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher).flatten())
 }
 
 fn nothing_found(environment: Environment<'_>) -> Error {

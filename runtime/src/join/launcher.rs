@@ -20,7 +20,8 @@ use super::pmi::Pmi;
 use super::{JoinSpec, Locator, nodelist};
 use crate::error::{Error, Result};
 
-/// Pseudo-variable that names this process's parent. On one host, the parent is the launcher of all ranks of a job.
+/// Pseudo-variable that names the launcher's process on this host, which all ranks of a job have in common there: the one
+/// behind the socket in PMI_FD, or else this process's parent.
 pub(crate) const PARENT: &str = "kolo.parent-process";
 
 /// Ports derived from a job's number: below the usual range of ephemeral ports (from 32768), and above the ports of
@@ -211,7 +212,7 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
         return Some((value.clone(), format!("{name}={value}")));
     }
     let parent = environment(PARENT)?;
-    Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
+    Some((parent.clone(), format!("launcher's process {parent}, since no variable names the job")))
 }
 
 /// The parts of a job's name under Open MPI 5: "prterun-HOST-PID@JOB".
@@ -370,8 +371,9 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns "PID-start" of the parent process.
-pub(crate) fn parent_process() -> Option<String> {
-    let parent = std::os::unix::process::parent_id();
+/// Returns "PID-start" of the launcher's process on this host, whose socket `pmi` is, or of this process's parent.
+pub(crate) fn parent_process(pmi: Option<i32>) -> Option<String> {
+    // A script that starts the rank is its parent, and another one for each rank.
+    let parent = pmi.and_then(super::pmi::server).unwrap_or_else(std::os::unix::process::parent_id);
     process_start(parent).map(|start| format!("{parent}-{start}"))
 }
