@@ -44,6 +44,22 @@ fn known_launchers() {
             "file:///tmp/x".into(),
         ),
         (
+            "the rank in the URL, the size from elsewhere",
+            "KOLO_RENDEZVOUS=file:///tmp/x?rank=1 RANK=0 WORLD_SIZE=2".into(),
+            1,
+            2,
+            None,
+            "file:///tmp/x".into(),
+        ),
+        (
+            "the size in the URL, the rank from elsewhere",
+            "KOLO_RENDEZVOUS=file:///tmp/x?world_size=8 KOLO_RANK=1 KOLO_WORLD_SIZE=4 KOLO_LOCAL_RANK=1".into(),
+            1,
+            8,
+            Some(1),
+            "file:///tmp/x".into(),
+        ),
+        (
             "a meeting point from us, the rank from MPI",
             "KOLO_RENDEZVOUS=file:///tmp/x OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4".into(),
             2,

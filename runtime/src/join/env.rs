@@ -136,8 +136,8 @@ fn kolo(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
         (Some(rank), Some(world_size), _) => {
             Place { rank, world_size, local_rank: None, source: "KOLO_RENDEZVOUS".into() }
         }
-        (_, _, Some(place)) => place,
-        _ => self::place(environment)?.ok_or_else(|| {
+        (_, _, Some(place)) => parsed.over(place),
+        _ => self::place(environment)?.map(|place| parsed.over(place)).ok_or_else(|| {
             Error::configuration(
                 "KOLO_RANK",
                 format!("KOLO_RENDEZVOUS is '{text}', but no variable says which rank this process is"),

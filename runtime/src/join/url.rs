@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::env::Place;
 use super::{JoinSpec, Locator};
 use crate::error::{Error, Result};
 
@@ -11,6 +12,17 @@ pub(crate) struct ParsedUrl {
     pub(crate) locator: Locator,
     pub(crate) rank: Option<u32>,
     pub(crate) world_size: Option<u32>,
+}
+
+impl ParsedUrl {
+    /// Returns a place in which the URL's rank and world size come first.
+    pub(crate) fn over(&self, place: Place) -> Place {
+        Place {
+            rank: self.rank.unwrap_or(place.rank),
+            world_size: self.world_size.unwrap_or(place.world_size),
+            ..place
+        }
+    }
 }
 
 const FORMS: &str = "Use env://, tcp://host:port, file:///path or multicast://239.x.y.z:port/job";
@@ -37,7 +49,7 @@ impl JoinSpec {
         let parsed = parse(url, "rendezvous URL")?;
         let mut spec = match (parsed.rank, parsed.world_size) {
             (Some(rank), Some(world_size)) => Self::new(rank, world_size, parsed.locator, url),
-            (rank, world_size) => {
+            _ => {
                 let place = super::env::place(environment)?.ok_or_else(|| {
                     Error::configuration(
                         "rendezvous URL",
@@ -45,15 +57,9 @@ impl JoinSpec {
                         "Append ?rank=R&world_size=N, or set KOLO_RANK and KOLO_WORLD_SIZE",
                     )
                 })?;
+                let place = parsed.over(place);
                 let source = format!("{url} and {}", place.source);
-                let mut spec = Self::new(
-                    rank.unwrap_or(place.rank),
-                    world_size.unwrap_or(place.world_size),
-                    parsed.locator,
-                    source,
-                );
-                spec.local_rank = place.local_rank;
-                spec
+                place.at(parsed.locator, source)
             }
         };
         super::env::apply_settings(&mut spec, environment)?;
