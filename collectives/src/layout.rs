@@ -14,6 +14,16 @@ pub struct Extent {
     pub len: usize,
 }
 
+/// The length of a block in one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Elements.
+    pub(crate) len: usize,
+    /// The part of a vector that the block is as long as. Parts differ by an element for some lengths of the vector,
+    /// so blocks are equally long for every length only if they are as long as the same part. 0 without a vector.
+    part: u32,
+}
+
 /// The shape of the caller's buffers, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -144,6 +154,21 @@ impl Layout {
                 }
             }
         }
+    }
+
+    /// Returns the length of one block in one segment.
+    pub(crate) fn size(&self, space: Space, block: u32, segment: usize) -> Size {
+        let index = match self.named(space) {
+            Space::Scratch => match self.scratch[block as usize] {
+                Like::Input(index) | Like::Output(index) => index,
+            },
+            _ => block,
+        };
+        let part = match self.cut {
+            Cut::Vector { parts } | Cut::Shards { parts, .. } => index % parts,
+            Cut::PerRank => 0,
+        };
+        Size { len: self.block(space, block, segment).len, part }
     }
 
     /// Calls `each` with the element ranges of consecutive blocks in one segment, adjacent ones merged, empty ones left

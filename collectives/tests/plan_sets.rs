@@ -4,9 +4,10 @@ mod common;
 
 use common::COLLECTIVES;
 use kolo_collectives::model::Model;
-use kolo_collectives::plan::{Action, Blocks, Cut, Placement, Space, Step};
-use kolo_collectives::plan_set::{PlanFile, PlanSet, Program};
+use kolo_collectives::plan::{Action, Blocks, Channel, Collective, Cut, Like, Placement, Space, Step};
+use kolo_collectives::plan_set::{PlanFile, PlanSet, Program, Serves, SharedMemory, VERSION};
 use kolo_collectives::select::{Order, select};
+use kolo_collectives::stage::{Members, Payload, Run};
 use kolo_collectives::{Algorithm, Task};
 
 fn file(task: &Task, algorithm: Algorithm) -> PlanFile {
@@ -37,10 +38,7 @@ fn what_generators_make_is_a_set() {
 }
 
 fn ring() -> PlanFile {
-    file(
-        &Task::new(kolo_collectives::plan::Collective::AllReduce, 4).with_hosts(vec![0, 0, 1, 1]),
-        Algorithm::Ring,
-    )
+    file(&Task::new(Collective::AllReduce, 4).with_hosts(vec![0, 0, 1, 1]), Algorithm::Ring)
 }
 
 #[test]
@@ -67,11 +65,8 @@ fn what_is_wrong_or_too_much_is_refused() {
         (|f| f.out_of_place[0].lanes[0].swap(1, 2), "wrong out of place"),
         (|f| f.out_of_place[0].stage = Some(7), "not in the list"),
         (|f| f.out_of_place[3].lanes.resize(65, Vec::new()), "more than 64 lanes"),
-        (
-            |f| f.out_of_place[3].scratch.resize(1 << 22, kolo_collectives::plan::Like::Output(0)),
-            "number of blocks",
-        ),
-        (|f| f.out_of_place[3].scratch.resize(1 << 18, kolo_collectives::plan::Like::Output(0)), "staging"),
+        (|f| f.out_of_place[3].scratch.resize(1 << 22, Like::Output(0)), "number of blocks"),
+        (|f| f.out_of_place[3].scratch.resize(1 << 18, Like::Output(0)), "staging"),
         (
             |f| {
                 let dst = Blocks::range(Space::Output, u32::MAX, 2);
@@ -85,7 +80,7 @@ fn what_is_wrong_or_too_much_is_refused() {
         ),
         (
             |f| {
-                let of = kolo_collectives::stage::Members::One(u16::MAX);
+                let of = Members::One(u16::MAX);
                 f.in_place[0].lanes[0].push(Step { action: Action::Await { of }, after: None, fence: false });
             },
             "wrong in place",
@@ -103,16 +98,13 @@ fn what_is_wrong_or_too_much_is_refused() {
 #[test]
 fn ranks_with_other_placements_fit_together() {
     let mut odd = ring();
-    let direct = file(
-        &Task::new(kolo_collectives::plan::Collective::AllReduce, 4).with_hosts(vec![0, 0, 1, 1]),
-        Algorithm::Direct,
-    );
+    let direct = file(&Task::new(Collective::AllReduce, 4).with_hosts(vec![0, 0, 1, 1]), Algorithm::Direct);
     let Cut::Vector { parts } = odd.cut else { panic!("a vector") };
     let Cut::Vector { parts: other } = direct.cut else { panic!("a vector") };
     if parts == other {
         odd.in_place = direct.in_place;
         let problem = PlanSet::new(odd).expect_err("they do not fit");
-        assert!(problem.contains("ranks in place"), "{problem}");
+        assert!(problem.contains("with some ranks in place"), "{problem}");
     }
 }
 
@@ -133,7 +125,7 @@ fn doubling_for_ever_is_wrong_and_no_panic() {
 fn what_does_not_fit_is_told() {
     let set = PlanSet::new(ring()).expect("right").for_bytes(100, 200);
     let serves = set.serves();
-    use kolo_collectives::plan::Collective::{AllGather, AllReduce};
+    use Collective::{AllGather, AllReduce};
     assert_eq!(serves.serves(AllReduce, 0, 100), Ok(()));
     for (problem, text) in [
         (serves.serves(AllGather, 0, 100), "it is for all_reduce"),
@@ -149,4 +141,158 @@ fn what_does_not_fit_is_told() {
     let problem = named.serves().fits(&[0, 0, 1, 1], Some(&["b", "a"])).expect_err("others");
     assert_eq!(problem, "it was made for hosts a, b, in this order, but these are b, a");
     assert!(set.on_hosts(&["a"]).map(drop).expect_err("one").contains("names 1 hosts"));
+}
+
+/// A broadcast from rank 0 in this many parts, with these programs out of place and in place.
+fn broadcast(parts: u32, programs: [Vec<Program>; 2]) -> PlanFile {
+    let [out_of_place, in_place] = programs;
+    let serves = Serves {
+        collective: Collective::Broadcast,
+        ranks: out_of_place.len() as u32,
+        root: 0,
+        hosts: Some(vec![0; out_of_place.len()]),
+        host_names: Vec::new(),
+        from_bytes: 0,
+        to_bytes: u64::MAX,
+    };
+    PlanFile {
+        version: VERSION,
+        name: "by hand".to_owned(),
+        serves,
+        segment_bytes: 65_536,
+        window: 1,
+        cut: Cut::Vector { parts },
+        stages: Vec::new(),
+        out_of_place,
+        in_place,
+    }
+}
+
+fn program(actions: Vec<Action>, scratch: &[u32]) -> Program {
+    let step = |action| Step { action, after: None, fence: false };
+    Program {
+        scratch: scratch.iter().map(|block| Like::Output(*block)).collect(),
+        stage: None,
+        lanes: vec![actions.into_iter().map(step).collect()],
+    }
+}
+
+fn output(block: u32) -> Blocks {
+    Blocks::one(Space::Output, block)
+}
+
+fn copy(src: Blocks, dst: Blocks) -> Action {
+    Action::Copy { src, dst }
+}
+
+fn receive(dst: Blocks) -> Action {
+    Action::Recv { from: Channel { peer: 0, index: 0 }, dst }
+}
+
+/// The root's program: `actions` on its data, for either placement, and a copy of the data to the output.
+fn root(parts: u32, placement: Placement, actions: impl Fn(Space) -> Vec<Action>) -> Program {
+    let space = if placement == Placement::InPlace { Space::Output } else { Space::Input };
+    let mut all = actions(space);
+    if space == Space::Input {
+        all.extend((0..parts).map(|block| copy(Blocks::one(space, block), output(block))));
+    }
+    program(all, &[])
+}
+
+const PLACEMENTS: [Placement; 2] = [Placement::OutOfPlace, Placement::InPlace];
+
+/// Blocks 1 and 2 of three are equally long for 7 elements, and not for 8: plans that confuse them are refused.
+#[test]
+fn blocks_that_are_equally_long_only_at_times_are_not_taken_for_each_other() {
+    let scratch = |block| Blocks::one(Space::Scratch, block);
+    let sends = |to, blocks: [u32; 3]| {
+        move |space| blocks.map(|block| Action::Send { to, src: Blocks::one(space, block) }).to_vec()
+    };
+    let receivers = [
+        (
+            "a message",
+            program(
+                vec![
+                    receive(output(0)),
+                    receive(output(1)),
+                    receive(scratch(0)),
+                    copy(scratch(0), output(2)),
+                ],
+                &[1],
+            ),
+        ),
+        (
+            "copies",
+            program(
+                vec![
+                    receive(output(0)),
+                    receive(output(1)),
+                    receive(output(2)),
+                    copy(output(1), scratch(1)),
+                    copy(output(2), scratch(0)),
+                    copy(scratch(0), output(2)),
+                    copy(scratch(1), output(1)),
+                ],
+                &[1, 2],
+            ),
+        ),
+    ];
+    let to = Channel { peer: 1, index: 0 };
+    for (what, receiver) in receivers {
+        let programs = PLACEMENTS.map(|at| vec![root(3, at, sends(to, [0, 1, 2])), receiver.clone()]);
+        let problem = PlanSet::new(broadcast(3, programs)).expect_err(what);
+        assert!(problem.contains("lengths differ"), "{what}: {problem}");
+    }
+    let right = program((0..3).map(|block| receive(output(block))).collect(), &[]);
+    let programs = PLACEMENTS.map(|at| vec![root(3, at, sends(to, [0, 1, 2])), right.clone()]);
+    PlanSet::new(broadcast(3, programs)).expect("each block is received where it belongs");
+}
+
+/// As before, for a block that is published under the number of another.
+#[test]
+fn blocks_are_published_under_numbers_of_their_lengths() {
+    let staged = |numbers: [u32; 3]| {
+        let programs = PLACEMENTS.map(|at| {
+            let publish = |block| Action::Publish { src: [block, None], except: None };
+            let publisher =
+                root(3, at, |space| (0..3).map(|block| publish(Some(Blocks::one(space, block)))).collect());
+            let read = |(block, number)| {
+                let of = Members::One(0);
+                let src = Blocks::one(Space::Stage(0), number);
+                [publish(None), Action::Await { of }, copy(src, output(block))]
+            };
+            let reader = program((0..3).zip(numbers).flat_map(read).collect(), &[]);
+            [publisher, reader].map(|program| Program { stage: Some(0), ..program }).to_vec()
+        });
+        let run = |first| Payload { runs: [Some(Run { first, count: 1 }), None] };
+        let rounds = numbers.map(|number| vec![run(number), Payload::default()]).to_vec();
+        let stages = vec![SharedMemory { members: vec![0, 1], like: Space::Output, rounds }];
+        PlanSet::new(PlanFile { stages, ..broadcast(3, programs) })
+    };
+    staged([0, 1, 2]).expect("right");
+    let problem = staged([0, 2, 2]).expect_err("block 1 is published as block 2");
+    assert!(problem.contains("lengths differ"), "{problem}");
+}
+
+/// Any two ranks may differ in placement: here the root's order of sending does, and that of rank 2 with it.
+#[test]
+fn ranks_of_the_same_parity_with_other_placements_fit_together() {
+    let programs = |orders: [[u32; 2]; 2]| {
+        let each = |(at, order): (Placement, [u32; 2])| {
+            let sender = root(2, at, |space| {
+                let send = |peer, block| Action::Send {
+                    to: Channel { peer, index: 0 },
+                    src: Blocks::one(space, block),
+                };
+                let to_2 = order.map(|block| send(2, block));
+                [send(1, 0), send(1, 1), to_2[0], to_2[1]].to_vec()
+            });
+            let receiver = |order: [u32; 2]| program(order.map(|block| receive(output(block))).to_vec(), &[]);
+            vec![sender, receiver([0, 1]), receiver(order)]
+        };
+        [each((PLACEMENTS[0], orders[0])), each((PLACEMENTS[1], orders[1]))]
+    };
+    PlanSet::new(broadcast(2, programs([[1, 0]; 2]))).expect("one order");
+    let problem = PlanSet::new(broadcast(2, programs([[0, 1], [1, 0]]))).expect_err("two orders");
+    assert!(problem.contains("with some ranks in place"), "{problem}");
 }

@@ -208,8 +208,11 @@ fn another_slice_is_found() {
         };
         change(&mut plans[1], SPREAD, Action::Spread { of: members, first: 2, count, to, at });
         let found = of(&plans);
-        // The first slice of 100 elements is longer; the others are wrong.
-        assert!(matches!(found, Violation::Wrong { .. } | Violation::Hazard { .. }), "{collective}: {found}");
+        // Another slice is as long for some vectors only.
+        assert!(
+            matches!(found, Violation::Lengths { .. } | Violation::Hazard { .. }),
+            "{collective}: {found}"
+        );
     }
     let mut plans = three(Collective::AllReduce);
     change(

@@ -44,6 +44,22 @@ fn known_launchers() {
             "file:///tmp/x".into(),
         ),
         (
+            "the rank in the URL, the size from elsewhere",
+            "KOLO_RENDEZVOUS=file:///tmp/x?rank=1 RANK=0 WORLD_SIZE=2".into(),
+            1,
+            2,
+            None,
+            "file:///tmp/x".into(),
+        ),
+        (
+            "the size in the URL, the rank from elsewhere",
+            "KOLO_RENDEZVOUS=file:///tmp/x?world_size=8 KOLO_RANK=1 KOLO_WORLD_SIZE=4 KOLO_LOCAL_RANK=1".into(),
+            1,
+            8,
+            Some(1),
+            "file:///tmp/x".into(),
+        ),
+        (
             "a meeting point from us, the rank from MPI",
             "KOLO_RENDEZVOUS=file:///tmp/x OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4".into(),
             2,
@@ -142,7 +158,7 @@ fn known_launchers() {
         ),
         (
             "Slurm on several hosts",
-            "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=2 \
+            "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=2 \
              SLURM_STEP_NODELIST=n[07-08] SLURM_JOB_NODELIST=n[01-08]"
                 .into(),
             5,
@@ -153,7 +169,7 @@ fn known_launchers() {
         (
             "Slurm on one host",
             format!(
-                "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=1 \
+                "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=1 \
                  SLURM_JOB_NODELIST=n01 {private}"
             ),
             1,
@@ -170,6 +186,37 @@ fn known_launchers() {
             2,
             None,
             "tcp://n1:1".into(),
+        ),
+        (
+            "mpiexec within a batch script",
+            format!(
+                "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=1 PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 \
+                 MPI_LOCALNRANKS=2 PMI_JOBID=j {private}"
+            ),
+            1,
+            2,
+            Some(1),
+            file("MPICH-Hydra-j"),
+        ),
+        (
+            "mpiexec whose daemons srun has started",
+            "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=1 SLURM_STEP_ID=0 PMI_RANK=3 PMI_SIZE=4 \
+             MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=n1 MASTER_PORT=1"
+                .into(),
+            3,
+            4,
+            Some(1),
+            "tcp://n1:1".into(),
+        ),
+        (
+            "Slurm with variables of PMI",
+            "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=2 \
+             SLURM_STEP_NODELIST=n[07-08] PMI_RANK=3 PMI_SIZE=4 PMI_FD=7"
+                .into(),
+            3,
+            4,
+            Some(1),
+            "tcp://n07:19002".into(),
         ),
     ];
     table.push((
@@ -230,10 +277,11 @@ fn broken_environments_say_what_to_set() {
         ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", vec!["MPICH Hydra", "-genv MASTER_ADDR"]),
         ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", vec!["does not name the job", "-genv"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE"]),
-        ("SLURM_PROCID=0 SLURM_NTASKS=2", vec!["SLURM_JOB_ID"]),
-        ("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=1", vec!["SLURM_STEP_NODELIST", "srun"]),
+        ("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=1", vec!["a batch script", "srun"]),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", vec!["SLURM_JOB_ID"]),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=1", vec!["SLURM_STEP_NODELIST", "srun"]),
         (
-            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1",
+            "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1",
             vec!["cannot be read", "srun --export"],
         ),
         ("KOLO_JOIN_TIMEOUT=soon RANK=0 WORLD_SIZE=1", vec!["KOLO_JOIN_TIMEOUT", "'soon'"]),
@@ -265,7 +313,7 @@ fn the_private_folder_must_be_private() {
     std::fs::create_dir(&shared).unwrap();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
     let words = format!(
-        "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_NNODES=1 XDG_RUNTIME_DIR={}",
+        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=1 SLURM_NNODES=1 XDG_RUNTIME_DIR={}",
         folder.path().display()
     );
     let error = JoinSpec::from_env(&environment(&words)).unwrap_err().to_string();
@@ -284,5 +332,11 @@ fn a_launcher_tells_who_a_process_is() {
     let batch = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0";
     assert_eq!(told(batch), None, "a batch script is no task");
     assert_eq!(told(&format!("{batch} SLURM_STEP_NUM_TASKS=4")).unwrap().launcher, "Slurm");
+    let hydra = format!("{batch} PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1");
+    assert_eq!(
+        told(&hydra).map(|at| (at.launcher, at.rank)),
+        Some(("MPICH Hydra", 1)),
+        "mpiexec in a batch script"
+    );
     assert_eq!(told("RANK=0 WORLD_SIZE=2"), None, "that is for torch's launcher, or nobody's");
 }

@@ -136,11 +136,11 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
             for (run, src) in runs {
                 for index in 0..run.count {
                     let (name, block) = (run.first + index, src.first + index);
-                    let len = layout.block(src.space, block, segment).len;
-                    if all.iter().any(|layout| layout.block(stage.like, name, segment).len != len) {
+                    let size = layout.size(src.space, block, segment);
+                    if all.iter().any(|layout| layout.size(stage.like, name, segment) != size) {
                         return Err(Violation::Lengths { at: place(at), sender: place(at) });
                     }
-                    copied += len;
+                    copied += size.len;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::layout::Layout;
+use crate::layout::{Layout, Size};
 use crate::plan::{Action, Blocks, Collective, Plan, Space, StepRef};
 use crate::select::Order;
 
@@ -28,8 +28,8 @@ pub enum Credits {
     SharedStream,
 }
 
-/// Lengths and values of a message's blocks that are not empty.
-pub(super) type Payload = Vec<(usize, Value)>;
+/// Sizes and values of a message's blocks that are not empty.
+pub(super) type Payload = Vec<(Size, Value)>;
 
 #[derive(Debug)]
 struct Message {
@@ -336,12 +336,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Returns lengths and values of the blocks that are not empty; `None` if one of them was never written.
+    /// Returns sizes and values of the blocks that are not empty; `None` if one of them was never written.
     pub(super) fn read(&self, rank: usize, blocks: Blocks) -> Option<Payload> {
         let mut payload = Vec::with_capacity(blocks.count as usize);
         for block in blocks.first..blocks.end() {
-            let len = self.facts.layouts[rank].block(blocks.space, block, self.facts.segment).len;
-            if len > 0 {
+            let size = self.facts.layouts[rank].size(blocks.space, block, self.facts.segment);
+            if size.len > 0 {
                 let value = match blocks.space {
                     Space::Stage(owner) => {
                         let (group, me) = self.member(rank);
@@ -354,17 +354,17 @@ impl<'a> Run<'a> {
                     }
                     space => self.cells[rank].read(space, block)?,
                 };
-                payload.push((len, value));
+                payload.push((size, value));
             }
         }
         Some(payload)
     }
 
     fn fits(&self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
-        let lens = (blocks.first..blocks.end())
-            .map(|block| self.facts.layouts[rank].block(blocks.space, block, self.facts.segment).len)
-            .filter(|len| *len > 0);
-        lens.eq(payload.iter().map(|(len, _)| *len))
+        let sizes = (blocks.first..blocks.end())
+            .map(|block| self.facts.layouts[rank].size(blocks.space, block, self.facts.segment))
+            .filter(|size| size.len > 0);
+        sizes.eq(payload.iter().map(|(size, _)| *size))
     }
 
     /// Writes the blocks that are not empty. Returns `false`, and writes nothing, if the lengths differ.

@@ -31,7 +31,7 @@ impl JoinSpec {
     ///
     /// The sources, in this order: KOLO_RENDEZVOUS (a URL) with KOLO_RANK and KOLO_WORLD_SIZE; RANK, WORLD_SIZE,
     /// MASTER_ADDR and MASTER_PORT (if torchrun's agent serves a store, the rank is its client); Open MPI, Cray PALS,
-    /// MPICH Hydra, Slurm.
+    /// MPICH Hydra, Slurm. A batch script of Slurm is not a rank.
     ///
     /// # Errors
     /// [`Error::Configuration`], which names the variables that were looked for, the values found, and what to set.
@@ -70,10 +70,15 @@ impl JoinSpec {
 }
 
 /// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset; Kolo's own are
-/// [checked](check_unicode) before. One further name yields the parent process, which distinguishes jobs whose launcher gives them no name.
+/// [checked](check_unicode) before. One further name yields the launcher's process, which distinguishes jobs whose
+/// launcher gives them no name.
 #[must_use]
 pub fn process_environment(name: &str) -> Option<String> {
-    std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
+    let launcher = || {
+        let pmi = std::env::var("PMI_FD").ok().and_then(|descriptor| descriptor.trim().parse().ok());
+        launcher::parent_process(pmi)
+    };
+    std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher).flatten())
 }
 
 fn nothing_found(environment: Environment<'_>) -> Error {
@@ -84,6 +89,15 @@ fn nothing_found(environment: Environment<'_>) -> Error {
                 "PMIX_RANK={rank} is set, but no variable says how many ranks there are, as under prterun"
             ),
             "Start it with mpirun, mpiexec or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
+        );
+    }
+    if let Some(rank) = set(environment, "SLURM_PROCID") {
+        return Error::configuration(
+            "rank and world size",
+            format!(
+                "SLURM_PROCID={rank} is set, but SLURM_STEP_NUM_TASKS is not, as in a batch script, which is no task"
+            ),
+            "Start the ranks in it with srun, mpirun, mpiexec or `kolo run`",
         );
     }
     Error::configuration(
@@ -125,8 +139,8 @@ fn kolo(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
         (Some(rank), Some(world_size), _) => {
             Place { rank, world_size, local_rank: None, source: "KOLO_RENDEZVOUS".into() }
         }
-        (_, _, Some(place)) => place,
-        _ => self::place(environment)?.ok_or_else(|| {
+        (_, _, Some(place)) => parsed.over(place),
+        _ => self::place(environment)?.map(|place| parsed.over(place)).ok_or_else(|| {
             Error::configuration(
                 "KOLO_RANK",
                 format!("KOLO_RENDEZVOUS is '{text}', but no variable says which rank this process is"),

@@ -20,7 +20,8 @@ use super::pmi::Pmi;
 use super::{JoinSpec, Locator, nodelist};
 use crate::error::{Error, Result};
 
-/// Pseudo-variable that names this process's parent. On one host, the parent is the launcher of all ranks of a job.
+/// Pseudo-variable that names the launcher's process on this host, which all ranks of a job have in common there: the one
+/// behind the socket in PMI_FD, or else this process's parent.
 pub(crate) const PARENT: &str = "kolo.parent-process";
 
 /// Ports derived from a job's number: below the usual range of ephemeral ports (from 32768), and above the ports of
@@ -46,9 +47,21 @@ struct Launcher {
 const HYDRA: &str = "MPICH Hydra";
 const OPEN_MPI: &str = "Open MPI";
 
-/// The launchers in the order in which they are tried: PALS and Slurm set PMI variables too, and an mpirun within a
-/// Slurm allocation has both.
-const LAUNCHERS: [Launcher; 4] = [
+/// Hydra, recognized by variables that Slurm sets too.
+const HYDRA_OR_SLURM: Launcher = Launcher {
+    name: HYDRA,
+    rank: "PMI_RANK",
+    sizes: &["PMI_SIZE"],
+    local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+    local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+    job: &["PMI_JOBID", "PMI_PORT"],
+    besides: None,
+    export: "mpiexec -genv MASTER_ADDR host -genv MASTER_PORT 29500",
+};
+
+/// The launchers in the order in which they are tried: PALS and Slurm set PMI variables too, and the ranks of mpirun and
+/// mpiexec within a Slurm allocation inherit the variables of the batch script, or of the srun that started a daemon.
+const LAUNCHERS: [Launcher; 5] = [
     Launcher {
         name: OPEN_MPI,
         rank: "OMPI_COMM_WORLD_RANK",
@@ -69,6 +82,7 @@ const LAUNCHERS: [Launcher; 4] = [
         besides: None,
         export: "mpiexec --env MASTER_ADDR=host --env MASTER_PORT=29500",
     },
+    Launcher { besides: Some("MPI_LOCALRANKID"), ..HYDRA_OR_SLURM },
     Launcher {
         name: "Slurm",
         rank: "SLURM_PROCID",
@@ -79,16 +93,7 @@ const LAUNCHERS: [Launcher; 4] = [
         besides: Some("SLURM_STEP_NUM_TASKS"),
         export: "srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
     },
-    Launcher {
-        name: HYDRA,
-        rank: "PMI_RANK",
-        sizes: &["PMI_SIZE"],
-        local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
-        local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
-        job: &["PMI_JOBID", "PMI_PORT"],
-        besides: None,
-        export: "mpiexec -genv MASTER_ADDR host -genv MASTER_PORT 29500",
-    },
+    HYDRA_OR_SLURM,
 ];
 
 /// A process's place in its job, as the variables of an MPI launcher or of Slurm give it.
@@ -114,9 +119,6 @@ pub struct Launched {
 /// [`Error::Configuration`] if the variables contradict one another.
 pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
     let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
-    if launcher.besides.is_some_and(|besides| set(environment, besides).is_none()) {
-        return Ok(None);
-    }
     Ok(Some(Launched {
         launcher: launcher.name,
         rank: place.rank,
@@ -181,7 +183,8 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
 
 fn identify(environment: Environment<'_>) -> Result<Option<(&'static Launcher, Place)>> {
     for launcher in &LAUNCHERS {
-        if set(environment, launcher.rank).is_none() {
+        let marks = [Some(launcher.rank), launcher.besides];
+        if marks.into_iter().flatten().any(|name| set(environment, name).is_none()) {
             continue;
         }
         let first_set =
@@ -209,7 +212,7 @@ fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String
         return Some((value.clone(), format!("{name}={value}")));
     }
     let parent = environment(PARENT)?;
-    Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
+    Some((parent.clone(), format!("launcher's process {parent}, since no variable names the job")))
 }
 
 /// The parts of a job's name under Open MPI 5: "prterun-HOST-PID@JOB".
@@ -368,8 +371,9 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns "PID-start" of the parent process.
-pub(crate) fn parent_process() -> Option<String> {
-    let parent = std::os::unix::process::parent_id();
+/// Returns "PID-start" of the launcher's process on this host, whose socket `pmi` is, or of this process's parent.
+pub(crate) fn parent_process(pmi: Option<i32>) -> Option<String> {
+    // A script that starts the rank is its parent, and another one for each rank.
+    let parent = pmi.and_then(super::pmi::server).unwrap_or_else(std::os::unix::process::parent_id);
     process_start(parent).map(|start| format!("{parent}-{start}"))
 }

@@ -7,7 +7,7 @@
 //! process that ends without it as crashed. A process can therefore join in this way only once.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -47,11 +47,31 @@ impl Pmi {
     }
 
     fn talk(&self) -> io::Result<Talk> {
-        // SAFETY: the launcher opened the descriptor for this process and named it in PMI_FD; the process closes it at no other
-        // place, and the copy below is this module's own. If the variable is stale, the copy fails, or the greeting does.
-        let inherited = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
-        Talk::begin(UnixStream::from(inherited.try_clone_to_owned()?))
+        Talk::begin(socket(self.descriptor)?)
     }
+}
+
+/// Returns a copy of the launcher's socket.
+fn socket(descriptor: RawFd) -> io::Result<UnixStream> {
+    // SAFETY: the launcher opened the descriptor for this process and named it in PMI_FD; the process closes it at no other
+    // place, and the copy below is this module's own. If the variable is stale, the copy fails, or the greeting does.
+    let inherited = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    Ok(UnixStream::from(inherited.try_clone_to_owned()?))
+}
+
+/// Returns the process that made the launcher's socket: the launcher's own on this host, even if a script stands between
+/// it and this process.
+pub(super) fn server(descriptor: RawFd) -> Option<u32> {
+    let socket = socket(descriptor).ok()?;
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `found`, and the socket is open during the call.
+    let result = unsafe {
+        let to = (&raw mut found).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
+    };
+    // Sockets of other kinds have no such process.
+    u32::try_from(found.pid).ok().filter(|pid| result == 0 && *pid > 0)
 }
 
 impl Board for Pmi {
@@ -375,6 +395,15 @@ mod tests {
             assert_eq!(said.last().unwrap(), "cmd=finalize");
             assert_eq!(said.iter().filter(|line| *line == "cmd=barrier_in").count(), 1);
         }
+    }
+
+    #[test]
+    fn a_launcher_is_found_behind_its_socket() {
+        let (own, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(server(own.as_raw_fd()), Some(std::process::id()));
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        assert_eq!(server(listener.as_raw_fd()), None, "it is not of this host");
+        assert_eq!(server(i32::MAX), None);
     }
 
     #[test]

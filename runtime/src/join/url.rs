@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::env::Place;
 use super::{JoinSpec, Locator};
 use crate::config::check_unicode;
 use crate::error::{Error, Result};
@@ -12,6 +13,17 @@ pub(crate) struct ParsedUrl {
     pub(crate) locator: Locator,
     pub(crate) rank: Option<u32>,
     pub(crate) world_size: Option<u32>,
+}
+
+impl ParsedUrl {
+    /// Returns a place in which the URL's rank and world size come first.
+    pub(crate) fn over(&self, place: Place) -> Place {
+        Place {
+            rank: self.rank.unwrap_or(place.rank),
+            world_size: self.world_size.unwrap_or(place.world_size),
+            ..place
+        }
+    }
 }
 
 const FORMS: &str = "Use env://, tcp://host:port, file:///path or multicast://239.x.y.z:port/job";
@@ -39,7 +51,7 @@ impl JoinSpec {
         let parsed = parse(url, "rendezvous URL")?;
         let mut spec = match (parsed.rank, parsed.world_size) {
             (Some(rank), Some(world_size)) => Self::new(rank, world_size, parsed.locator, url),
-            (rank, world_size) => {
+            _ => {
                 let place = super::env::place(environment)?.ok_or_else(|| {
                     Error::configuration(
                         "rendezvous URL",
@@ -47,15 +59,9 @@ impl JoinSpec {
                         "Append ?rank=R&world_size=N, or set KOLO_RANK and KOLO_WORLD_SIZE",
                     )
                 })?;
+                let place = parsed.over(place);
                 let source = format!("{url} and {}", place.source);
-                let mut spec = Self::new(
-                    rank.unwrap_or(place.rank),
-                    world_size.unwrap_or(place.world_size),
-                    parsed.locator,
-                    source,
-                );
-                spec.local_rank = place.local_rank;
-                spec
+                place.at(parsed.locator, source)
             }
         };
         super::env::apply_settings(&mut spec, environment)?;

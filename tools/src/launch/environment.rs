@@ -18,8 +18,17 @@ struct Launcher {
     besides: Option<&'static str>,
 }
 
+/// MPICH's mpiexec, recognized by variables that Slurm sets too.
+const PMI: Launcher = Launcher {
+    name: "PMI",
+    rank: "PMI_RANK",
+    world_size: &["PMI_SIZE"],
+    local_rank: "MPI_LOCALRANKID",
+    besides: None,
+};
+
 /// Launchers in the order in which a communicator looks for them: variables set closer to the process come first.
-const LAUNCHERS: [Launcher; 6] = [
+const LAUNCHERS: [Launcher; 7] = [
     Launcher {
         name: "KOLO_RANK",
         rank: "KOLO_RANK",
@@ -48,6 +57,8 @@ const LAUNCHERS: [Launcher; 6] = [
         local_rank: "PALS_LOCAL_RANKID",
         besides: None,
     },
+    // The daemons of mpiexec are often tasks of srun.
+    Launcher { besides: Some("MPI_LOCALRANKID"), ..PMI },
     Launcher {
         name: "Slurm",
         rank: "SLURM_PROCID",
@@ -56,13 +67,7 @@ const LAUNCHERS: [Launcher; 6] = [
         // A batch script has the other variables too, although it is no task of srun.
         besides: Some("SLURM_STEP_NUM_TASKS"),
     },
-    Launcher {
-        name: "PMI",
-        rank: "PMI_RANK",
-        world_size: &["PMI_SIZE"],
-        local_rank: "MPI_LOCALRANKID",
-        besides: None,
-    },
+    PMI,
 ];
 
 /// This process as a rank of a launcher.
@@ -222,6 +227,10 @@ mod tests {
     fn a_batch_script_is_not_a_task() {
         let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")];
         assert_eq!(detect_in(&batch), Ok(None));
-        assert_eq!(found(&[batch[0], batch[1], ("SLURM_STEP_NUM_TASKS", "4")]), ("Slurm", 0, 4));
+        let task = [batch[0], batch[1], ("SLURM_STEP_NUM_TASKS", "4")];
+        assert_eq!(found(&task), ("Slurm", 0, 4));
+        let mpiexec = [("PMI_RANK", "3"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "1")];
+        assert_eq!(found(&[&task[..], &mpiexec].concat()), ("PMI", 3, 8));
+        assert_eq!(found(&[&task[..], &mpiexec[..2]].concat()), ("Slurm", 0, 4));
     }
 }

@@ -45,7 +45,8 @@ struct World {
     main: ThreadId,
 }
 
-/// Variables that launchers set. A process without any of them runs alone.
+/// Variables that launchers set. A process without any of them runs alone. Slurm's batch scripts have SLURM_PROCID, but
+/// are no tasks.
 const LAUNCHED: [&str; 9] = [
     "KOLO_RENDEZVOUS",
     "KOLO_RANK",
@@ -55,7 +56,7 @@ const LAUNCHED: [&str; 9] = [
     "PMI_RANK",
     "PMI_ID",
     "PMIX_RANK",
-    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
 ];
 
 /// The time-out of Kolo's calls, in effect none: in MPI, a rank may compute for any time while others wait in a collective.
