@@ -38,6 +38,17 @@ impl Staging {
     pub const fn len(&self) -> usize {
         self.len
     }
+
+    /// Returns the first byte, for reading.
+    #[must_use]
+    pub const fn at(&self) -> *const u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Leaves out the bytes from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
 }
 
 impl Drop for Staging {

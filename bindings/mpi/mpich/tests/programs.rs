@@ -194,6 +194,11 @@ fn collectives() {
 }
 
 #[test]
+fn layouts() {
+    with_ranks("layouts", &[1, 2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }

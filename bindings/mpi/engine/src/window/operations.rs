@@ -10,7 +10,7 @@ use crate::args::{count, put};
 use crate::constants::*;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
-use crate::net::Sink;
+use crate::net::{Elements, Sink};
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
@@ -34,7 +34,7 @@ impl Own {
     }
 
     fn sink(&self) -> Sink {
-        Sink::Typed { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) }
+        Sink::Typed(Elements { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) })
     }
 
     fn bytes(&self) -> usize {
