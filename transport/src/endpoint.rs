@@ -80,6 +80,15 @@ pub struct Consumer {
     pub context: *mut (),
 }
 
+/// A function that makes a message as it leaves, each byte once and in order, so that data with gaps needs no copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Packer {
+    /// `call(context, offset, to, len)`: writes bytes `offset..offset + len` of the message to `to`.
+    pub call: unsafe fn(context: *mut (), offset: usize, to: *mut u8, len: usize),
+    /// First argument of `call`.
+    pub context: *mut (),
+}
+
 /// Destination of a received message.
 #[derive(Clone, Copy, Debug)]
 pub enum Sink<'a> {
@@ -355,6 +364,41 @@ pub trait Endpoint: Send + std::fmt::Debug {
     unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
         let _ = (on, fits, to);
         Short::Other
+    }
+
+    /// As [`Endpoint::take_short`], but a consumer gets the message, in one call.
+    ///
+    /// # Safety
+    /// The consumer may be called with up to `fits.room` bytes.
+    unsafe fn consume_short(&mut self, on: Channel, fits: Fits, consumer: Consumer) -> Short {
+        let _ = (on, fits, consumer);
+        Short::Other
+    }
+
+    /// Returns whether [`Endpoint::post_send_packed`] is implemented.
+    fn can_pack(&self) -> bool {
+        false
+    }
+
+    /// Posts a message of `len` bytes that a packer makes.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_send`], and if the transport has no use for packers.
+    ///
+    /// # Safety
+    /// The packer's context and the memory that it reads stay valid, and the memory unwritten, until the token
+    /// completes or the endpoint is dropped.
+    unsafe fn post_send_packed(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        len: usize,
+        packer: Packer,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let _ = (tag, len, packer, token);
+        let detail = "this transport sends no messages that are packed on their way";
+        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
     }
 
     /// Returns whether the peer of a channel gets memory of this process that is exposed to it: see rule 11.

@@ -21,8 +21,8 @@ pub mod tcp;
 
 pub use arm::arm_all;
 pub use endpoint::{
-    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, ParkBy, Piece,
-    Posted, Rail, Reach, Short, Sink, Token,
+    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, Packer, ParkBy,
+    Piece, Posted, Rail, Reach, Short, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};

@@ -1,7 +1,7 @@
 //! One message of the suite: its memory at the sender or receiver, and the checks on it.
 
 use super::pattern::Pattern;
-use crate::endpoint::{Consumer, GRAIN_BYTES, Piece, Sink};
+use crate::endpoint::{Consumer, GRAIN_BYTES, Packer, Piece, Sink};
 
 /// Number of bytes before, between and after pieces that nobody may touch.
 const GUARD_BYTES: usize = 24;
@@ -165,6 +165,11 @@ impl Memory {
         }
     }
 
+    /// Returns the length of a message, and a packer that makes it.
+    pub(super) fn packer(&mut self) -> (usize, Packer) {
+        (self.shape.len, Packer { call: make, context: (&raw mut *self.eaten).cast() })
+    }
+
     /// Returns the defect of a received message, if there is one.
     pub(super) fn fault(&self) -> Option<String> {
         if self.shape.eaten {
@@ -205,6 +210,25 @@ impl Memory {
         let sum =
             words.fold(0u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         sum ^ self.eaten.at as u64
+    }
+}
+
+/// The suite's packer, which checks the contract.
+///
+/// # Safety
+/// `context` is an [`Eaten`], and `to..to + len` is writable.
+unsafe fn make(context: *mut (), offset: usize, to: *mut u8, len: usize) {
+    // SAFETY: by contract; the box outlives the token, and nobody else accesses it meanwhile.
+    let made = unsafe { &mut *context.cast::<Eaten>() };
+    if offset != made.at || offset + len > made.len {
+        made.fault =
+            Some(format!("the packer was asked for {len} bytes at {offset}, and had made {}", made.at));
+    }
+    made.at = offset + len;
+    // SAFETY: by contract.
+    unsafe {
+        to.write_bytes(0, len);
+        made.pattern.fill(offset, std::slice::from_raw_parts_mut(to, len));
     }
 }
 

@@ -22,6 +22,7 @@ mod flow;
 mod message;
 mod messages;
 mod namespaces;
+mod packed;
 mod pattern;
 mod probing;
 mod processes;
@@ -158,6 +159,10 @@ cases! {
         exposed_memory_is_got,
         gets_end_with_their_peer,
     }
+    packed {
+        packed_messages,
+        short_messages_are_consumed,
+    }
     waiting {
         sleepers_wake_by_descriptor,
         sleepers_wake_by_word,
@@ -194,6 +199,7 @@ macro_rules! conformance {
             short_messages short_messages_that_do_not_fit_stay short_messages_wait_their_turn
             a_probe_outlives_short_messages short_messages_outlive_their_sender
             exposed_memory_is_got gets_end_with_their_peer
+            packed_messages short_messages_are_consumed
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep

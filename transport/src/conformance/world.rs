@@ -21,6 +21,7 @@ pub(super) enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Send,
+    SendPacked,
     Recv,
     RecvIf,
     Get,
@@ -157,6 +158,12 @@ impl World {
         self.post(rank, Channel { peer, index }, from, Direction::Get, Memory::target(shape))
     }
 
+    /// Posts a message from `rank` that a packer makes.
+    pub(super) fn send_packed(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: Shape) -> Ticket {
+        let on = Channel { peer, index };
+        self.post(rank, on, tag, Direction::SendPacked, Memory::target(shape.eaten()))
+    }
+
     /// Posts both ends of a message.
     pub(super) fn exchange(&mut self, from: u32, to: u32, index: u16, tag: u64, shape: Shape) -> [Ticket; 2] {
         let recv = self.recv(to, from, index, tag, shape.clone());
@@ -178,6 +185,10 @@ impl World {
                 Direction::Send => {
                     let pieces: *const [_] = op.memory.pieces();
                     end.post_send(on, tag, &*pieces, token)
+                }
+                Direction::SendPacked => {
+                    let (len, packer) = op.memory.packer();
+                    end.post_send_packed(on, tag, len, packer, token)
                 }
                 Direction::Recv => end.post_recv(on, tag, op.memory.sink(), token),
                 Direction::RecvIf => end.post_recv_if(on, tag, op.memory.sink(), token),
@@ -308,7 +319,7 @@ impl World {
         {
             panic!("rank {}, {:?}, operation {}: {fault}", op.rank, op.on, ticket.0);
         }
-        if op.direction != Direction::Send {
+        if !matches!(op.direction, Direction::Send | Direction::SendPacked) {
             // Large messages of long suites would add up. A source is kept, since a late read of it would be a
             // mistake and must show.
             op.memory = Memory::target(Shape::new(0, 0));

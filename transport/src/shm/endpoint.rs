@@ -23,20 +23,21 @@ use std::time::Instant;
 use super::address::Address;
 use super::arena::{ASLEEP_WORD, Arena};
 use super::copier::{Copier, Stores};
+use super::cursor::Cursor;
 use super::establish::{NAME, NO_PEER};
 use super::exchange::Exchange;
-use super::lane::{Handed, SendLane};
+use super::lane::{Origin, SendLane};
 use super::options::{Budget, SINGLE_COPY_MIN, ShmOptions, SingleCopy};
 use super::pages::Pages;
 use super::peer::{Fate, NO_LANE, Peer};
 use super::pending::{Caller, PendingConnections};
-use super::progress::received;
-use super::recv_lane::{RecvLane, Wanted};
+use super::recv_lane::RecvLane;
 use super::remote::{Beacon, FAR_RUNS};
 use super::stage::Area;
 use super::tried::Route;
 use crate::endpoint::{
-    Armed, Caps, Channel, Endpoint, Event, Fits, ParkBy, Piece, Posted, Reach, Short, Sink, Token,
+    Armed, Caps, Channel, Consumer, Endpoint, Event, Fits, Packer, ParkBy, Piece, Posted, Reach, Short, Sink,
+    Token,
 };
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
@@ -201,7 +202,7 @@ impl ShmEndpoint {
 
     /// Returns the index of a peer, if no failure of it is known.
     #[inline]
-    fn peer_at_hand(&self, rank: u32) -> Option<usize> {
+    pub(super) fn peer_at_hand(&self, rank: u32) -> Option<usize> {
         let index = *self.by_rank.get(rank as usize)? as usize;
         matches!(self.peers.get(index)?.fate, Fate::Fine).then_some(index)
     }
@@ -238,54 +239,6 @@ impl ShmEndpoint {
                 let route = lane.tried.route(total);
                 let goes_anyway = !route.by_rendezvous && total >= SINGLE_COPY_MIN && is_huge();
                 if goes_anyway { Route::RENDEZVOUS } else { route }
-            }
-        }
-    }
-
-    /// Hands a receive to its lane.
-    ///
-    /// # Safety
-    /// As [`Endpoint::post_recv`].
-    unsafe fn hand_recv(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-        conditional: bool,
-    ) -> Result<Posted, Error> {
-        let peer = self.peer_for_post(on)?;
-        let expected = match dst {
-            Sink::Place(pieces) => total(pieces),
-            Sink::Consume { len, .. } => (len <= isize::MAX as usize).then_some(len),
-        };
-        let Some(len) = expected else { return Err(too_long(on.peer)) };
-        let wanted = Wanted { tag, len, conditional };
-        self.check_can_receive(peer)?;
-        let id = self.recv_lane(peer, on.index)?;
-        let lane = &mut self.recv_lanes[id as usize];
-        self.pending -= usize::from(std::mem::take(&mut lane.is_probed));
-        let deferred = &mut self.deferred;
-        let mut is_right = true;
-        let done = |token, verdict: Result<(), ErrorKind>| {
-            is_right = verdict.is_ok();
-            if !is_right {
-                deferred.push_back(received(token, verdict, on.peer));
-            }
-        };
-        // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(wanted, dst, token, self.options.ring_bytes, done) } {
-            Handed::Over => {
-                self.ring_doorbell(peer);
-                Ok(if is_right { Posted::Done } else { Posted::Pending })
-            }
-            Handed::Queued { moved } => {
-                self.pending += 1;
-                self.list_recv(id);
-                if moved {
-                    self.ring_doorbell(peer);
-                }
-                Ok(Posted::Pending)
             }
         }
     }
@@ -375,25 +328,10 @@ impl Endpoint for ShmEndpoint {
         let id = self.send_lane(peer, on.index)?;
         let is_long = total >= self.options.rendezvous_min();
         let route = if is_long { self.route(id, src, total) } else { Route::RING };
-        let lane = &mut self.send_lanes[id as usize];
-        // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, route) } {
-            Handed::Over => {
-                self.ring_doorbell(peer);
-                Ok(Posted::Done)
-            }
-            Handed::Queued { moved } => {
-                self.pending += 1;
-                if !lane.is_listed {
-                    lane.is_listed = true;
-                    self.busy_sends.push(id);
-                }
-                if moved {
-                    self.ring_doorbell(peer);
-                }
-                Ok(Posted::Pending)
-            }
-        }
+        // SAFETY: the caller's promise.
+        Ok(unsafe {
+            self.hand_send((peer, id), tag, (Origin::Pieces(Cursor::new(src)), total), token, route)
+        })
     }
 
     unsafe fn post_recv(
@@ -421,18 +359,35 @@ impl Endpoint for ShmEndpoint {
     }
 
     unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
-        let Some(peer) = self.peer_at_hand(on.peer) else { return Short::Other };
-        let at = |lanes: &[u32]| lanes.get(usize::from(on.index)).copied().unwrap_or(NO_LANE) as usize;
-        let (to_peer, from_peer) = (at(&self.peers[peer].send_lanes), at(&self.peers[peer].recv_lanes));
-        let Some(lane) = self.recv_lanes.get_mut(from_peer) else { return Short::Other };
+        // SAFETY: the caller's promise: `to` is writable for as many bytes as fit.
+        self.take_with(on, |lane| unsafe {
+            lane.take_whole(fits, |from, len| from.copy_to_nonoverlapping(to, len))
+        })
+    }
+
+    unsafe fn consume_short(&mut self, on: Channel, fits: Fits, consumer: Consumer) -> Short {
         // SAFETY: the caller's promise.
-        let answer = unsafe { lane.take_whole(fits, to) };
-        match answer {
-            Short::Taken { .. } => self.ring_doorbell(peer),
-            Short::NotYet => self.send_lanes.get_mut(to_peer).map_or((), SendLane::claim_next),
-            Short::Other => {}
-        }
-        answer
+        let consume = |from, len| unsafe { (consumer.call)(consumer.context, 0, from, len) };
+        self.take_with(on, |lane| lane.take_whole(fits, consume))
+    }
+
+    fn can_pack(&self) -> bool {
+        true
+    }
+
+    unsafe fn post_send_packed(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        len: usize,
+        packer: Packer,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let peer = self.peer_for_post(on)?;
+        self.check_can_send(peer)?;
+        let id = self.send_lane(peer, on.index)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.hand_send((peer, id), tag, (Origin::Packer(packer), len), token, Route::RING) })
     }
 
     fn exposes(&mut self, on: Channel) -> bool {

@@ -10,7 +10,20 @@ use super::cursor::Cursor;
 use super::producer::Producer;
 use super::ring::Corrupt;
 use super::tried::{Route, Trial, Tried};
-use crate::endpoint::{Piece, Token};
+use crate::endpoint::{Packer, Token};
+
+/// Origin of a message's bytes.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// The caller's pieces.
+    Pieces(Cursor),
+    /// The caller's packer.
+    Packer(Packer),
+}
+
+// SAFETY: the packer's context belongs to the caller, who has promised that it stays valid until the token completes,
+// and that the endpoint may call it from whichever thread polls.
+unsafe impl Send for Origin {}
 
 /// A message on its way out.
 #[derive(Debug)]
@@ -26,7 +39,7 @@ struct Outgoing {
     mark: Option<u64>,
     /// Set if the message's time counts.
     trial: Option<Trial>,
-    source: Cursor,
+    origin: Origin,
     token: Token,
 }
 
@@ -41,6 +54,8 @@ pub(crate) struct SendLane {
     pub(crate) ring: Option<Producer>,
     queue: VecDeque<Outgoing>,
     copier: Copier,
+    /// Memory in the first-level cache, through which packed messages go.
+    packed: Box<[u8]>,
     /// Which messages go by rendezvous where neither length nor pages tell.
     pub(crate) tried: Tried,
 }
@@ -60,7 +75,15 @@ pub(crate) enum Handed {
 impl SendLane {
     pub(crate) fn new(peer: usize, stores: Stores) -> Self {
         let copier = Copier::new(stores);
-        Self { peer, is_listed: false, ring: None, queue: VecDeque::new(), copier, tried: Tried::default() }
+        Self {
+            peer,
+            is_listed: false,
+            ring: None,
+            queue: VecDeque::new(),
+            copier,
+            packed: Box::default(),
+            tried: Tried::default(),
+        }
     }
 
     /// Returns whether the receiver reads this process's memory.
@@ -71,11 +94,11 @@ impl SendLane {
     /// Takes a message of `total` bytes. Puts into the ring as much as fits at once, up to about `budget` bytes.
     ///
     /// # Safety
-    /// As [`Endpoint::post_send`](crate::Endpoint::post_send); `total` is the sum of the pieces.
+    /// As [`Endpoint::post_send`](crate::Endpoint::post_send); the origin has `total` bytes.
     pub(crate) unsafe fn hand(
         &mut self,
         tag: u64,
-        pieces: &[Piece],
+        origin: Origin,
         total: usize,
         token: Token,
         budget: usize,
@@ -89,14 +112,18 @@ impl SendLane {
             by_rendezvous: route.by_rendezvous,
             mark: None,
             trial: route.trial,
-            source: Cursor::new(pieces),
+            origin,
             token,
         };
         let mut moved = 0;
+        if matches!(message.origin, Origin::Packer(_)) && self.packed.is_empty() {
+            self.packed = vec![0; PACKED_BYTES].into();
+        }
+        let mut tools = (&mut self.copier, &mut *self.packed);
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
                 // SAFETY: the caller's promise. `advance` meets a corrupt ring again, and reports it.
-                match unsafe { put_next(ring, &mut message, &mut self.copier) } {
+                match unsafe { put_next(ring, &mut message, &mut tools) } {
                     Ok(Some(_)) if message.is_over() => {
                         note(&mut self.tried, message.trial, ring);
                         return Handed::Over;
@@ -138,9 +165,10 @@ impl SendLane {
     pub(crate) fn advance(&mut self, budget: usize, mut done: impl FnMut(Token)) -> Result<bool, Corrupt> {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         let mut moved = 0;
+        let mut tools = (&mut self.copier, &mut *self.packed);
         while let Some(message) = self.queue.front_mut() {
             // SAFETY: the message is still pending, so the promise of `post_send` holds.
-            let Some(bytes) = (unsafe { put_next(ring, message, &mut self.copier)? }) else { break };
+            let Some(bytes) = (unsafe { put_next(ring, message, &mut tools)? }) else { break };
             moved += bytes + PIECE_COST_BYTES;
             if message.is_over() {
                 note(&mut self.tried, message.trial, ring);
@@ -214,8 +242,12 @@ impl Outgoing {
                 Some(Answer::Declined) => Handshake::UseRing,
             });
         }
-        // SAFETY: the caller's promise; no part of the message has been sent.
-        let Some(rts) = (unsafe { self.source.rts(self.total) }) else {
+        let rts = match &self.origin {
+            // SAFETY: the caller's promise; no part of the message has been sent.
+            Origin::Pieces(pieces) => unsafe { pieces.rts(self.total) },
+            Origin::Packer(_) => None,
+        };
+        let Some(rts) = rts else {
             self.by_rendezvous = false;
             return Ok(Handshake::UseRing);
         };
@@ -266,6 +298,36 @@ enum Answer {
     Declined,
 }
 
+/// Bytes of a message that are packed at a time.
+const PACKED_BYTES: usize = 8 << 10;
+
+/// The lane's copier, and its memory for packed messages.
+type Tools<'a> = (&'a mut Copier, &'a mut [u8]);
+
+/// Packs `len` bytes of a message, from byte `at` on, into the ring. They take the way through a cache, because the
+/// copier knows which stores suit the ring.
+///
+/// # Safety
+/// The promise of `post_send_packed` holds for the message, and `to` is writable for `len` bytes.
+unsafe fn pack(
+    packer: Packer,
+    at: usize,
+    (to, len): (*mut u8, usize),
+    copier: &mut Copier,
+    packed: &mut [u8],
+) {
+    let mut done = 0;
+    while done < len {
+        let now = (len - done).min(packed.len());
+        // SAFETY: the caller's promise; `packed` has room for `now` bytes. Test: `packed_messages` of the conformance suite.
+        unsafe {
+            (packer.call)(packer.context, at + done, packed.as_mut_ptr(), now);
+            copier.copy(packed.as_ptr(), to.add(done), now);
+        }
+        done += now;
+    }
+}
+
 /// Puts the next piece of a message into the ring, or a rendezvous request for it, if there is room, and returns how
 /// many bytes went in. While a request is unanswered nothing more goes in, because the next step depends on the
 /// answer.
@@ -276,7 +338,7 @@ enum Answer {
 unsafe fn put_next(
     ring: &mut Producer,
     message: &mut Outgoing,
-    copier: &mut Copier,
+    tools: &mut Tools<'_>,
 ) -> Result<Option<usize>, Corrupt> {
     if message.by_rendezvous {
         // SAFETY: the caller's promise.
@@ -287,7 +349,7 @@ unsafe fn put_next(
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { put_piece(ring, message, copier) }
+    unsafe { put_piece(ring, message, tools) }
 }
 
 /// Puts the next piece of a message into the ring, if there is room; returns its length.
@@ -298,11 +360,16 @@ unsafe fn put_next(
 unsafe fn put_piece(
     ring: &mut Producer,
     message: &mut Outgoing,
-    copier: &mut Copier,
+    (copier, packed): &mut Tools<'_>,
 ) -> Result<Option<usize>, Corrupt> {
     let Some(space) = ring.reserve(message.total - message.sent)? else { return Ok(None) };
     // SAFETY: `space.len` is at most what is left of the message, and `space` is writable for as much.
-    unsafe { message.source.gather(space.ptr, space.len, copier) };
+    unsafe {
+        match &mut message.origin {
+            Origin::Pieces(pieces) => pieces.gather(space.ptr, space.len, copier),
+            Origin::Packer(packer) => pack(*packer, message.sent, (space.ptr, space.len), copier, packed),
+        }
+    }
     let first = (!message.is_started).then_some((message.tag, message.total as u64));
     ring.publish(&space, first);
     message.is_started = true;

@@ -68,6 +68,7 @@ mod pages;
 mod peer;
 mod pending;
 mod places;
+mod posts;
 mod producer;
 mod progress;
 mod recv_lane;

@@ -199,12 +199,10 @@ impl RecvLane {
         Handed::Queued { moved: false }
     }
 
-    /// Takes the next message at once, if no receive is posted and the message has arrived in one piece and fits.
-    ///
-    /// # Safety
-    /// `to` is writable for `fits.room` bytes.
+    /// Takes the next message at once, if no receive is posted and the message has arrived in one piece and fits. `take`
+    /// gets its bytes, which are readable during the call.
     #[inline]
-    pub(crate) unsafe fn take_whole(&mut self, fits: Fits, to: *mut u8) -> Short {
+    pub(crate) fn take_whole(&mut self, fits: Fits, take: impl FnOnce(*const u8, usize)) -> Short {
         let Some(ring) = &mut self.ring else { return Short::NotYet };
         if !self.queue.is_empty() {
             return Short::Other;
@@ -217,9 +215,7 @@ impl RecvLane {
             return Short::Other;
         }
         if arrival.len > 0 {
-            // SAFETY: the arrival is readable for its length until it is released, and `to` has room for at least
-            // that. Test: `short_messages` of the conformance suite.
-            unsafe { std::ptr::copy_nonoverlapping(arrival.ptr, to, arrival.len) };
+            take(arrival.ptr, arrival.len);
         }
         ring.release(&arrival);
         Short::Taken { tag, len: arrival.len }

@@ -34,6 +34,7 @@ mod op;
 mod partitioned;
 mod request;
 mod session;
+mod staging;
 mod status;
 mod tools;
 mod topology;

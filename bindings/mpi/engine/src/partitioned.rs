@@ -14,7 +14,7 @@ use crate::comm::{self, COLLECTIVES, Comm, PARTITIONED};
 use crate::constants::{PROC_NULL, Status, TAG_MAX};
 use crate::datatype::{self, Type};
 use crate::error::{Class, Fail, Outcome, fail};
-use crate::net::{self, Completion, Finished, Recv, Sink, Source};
+use crate::net::{self, Completion, Elements, Finished, Recv, Sink, Source};
 use crate::request::{self, Active};
 
 /// The tags of partitions lie in the upper half of the tags of collectives, of which schedules use the lower half.
@@ -134,10 +134,8 @@ impl Setup {
         if self.of.is_flat() {
             return Source::Lent(from.wrapping_offset(self.of.true_lower as isize), self.partition_bytes());
         }
-        let mut bytes = Vec::new();
-        // SAFETY: reads the program's elements, which it has marked as ready.
-        unsafe { self.of.pack(from, self.each, &mut bytes) };
-        Source::Kept(bytes)
+        let elements = Elements { ptr: from, count: self.each, of: Arc::clone(&self.of) };
+        Source::Elements(elements, self.partition_bytes())
     }
 
     /// Returns the memory of a range of the message's bytes, as far as the receive has room.
@@ -150,10 +148,11 @@ impl Setup {
         }
         if from.is_multiple_of(size) && to.is_multiple_of(size) {
             let (ptr, count) = (self.element(from / size), (to - from) / size);
-            return Ok(Sink::Typed { ptr, count, of: Arc::clone(&self.of) });
+            return Ok(Sink::Typed(Elements { ptr, count, of: Arc::clone(&self.of) }));
         }
         // The sender's partitions end inside elements.
-        Ok(Sink::Typed { ptr: self.element(0), count: 1, of: datatype::bytes_of(&self.of, from..to)? })
+        let of = datatype::bytes_of(&self.of, from..to)?;
+        Ok(Sink::Typed(Elements { ptr: self.element(0), count: 1, of }))
     }
 
     /// Posts the receive of the sender's cut.

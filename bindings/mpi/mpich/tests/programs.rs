@@ -199,6 +199,11 @@ fn started_collectives_that_several_threads_advance() {
 }
 
 #[test]
+fn layouts() {
+    with_ranks("layouts", &[1, 2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }

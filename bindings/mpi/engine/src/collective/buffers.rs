@@ -71,7 +71,7 @@ impl Buffer {
     /// Returns one run of bytes to send from: the buffer itself, or a copy that the schedule makes.
     pub fn source(&self, s: &mut Schedule) -> Memory {
         self.flat().unwrap_or_else(|| {
-            let copy = s.keep(self.bytes());
+            let copy = s.stage(self.bytes());
             let from = self.clone();
             s.run(move || {
                 from.pack_into(copy);
@@ -83,7 +83,7 @@ impl Buffer {
 
     /// Returns one run of bytes to receive into: the buffer itself, or memory that [`Buffer::arrived`] unpacks.
     pub fn sink(&self, s: &mut Schedule) -> Memory {
-        self.flat().unwrap_or_else(|| s.keep(self.bytes()))
+        self.flat().unwrap_or_else(|| s.stage(self.bytes()))
     }
 
     /// Unpacks the data that has arrived in the memory of [`Buffer::sink`].
@@ -100,18 +100,15 @@ impl Buffer {
 
     /// Copies the data into a run of bytes.
     pub fn pack_into(&self, memory: Memory) {
-        let mut bytes = Vec::new();
+        let range = 0..self.bytes().min(memory.len);
         // SAFETY: reads the program's elements, and writes at most as many bytes as the memory has.
-        unsafe {
-            self.of.pack(self.address(), self.count, &mut bytes);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.at, bytes.len().min(memory.len));
-        }
+        unsafe { self.of.pack_range(self.address(), self.count, range, memory.at) }
     }
 
     /// Copies a run of bytes into the elements.
     pub fn unpack_from(&self, memory: Memory) {
         // SAFETY: writes the program's elements; nothing else writes the bytes meanwhile.
-        unsafe { self.of.unpack(memory.bytes(), self.address(), self.count) };
+        unsafe { self.of.unpack_range(memory.at, memory.len, self.address(), self.count, 0) };
     }
 }
 

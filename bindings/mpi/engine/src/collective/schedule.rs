@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use crate::comm::Comm;
 use crate::error::{Fail, Outcome};
 use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::staging::Staging;
 
 /// Memory that the program has lent or a schedule owns.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,7 @@ pub struct Schedule {
     at: usize,
     waiting: Vec<Arc<Completion>>,
     kept: Vec<Box<[u8]>>,
+    staged: Vec<Staging>,
 }
 
 impl std::fmt::Debug for Schedule {
@@ -93,7 +95,17 @@ impl Schedule {
     #[must_use]
     pub fn tagged(comm: &Arc<Comm>, context: u32, tag: i32) -> Self {
         let (comm, view) = (Arc::clone(comm), (0, comm.size()));
-        Self { comm, view, context, tag, steps: Vec::new(), at: 0, waiting: Vec::new(), kept: Vec::new() }
+        Self {
+            comm,
+            view,
+            context,
+            tag,
+            steps: Vec::new(),
+            at: 0,
+            waiting: Vec::new(),
+            kept: Vec::new(),
+            staged: Vec::new(),
+        }
     }
 
     /// Returns this rank's number in the view.
@@ -123,6 +135,14 @@ impl Schedule {
         let mut memory = vec![0; len.max(1)].into_boxed_slice();
         let at = memory.as_mut_ptr();
         self.kept.push(memory);
+        Memory { at, len }
+    }
+
+    /// Takes memory for packed data, which lives as long as the schedule. Its contents are undefined until it has been written.
+    pub fn stage(&mut self, len: usize) -> Memory {
+        let mut memory = Staging::new(len);
+        let at = memory.ptr();
+        self.staged.push(memory);
         Memory { at, len }
     }
 

@@ -11,6 +11,7 @@ use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, slice};
 use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
+use crate::staging::Staging;
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     if let Some(comm) = fast::members(how, comm) {
@@ -25,25 +26,26 @@ pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
 
 /// The data of a buffer as one run of bytes, for a blocking call.
 struct Packed {
-    own: Vec<u8>,
+    own: Option<Staging>,
     flat: Option<Memory>,
 }
 
 impl Packed {
     fn of(buffer: &Buffer, filled: bool) -> Self {
         let flat = buffer.flat();
-        let mut own = Vec::new();
-        if flat.is_none() {
-            own.resize(buffer.bytes(), 0);
-            if filled {
-                buffer.pack_into(Memory { at: own.as_mut_ptr(), len: own.len() });
-            }
+        let own = if flat.is_none() { Some(Staging::new(buffer.bytes())) } else { None };
+        let mut packed = Self { own, flat };
+        if filled && flat.is_none() {
+            buffer.pack_into(packed.memory());
         }
-        Self { own, flat }
+        packed
     }
 
     fn memory(&mut self) -> Memory {
-        self.flat.unwrap_or(Memory { at: self.own.as_mut_ptr(), len: self.own.len() })
+        match (self.flat, &mut self.own) {
+            (None, Some(own)) => Memory { at: own.ptr(), len: own.len() },
+            (flat, _) => flat.unwrap_or(fast::NOTHING),
+        }
     }
 
     fn unpack(&mut self, into: &Buffer) {
@@ -120,7 +122,7 @@ fn copies(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
     blocks
         .iter()
         .map(|block| {
-            let (copy, block) = (s.keep(block.bytes()), block.clone());
+            let (copy, block) = (s.stage(block.bytes()), block.clone());
             s.run(move || {
                 block.pack_into(copy);
                 Ok(())

@@ -27,11 +27,10 @@ fn whole(combiner: c_int, built: &Arc<Type>, of: &Arc<Type>, extent: i64) -> Out
         made(combiner, vec![Arc::clone(built)], Blocks::Even { count: 1, length: 1, stride: 0 }),
         Some((0, extent)),
     )?;
-    // `MPI_Type_get_contents` shows the element's type as the only child. The flattened parts keep the layout of the layers between.
-    let parts = inner.parts()?;
+    // `MPI_Type_get_contents` shows the element's type as the only child.
     let mut shown = inner;
     shown.made.types = vec![Arc::clone(of)];
-    shown.made.blocks = Blocks::Basic(parts.to_vec());
+    shown.made.blocks = Blocks::Within(Arc::clone(built));
     Ok(shown)
 }
 

@@ -221,6 +221,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
         made,
         parts: OnceLock::new(),
         runs: OnceLock::new(),
+        loops: OnceLock::new(),
         committed: AtomicBool::new(true),
         name: Mutex::new(name.to_owned()),
         attributes: Attributes::default(),

@@ -53,7 +53,8 @@ fn is_large() -> bool {
 pub unsafe fn type_commit(handle: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     let of = lookup(unsafe { *handle })?;
-    of.parts()?;
+    // Done here rather than in the first message.
+    of.prepare();
     of.committed.store(true, Ordering::Release);
     Ok(())
 }

@@ -64,7 +64,7 @@ fn extents(made: &Made) -> Option<Extents> {
         Some(())
     };
     match &made.blocks {
-        Blocks::Basic(_) => {}
+        Blocks::Basic(_) | Blocks::Within(_) => {}
         Blocks::Even { count, length, stride } => add(0, *length, &made.types[0], *count, *stride)?,
         Blocks::Listed(blocks) => {
             for (at, count, which) in blocks {
@@ -94,7 +94,7 @@ fn marks(made: &Made) -> [Option<i64>; 2] {
 /// Returns the types of which an element has any. The types of empty blocks are not part of the element, and do not align it.
 fn present(made: &Made) -> Vec<&Type> {
     match &made.blocks {
-        Blocks::Basic(_) => made.types.iter().map(|of| &**of).collect(),
+        Blocks::Basic(_) | Blocks::Within(_) => made.types.iter().map(|of| &**of).collect(),
         Blocks::Even { count, length, .. } if *count == 0 || *length == 0 => Vec::new(),
         Blocks::Even { .. } => vec![&*made.types[0]],
         Blocks::Listed(blocks) => {
@@ -138,6 +138,7 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
         made,
         parts: OnceLock::new(),
         runs: OnceLock::new(),
+        loops: OnceLock::new(),
         committed: AtomicBool::new(false),
         name: Mutex::default(),
         attributes: Attributes::default(),
@@ -151,7 +152,7 @@ pub(crate) fn bytes_of(of: &Type, range: Range<usize>) -> Outcome<Arc<Type>> {
     let (mut blocks, size) = (Vec::new(), of.size.max(1));
     for element in range.start / size..range.end.div_ceil(size) {
         let mut at = element * size;
-        for run in of.runs() {
+        for run in of.runs()? {
             let (from, to) = (at.max(range.start), (at + run.len).min(range.end));
             if from < to {
                 let place = element as i64 * of.extent + run.offset + (from - at) as i64;
@@ -172,6 +173,7 @@ impl Type {
         }
         match &self.made.blocks {
             Blocks::Basic(_) => true,
+            Blocks::Within(whole) => whole.dense,
             Blocks::Even { length, stride, count } => {
                 let of = &self.made.types[0];
                 of.dense && (*count <= 1 || *stride == length * of.extent)

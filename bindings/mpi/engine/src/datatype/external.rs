@@ -33,13 +33,12 @@ pub unsafe fn pack(
     crate::comm::lookup(comm)?;
     let of = committed(handle)?;
     let n = count(n)?;
-    let mut bytes = Vec::new();
+    let len = n * of.size();
     // SAFETY: the caller's promise: `n` elements at `from`, and `size` bytes at `into`, which `room` checks.
     unsafe {
-        let at = room(position, size, n * of.size())?;
-        of.pack(from.cast(), n, &mut bytes);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), into.cast::<u8>().wrapping_add(at), bytes.len());
-        *position += bytes.len() as i64;
+        let at = room(position, size, len)?;
+        of.pack_to(from.cast(), n, into.cast::<u8>().wrapping_add(at));
+        *position += len as i64;
     }
     Ok(())
 }

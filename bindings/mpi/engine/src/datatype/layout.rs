@@ -1,4 +1,4 @@
-//! Flattened types: lists of parts of one basic type each, and of runs of bytes; packing and unpacking.
+//! Flattened types: lists of parts of one basic type each, and of runs of bytes.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub struct Run {
 const PARTS_MAX: usize = 1 << 26;
 
 impl Part {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count * self.basic.size()
     }
 }
@@ -80,6 +80,7 @@ impl Type {
         let mut parts = Vec::new();
         match &self.made.blocks {
             Blocks::Basic(own) => parts.clone_from(own),
+            Blocks::Within(whole) => return whole.parts(),
             Blocks::Even { count, length, stride } => {
                 let of = &self.made.types[0];
                 for block in 0..*count {
@@ -105,7 +106,7 @@ impl Type {
             (0..count).all(|element| of.each_predefined(at + place + element * of.extent, visit))
         };
         match &self.made.blocks {
-            Blocks::Basic(_) => false,
+            Blocks::Basic(_) | Blocks::Within(_) => false,
             Blocks::Even { count, length, stride } => {
                 (0..*count).all(|nth| block(nth * stride, *length, &self.made.types[0]))
             }
@@ -116,88 +117,20 @@ impl Type {
     }
 
     /// Returns the runs of bytes of an element, in the order of its definition.
-    pub fn runs(&self) -> &[Run] {
-        self.runs.get_or_init(|| {
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn runs(&self) -> Outcome<&[Run]> {
+        let parts = self.parts()?;
+        Ok(self.runs.get_or_init(|| {
             let mut runs: Vec<Run> = Vec::new();
-            for part in self.parts().iter().flat_map(|parts| parts.iter()) {
+            for part in parts.iter() {
                 match runs.last_mut() {
                     Some(last) if last.offset + last.len as i64 == part.offset => last.len += part.len(),
                     _ => runs.push(Run { offset: part.offset, len: part.len() }),
                 }
             }
             runs.into()
-        })
-    }
-
-    /// Appends the data of `count` elements to `into`.
-    ///
-    /// # Safety
-    /// The elements at `from` are readable.
-    pub unsafe fn pack(&self, from: *const u8, count: usize, into: &mut Vec<u8>) {
-        let total = count * self.size;
-        into.reserve(total);
-        let start = into.len();
-        // SAFETY: there is room for `total` bytes, which are written below: elements have `size` bytes of data.
-        unsafe {
-            let mut to = into.as_mut_ptr().add(start);
-            if self.dense {
-                if total > 0 {
-                    std::ptr::copy_nonoverlapping(from.offset(self.true_lower as isize), to, total);
-                }
-            } else {
-                for element in 0..count {
-                    let base = from.wrapping_offset((element as i64 * self.extent) as isize);
-                    for run in self.runs() {
-                        copy(base.wrapping_offset(run.offset as isize), to, run.len);
-                        to = to.add(run.len);
-                    }
-                }
-            }
-            into.set_len(start + total);
-        }
-    }
-
-    /// Copies bytes into `count` elements, as far as the bytes reach.
-    ///
-    /// # Safety
-    /// The elements at `to` are writable.
-    pub unsafe fn unpack(&self, bytes: &[u8], to: *mut u8, count: usize) {
-        let bytes = &bytes[..bytes.len().min(count * self.size)];
-        if bytes.is_empty() {
-            return;
-        }
-        // SAFETY: there are at most as many bytes as the elements hold, and they are written to places inside of the elements.
-        unsafe {
-            if self.dense {
-                let to = to.offset(self.true_lower as isize);
-                return std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-            }
-            let mut rest = bytes;
-            for element in 0..count {
-                let base = to.wrapping_offset((element as i64 * self.extent) as isize);
-                for run in self.runs() {
-                    let (now, later) = rest.split_at(run.len.min(rest.len()));
-                    copy(now.as_ptr(), base.wrapping_offset(run.offset as isize), now.len());
-                    if later.is_empty() {
-                        return;
-                    }
-                    rest = later;
-                }
-            }
-        }
-    }
-}
-
-/// Copies a run of bytes; the common lengths without a call of memcpy.
-#[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the callers' promise.
-    unsafe {
-        match len {
-            4 => to.cast::<[u8; 4]>().write_unaligned(from.cast::<[u8; 4]>().read_unaligned()),
-            8 => to.cast::<[u8; 8]>().write_unaligned(from.cast::<[u8; 8]>().read_unaligned()),
-            16 => to.cast::<[u8; 16]>().write_unaligned(from.cast::<[u8; 16]>().read_unaligned()),
-            _ => std::ptr::copy_nonoverlapping(from, to, len),
-        }
+        }))
     }
 }

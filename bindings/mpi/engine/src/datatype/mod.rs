@@ -7,6 +7,8 @@ mod construct;
 mod contents;
 mod external;
 mod layout;
+mod loops;
+mod pack;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +20,7 @@ pub(crate) use construct::bytes_of;
 pub use contents::*;
 pub use external::*;
 pub use layout::{Part, Run};
+use loops::Body;
 
 use crate::attributes::Attributes;
 use crate::constants::{COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER, COMBINER_F90_REAL, DATATYPE_NULL};
@@ -43,6 +46,7 @@ pub struct Type {
     made: Made,
     parts: OnceLock<Outcome<Arc<[Part]>>>,
     runs: OnceLock<Arc<[Run]>>,
+    loops: OnceLock<Body>,
     committed: AtomicBool,
     pub(crate) name: Mutex<String>,
     pub(crate) attributes: Attributes,
@@ -65,6 +69,8 @@ pub(crate) struct Made {
 pub(crate) enum Blocks {
     /// A predefined type.
     Basic(Vec<Part>),
+    /// The elements of a type that the program does not see.
+    Within(Arc<Type>),
     /// Blocks at equal distances.
     Even { count: i64, length: i64, stride: i64 },
     /// Blocks: displacement in bytes, number of elements, and index of their type.

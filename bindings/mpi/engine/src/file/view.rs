@@ -37,9 +37,8 @@ impl View {
             let text = format!("a filetype of {size} bytes for etypes of {unit}: it must hold whole ones");
             return fail(Class::Type, text);
         }
-        filetype.parts()?;
         let (mut pieces, mut data, mut end) = (Vec::new(), 0, 0);
-        for run in filetype.runs().iter().filter(|run| run.len > 0) {
+        for run in filetype.runs()?.iter().filter(|run| run.len > 0) {
             if run.offset < end {
                 let text = "the pieces of a filetype must not overlap, go backwards or begin below zero";
                 return fail(Class::Type, text);

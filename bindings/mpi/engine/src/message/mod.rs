@@ -14,8 +14,9 @@ use crate::constants::*;
 use crate::datatype::{self, Type};
 use crate::error::{Class, Outcome, fail};
 use crate::handle::Held;
-use crate::net::{self, Awaited, Completion, Recv, Sink, Source};
+use crate::net::{self, Awaited, Completion, Elements, Recv, Sink, Source};
 use crate::request::{self, Active};
+use crate::staging::Staging;
 use crate::world;
 
 /// The mode of a send, which says when it completes.
@@ -116,22 +117,30 @@ impl Place {
         self.count * self.of.size()
     }
 
-    fn packed(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        // SAFETY: reads the program's elements.
-        unsafe { self.of.pack(self.address(), self.count, &mut bytes) };
-        bytes
+    fn copied(&self) -> Source {
+        let mut bytes = Staging::new(self.bytes());
+        // SAFETY: reads the program's elements, and there is room for their bytes.
+        unsafe { self.of.pack_to(self.address(), self.count, bytes.ptr()) };
+        Source::Staged(bytes)
+    }
+
+    fn elements(&self) -> Elements {
+        Elements { ptr: self.address(), count: self.count, of: Arc::clone(&self.of) }
     }
 
     fn data(&self) -> Source {
-        if self.of.is_flat() { Source::Lent(self.flat(), self.bytes()) } else { Source::Kept(self.packed()) }
+        if self.of.is_flat() {
+            Source::Lent(self.flat(), self.bytes())
+        } else {
+            Source::Elements(self.elements(), self.bytes())
+        }
     }
 
     /// Sends. Returns `None` for `MPI_PROC_NULL`.
     fn send(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
         let Some(Peer::Rank(to)) = self.peer else { return Ok(None) };
         let done = Completion::new();
-        let data = if mode == Mode::Buffered { Source::Kept(self.packed()) } else { self.data() };
+        let data = if mode == Mode::Buffered { self.copied() } else { self.data() };
         if mode == Mode::Buffered {
             bsend::take(&self.comm, data.len(), &done)?;
         }
@@ -143,7 +152,7 @@ impl Place {
     fn sink(&self) -> Sink {
         match self.of.is_flat() {
             true => Sink::Flat { ptr: self.flat(), room: self.bytes() },
-            false => Sink::Typed { ptr: self.address(), count: self.count, of: Arc::clone(&self.of) },
+            false => Sink::Typed(self.elements()),
         }
     }
 
@@ -419,7 +428,7 @@ pub unsafe fn isendrecv(
 /// Sends a copy, so that a receive may write to the same memory.
 fn send_copy(place: &Place) -> Outcome<Option<Arc<Completion>>> {
     let Some(Peer::Rank(to)) = place.peer else { return Ok(None) };
-    let (done, data) = (Completion::new(), Source::Kept(place.packed()));
+    let (done, data) = (Completion::new(), place.copied());
     net::net()?.send(to, place.comm.context(0), place.tag.unwrap_or(0), data, false, &done);
     Ok(Some(done))
 }

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use kolo_transport::{Consumer, Packer};
+
 use crate::constants::ANY_TAG;
 use crate::datatype::Type;
 use crate::error::Fail;
@@ -70,8 +72,61 @@ impl Completion {
     }
 }
 
+/// Elements of a type with gaps in the program's memory.
+#[derive(Clone, Debug)]
+pub struct Elements {
+    /// Address from which the type's displacements count.
+    pub ptr: *mut u8,
+    /// Number of elements.
+    pub count: usize,
+    /// Type of the elements.
+    pub of: Arc<Type>,
+}
+
+// SAFETY: the program lends the memory to the library until the operation is complete. Only the thread that holds the lock of the
+// messages, or owns the request, touches it.
+unsafe impl Send for Elements {}
+
+impl Elements {
+    /// Returns the bytes of data.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.count * self.of.size()
+    }
+
+    /// Returns a consumer that unpacks a message. It refers to this value, which must stay at its address.
+    pub(super) fn consumer(&self) -> Consumer {
+        Consumer { call: unpack, context: std::ptr::from_ref(self).cast_mut().cast() }
+    }
+
+    /// Returns a packer that makes a message of these elements, on the same condition.
+    pub(super) fn packer(&self) -> Packer {
+        Packer { call: pack, context: std::ptr::from_ref(self).cast_mut().cast() }
+    }
+}
+
+/// # Safety
+/// `context` is an [`Elements`], whose elements are writable; `data` is readable for `len` bytes.
+unsafe fn unpack(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: the owner of the endpoint keeps the elements until the token comes back. Test: `typed_messages` in tests/c/layouts.c.
+    unsafe {
+        let elements = &*context.cast::<Elements>();
+        elements.of.unpack_range(data, len, elements.ptr, elements.count, offset);
+    }
+}
+
+/// # Safety
+/// `context` is an [`Elements`] with at least `offset + len` bytes, which are readable; `to` is writable for `len` bytes.
+unsafe fn pack(context: *mut (), offset: usize, to: *mut u8, len: usize) {
+    // SAFETY: as above; a message is no longer than its elements.
+    unsafe {
+        let elements = &*context.cast::<Elements>();
+        elements.of.pack_range(elements.ptr, elements.count, offset..offset + len, to);
+    }
+}
+
 /// The memory of a receive.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Sink {
     /// One run of bytes.
     Flat {
@@ -81,14 +136,7 @@ pub enum Sink {
         room: usize,
     },
     /// Elements of a type with gaps.
-    Typed {
-        /// Address from which the type's displacements count.
-        ptr: *mut u8,
-        /// Number of elements.
-        count: usize,
-        /// Type of the elements.
-        of: Arc<Type>,
-    },
+    Typed(Elements),
 }
 
 // SAFETY: the program lends the memory to the library until the operation is complete. Only the thread that holds the lock of the
@@ -101,16 +149,13 @@ impl Sink {
     pub fn room(&self) -> usize {
         match self {
             Self::Flat { room, .. } => *room,
-            Self::Typed { count, of, .. } => count * of.size(),
+            Self::Typed(elements) => elements.bytes(),
         }
     }
 
-    /// Returns the memory if received bytes can be written to it directly.
-    pub(super) const fn flat(&self) -> Option<*mut u8> {
-        match self {
-            Self::Flat { ptr, .. } => Some(*ptr),
-            Self::Typed { .. } => None,
-        }
+    /// Returns whether the memory is one run of bytes.
+    pub(super) const fn is_flat(&self) -> bool {
+        matches!(self, Self::Flat { .. })
     }
 
     /// Copies bytes to the memory, as far as there is room.
@@ -121,7 +166,7 @@ impl Sink {
             // a send's, and MPI forbids that they overlap.
             Self::Flat { ptr, .. } => unsafe { std::ptr::copy(bytes.as_ptr(), *ptr, bytes.len()) },
             // SAFETY: likewise, for the elements of the receive.
-            Self::Typed { ptr, count, of } => unsafe { of.unpack(bytes, *ptr, *count) },
+            Self::Typed(Elements { ptr, count, of }) => unsafe { of.unpack(bytes, *ptr, *count) },
         }
     }
 }

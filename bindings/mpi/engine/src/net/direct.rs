@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Fits, Piece, Posted, Short, Sink as Place, Token};
+use kolo_transport::{Channel, Fits, Posted, Short, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
 use super::cancel::NOTHING;
@@ -36,22 +36,21 @@ pub enum Awaited {
 }
 
 /// A receive whose thread looks for the message itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sought {
     context: u32,
     source: u32,
     tag: Option<i32>,
-    ptr: *mut u8,
-    room: usize,
+    sink: Sink,
 }
 
 impl Sought {
-    const fn fits(&self) -> Fits {
+    fn fits(&self) -> Fits {
         let (tag, mask) = match self.tag {
             Some(tag) => (tag, u64::MAX),
             None => (0, !TAG_BITS),
         };
-        Fits { tag: envelope(WHOLE, self.context, tag), mask, room: self.room }
+        Fits { tag: envelope(WHOLE, self.context, tag), mask, room: self.sink.room() }
     }
 }
 
@@ -59,7 +58,7 @@ impl Sought {
 #[derive(Debug)]
 pub(super) enum Direct {
     /// The receive is posted at the transport.
-    Out { source: u32, context: u32, tag: i32, ptr: *mut u8, room: usize },
+    Out { source: u32, context: u32, tag: i32, sink: Sink },
     /// The message is in place.
     Here { source: u32, tag: i32, bytes: usize },
     /// Another message came, so the receive is in its mailbox.
@@ -77,11 +76,11 @@ impl Net {
         tag: Option<i32>,
         sink: Sink,
     ) -> Awaited {
-        if let (Some(source), Sink::Flat { ptr, room }) = (source, &sink)
+        if let Some(source) = source
             && self.may_seek(context, source, tag)
         {
-            let sought = Sought { context, source, tag, ptr: *ptr, room: *room };
-            return match self.look(source, sought.fits(), *ptr) {
+            let sought = Sought { context, source, tag, sink };
+            return match self.look(source, sought.fits(), &sought.sink) {
                 Short::Taken { tag, len } => Awaited::Over(self.found(&sought, tag, len)),
                 Short::NotYet => {
                     self.seek(source);
@@ -123,7 +122,7 @@ impl Net {
 
     /// Records that a sought message is in place, and returns its result.
     fn found(&mut self, sought: &Sought, envelope: u64, bytes: usize) -> Finished {
-        self.fitting[sought.source as usize] = bytes == sought.room;
+        self.fitting[sought.source as usize] = bytes == sought.sink.room();
         self.counters.received += 1;
         self.counters.received_bytes += bytes as u64;
         Finished { source: sought.source, tag: tag_of(envelope), bytes, ..Finished::sent() }
@@ -131,18 +130,17 @@ impl Net {
 
     /// Posts a receive whose message is not a short one that fits, at the transport or in its mailbox.
     fn post_sought(&mut self, sought: Sought) -> Awaited {
-        let Sought { context, source, tag, ptr, room } = sought;
+        let Sought { context, source, tag, sink } = sought;
         self.rest(source);
         if let Some(tag) = tag
-            && room <= EAGER_BYTES
+            && sink.room() <= EAGER_BYTES
             && self.fitting[source as usize]
         {
             self.seek(source);
-            return Awaited::Direct(self.post_direct(context, source, tag, (ptr, room)));
+            return Awaited::Direct(self.post_direct(context, source, tag, sink));
         }
         let done = Completion::new();
-        let recv =
-            Recv { source: Some(source), tag, sink: Sink::Flat { ptr, room }, done: Arc::clone(&done) };
+        let recv = Recv { source: Some(source), tag, sink, done: Arc::clone(&done) };
         if let Some(why) = &self.lost[source as usize] {
             let error = Fail::new(Class::ProcFailed, why);
             done.set(Finished::failed(source, 0, error));
@@ -156,7 +154,7 @@ impl Net {
     /// Posts a receive whose thread is about to sleep and no longer looks for the message itself.
     pub(super) fn look_no_more(&mut self, awaited: &mut Awaited) {
         if let Awaited::Sought(sought) = awaited {
-            *awaited = self.post_sought(*sought);
+            *awaited = self.post_sought(sought.clone());
         }
     }
 
@@ -164,14 +162,14 @@ impl Net {
     pub fn ended(&mut self, awaited: &mut Awaited) -> Option<Finished> {
         match awaited {
             Awaited::Over(finished) => Some(finished.clone()),
-            Awaited::Sought(sought) => match self.look(sought.source, sought.fits(), sought.ptr) {
+            Awaited::Sought(sought) => match self.look(sought.source, sought.fits(), &sought.sink) {
                 Short::Taken { tag, len } => {
                     self.rest(sought.source);
                     Some(self.found(sought, tag, len))
                 }
                 Short::NotYet => None,
                 Short::Other => {
-                    *awaited = self.post_sought(*sought);
+                    *awaited = self.post_sought(sought.clone());
                     self.ended(awaited)
                 }
             },
@@ -249,16 +247,19 @@ impl Net {
         if self.send_now(to, envelope(WHOLE, context, tag), &data) {
             return Ok(None);
         }
+        let mut data = data;
+        if !self.packs(to) {
+            data.stage();
+        }
         let at = self.slot(Op::Quiet);
         let Some(via) = self.via[to as usize] else { return fail(Class::Other, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
-        slot.piece = data.piece();
+        slot.send_from(&data);
         let (on, token) = (Channel { peer: to, index: HEADS }, Token(at.into()));
-        let piece = std::slice::from_ref(&slot.piece);
         // SAFETY: the slot is boxed, and neither it nor the memory that it names changes until its token comes back.
-        match unsafe { self.ends[via].post_send(on, envelope(WHOLE, context, tag), piece, token) } {
+        match unsafe { slot.post(&mut *self.ends[via], on, envelope(WHOLE, context, tag), token) } {
             Ok(Posted::Done) => {
-                self.free.push(at);
+                self.leave(at);
                 Ok(None)
             }
             Ok(Posted::Pending) => {
@@ -268,25 +269,25 @@ impl Net {
                 Ok(Some(done))
             }
             Err(error) => {
-                self.free.push(at);
+                self.leave(at);
                 Err(broken(to, &error.to_string()))
             }
         }
     }
 
-    fn post_direct(&mut self, context: u32, source: u32, tag: i32, (ptr, room): (*mut u8, usize)) -> u32 {
-        let at = self.slot(Op::Direct(Direct::Out { source, context, tag, ptr, room }));
+    fn post_direct(&mut self, context: u32, source: u32, tag: i32, sink: Sink) -> u32 {
+        let at = self.slot(Op::Direct(Direct::Out { source, context, tag, sink: sink.clone() }));
         let Some(via) = self.via[source as usize] else {
             self.failed(at, "MPI has been finalized");
             return at;
         };
         self.heads[source as usize] = Head::Taken;
         let slot = &mut self.slots[at as usize];
-        slot.piece = Piece { ptr, len: room };
+        slot.receive_to(Some(&sink), sink.room());
         let (on, token) = (Channel { peer: source, index: HEADS }, Token(at.into()));
-        let place = Place::Place(std::slice::from_ref(&slot.piece));
         // SAFETY: as above; the program has lent the receive's memory until the call that waits returns.
-        let posted = unsafe { self.ends[via].post_recv_if(on, envelope(WHOLE, context, tag), place, token) };
+        let posted =
+            unsafe { self.ends[via].post_recv_if(on, envelope(WHOLE, context, tag), slot.place(), token) };
         self.settle(at, posted);
         at
     }
@@ -297,8 +298,7 @@ impl Net {
         if matches!(slot.op, Op::Direct(Direct::Out { .. })) {
             return None;
         }
-        self.free.push(at);
-        match std::mem::replace(&mut slot.op, Op::Idle) {
+        match self.leave(at).0 {
             Op::Direct(direct) => Some(direct),
             _ => None,
         }
@@ -307,7 +307,8 @@ impl Net {
     /// Records that the message of a direct receive has arrived.
     pub(super) fn direct_here(&mut self, at: u32) {
         let Op::Direct(direct) = &mut self.slots[at as usize].op else { return };
-        let Direct::Out { source, tag, room, .. } = *direct else { return };
+        let Direct::Out { source, tag, sink, .. } = &*direct else { return };
+        let (source, tag, room) = (*source, *tag, sink.room());
         *direct = Direct::Here { source, tag, bytes: room };
         self.counters.received += 1;
         self.counters.received_bytes += room as u64;
@@ -317,10 +318,11 @@ impl Net {
     /// Puts a direct receive into its mailbox, since another message has come, which the transport reports next.
     pub(super) fn returned(&mut self, at: u32) {
         let Op::Direct(direct) = &mut self.slots[at as usize].op else { return };
-        let Direct::Out { source, context, tag, ptr, room } = *direct else { return };
+        let Direct::Out { source, context, tag, sink } = &*direct else { return };
+        let (source, context, tag, sink) = (*source, *context, *tag, sink.clone());
         let done = Completion::new();
         *direct = Direct::Returned(context, Arc::clone(&done));
-        let recv = Recv { source: Some(source), tag: Some(tag), sink: Sink::Flat { ptr, room }, done };
+        let recv = Recv { source: Some(source), tag: Some(tag), sink, done };
         PENDING.fetch_add(1, Ordering::Relaxed);
         self.fitting[source as usize] = false;
         self.boxes.entry(context).or_default().posted.push_front(recv);

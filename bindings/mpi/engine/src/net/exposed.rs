@@ -3,7 +3,7 @@
 use kolo_transport::{Channel, Token};
 
 use super::Net;
-use super::body::{Finished, Recv};
+use super::body::{Finished, Recv, Sink};
 use super::wire::{ANSWER, Announcement, BYTES, Op, WHOLE, envelope};
 
 impl Net {
@@ -11,8 +11,8 @@ impl Net {
     pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
         let Announcement { bytes, number, at } = message;
         if source == self.rank {
-            let Some(parked) = self.parked.remove(&number) else { return };
-            recv.sink.put(parked.data.bytes());
+            let Some(mut parked) = self.parked.remove(&number) else { return };
+            parked.data.with_bytes(|bytes| recv.sink.put(bytes));
             self.received(&recv, source, tag, bytes);
             return self.finish(&parked.done, Finished::sent());
         }
@@ -21,20 +21,28 @@ impl Net {
             self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
             return self.received(&recv, source, tag, bytes);
         }
-        let Some(from) = at.filter(|_| self.prefers_get(source, wanted)) else {
+        // The kernel copies runs, and many short ones slowly.
+        let Some(from) = at.filter(|_| recv.sink.is_flat() && self.prefers_get(source, wanted)) else {
             return self.ask(recv, source, tag, bytes, number);
         };
-        let place = recv.sink.flat();
-        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some(), got: Some(number) };
-        self.post_get(source, from, op, place, wanted);
+        let sink = recv.sink.clone();
+        let op = Op::Bytes { recv, source, tag, total: bytes, got: Some(number) };
+        self.post_get(source, from, op, &sink, wanted);
     }
 
     /// Asks the sender of a message for its data.
     fn ask(&mut self, recv: Recv, source: u32, tag: i32, total: usize, number: u64) {
-        let (wanted, place) = (total.min(recv.sink.room()), recv.sink.flat());
-        let op = Op::Bytes { recv, source, tag, total, in_place: place.is_some(), got: None };
+        let (wanted, sink) = (total.min(recv.sink.room()), recv.sink.clone());
+        let op = Op::Bytes { recv, source, tag, total, got: None };
         self.post_words(source, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
-        self.post_recv(source, BYTES, envelope(WHOLE, 0, (number & 0xff_ffff) as i32), op, place, wanted);
+        self.post_recv(
+            source,
+            BYTES,
+            envelope(WHOLE, 0, (number & 0xff_ffff) as i32),
+            op,
+            Some(&sink),
+            wanted,
+        );
     }
 
     /// Asks the sender for a message that the kernel does not read from its memory. Returns whether the operation that
@@ -44,7 +52,7 @@ impl Net {
         if !matches!(self.slots[at as usize].op, Op::Bytes { got: Some(_), .. }) {
             return false;
         }
-        if let (Op::Bytes { recv, source, tag, total, got: Some(number), .. }, _) = self.leave(at) {
+        if let (Op::Bytes { recv, source, tag, total, got: Some(number) }, _) = self.leave(at) {
             self.ask(recv, source, tag, total, number);
         }
         true
@@ -62,11 +70,11 @@ impl Net {
     }
 
     /// Gets `len` bytes at address `far` in a peer's process.
-    fn post_get(&mut self, from: u32, far: u64, op: Op, place: Option<*mut u8>, len: usize) {
+    fn post_get(&mut self, from: u32, far: u64, op: Op, sink: &Sink, len: usize) {
         let at = self.slot(op);
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
-        slot.receive_to(place, len);
+        slot.receive_to(Some(sink), len);
         let (on, token) = (Channel { peer: from, index: BYTES }, Token(at.into()));
         // SAFETY: the slot is boxed, and neither it nor the memory that its piece names changes until its token comes
         // back. Test: `long_messages` in tests/c/messages.c.

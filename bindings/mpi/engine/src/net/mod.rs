@@ -19,7 +19,7 @@ mod servant;
 mod wait;
 mod wire;
 
-pub use body::{Completion, Finished, Recv, Sink};
+pub use body::{Completion, Elements, Finished, Recv, Sink};
 pub use direct::Awaited;
 pub(crate) use links::close;
 pub use links::open;
@@ -57,6 +57,9 @@ impl Hasher for Plain {
     }
 }
 
+/// The longest message of elements with gaps that is packed before it is sent. The transport packs longer ones on their way.
+const PACKED_BYTES: usize = 8 << 10;
+
 /// The state of all messages of this process.
 pub struct Net {
     rank: u32,
@@ -79,6 +82,8 @@ pub struct Net {
     parked: HashMap<u64, Parked>,
     next_parked: u64,
     events: Vec<Event>,
+    /// Memory for short messages of elements with gaps.
+    packed: Box<[u8]>,
     counters: Counters,
     /// Handler of messages for windows.
     on_window: Option<fn(&mut Self, u32, &[u8])>,
@@ -131,6 +136,7 @@ impl Net {
             parked: HashMap::new(),
             next_parked: 0,
             events: Vec::new(),
+            packed: vec![0; PACKED_BYTES].into(),
             counters: Counters::default(),
             on_window: None,
         };

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Envelope, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token};
+use kolo_transport::{
+    Channel, Endpoint, Envelope, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token,
+};
 
-use super::body::{Completion, Finished, Recv};
+use super::body::{Completion, Elements, Finished, Recv, Sink};
 use super::direct::Direct;
 use super::matching::{Body, Unexpected};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail};
+use crate::staging::Staging;
 
 /// The longest message that is sent eagerly, without an announcement. A ring of shared memory holds about as much, so that programs that
 /// send before they receive do not deadlock.
@@ -62,6 +65,10 @@ pub enum Source {
     Lent(*const u8, usize),
     /// A copy.
     Kept(Vec<u8>),
+    /// A packed copy.
+    Staged(Staging),
+    /// The program's elements, of which as many bytes are sent.
+    Elements(Elements, usize),
 }
 
 // SAFETY: lent memory is the program's, which leaves it alone until the operation is over.
@@ -72,6 +79,35 @@ impl Source {
         match self {
             Self::Lent(ptr, len) => Piece { ptr: ptr.cast_mut(), len: *len },
             Self::Kept(data) => Piece { ptr: data.as_ptr().cast_mut(), len: data.len() },
+            Self::Staged(data) => Piece { ptr: data.at().cast_mut(), len: data.len() },
+            Self::Elements(_, len) => Piece { ptr: std::ptr::null_mut(), len: *len },
+        }
+    }
+
+    /// Returns the elements that are still to be packed.
+    const fn elements(&self) -> Option<&Elements> {
+        match self {
+            Self::Elements(elements, _) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Packs the elements, for a transport that does not.
+    pub(super) fn stage(&mut self) {
+        if let Self::Elements(elements, len) = self {
+            let mut data = Staging::new(*len);
+            // SAFETY: lent for as long as the operation runs; the message is no longer than its elements.
+            unsafe { elements.of.pack_range(elements.ptr, elements.count, 0..*len, data.ptr()) };
+            *self = Self::Staged(data);
+        }
+    }
+
+    /// Leaves out the bytes from `len` on.
+    fn truncate(&mut self, len: usize) {
+        match self {
+            Self::Lent(_, all) | Self::Elements(_, all) => *all = len.min(*all),
+            Self::Kept(kept) => kept.truncate(len),
+            Self::Staged(staged) => staged.truncate(len),
         }
     }
 
@@ -81,13 +117,12 @@ impl Source {
         self.piece().len
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Lent(_, 0) => &[],
-            // SAFETY: lent for as long as the operation runs.
-            Self::Lent(ptr, len) => unsafe { std::slice::from_raw_parts(*ptr, *len) },
-            Self::Kept(data) => data,
-        }
+    /// Calls `call` with the bytes, packed if necessary.
+    pub(super) fn with_bytes<T>(&mut self, call: impl FnOnce(&[u8]) -> T) -> T {
+        self.stage();
+        let Piece { ptr, len } = self.piece();
+        // SAFETY: lent for as long as the operation runs, or a copy. Test: `messages_home` in tests/c/layouts.c.
+        call(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, len) } })
     }
 }
 
@@ -122,6 +157,8 @@ pub(super) struct Slot {
     pub(super) piece: Piece,
     words: [u64; WORDS],
     kept: Vec<u8>,
+    /// The elements that a message is packed from, or unpacked into.
+    pub(super) elements: Option<Elements>,
     pub(super) op: Op,
 }
 
@@ -142,14 +179,54 @@ pub(super) enum Head {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    /// Names the memory for `len` bytes: the place, or memory of the slot itself.
-    pub(super) fn receive_to(&mut self, place: Option<*mut u8>, len: usize) {
-        let ptr = place.unwrap_or_else(|| {
-            self.kept.clear();
-            self.kept.resize(len, 0);
-            self.kept.as_mut_ptr()
-        });
+    /// Names the memory for `len` bytes: the receive's, or memory of the slot itself.
+    pub(super) fn receive_to(&mut self, sink: Option<&Sink>, len: usize) {
+        let ptr = match sink {
+            Some(Sink::Flat { ptr, .. }) => *ptr,
+            Some(Sink::Typed(elements)) => {
+                self.elements = Some(elements.clone());
+                std::ptr::null_mut()
+            }
+            None => {
+                self.kept.clear();
+                self.kept.resize(len, 0);
+                self.kept.as_mut_ptr()
+            }
+        };
         self.piece = Piece { ptr, len };
+    }
+
+    /// Returns the memory that [`Slot::receive_to`] has named.
+    pub(super) fn place(&self) -> Place<'_> {
+        match &self.elements {
+            Some(elements) => Place::Consume { len: self.piece.len, consumer: elements.consumer() },
+            None => Place::Place(std::slice::from_ref(&self.piece)),
+        }
+    }
+
+    /// Names the data of a message.
+    pub(super) fn send_from(&mut self, data: &Source) {
+        (self.piece, self.elements) = (data.piece(), data.elements().cloned());
+    }
+
+    /// Posts the message whose data [`Slot::send_from`] has named.
+    ///
+    /// # Safety
+    /// The slot is boxed, and neither it nor the memory that it names changes until its token comes back.
+    pub(super) unsafe fn post(
+        &self,
+        end: &mut dyn Endpoint,
+        on: Channel,
+        envelope: u64,
+        token: Token,
+    ) -> Result<Posted, kolo_transport::Error> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.elements {
+                Some(from) => end.post_send_packed(on, envelope, self.piece.len, from.packer(), token),
+                None => end.post_send(on, envelope, std::slice::from_ref(&self.piece), token),
+            }
+        }
     }
 }
 
@@ -173,7 +250,6 @@ pub(super) enum Op {
         source: u32,
         tag: i32,
         total: usize,
-        in_place: bool,
         /// The message's number, if this rank gets it from its sender's memory.
         got: Option<u64>,
     },
@@ -226,10 +302,10 @@ impl Net {
             return self.finish(done, Finished::sent());
         }
         if asks || data.len() > EAGER_BYTES {
-            let piece = data.piece();
+            let (piece, data_is_flat) = (data.piece(), data.elements().is_none());
             let number = self.park(to, data, done);
             let words = [number, piece.len as u64, piece.ptr.expose_provenance() as u64];
-            let count = if self.exposes(to) { 3 } else { 2 };
+            let count = if data_is_flat && self.exposes(to) { 3 } else { 2 };
             self.post_words(to, envelope(ANNOUNCED, context, tag), &words[..count]);
         } else {
             let op = Op::Send { to, done: Arc::clone(done), data };
@@ -251,9 +327,9 @@ impl Net {
     }
 
     fn send_home(&mut self, context: u32, tag: i32, data: Source, asks: bool, done: &Arc<Completion>) {
-        let rank = self.rank;
+        let (rank, mut data) = (self.rank, data);
         if let Some(recv) = self.boxes.entry(context).or_default().take_posted(rank, tag) {
-            recv.sink.put(data.bytes());
+            data.with_bytes(|bytes| recv.sink.put(bytes));
             self.received(&recv, rank, tag, data.len());
             return self.finish(done, Finished::sent());
         }
@@ -261,7 +337,7 @@ impl Net {
             let bytes = data.len();
             Body::Announced(Announcement { bytes, number: self.park(rank, data, done), at: None })
         } else {
-            let bytes = data.bytes().to_vec();
+            let bytes = data.with_bytes(<[u8]>::to_vec);
             self.finish(done, Finished::sent());
             Body::Whole(bytes)
         };
@@ -278,17 +354,11 @@ impl Net {
     /// Handles the receiver's answer: sends the data that it asks for.
     fn answered(&mut self, number: u64, wanted: u64) {
         let Some(parked) = self.parked.remove(&number) else { return };
-        let Parked { to, data, done } = parked;
+        let Parked { to, mut data, done } = parked;
         if wanted == 0 {
             return self.finish(&done, Finished::sent());
         }
-        let data = match data {
-            Source::Lent(ptr, len) => Source::Lent(ptr, len.min(wanted as usize)),
-            Source::Kept(mut kept) => {
-                kept.truncate(wanted as usize);
-                Source::Kept(kept)
-            }
-        };
+        data.truncate(wanted as usize);
         self.post_send(
             to,
             BYTES,
@@ -300,8 +370,21 @@ impl Net {
     /// Sends a short message at once, if nothing stands in the way.
     pub(super) fn send_now(&mut self, to: u32, envelope: u64, data: &Source) -> bool {
         let Some(via) = self.via[to as usize] else { return false };
-        // SAFETY: the program has lent the memory to this send, or it is a copy. Test: `messages`.
-        unsafe { self.ends[via].send_short(Channel { peer: to, index: HEADS }, envelope, data.piece()) }
+        let on = Channel { peer: to, index: HEADS };
+        let Some(elements) = data.elements() else {
+            // SAFETY: the program has lent the memory to this send, or it is a copy. Test: `messages`.
+            return unsafe { self.ends[via].send_short(on, envelope, data.piece()) };
+        };
+        let len = data.len();
+        if len > self.packed.len() {
+            return false;
+        }
+        let ptr = self.packed.as_mut_ptr();
+        // SAFETY: the program has lent the elements, and there is room for their bytes. Test: `typed_messages`.
+        unsafe {
+            elements.of.pack_range(elements.ptr, elements.count, 0..len, ptr);
+            self.ends[via].send_short(on, envelope, Piece { ptr, len })
+        }
     }
 
     pub(super) fn watch(&mut self, peer: u32) {
@@ -359,33 +442,38 @@ impl Net {
         {
             recv = mailbox.take_posted(from, tag_of(bits));
         }
-        let place = recv.as_ref().filter(|recv| bytes <= recv.sink.room()).and_then(|recv| recv.sink.flat());
+        let sink = recv.as_ref().filter(|recv| bytes <= recv.sink.room()).map(|recv| recv.sink.clone());
         self.heads[from as usize] = Head::Taken;
         if bytes <= SHORT_BYTES {
-            let mut kept = if place.is_none() { vec![0; bytes] } else { Vec::new() };
-            let to = place.unwrap_or(kept.as_mut_ptr());
-            if self.take_now(from, Fits { tag: bits, mask: u64::MAX, room: bytes }, to).is_some() {
+            let mut kept = if sink.is_none() { vec![0; bytes] } else { Vec::new() };
+            let own = Sink::Flat { ptr: kept.as_mut_ptr(), room: bytes };
+            let fits = Fits { tag: bits, mask: u64::MAX, room: bytes };
+            if matches!(self.look(from, fits, sink.as_ref().unwrap_or(&own)), Short::Taken { .. }) {
                 self.took(from, bits, recv, bytes, kept);
                 return self.watch(from);
             }
         }
-        self.post_recv(from, HEADS, bits, Op::Head { from, envelope: bits, recv, bytes }, place, bytes);
-    }
-
-    /// Takes a message if it is there and fits; returns its length.
-    fn take_now(&mut self, from: u32, fits: Fits, to: *mut u8) -> Option<usize> {
-        match self.look(from, fits, to) {
-            Short::Taken { len, .. } => Some(len),
-            Short::NotYet | Short::Other => None,
-        }
+        let op = Op::Head { from, envelope: bits, recv, bytes };
+        self.post_recv(from, HEADS, bits, op, sink.as_ref(), bytes);
     }
 
     /// Takes a head if it is there and fits.
-    pub(super) fn look(&mut self, from: u32, fits: Fits, to: *mut u8) -> Short {
+    pub(super) fn look(&mut self, from: u32, fits: Fits, sink: &Sink) -> Short {
         let Some(via) = self.via[from as usize] else { return Short::Other };
-        // SAFETY: the callers' memory at `to` is as long as `fits` says: a receive's, which the program has lent, or their own. Test:
+        let on = Channel { peer: from, index: HEADS };
+        // SAFETY: the callers' memory is as long as `fits` says: a receive's, which the program has lent, or their own. Test:
         // `messages`.
-        unsafe { self.ends[via].take_short(Channel { peer: from, index: HEADS }, fits, to) }
+        unsafe {
+            match sink {
+                Sink::Flat { ptr, .. } => self.ends[via].take_short(on, fits, *ptr),
+                Sink::Typed(elements) => self.ends[via].consume_short(on, fits, elements.consumer()),
+            }
+        }
+    }
+
+    /// Returns whether the transport packs messages to a peer.
+    pub(super) fn packs(&self, to: u32) -> bool {
+        self.via[to as usize].is_none_or(|via| self.ends[via].can_pack())
     }
 
     pub(super) fn slot(&mut self, op: Op) -> u32 {
@@ -393,7 +481,8 @@ impl Net {
             self.slots[at as usize].op = op;
             return at;
         }
-        self.slots.push(Box::new(Slot { piece: NO_PIECE, words: [0; WORDS], kept: Vec::new(), op }));
+        let (words, kept, elements) = ([0; WORDS], Vec::new(), None);
+        self.slots.push(Box::new(Slot { piece: NO_PIECE, words, kept, elements, op }));
         self.slots.len() as u32 - 1
     }
 
@@ -406,10 +495,18 @@ impl Net {
     }
 
     fn post_send(&mut self, to: u32, index: u16, envelope: u64, op: Op) {
+        let mut op = op;
+        let packs = self.packs(to);
+        if let Op::Send { data, .. } = &mut op
+            && !packs
+        {
+            data.stage();
+        }
         let at = self.slot(op);
-        let slot = &mut self.slots[at as usize];
-        if let Op::Send { data, .. } = &slot.op {
-            slot.piece = data.piece();
+        let slot = &mut *self.slots[at as usize];
+        let Slot { piece, elements, op, .. } = slot;
+        if let Op::Send { data, .. } = op {
+            (*piece, *elements) = (data.piece(), data.elements().cloned());
         }
         self.post(to, index, envelope, at);
     }
@@ -419,8 +516,7 @@ impl Net {
         let slot = &self.slots[at as usize];
         let (on, token) = (Channel { peer: to, index }, Token(at.into()));
         // SAFETY: the slot is boxed, and neither it nor the memory that it names changes until its token comes back.
-        let posted =
-            unsafe { self.ends[via].post_send(on, envelope, std::slice::from_ref(&slot.piece), token) };
+        let posted = unsafe { slot.post(&mut *self.ends[via], on, envelope, token) };
         self.settle(at, posted);
     }
 
@@ -430,18 +526,16 @@ impl Net {
         index: u16,
         envelope: u64,
         op: Op,
-        place: Option<*mut u8>,
+        sink: Option<&Sink>,
         len: usize,
     ) {
         let at = self.slot(op);
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
-        slot.receive_to(place, len);
+        slot.receive_to(sink, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
         // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for `len` bytes.
-        let posted = unsafe {
-            self.ends[via].post_recv(on, envelope, Place::Place(std::slice::from_ref(&slot.piece)), token)
-        };
+        let posted = unsafe { self.ends[via].post_recv(on, envelope, slot.place(), token) };
         self.settle(at, posted);
     }
 
@@ -457,6 +551,7 @@ impl Net {
     pub(super) fn leave(&mut self, at: u32) -> (Op, Vec<u8>) {
         let slot = &mut self.slots[at as usize];
         self.free.push(at);
+        slot.elements = None;
         (std::mem::replace(&mut slot.op, Op::Idle), std::mem::take(&mut slot.kept))
     }
 
@@ -467,12 +562,9 @@ impl Net {
         match self.leave(at) {
             (Op::Idle | Op::Quiet | Op::Direct(_), _) => {}
             (Op::Send { done, .. }, _) => self.finish(&done, Finished::sent()),
-            (Op::Bytes { recv, source, tag, total, in_place, got }, kept) => {
+            (Op::Bytes { recv, source, tag, total, got }, _) => {
                 if let Some(number) = got {
                     self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
-                }
-                if !in_place {
-                    recv.sink.put(&kept);
                 }
                 self.received(&recv, source, tag, total);
             }
@@ -487,9 +579,8 @@ impl Net {
     fn took(&mut self, from: u32, envelope: u64, recv: Option<Recv>, bytes: usize, kept: Vec<u8>) {
         let tag = tag_of(envelope);
         if let Some(recv) = recv {
-            if recv.sink.flat().is_none() || bytes > recv.sink.room() {
-                recv.sink.put(&kept);
-            }
+            // Nothing is kept of a message that went to its place.
+            recv.sink.put(&kept);
             return self.received(&recv, from, tag, bytes);
         }
         let body = match envelope >> 61 {

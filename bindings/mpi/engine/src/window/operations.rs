@@ -10,7 +10,7 @@ use crate::args::{count, put};
 use crate::constants::*;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
-use crate::net::Sink;
+use crate::net::{Elements, Sink};
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
@@ -34,7 +34,7 @@ impl Own {
     }
 
     fn sink(&self) -> Sink {
-        Sink::Typed { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) }
+        Sink::Typed(Elements { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) })
     }
 
     fn bytes(&self) -> usize {
@@ -97,17 +97,18 @@ impl Target {
     }
 
     /// Returns the positions of the bytes.
-    fn bytes(&self) -> Vec<Cell> {
+    fn bytes(&self) -> Outcome<Vec<Cell>> {
         let mut cells: Vec<Cell> = Vec::new();
         if self.of.is_flat() {
             cells.push((self.offset + self.of.true_lower, (self.count * self.of.size()) as u64));
-            return cells;
+            return Ok(cells);
         }
+        let runs = self.of.runs()?;
         for element in 0..self.count as i64 {
             let base = self.offset + element * self.of.extent;
-            cells.extend(self.of.runs().iter().map(|run| (base + run.offset, run.len as u64)));
+            cells.extend(runs.iter().map(|run| (base + run.offset, run.len as u64)));
         }
-        cells
+        Ok(cells)
     }
 
     /// Returns the predefined type and the positions of the elements.
@@ -116,7 +117,7 @@ impl Target {
             return Ok((handle, vec![(self.offset, self.count as u64)]));
         }
         if op == Builtin::Replace || op == Builtin::NoOp {
-            return Ok((BYTE, self.bytes()));
+            return Ok((BYTE, self.bytes()?));
         }
         if matches!(op, Builtin::Minloc | Builtin::Maxloc) {
             return self.pairs(op);
@@ -238,7 +239,7 @@ fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>
     let data = own.packed();
     target.send(Message {
         of: BYTE,
-        cells: target.bytes(),
+        cells: target.bytes()?,
         data: &data,
         ..Message::plain(Kind::Put, 0, number)
     })?;
@@ -247,7 +248,7 @@ fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>
 
 fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
     let (operation, number) = target.operation(Some(own.sink()));
-    target.send(Message { of: BYTE, cells: target.bytes(), ..Message::plain(Kind::Get, 0, number) })?;
+    target.send(Message { of: BYTE, cells: target.bytes()?, ..Message::plain(Kind::Get, 0, number) })?;
     Ok(operation)
 }
 
