@@ -93,8 +93,8 @@ fn what_would_fail_again_is_not_tried_again() -> Result<()> {
     Ok(())
 }
 
-/// Launchers of two hosts have separate folders, which no rank can tell from a shared one. The folder may be one to which
-/// other users write.
+/// Launchers of two hosts have separate folders, which no rank can tell from a shared one. The folder may be one to
+/// which other users write.
 #[test]
 fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
     let folder = tempfile::tempdir().expect("a folder");

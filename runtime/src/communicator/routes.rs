@@ -15,8 +15,8 @@ use crate::error::{Error, ErrorContext, JoinFailure, Result};
 /// Longest reason of another rank that is shown, in bytes.
 const REASON_BYTES: usize = 1 << 10;
 
-/// Longest reason that a rank tells, in bytes, and the most reasons. With a bit for each rank, those of all ranks fit into
-/// an exchange.
+/// Longest reason that a rank tells, in bytes, and the most reasons. With a bit for each rank, those of all ranks fit
+/// into an exchange.
 const TOLD_BYTES: usize = 200;
 const REASONS_MAX: usize = 4;
 

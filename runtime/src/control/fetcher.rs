@@ -62,8 +62,8 @@ pub(crate) enum News {
     },
 }
 
-/// The queue of requests to a member over one connection. Requests end with it, so the next connection, whose requests are
-/// other ones, carries none of them.
+/// The queue of requests to a member over one connection. Requests end with their connection: the next one has a queue
+/// of its own.
 #[derive(Debug)]
 pub(crate) struct Requests(queue::UnboundedSender<Job>);
 

@@ -23,8 +23,8 @@ pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
 /// frame.
 pub(crate) const MAX_LEFT_BEHIND: usize = 256;
 
-/// Number of decided agreements of a job that a listener tells of after its process has left the job. A member that has not heard of
-/// a decision has not voted in the next agreement of that communicator.
+/// Number of decided agreements of a job that a listener tells of after its process has left the job. A member that has
+/// not heard of a decision has not voted in the next agreement of that communicator.
 pub(crate) const MAX_DECIDED: usize = 4;
 
 /// Longest text (reason, host name, operation) in a message. The sender cuts longer texts.

@@ -41,7 +41,8 @@ pub(super) fn deliveries(
     all
 }
 
-/// Cuts deliveries, which are ordered by chunk, into batches. A single rank may have to send every chunk to all needers.
+/// Cuts deliveries, which are ordered by chunk, into batches. A single rank may have to send every chunk to all
+/// needers.
 pub(super) fn batches(all: &[Delivery], needers: usize) -> impl Iterator<Item = &[Delivery]> {
     let chunks = (MESSAGES_AT_ONCE / needers.max(1)).clamp(1, CHUNKS_AT_ONCE);
     all.chunk_by(move |one, next| one.chunk / chunks == next.chunk / chunks)
