@@ -49,6 +49,20 @@ pub(crate) fn processors_digest(host_key: u64) -> u64 {
     own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
 }
 
+/// A set of processors, 64 to a word.
+pub(crate) type ProcessorSet = Vec<u64>;
+
+/// Returns the processors of the calling thread's affinity mask as a set; empty if the mask cannot be read.
+pub(crate) fn processor_set() -> ProcessorSet {
+    let mut set = ProcessorSet::new();
+    for processor in processors() {
+        let word = processor / 64;
+        set.resize(set.len().max(word + 1), 0);
+        set[word] |= 1 << (processor % 64);
+    }
+    set
+}
+
 /// The processor of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assigned {

@@ -75,6 +75,7 @@ use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::network::{paced_in_words, rails_in_words};
+use crate::wait::Policy;
 
 /// A group of ranks that communicate.
 ///
@@ -194,6 +195,13 @@ impl Communicator {
     #[must_use]
     pub fn port(&self) -> Option<Arc<Port>> {
         self.shared.world.control.port()
+    }
+
+    /// Returns how threads of this rank wait. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn waiting_policy(&self) -> Policy {
+        self.shared.policy
     }
 
     /// Returns the settings in force.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::model::Facts;
-use crate::affinity::{self, Assigned};
+use crate::affinity::{self, Assigned, ProcessorSet};
 use crate::config::{Config, TransportKind};
 use crate::wait::Policy;
 
@@ -22,6 +22,8 @@ pub(super) struct Card {
     pub(super) host: (u64, Option<String>),
     /// Number of processors that this rank may use.
     pub(super) processors: u32,
+    /// The processors on which it may run: more, if a control group has a quota.
+    pub(super) processor_set: ProcessorSet,
     /// Ranks with the same number may run on the same processors.
     pub(super) affinity: u64,
     /// Channels per peer that all transports of this rank offer.
@@ -48,6 +50,9 @@ impl Card {
         }
         if !(1..=PROCESSORS_MAX).contains(&card.processors) {
             return Err(format!("it has {} processors", card.processors));
+        }
+        if card.processor_set.len() > PROCESSORS_MAX as usize / 64 {
+            return Err(format!("its set of processors has {} words", card.processor_set.len()));
         }
         if card.transports.len() > TransportKind::ALL.len() {
             return Err(format!("it has {} transports", card.transports.len()));
@@ -133,15 +138,26 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     }
     let host_count = hosts.iter().max().map_or(0, |max| *max as usize + 1);
     let by_host = (0..host_count).map(|host| {
-        let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
-        let ranks = on_host().count();
-        // Ranks bound to different processors report one each, and unbound ranks report all of them.
-        let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
-        let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
-        (ranks, widest.max(if widest == 1 { bound } else { widest }))
+        let on_host = hosts.iter().zip(cards).filter(|(h, _)| **h as usize == host);
+        let on_host: Vec<&Card> = on_host.map(|(_, card)| card).collect();
+        (on_host.len(), processors_of(&on_host))
     });
     // Of equals the last one counts.
     pools.into_values().chain(by_host).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((1, 1))
+}
+
+/// Returns the number of processors that ranks of one host may use together. Each may be bound to some of them.
+fn processors_of(cards: &[&Card]) -> usize {
+    let mut all = ProcessorSet::new();
+    for card in cards {
+        all.resize(all.len().max(card.processor_set.len()), 0);
+        all.iter_mut().zip(&card.processor_set).for_each(|(all, own)| *all |= own);
+    }
+    let size = |set: &ProcessorSet| set.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+    let widest = cards.iter().map(|card| card.processors as usize).max().unwrap_or(1);
+    // A quota holds for all ranks together.
+    let has_quota = cards.iter().any(|card| (card.processors as usize) < size(&card.processor_set));
+    if has_quota { widest } else { widest.max(size(&all)) }
 }
 
 /// Facts that decide the constants of the selection.
@@ -178,6 +194,7 @@ mod tests {
             transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
             host: (7, None),
             processors: 2,
+            processor_set: vec![0b11],
             affinity: 0,
             channels: 16,
             has_gpus: false,
@@ -191,6 +208,7 @@ mod tests {
             let of = |(affinity, processors): &(u64, u32)| Card {
                 affinity: *affinity,
                 processors: *processors,
+                processor_set: vec![0, ((1_u64 << processors) - 1) << (8 * (affinity % 8))],
                 ..card()
             };
             processors.iter().map(of).collect()
@@ -203,6 +221,13 @@ mod tests {
         assert_eq!(fullest(&[0, 1], &cards(&[(5, 2), (6, 2)])), (1, 2));
         // One host, with ranks that are bound to different processors.
         assert_eq!(fullest(&[0, 0], &cards(&[(5, 1), (6, 1)])), (2, 2));
+        // The same with several processors each, and one rank that is not bound.
+        assert_eq!(fullest(&[0; 4], &cards(&[(4, 2), (5, 2), (6, 2), (7, 2)])), (4, 8));
+        let mut unbound = cards(&[(4, 8), (4, 1), (4, 2)]);
+        assert_eq!(fullest(&[0; 3], &unbound), (3, 8));
+        // A control group grants less time than there are processors.
+        unbound.iter_mut().for_each(|card| card.processors = 1);
+        assert_eq!(fullest(&[0; 3], &unbound), (3, 1));
         let shared = cards(&[(5, 2); 4]);
         assert_eq!(assign_processor(0, &[0; 4], &shared).is_some(), affinity::assign(0, 4).is_some());
     }
@@ -240,6 +265,7 @@ mod tests {
             ("0 processors", &|card| card.processors = 0),
             ("4294967295 processors", &|card| card.processors = u32::MAX),
             ("99 transports", &|card| card.transports = many()),
+            ("9999 words", &|card| card.processor_set = vec![0; 9999]),
         ] {
             let told = card(change).unwrap_err();
             assert!(told.contains(problem), "{told}");

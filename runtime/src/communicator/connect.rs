@@ -124,6 +124,7 @@ impl Making {
             transports: candidates.iter().map(named).collect(),
             host: (host_key, self.config.host_id.clone()),
             processors: usable_processors() as u32,
+            processor_set: affinity::processor_set(),
             affinity: affinity::processors_digest(host_key),
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,

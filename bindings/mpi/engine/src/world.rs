@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use kolo::internal::wait::{Policy, usable_processors};
+use kolo::internal::wait::Policy;
 use kolo::{Communicator, Config};
 
 use crate::args::{put, put_text};
@@ -165,12 +165,7 @@ fn meet(call: &str) -> Outcome {
     };
     let (rank, size) = kolo.as_ref().map_or((0, 1), |kolo| (kolo.rank(), kolo.world_size()));
     let hosts = kolo.as_ref().map_or_else(|| vec![0], |kolo| kolo.hosts().to_vec());
-    let local = hosts.iter().filter(|host| **host == hosts[rank as usize]).count();
-    let config = kolo.as_ref().map(|kolo| kolo.config());
-    let policy = Policy {
-        short_slices: config.is_none_or(|config| config.short_slices),
-        ..Policy::for_host(local, usable_processors(), config.and_then(|config| config.spin))
-    };
+    let policy = kolo.as_ref().map_or(Policy::OWN_PROCESSOR, |kolo| kolo.waiting_policy());
     let world = World {
         kolo: std::sync::Mutex::new(kolo.clone()),
         alive: std::sync::Mutex::new(world_members(size)),
