@@ -309,7 +309,7 @@ fn standard(argument: &Argument) -> Passing {
             of: "*mut usize".to_owned(),
         },
         "*types" => Passing {
-            before: format!("let mut list_{name} = vec![0; {length} as usize];"),
+            before: format!("let mut list_{name} = vec![0; usize::try_from({length}).unwrap_or(0)];"),
             given: format!("list_{name}.as_mut_ptr()"),
             after: format!("handles_back({name}, &list_{name}, type_out);"),
             of: "*mut usize".to_owned(),
@@ -326,7 +326,9 @@ fn standard(argument: &Argument) -> Passing {
             of: "*mut AbiStatus".to_owned(),
         },
         "statuses" => Passing {
-            before: format!("let mut place_{name} = Place::new({name}, {length} as usize);"),
+            before: format!(
+                "let mut place_{name} = Place::new({name}, usize::try_from({length}).unwrap_or(0));"
+            ),
             given: format!("place_{name}.engine()"),
             after: String::new(),
             of: "*mut AbiStatus".to_owned(),

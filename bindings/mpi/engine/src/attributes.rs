@@ -158,11 +158,13 @@ impl Attributes {
     }
 
     fn delete(&self, owner: c_int, number: c_int) -> Outcome {
-        let found = self.list().iter().position(|attribute| attribute.number == number);
-        let Some(at) = found else { return fail(Class::Keyval, "there is no such attribute") };
-        let (keyval, value) = {
+        let found = {
             let list = self.list();
-            (Arc::clone(&list[at].keyval), list[at].value)
+            let attribute = list.iter().find(|attribute| attribute.number == number);
+            attribute.map(|attribute| (Arc::clone(&attribute.keyval), attribute.value))
+        };
+        let Some((keyval, value)) = found else {
+            return fail(Class::Keyval, "there is no such attribute");
         };
         keyval.delete(owner, number, value)?;
         self.list().retain(|attribute| attribute.number != number);

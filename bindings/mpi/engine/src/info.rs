@@ -186,7 +186,7 @@ pub unsafe fn info_set(info: c_int, name: *const c_char, value: *const c_char) -
     }
     // SAFETY: the caller's promise.
     let value = unsafe { text(value) }?;
-    if value.is_empty() || value.len() > MAX_INFO_VAL as usize {
+    if value.len() > MAX_INFO_VAL as usize {
         return fail(Class::InfoValue, format!("a value cannot have {} characters", value.len()));
     }
     let pairs = lookup(info)?;

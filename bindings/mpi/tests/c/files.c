@@ -44,6 +44,28 @@ static void views(void) {
   CHECK(!MPI_Type_free(&blocks) && !MPI_Type_free(&rows) && !MPI_File_close(&file) && file == MPI_FILE_NULL);
 }
 
+/* A rank may see nothing of a file, and a mistake of one rank is an error on all. */
+static void unequal_views(void) {
+  MPI_File file = opened(name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
+  MPI_Datatype some;
+  MPI_Status status;
+  MPI_Offset at = -1;
+  int length = 4, start = 0, count = -1, put[4] = {1, 2, 3, 4}, got[4] = {0};
+  CHECK(!MPI_File_set_size(file, 0));
+  CHECK(!MPI_Type_indexed(rank == 0, &length, &start, MPI_INT, &some) && !MPI_Type_commit(&some));
+  CHECK(!MPI_File_set_view(file, 4, MPI_INT, some, "native", MPI_INFO_NULL));
+  CHECK(!MPI_File_write_all(file, put, rank ? 0 : 4, MPI_INT, &status) && !MPI_File_sync(file));
+  CHECK(!MPI_File_read_at_all(file, 0, got, rank ? 0 : 4, MPI_INT, &status) && got[3] == (rank ? 0 : 4));
+  CHECK(!MPI_File_read_at(file, 0, got, 4, MPI_INT, &status) && !MPI_Get_count(&status, MPI_INT, &count) && count == (rank ? 0 : 4));
+  if (rank) FAILS(MPI_ERR_IO, MPI_File_write_at(file, 0, put, 4, MPI_INT, &status));
+  CHECK(!MPI_File_get_byte_offset(file, 2, &at) && at == (rank ? 4 : 12));
+  CHECK(!MPI_File_seek(file, 0, MPI_SEEK_END) && !MPI_File_get_position(file, &at) && at == (rank ? 0 : 4));
+  const char *representation = rank == size - 1 ? "unknown" : "native";
+  FAILS(MPI_ERR_UNSUPPORTED_DATAREP, MPI_File_set_view(file, 0, MPI_INT, MPI_INT, representation, MPI_INFO_NULL));
+  FAILS(MPI_ERR_ARG, MPI_File_set_size(file, rank == size - 1 ? -1 : 8));
+  CHECK(!MPI_Type_free(&some) && !MPI_File_close(&file));
+}
+
 /* Nonblocking calls, split collective calls, and the shared file pointer. */
 static void pointers(void) {
   MPI_File file = opened(name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
@@ -142,6 +164,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   CHECK(argc == 2 && snprintf(name, sizeof name, "%s/data", argv[1]) < (int)sizeof name);
   views();
+  unequal_views();
   pointers();
   wrong();
   CHECK(!MPI_Finalize());

@@ -33,6 +33,11 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
+  MPI_Status several[2];
+  FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
+  MPI_Info info;
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "key", "") && !MPI_Info_get_valuelen(info, "key", &length, &flag));
+  CHECK(flag && length == 0 && !MPI_Info_free(&info));
   FAILS(MPI_ERR_COMM, MPI_Comm_free(&(MPI_Comm){MPI_COMM_WORLD}));
   CHECK(!MPI_Comm_dup(MPI_COMM_SELF, &comm));
   freed = comm;

@@ -72,7 +72,7 @@ fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
     match classes.enumerate().find(|(_, class)| *class != 0) {
         None => Ok(own),
         Some((rank, class)) => {
-            Err(Fail { class, text: format!("rank {rank} could not open the file").into(), comm: None })
+            Err(Fail { class, text: format!("the call failed on rank {rank}").into(), comm: None })
         }
     }
 }
@@ -143,9 +143,11 @@ pub unsafe fn file_close(handle: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
         let file = lookup(*handle)?;
-        if lock(&file.begun).is_some() {
-            return fail(Class::Io, "a split collective call has begun but not ended");
-        }
+        let own = match &*lock(&file.begun) {
+            Some(_) => fail(Class::Io, "a split collective call has begun but not ended"),
+            None => Ok(()),
+        };
+        all_well(&file.comm, own)?;
         let flushed = match file.mode & (MODE_RDONLY | MODE_DELETE_ON_CLOSE) {
             0 => file.file.sync_data().map_err(|error| file.failed("write back", &error)),
             _ => Ok(()),
@@ -178,13 +180,14 @@ pub unsafe fn file_delete(name: *const c_char, hints: c_int) -> Outcome {
 
 /// Sets the length of a file. All ranks call it.
 fn resize(file: &File, size: i64, also_shrink: bool) -> Outcome {
-    if size < 0 {
-        return fail(Class::Arg, format!("a file cannot have {size} bytes"));
-    }
-    if file.mode & MODE_RDONLY != 0 {
-        return fail(Class::ReadOnly, format!("'{}' is open for reading", file.path.display()));
-    }
-    file.barrier()?;
+    let own = match size {
+        ..0 => fail(Class::Arg, format!("a file cannot have {size} bytes")),
+        _ if file.mode & MODE_RDONLY != 0 => {
+            fail(Class::ReadOnly, format!("'{}' is open for reading", file.path.display()))
+        }
+        _ => Ok(()),
+    };
+    all_well(&file.comm, own)?;
     file.first_does(|| {
         if !also_shrink && file.size()? >= size as u64 {
             return Ok(());
@@ -228,15 +231,14 @@ pub unsafe fn file_get_info(file: c_int, into: *mut c_int) -> Outcome {
     unsafe { put(into, info::make(pairs)) }
 }
 
-pub unsafe fn file_set_view(
-    file: c_int,
+/// Makes the view that one rank's arguments describe.
+unsafe fn seen(
+    file: &File,
     displacement: i64,
     etype: c_int,
     filetype: c_int,
     representation: *const c_char,
-    hints: c_int,
-) -> Outcome {
-    let file = lookup(file)?;
+) -> Outcome<View> {
     // SAFETY: the caller's promise.
     let representation = unsafe { text(representation) }?;
     if ![NATIVE, "internal"].contains(&&*representation) && !lock(&REPRESENTATIONS).contains(&representation)
@@ -256,10 +258,23 @@ pub unsafe fn file_set_view(
         }
         _ => displacement,
     };
-    let view =
-        View::new(displacement, datatype::committed(etype)?, datatype::committed(filetype)?, representation)?;
-    let hints = info::pairs(hints)?;
-    file.barrier()?;
+    View::new(displacement, datatype::committed(etype)?, datatype::committed(filetype)?, representation)
+}
+
+pub unsafe fn file_set_view(
+    file: c_int,
+    displacement: i64,
+    etype: c_int,
+    filetype: c_int,
+    representation: *const c_char,
+    hints: c_int,
+) -> Outcome {
+    let file = lookup(file)?;
+    // SAFETY: the caller's promise.
+    let own = unsafe { seen(&file, displacement, etype, filetype, representation) };
+    let own = own.and_then(|view| info::pairs(hints).map(|hints| (view, hints)));
+    // The ranks also wait here for each other.
+    let (view, hints) = all_well(&file.comm, own)?;
     let reset = file.shared.reset(file.comm.rank == 0);
     file.barrier()?;
     reset.map_err(|error| file.failed("update the file pointer of", &error))?;

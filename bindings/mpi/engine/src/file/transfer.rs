@@ -153,6 +153,9 @@ impl File {
             _ if !bytes.is_multiple_of(unit) => {
                 Some((Class::Io, "an access must consist of whole etypes of the view"))
             }
+            _ if is_write && bytes > 0 && view.is_empty() => {
+                Some((Class::Io, "the view shows nothing of the file"))
+            }
             _ => None,
         };
         // All ranks take part in an ordered access, even one whose arguments are wrong.

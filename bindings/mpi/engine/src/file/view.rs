@@ -33,7 +33,7 @@ impl View {
             return fail(Class::Arg, format!("the displacement is {displacement} bytes"));
         }
         let (unit, size) = (etype.size(), filetype.size());
-        if unit == 0 || size == 0 || !size.is_multiple_of(unit) {
+        if unit == 0 || !size.is_multiple_of(unit) {
             let text = format!("a filetype of {size} bytes for etypes of {unit}: it must hold whole ones");
             return fail(Class::Type, text);
         }
@@ -48,7 +48,7 @@ impl View {
             data += run.len;
         }
         let extent = filetype.extent;
-        if pieces.is_empty() || extent < end - pieces[0].1 {
+        if pieces.first().is_some_and(|(_, first, _)| extent < end - first) {
             return fail(Class::Type, format!("a filetype of extent {extent} overlaps with the next one"));
         }
         Ok(Self { displacement, etype, filetype, representation, pieces, size, extent })
@@ -59,12 +59,18 @@ impl View {
         self.etype.size()
     }
 
+    /// Returns whether the rank sees nothing of the file.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
     /// Returns whether filetypes have no gaps, so that every access is one piece of the file.
     fn is_dense(&self) -> bool {
         self.pieces.len() == 1 && self.extent == self.size as i64
     }
 
-    /// Returns the position in the file of a byte of the view, and the number of bytes from there to the end of its piece.
+    /// Returns the position in the file of a byte of the view, which is not empty, and the number of bytes from there to the end of its
+    /// piece.
     fn locate(&self, byte: u64) -> Outcome<(u64, usize)> {
         let within = (byte % self.size as u64) as usize;
         let at = self.pieces.partition_point(|(data, ..)| *data <= within) - 1;
@@ -80,7 +86,7 @@ impl View {
     }
 
     /// Calls `call` with each piece of the file that the `len` bytes occupy, until one call ends short: with the position in the file, and
-    /// the range of the bytes. Returns how many bytes the calls have handled.
+    /// the range of the bytes. Returns how many bytes the calls have handled; none of an empty view.
     ///
     /// # Errors
     /// Errors of the call, or if the bytes lie beyond the largest possible file.
@@ -91,7 +97,7 @@ impl View {
         mut call: impl FnMut(u64, std::ops::Range<usize>) -> Outcome<usize>,
     ) -> Outcome<usize> {
         let mut done = 0;
-        while done < len {
+        while done < len && !self.is_empty() {
             let (place, room) = self.locate(from + done as u64)?;
             let now = if self.is_dense() { len - done } else { room.min(len - done) };
             let moved = call(place, done..done + now)?;
@@ -108,7 +114,8 @@ impl View {
     /// # Errors
     /// If it lies beyond the largest possible file.
     pub(crate) fn byte_of(&self, etypes: i64) -> Outcome<i64> {
-        Ok(self.locate(self.bytes_of(etypes)?)?.0 as i64)
+        let byte = self.bytes_of(etypes)?;
+        if self.is_empty() { Ok(self.displacement) } else { Ok(self.locate(byte)?.0 as i64) }
     }
 
     /// Returns the bytes of the view before an etype.
@@ -125,7 +132,7 @@ impl View {
     /// Returns the first etype behind the end of a file of `file` bytes.
     pub(crate) fn end_of(&self, file: u64) -> i64 {
         let behind = i64::try_from(file).unwrap_or(i64::MAX) - self.displacement;
-        if behind <= 0 {
+        if behind <= 0 || self.is_empty() {
             return 0;
         }
         let (whole, rest) = (behind / self.extent, behind % self.extent);
