@@ -4,7 +4,7 @@
 //! The launcher's descendants inherit its standard output, a pipe of the test: its end of file marks the end of
 //! all of them. Their programs end by themselves after a while, so that a failed test leaves nothing for long.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -28,12 +28,16 @@ struct Job {
 impl Job {
     /// Runs `kolo` with `arguments`, and with `script` as the last one, which may contain blanks.
     fn start(arguments: &str, script: Option<&str>) -> Self {
+        Self::start_with(arguments, script, Stdio::null())
+    }
+
+    fn start_with(arguments: &str, script: Option<&str>, stderr: Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
         command.args(arguments.split_whitespace()).args(script);
         command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
         // The launcher gets a process group of its own, as from a shell with job control.
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
         let mut launcher = command.spawn().unwrap();
         let output = BufReader::new(launcher.stdout.take().unwrap());
         Self { launcher, output, folder }
@@ -130,6 +134,26 @@ fn what_ends_by_itself_is_given_the_time() {
 /// A script that starts one ignoring process in its group, and one in a session of its own.
 fn family() -> String {
     format!("echo supervisor $PPID; {DEAF} & setsid {DEAF} & sleep 100; true")
+}
+
+/// A job whose messages nobody reads ends all the same.
+#[test]
+fn of_a_job_whose_outputs_are_not_read() {
+    let (unread, mut full) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while full.write(&[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let script = "echo ready; if [ $RANK = 0 ]; then echo lost >&2; exec sleep 100; else exit 3; fi";
+    let mut job = Job::start_with("run -n 2 --grace 1 --prefix -- sh -c", Some(script), full.into());
+    job.expect("[0] ready", 1);
+    job.signal(Signal::TERM);
+    let (launcher, (sender, ended)) = (Pid::from_child(&job.launcher), mpsc::channel());
+    std::thread::spawn(move || sender.send(job.leaves_nothing("unread outputs")));
+    if ended.recv_timeout(LIMIT).is_err() {
+        let _ = kill_process(launcher, Signal::KILL);
+        panic!("the launcher waits for a reader of its outputs");
+    }
+    drop(unread);
 }
 
 #[test]

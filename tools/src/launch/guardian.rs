@@ -165,7 +165,7 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
     }
     let signal = status.terminating_signal().unwrap_or(0);
     if !passed_on.contains(&signal) {
-        Outputs::own().say(&format!(
+        Outputs::say_last(&format!(
             "kolo: the process that supervises the ranks was killed by signal {signal}; the ranks were ended"
         ));
     }
@@ -188,7 +188,7 @@ fn remove_folders(mut told: PipeReader) {
 /// Ends all descendants: asks them to end, waits for `patience` or until `hurry`, and kills them.
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     if !processes::are_seen() {
-        return Outputs::own().say(
+        return Outputs::say_last(
             "kolo: /proc belongs to another PID namespace, so processes that ranks left behind cannot be \
              ended; mount a /proc here (unshare --mount-proc)",
         );
@@ -217,7 +217,7 @@ fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
             }
             Some(_) => {
                 let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
-                return Outputs::own().say(&format!(
+                return Outputs::say_last(&format!(
                     "kolo: these processes of the job could not be killed: {}",
                     pids.join(", ")
                 ));

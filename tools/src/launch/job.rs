@@ -228,19 +228,32 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         job,
         outputs,
         members: Vec::with_capacity(job.ranks.len()),
-        readers: Readers::default(),
+        readers: Readers::new().map_err(|error| CliError::system("a pipe cannot be made", &error))?,
         limit: None,
         killed: false,
+        asked: false,
         failures: Vec::new(),
         failed_at: Instant::now(),
         outcome: None,
     };
     let outcome = supervisor.start().and_then(|()| supervisor.supervise(&events));
+    // Processes that ranks have started may keep their outputs open indefinitely.
+    let (killed, patience) = (supervisor.killed, supervisor.asked.then(|| Instant::now() + job.grace));
+    supervisor.readers.finish(outputs, job.grace, || {
+        killed || hurries(&events) || patience.is_some_and(|limit| limit <= Instant::now())
+    });
     handle.close();
     let _ = forwarder.join();
-    // Processes that ranks have started may keep their outputs open indefinitely.
-    supervisor.readers.finish(job.grace);
     outcome
+}
+
+/// Whether an event asks a job that is over to end without its readers.
+fn hurries(events: &Receiver<Event>) -> bool {
+    events.try_iter().any(|event| match event {
+        Event::Signal(signal) => !matches!(signal, SIGCHLD | SIGUSR1 | SIGUSR2),
+        Event::LauncherGone => true,
+        Event::OnItsOwn => false,
+    })
 }
 
 fn forward_signals(signals: &mut Signals, events: &Sender<Event>) {
@@ -259,6 +272,8 @@ struct Supervisor<'a> {
     /// Time of the next escalation; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
+    /// Whether a signal has asked the job to end.
+    asked: bool,
     /// Ranks that have failed and await a verdict, by index.
     failures: Vec<(usize, ExitStatus)>,
     /// Time at which the first of these was seen.
@@ -487,6 +502,7 @@ impl Supervisor<'_> {
             self.kill();
             return;
         }
+        self.asked = true;
         self.outcome.get_or_insert((128 + number) as u8);
         self.end(signal);
     }
