@@ -156,6 +156,23 @@ fn of_a_job_whose_outputs_are_not_read() {
     drop(unread);
 }
 
+/// A signal that the launcher was started to ignore, as under nohup, does not end the job.
+#[test]
+fn what_is_ignored_stays_ignored() {
+    let run = format!("trap '' HUP; exec {} run -n 1 -- sh -c", env!("CARGO_BIN_EXE_kolo"));
+    let script = "echo ready; until [ -e $TMPDIR/go ]; do sleep 0.02; done; rm $TMPDIR/go; exit 7";
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{run} '{script}'")]).stdout(Stdio::piped()).env("TMPDIR", folder.path());
+    let mut launcher = command.env_remove("RANK").env_remove("WORLD_SIZE").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    kill_process(Pid::from_child(&launcher), Signal::HUP).unwrap();
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(7));
+}
+
 #[test]
 fn of_a_launcher_that_is_killed() {
     let mut job = Job::shells(2, &family());

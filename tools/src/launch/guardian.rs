@@ -141,8 +141,8 @@ fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) ->
 
 /// Runs the launcher's part: forwards signals until the supervisor ends, then cleans up.
 fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> Result<ExitCode> {
-    let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
-        .map_err(|error| CliError::system("signals cannot be caught", &error))?;
+    let mut signals =
+        Signals::new(heeded()).map_err(|error| CliError::system("signals cannot be caught", &error))?;
     // If the supervisor is gone, waiting for it reports that.
     let _ = lifeline.write_all(&[1]);
     let mut passed_on = HashSet::new();
@@ -172,6 +172,19 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
     end_descendants(Duration::ZERO, || true);
     remove_folders(told);
     Ok(ExitCode::from((128 + signal) as u8))
+}
+
+/// Returns the signals that a job heeds: SIGCHLD, and those of its user that were not ignored when this process started, as
+/// under nohup, or in the background of a script. Ranks inherit that they are ignored.
+pub(super) fn heeded() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
+        .unwrap_or_default();
+    let is_ignored = |signal: &i32| ignored >> (signal - 1) & 1 == 1;
+    let users = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+    users.into_iter().filter(|signal| !is_ignored(signal)).chain([SIGCHLD]).collect()
 }
 
 fn remove_folders(mut told: PipeReader) {

@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::thread::CpuSet;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
-use super::guardian::Lifeline;
+use super::guardian::{self, Lifeline};
 use super::output::{Outputs, Readers};
 use super::{process, processes};
 use crate::error::{CliError, Result};
@@ -211,7 +211,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         lifeline.when_cut(move || drop(sender.send(Event::LauncherGone)))?;
     }
     // Signals are caught before the first child starts, so that its end is not missed.
-    let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
+    let mut signals = Signals::new(guardian::heeded())
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
     let handle = signals.handle();
     if job.orders != Orders::None {
