@@ -173,6 +173,23 @@ fn what_is_ignored_stays_ignored() {
     assert_eq!(launcher.wait().unwrap().code(), Some(7));
 }
 
+/// A terminal that stops processes in its background which write to it does not stop ranks.
+#[test]
+fn ranks_write_to_a_terminal_that_stops_its_background() {
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no `script`, which makes a terminal");
+        return;
+    }
+    let kolo = env!("CARGO_BIN_EXE_kolo");
+    let limit = LIMIT.as_secs();
+    let job =
+        format!("stty tostop; timeout --foreground -s KILL {limit} {kolo} run -n 1 -- sh -c 'echo written'");
+    let mut command = Command::new("script");
+    let output = command.args(["-qec", &job, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("written"), "{} {said}", output.status);
+}
+
 #[test]
 fn of_a_launcher_that_is_killed() {
     let mut job = Job::shells(2, &family());

@@ -32,7 +32,7 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
     });
     let parent = getpid();
     let cpus = rank.cpus;
-    // SAFETY: between fork and exec only async-signal-safe calls may be made. These are three plain system calls,
+    // SAFETY: between fork and exec only async-signal-safe calls may be made. These are plain system calls,
     // and the error is made from a number without allocating.
     unsafe {
         command.pre_exec(move || {
@@ -40,6 +40,8 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
             if let Some(cpus) = &cpus {
                 sched_setaffinity(None, cpus)?;
             }
+            // Ranks are in the background of their terminal, where writing and setting its modes may stop a process.
+            libc::signal(libc::SIGTTOU, libc::SIG_IGN);
             // If the parent died before the death signal was set, nothing would end this process.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
         });
