@@ -161,6 +161,29 @@ fn verbose_says_which_way_is_taken() {
     }
 }
 
+/// The soft limit on open files is low on most systems, and each rank's outputs take two.
+#[test]
+fn outputs_of_many_ranks_need_no_higher_soft_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = |limit: &str, script: &str| {
+        let kolo = env!("CARGO_BIN_EXE_kolo");
+        let run = format!("ulimit {limit}; exec {kolo} run -n 20 --prefix -- sh -c '{script}'");
+        Command::new("sh").args(["-c", &run]).env("FOLDER", folder.path()).output().unwrap()
+    };
+    // All ranks stay until the last one has started.
+    let together = ": > $FOLDER/$RANK; until [ -e $FOLDER/19 ]; do sleep 0.02; done; ulimit -n";
+    let output = limited("-Sn 30", together);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert_eq!(
+        said.lines().filter(|line| line.ends_with("] 30")).count(),
+        20,
+        "ranks keep their limit: {said}"
+    );
+    let output = limited("-n 30", "exec sleep 60");
+    assert!(text(&output.stderr).contains("ulimit -Hn"), "{}", text(&output.stderr));
+}
+
 #[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [

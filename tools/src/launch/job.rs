@@ -22,7 +22,7 @@ use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::thread::CpuSet;
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -229,6 +229,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         outputs,
         members: Vec::with_capacity(job.ranks.len()),
         readers: Readers::new().map_err(|error| CliError::system("a pipe cannot be made", &error))?,
+        open_files: process::raise_open_files(),
         limit: None,
         killed: false,
         asked: false,
@@ -269,6 +270,8 @@ struct Supervisor<'a> {
     outputs: &'a Outputs,
     members: Vec<Member>,
     readers: Readers,
+    /// The ranks' limit on open files.
+    open_files: Rlimit,
     /// Time of the next escalation; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
@@ -290,22 +293,14 @@ impl Supervisor<'_> {
                 for member in &mut self.members {
                     let _ = member.child.wait();
                 }
-                return Err(CliError::failure(
-                    format!(
-                        "{} could not be started: {}: {error}",
-                        rank.label(),
-                        self.job.program.to_string_lossy()
-                    ),
-                    "Check that the program exists and may be executed, and the limit on processes (ulimit \
-                     -u)",
-                ));
+                return Err(process::not_started(&rank.label(), &self.job.program, &error));
             }
         }
         Ok(())
     }
 
     fn start_one(&mut self, at: usize, rank: &Rank, times: u32) -> io::Result<()> {
-        let mut child = process::spawn(self.job, rank)?;
+        let mut child = process::spawn(self.job, rank, self.open_files)?;
         self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
         let mut lifeline = child.stdin.take();
         if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
