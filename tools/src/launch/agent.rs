@@ -69,7 +69,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let of = u32::try_from(of).map_err(|_| CliError::usage("too many ranks", "Start fewer"))?;
     let rendezvous = match &args.rendezvous {
         Some(text) => text.clone(),
-        None => rendezvous(hosts),
+        None => rendezvous(hosts)?,
     };
     Rendezvous::parse(&rendezvous)?;
     let text = |what: &str, word: &std::ffi::OsStr| {
@@ -159,13 +159,33 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
 }
 
 /// Returns the first host with a port that is likely to be free; this host cannot check that.
-fn rendezvous(hosts: &[Host]) -> String {
+///
+/// # Errors
+/// If other hosts cannot reach the first one by its name.
+fn rendezvous(hosts: &[Host]) -> Result<String> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
     let port = FIRST_PORT + (number % u32::from(PORTS)) as u16;
-    let host = hosts[0].name.rsplit_once('@').map_or(&*hosts[0].name, |(_, host)| host);
+    let host = address(&hosts[0]);
+    if let (true, Some(other)) = (is_loopback(host), hosts.iter().map(address).find(|at| !is_loopback(at))) {
+        return Err(CliError::usage(
+            format!("the ranks meet at the first host, but to {other}, {host} is {other} itself"),
+            format!("Name {host} as {other} sees it, or give --rendezvous HOST:PORT"),
+        ));
+    }
     let host = if hosts.len() == 1 { "127.0.0.1" } else { host };
-    if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") }
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    Ok(format!("tcp://{host}:{port}"))
+}
+
+/// Returns the name of a host without the user.
+fn address(host: &Host) -> &str {
+    host.name.rsplit_once('@').map_or(&*host.name, |(_, host)| host)
+}
+
+fn is_loopback(host: &str) -> bool {
+    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_address || matches!(host, "localhost" | "localhost.localdomain" | "localhost6" | "ip6-localhost")
 }
 
 /// Returns the variables for the ranks: `KOLO_*` of this process, those that --export names, and a secret of this job,
@@ -324,10 +344,15 @@ mod tests {
             (&["me@a", "b"][..], "tcp://a:2"),
             (&["fd00::7", "b"], "tcp://[fd00::7]:2"),
             (&["a"], "tcp://127.0.0.1:2"),
+            (&["localhost", "127.0.0.2"], "tcp://localhost:2"),
         ] {
-            let url = rendezvous(&hosts(names));
+            let url = rendezvous(&hosts(names)).unwrap();
             assert!(url.starts_with(start), "{url}");
             assert!(Rendezvous::parse(&url).is_ok());
+        }
+        for first in ["localhost", "me@localhost", "127.0.0.1", "::1"] {
+            let error = rendezvous(&hosts(&[first, "b"])).unwrap_err();
+            assert!(error.message.contains("to b"), "{error}");
         }
     }
 
