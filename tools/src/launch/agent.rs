@@ -92,7 +92,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         None => {
             let own = std::env::current_exe()
                 .map_err(|error| CliError::system("this program has no path", &error))?;
-            text("this program's path", own.as_os_str())?
+            plain(text("this program's path", own.as_os_str())?)?
         }
     };
     let environment = environment(args)?;
@@ -156,6 +156,17 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
     }
     all.extend([there.to_owned(), "run".into(), "--from-stdin".into()]);
     all.into_iter().map(OsString::from).collect()
+}
+
+/// Checks that a path means the same to agents that give it to a shell, such as ssh, and to those that do not.
+fn plain(path: String) -> Result<String> {
+    if path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)) {
+        return Ok(path);
+    }
+    Err(CliError::usage(
+        format!("the path of this program has characters that a shell changes: {path}"),
+        "Name the program as the agent must have it, with --remote-kolo, or move it",
+    ))
 }
 
 /// Returns the first host with a port that is likely to be free; this host cannot check that.
@@ -353,6 +364,14 @@ mod tests {
         for first in ["localhost", "me@localhost", "127.0.0.1", "::1"] {
             let error = rendezvous(&hosts(&[first, "b"])).unwrap_err();
             assert!(error.message.contains("to b"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_a_shell_changes_is_refused() {
+        assert_eq!(plain("/opt/kolo-0.2/bin/kolo".to_owned()).unwrap(), "/opt/kolo-0.2/bin/kolo");
+        for path in ["/home/me/my tools/kolo", "/opt/$x/kolo", "/a;b/kolo"] {
+            assert!(plain(path.to_owned()).unwrap_err().message.contains(path), "{path}");
         }
     }
 
