@@ -285,9 +285,11 @@ pub(super) fn assigned(
     let place = Rendezvous::parse(&told.rendezvous)?;
     let local_of = u32::try_from(told.ranks.len()).unwrap_or(u32::MAX);
     let cpus = bind::places(told.bind, told.ranks.len());
+    let path = path_to_kolo();
     let ranks = told.ranks.iter().zip(0..).zip(cpus).map(|((rank, local), cpus)| {
         let position = Position { rank: *rank, of: told.of, local, local_of, node: told.node };
         let mut environment = place.environment(position);
+        environment.extend(path.clone().map(|path| ("PATH".to_owned(), path)));
         environment.extend(told.environment.iter().map(|(name, value)| (name.clone(), value.into())));
         Rank { cpus, input: Input::None, ..Rank::new(*rank, environment) }
     });
@@ -326,6 +328,15 @@ fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String
         in_its_slot: elastic.in_its_slot,
     };
     newcomers.join(job, directory);
+}
+
+/// Returns this process's PATH with the folder of this program at its end: agents such as ssh give processes a short one,
+/// in which `kolo` is not found.
+fn path_to_kolo() -> Option<OsString> {
+    let own = std::env::current_exe().ok()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
+    std::env::join_paths(folders.chain([own.parent()?.to_owned()])).ok()
 }
 
 fn host_name() -> String {
