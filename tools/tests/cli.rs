@@ -185,6 +185,17 @@ fn outputs_of_many_ranks_need_no_higher_soft_limit() {
 }
 
 #[test]
+fn a_folder_whose_name_is_no_url_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("a?b");
+    std::fs::create_dir(&folder).unwrap();
+    let output = kolo("run -n 2 -- true").env("TMPDIR", &folder).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("Set TMPDIR"), "{said}");
+}
+
+#[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [
         ("RANK", "x", "RANK is 'x'"),
