@@ -1,6 +1,8 @@
 //! The `kolo` command as people and scripts use it: as a process, with real ranks.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
@@ -182,6 +184,18 @@ fn outputs_of_many_ranks_need_no_higher_soft_limit() {
     );
     let output = limited("-n 30", "exec sleep 60");
     assert!(text(&output.stderr).contains("ulimit -Hn"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn values_beyond_reason_are_errors() {
+    for (line, code) in [("doctor --seconds 18446744073709551615", 2), ("doctor --seconds 86401", 2)] {
+        let output = kolo(line).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", text(&output.stderr));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(OsStr::from_bytes(b"\xfe.json"));
+    let output = kolo("perf barrier -n 1 --ranks 1 -J").arg(&path).output().unwrap();
+    assert!(output.status.success() && path.exists(), "{}", text(&output.stderr));
 }
 
 #[test]
