@@ -136,23 +136,29 @@ fn family() -> String {
     format!("echo supervisor $PPID; {DEAF} & setsid {DEAF} & sleep 100; true")
 }
 
-/// A job whose messages nobody reads ends all the same.
+/// A rank that fails ends the others although nobody reads what the launcher says, and a signal ends the launcher.
 #[test]
 fn of_a_job_whose_outputs_are_not_read() {
     let (unread, mut full) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&full, true).unwrap();
     while full.write(&[b'x'; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&full, false).unwrap();
-    let script = "echo ready; if [ $RANK = 0 ]; then echo lost >&2; exec sleep 100; else exit 3; fi";
-    let mut job = Job::start_with("run -n 2 --grace 1 --prefix -- sh -c", Some(script), full.into());
-    job.expect("[0] ready", 1);
-    job.signal(Signal::TERM);
+    let other = "trap \"echo ended; exit 1\" TERM; echo lost >&2; : > $TMPDIR/set; \
+                 for i in $(seq 1000); do sleep 0.1; done";
+    let fails = "until [ -e $TMPDIR/set ]; do sleep 0.02; done; rm $TMPDIR/set; exit 3";
+    let script = format!("if [ $RANK = 0 ]; then {other}; else {fails}; fi");
+    let mut job = Job::start_with("run -n 2 --grace 1 --prefix -- sh -c", Some(&script), full.into());
     let (launcher, (sender, ended)) = (Pid::from_child(&job.launcher), mpsc::channel());
-    std::thread::spawn(move || sender.send(job.leaves_nothing("unread outputs")));
-    if ended.recv_timeout(LIMIT).is_err() {
+    std::thread::spawn(move || {
+        job.expect("[0] ended", 1);
+        job.signal(Signal::TERM);
+        let _ = sender.send(job.leaves_nothing("unread outputs").code());
+    });
+    let code = ended.recv_timeout(LIMIT);
+    if code.is_err() {
         let _ = kill_process(launcher, Signal::KILL);
-        panic!("the launcher waits for a reader of its outputs");
     }
+    assert_eq!(code, Ok(Some(3)), "the launcher waits for nobody");
     drop(unread);
 }
 
