@@ -225,6 +225,8 @@ impl<R: Read + AsFd> Read for UntilOver<R> {
     }
 }
 
+/// Copies until the pipe ends, or until nobody reads the copies: the rank's next write then fails, as it would without this
+/// process.
 fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
     let mut line = Vec::new();
     loop {
@@ -237,15 +239,17 @@ fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        write_whole(to, &line);
+        if !write_whole(to, &line) {
+            return;
+        }
     }
 }
 
-/// Writes lines without lines of other threads in between. Errors are ignored, since nobody may be reading.
-fn write_whole(to: &Sink, bytes: &[u8]) {
+/// Writes lines without lines of other threads in between. Returns false if nobody reads them any more.
+fn write_whole(to: &Sink, bytes: &[u8]) -> bool {
     let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
-    let _ = sink.write_all(bytes);
-    let _ = sink.flush();
+    let written = sink.write_all(bytes).and_then(|()| sink.flush());
+    !written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Outputs that tests inspect.
@@ -356,6 +360,14 @@ mod tests {
             looks == 2
         });
         assert_eq!(looks, 2);
+    }
+
+    #[test]
+    fn a_rank_whose_output_nobody_reads_is_not_read() {
+        let sink: Sink = Arc::new(Mutex::new(Leaving(Vec::new(), 1)));
+        let mut rank = io::Cursor::new("one\ntwo\nthree\n");
+        copy_lines("", &mut rank, &sink);
+        assert_eq!(rank.position(), 8, "the third line stays in the pipe");
     }
 
     #[test]
