@@ -1,6 +1,8 @@
 //! The `kolo` command as people and scripts use it: as a process, with real ranks.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
@@ -159,6 +161,52 @@ fn verbose_says_which_way_is_taken() {
         assert!(output.status.success(), "{algorithms}\n{stdout}{}", text(&output.stderr));
         assert!(stdout.contains(expected), "{algorithms}\n{stdout}");
     }
+}
+
+/// The soft limit on open files is low on most systems, and each rank's outputs take two.
+#[test]
+fn outputs_of_many_ranks_need_no_higher_soft_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = |limit: &str, script: &str| {
+        let kolo = env!("CARGO_BIN_EXE_kolo");
+        let run = format!("ulimit {limit}; exec {kolo} run -n 20 --prefix -- sh -c '{script}'");
+        Command::new("sh").args(["-c", &run]).env("FOLDER", folder.path()).output().unwrap()
+    };
+    // All ranks stay until the last one has started.
+    let together = ": > $FOLDER/$RANK; until [ -e $FOLDER/19 ]; do sleep 0.02; done; ulimit -n";
+    let output = limited("-Sn 30", together);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert_eq!(
+        said.lines().filter(|line| line.ends_with("] 30")).count(),
+        20,
+        "ranks keep their limit: {said}"
+    );
+    let output = limited("-n 30", "exec sleep 60");
+    assert!(text(&output.stderr).contains("ulimit -Hn"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn values_beyond_reason_are_errors() {
+    for (line, code) in [("doctor --seconds 18446744073709551615", 2), ("doctor --seconds 86401", 2)] {
+        let output = kolo(line).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", text(&output.stderr));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(OsStr::from_bytes(b"\xfe.json"));
+    let output = kolo("perf barrier -n 1 --ranks 1 -J").arg(&path).output().unwrap();
+    assert!(output.status.success() && path.exists(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_folder_whose_name_is_no_url_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("a?b");
+    std::fs::create_dir(&folder).unwrap();
+    let output = kolo("run -n 2 -- true").env("TMPDIR", &folder).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("Set TMPDIR"), "{said}");
 }
 
 #[test]

@@ -64,6 +64,21 @@ fn ranks_of_two_hosts_meet() {
     assert!(text(&ended.stdout).contains("1024"), "{}", text(&ended.stdout));
 }
 
+/// An agent such as ssh gives processes a PATH of its own.
+#[test]
+fn kolo_is_found_by_its_name() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["run", "--hosts", "a:1,b:1", "--agent", "env PATH=/usr/bin:/bin ON={host}", "--"]);
+    let ended = command.args(["sh", "-c", "kolo --version"]).output().unwrap();
+    assert!(ended.status.success(), "{} {}", text(&ended.stdout), text(&ended.stderr));
+    let given = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .args(["run", "--hosts", "a:1", "--agent", "env ON={host}", "-x", "PATH=/usr/bin:/bin", "--"])
+        .args(["sh", "-c", "echo $PATH"])
+        .output()
+        .unwrap();
+    assert_eq!(text(&given.stdout), "/usr/bin:/bin\n", "a PATH that is given is taken as it is");
+}
+
 #[test]
 fn folder_variables_and_prefix_arrive() {
     let folder = tempfile::tempdir().unwrap();

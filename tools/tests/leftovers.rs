@@ -4,7 +4,7 @@
 //! The launcher's descendants inherit its standard output, a pipe of the test: its end of file marks the end of
 //! all of them. Their programs end by themselves after a while, so that a failed test leaves nothing for long.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -28,12 +28,16 @@ struct Job {
 impl Job {
     /// Runs `kolo` with `arguments`, and with `script` as the last one, which may contain blanks.
     fn start(arguments: &str, script: Option<&str>) -> Self {
+        Self::start_with(arguments, script, Stdio::null())
+    }
+
+    fn start_with(arguments: &str, script: Option<&str>, stderr: Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
         command.args(arguments.split_whitespace()).args(script);
         command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
         // The launcher gets a process group of its own, as from a shell with job control.
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
         let mut launcher = command.spawn().unwrap();
         let output = BufReader::new(launcher.stdout.take().unwrap());
         Self { launcher, output, folder }
@@ -130,6 +134,66 @@ fn what_ends_by_itself_is_given_the_time() {
 /// A script that starts one ignoring process in its group, and one in a session of its own.
 fn family() -> String {
     format!("echo supervisor $PPID; {DEAF} & setsid {DEAF} & sleep 100; true")
+}
+
+/// A rank that fails ends the others although nobody reads what the launcher says, and a signal ends the launcher.
+#[test]
+fn of_a_job_whose_outputs_are_not_read() {
+    let (unread, mut full) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while full.write(&[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let other = "trap \"echo ended; exit 1\" TERM; echo lost >&2; : > $TMPDIR/set; \
+                 for i in $(seq 1000); do sleep 0.1; done";
+    let fails = "until [ -e $TMPDIR/set ]; do sleep 0.02; done; rm $TMPDIR/set; exit 3";
+    let script = format!("if [ $RANK = 0 ]; then {other}; else {fails}; fi");
+    let mut job = Job::start_with("run -n 2 --grace 1 --prefix -- sh -c", Some(&script), full.into());
+    let (launcher, (sender, ended)) = (Pid::from_child(&job.launcher), mpsc::channel());
+    std::thread::spawn(move || {
+        job.expect("[0] ended", 1);
+        job.signal(Signal::TERM);
+        let _ = sender.send(job.leaves_nothing("unread outputs").code());
+    });
+    let code = ended.recv_timeout(LIMIT);
+    if code.is_err() {
+        let _ = kill_process(launcher, Signal::KILL);
+    }
+    assert_eq!(code, Ok(Some(3)), "the launcher waits for nobody");
+    drop(unread);
+}
+
+/// A signal that the launcher was started to ignore, as under nohup, does not end the job.
+#[test]
+fn what_is_ignored_stays_ignored() {
+    let run = format!("trap '' HUP; exec {} run -n 1 -- sh -c", env!("CARGO_BIN_EXE_kolo"));
+    let script = "echo ready; until [ -e $TMPDIR/go ]; do sleep 0.02; done; rm $TMPDIR/go; exit 7";
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{run} '{script}'")]).stdout(Stdio::piped()).env("TMPDIR", folder.path());
+    let mut launcher = command.env_remove("RANK").env_remove("WORLD_SIZE").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    kill_process(Pid::from_child(&launcher), Signal::HUP).unwrap();
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(7));
+}
+
+/// A terminal that stops processes in its background which write to it does not stop ranks.
+#[test]
+fn ranks_write_to_a_terminal_that_stops_its_background() {
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no `script`, which makes a terminal");
+        return;
+    }
+    let kolo = env!("CARGO_BIN_EXE_kolo");
+    let limit = LIMIT.as_secs();
+    let job =
+        format!("stty tostop; timeout --foreground -s KILL {limit} {kolo} run -n 1 -- sh -c 'echo written'");
+    let mut command = Command::new("script");
+    let output = command.args(["-qec", &job, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("written"), "{} {said}", output.status);
 }
 
 #[test]

@@ -112,15 +112,34 @@ impl Job {
 fn relay(child: &mut Child, rank: usize) {
     if let Some(output) = child.stdout.take() {
         std::thread::spawn(move || {
-            BufReader::new(output).lines().map_while(Result::ok).for_each(|line| println!("[{rank}] {line}"));
+            each_line(BufReader::new(output), |line| println!("[{rank}] {line}"));
         });
     }
     if let Some(output) = child.stderr.take() {
         std::thread::spawn(move || {
-            BufReader::new(output)
-                .lines()
-                .map_while(Result::ok)
-                .for_each(|line| eprintln!("[{rank}] {line}"));
+            each_line(BufReader::new(output), |line| eprintln!("[{rank}] {line}"));
         });
+    }
+}
+
+/// Calls `say` with each line. Bytes that are not UTF-8 are replaced: a rank whose output is not read to its end dies of
+/// SIGPIPE.
+fn each_line(mut from: impl BufRead, mut say: impl FnMut(&str)) {
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+        say(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+        line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_after_one_that_is_no_text_are_read() {
+        let mut said = Vec::new();
+        each_line(&b"one\n\xff\nthree"[..], |line| said.push(line.to_owned()));
+        assert_eq!(said, ["one", "\u{fffd}", "three"]);
     }
 }

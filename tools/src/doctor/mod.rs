@@ -29,6 +29,8 @@ mod text;
 
 /// Time for measuring pairs: including all other steps, 8 hosts take less than half a minute.
 const SECONDS: u64 = 20;
+/// The longest limit: a day.
+const MOST_SECONDS: u64 = 24 * 3600;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +55,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Time limit for measuring pairs of hosts, in seconds; pairs that are left then are not measured
-    #[arg(long, value_name = "SECONDS", default_value_t = SECONDS)]
+    #[arg(long, value_name = "SECONDS", default_value_t = SECONDS, value_parser = clap::value_parser!(u64).range(..=MOST_SECONDS))]
     seconds: u64,
 }
 

@@ -69,7 +69,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let of = u32::try_from(of).map_err(|_| CliError::usage("too many ranks", "Start fewer"))?;
     let rendezvous = match &args.rendezvous {
         Some(text) => text.clone(),
-        None => rendezvous(hosts),
+        None => rendezvous(hosts)?,
     };
     Rendezvous::parse(&rendezvous)?;
     let text = |what: &str, word: &std::ffi::OsStr| {
@@ -92,7 +92,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         None => {
             let own = std::env::current_exe()
                 .map_err(|error| CliError::system("this program has no path", &error))?;
-            text("this program's path", own.as_os_str())?
+            plain(text("this program's path", own.as_os_str())?)?
         }
     };
     let environment = environment(args)?;
@@ -158,14 +158,45 @@ fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
     all.into_iter().map(OsString::from).collect()
 }
 
+/// Checks that a path means the same to agents that give it to a shell, such as ssh, and to those that do not.
+fn plain(path: String) -> Result<String> {
+    if path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)) {
+        return Ok(path);
+    }
+    Err(CliError::usage(
+        format!("the path of this program has characters that a shell changes: {path}"),
+        "Name the program as the agent must have it, with --remote-kolo, or move it",
+    ))
+}
+
 /// Returns the first host with a port that is likely to be free; this host cannot check that.
-fn rendezvous(hosts: &[Host]) -> String {
+///
+/// # Errors
+/// If other hosts cannot reach the first one by its name.
+fn rendezvous(hosts: &[Host]) -> Result<String> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
     let port = FIRST_PORT + (number % u32::from(PORTS)) as u16;
-    let host = hosts[0].name.rsplit_once('@').map_or(&*hosts[0].name, |(_, host)| host);
+    let host = address(&hosts[0]);
+    if let (true, Some(other)) = (is_loopback(host), hosts.iter().map(address).find(|at| !is_loopback(at))) {
+        return Err(CliError::usage(
+            format!("the ranks meet at the first host, but to {other}, {host} is {other} itself"),
+            format!("Name {host} as {other} sees it, or give --rendezvous HOST:PORT"),
+        ));
+    }
     let host = if hosts.len() == 1 { "127.0.0.1" } else { host };
-    if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") }
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    Ok(format!("tcp://{host}:{port}"))
+}
+
+/// Returns the name of a host without the user.
+fn address(host: &Host) -> &str {
+    host.name.rsplit_once('@').map_or(&*host.name, |(_, host)| host)
+}
+
+fn is_loopback(host: &str) -> bool {
+    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_address || matches!(host, "localhost" | "localhost.localdomain" | "localhost6" | "ip6-localhost")
 }
 
 /// Returns the variables for the ranks: `KOLO_*` of this process, those that --export names, and a secret of this job,
@@ -254,9 +285,11 @@ pub(super) fn assigned(
     let place = Rendezvous::parse(&told.rendezvous)?;
     let local_of = u32::try_from(told.ranks.len()).unwrap_or(u32::MAX);
     let cpus = bind::places(told.bind, told.ranks.len());
+    let path = path_to_kolo();
     let ranks = told.ranks.iter().zip(0..).zip(cpus).map(|((rank, local), cpus)| {
         let position = Position { rank: *rank, of: told.of, local, local_of, node: told.node };
         let mut environment = place.environment(position);
+        environment.extend(path.clone().map(|path| ("PATH".to_owned(), path)));
         environment.extend(told.environment.iter().map(|(name, value)| (name.clone(), value.into())));
         Rank { cpus, input: Input::None, ..Rank::new(*rank, environment) }
     });
@@ -297,6 +330,15 @@ fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String
     newcomers.join(job, directory);
 }
 
+/// Returns this process's PATH with the folder of this program at its end: agents such as ssh give processes a short one,
+/// in which `kolo` is not found.
+fn path_to_kolo() -> Option<OsString> {
+    let own = std::env::current_exe().ok()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
+    std::env::join_paths(folders.chain([own.parent()?.to_owned()])).ok()
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -324,10 +366,23 @@ mod tests {
             (&["me@a", "b"][..], "tcp://a:2"),
             (&["fd00::7", "b"], "tcp://[fd00::7]:2"),
             (&["a"], "tcp://127.0.0.1:2"),
+            (&["localhost", "127.0.0.2"], "tcp://localhost:2"),
         ] {
-            let url = rendezvous(&hosts(names));
+            let url = rendezvous(&hosts(names)).unwrap();
             assert!(url.starts_with(start), "{url}");
             assert!(Rendezvous::parse(&url).is_ok());
+        }
+        for first in ["localhost", "me@localhost", "127.0.0.1", "::1"] {
+            let error = rendezvous(&hosts(&[first, "b"])).unwrap_err();
+            assert!(error.message.contains("to b"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_a_shell_changes_is_refused() {
+        assert_eq!(plain("/opt/kolo-0.2/bin/kolo".to_owned()).unwrap(), "/opt/kolo-0.2/bin/kolo");
+        for path in ["/home/me/my tools/kolo", "/opt/$x/kolo", "/a;b/kolo"] {
+            assert!(plain(path.to_owned()).unwrap_err().message.contains(path), "{path}");
         }
     }
 

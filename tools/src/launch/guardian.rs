@@ -141,8 +141,8 @@ fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) ->
 
 /// Runs the launcher's part: forwards signals until the supervisor ends, then cleans up.
 fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> Result<ExitCode> {
-    let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
-        .map_err(|error| CliError::system("signals cannot be caught", &error))?;
+    let mut signals =
+        Signals::new(heeded()).map_err(|error| CliError::system("signals cannot be caught", &error))?;
     // If the supervisor is gone, waiting for it reports that.
     let _ = lifeline.write_all(&[1]);
     let mut passed_on = HashSet::new();
@@ -165,13 +165,26 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
     }
     let signal = status.terminating_signal().unwrap_or(0);
     if !passed_on.contains(&signal) {
-        Outputs::own().say(&format!(
+        Outputs::say_last(&format!(
             "kolo: the process that supervises the ranks was killed by signal {signal}; the ranks were ended"
         ));
     }
     end_descendants(Duration::ZERO, || true);
     remove_folders(told);
     Ok(ExitCode::from((128 + signal) as u8))
+}
+
+/// Returns the signals that a job heeds: SIGCHLD, and those of its user that were not ignored when this process started, as
+/// under nohup, or in the background of a script. Ranks inherit that they are ignored.
+pub(super) fn heeded() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
+        .unwrap_or_default();
+    let is_ignored = |signal: &i32| ignored >> (signal - 1) & 1 == 1;
+    let users = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+    users.into_iter().filter(|signal| !is_ignored(signal)).chain([SIGCHLD]).collect()
 }
 
 fn remove_folders(mut told: PipeReader) {
@@ -188,7 +201,7 @@ fn remove_folders(mut told: PipeReader) {
 /// Ends all descendants: asks them to end, waits for `patience` or until `hurry`, and kills them.
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     if !processes::are_seen() {
-        return Outputs::own().say(
+        return Outputs::say_last(
             "kolo: /proc belongs to another PID namespace, so processes that ranks left behind cannot be \
              ended; mount a /proc here (unshare --mount-proc)",
         );
@@ -217,7 +230,7 @@ fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
             }
             Some(_) => {
                 let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
-                return Outputs::own().say(&format!(
+                return Outputs::say_last(&format!(
                     "kolo: these processes of the job could not be killed: {}",
                     pids.join(", ")
                 ));

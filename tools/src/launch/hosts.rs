@@ -55,7 +55,11 @@ fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
 
 /// Parses a name and a number behind a colon. IPv6 addresses are in brackets if a number follows.
 fn counted(entry: &str, each: u32) -> Result<(String, u32)> {
-    let bare = |name: &str| name.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let bare = |name: &str| {
+        let (user, host) =
+            name.rsplit_once('@').map_or(("", name), |(user, host)| (&name[..=user.len()], host));
+        format!("{user}{}", host.trim_start_matches('[').trim_end_matches(']'))
+    };
     let (name, ranks) = match entry.rsplit_once(':') {
         Some((name, _)) if name.contains(':') && !name.ends_with(']') => (bare(entry), each),
         Some((name, number)) if !(number.ends_with(']')) => (bare(name), count(entry, number)?),
@@ -112,6 +116,7 @@ mod tests {
         assert_eq!(parse("a, b", 2).unwrap(), [host("a", 0..2), host("b", 2..4)]);
         assert_eq!(parse("a:1,b:2,a:1", 9).unwrap(), [host("a", [0, 3]), host("b", 1..3)]);
         assert_eq!(parse("me@10.0.0.1:2", 1).unwrap(), [host("me@10.0.0.1", 0..2)]);
+        assert_eq!(parse("me@[fd00::8]:2", 1).unwrap(), [host("me@fd00::8", 0..2)]);
         assert_eq!(parse("fd00::7,[fd00::8]:2", 1).unwrap(), [host("fd00::7", 0..1), host("fd00::8", 1..3)]);
     }
 

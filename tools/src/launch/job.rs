@@ -22,13 +22,13 @@ use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::thread::CpuSet;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
-use super::guardian::Lifeline;
+use super::guardian::{self, Lifeline};
 use super::output::{Outputs, Readers};
 use super::{process, processes};
 use crate::error::{CliError, Result};
@@ -211,7 +211,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         lifeline.when_cut(move || drop(sender.send(Event::LauncherGone)))?;
     }
     // Signals are caught before the first child starts, so that its end is not missed.
-    let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
+    let mut signals = Signals::new(guardian::heeded())
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
     let handle = signals.handle();
     if job.orders != Orders::None {
@@ -228,19 +228,33 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         job,
         outputs,
         members: Vec::with_capacity(job.ranks.len()),
-        readers: Readers::default(),
+        readers: Readers::new().map_err(|error| CliError::system("a pipe cannot be made", &error))?,
+        open_files: process::raise_open_files(),
         limit: None,
         killed: false,
+        asked: false,
         failures: Vec::new(),
         failed_at: Instant::now(),
         outcome: None,
     };
     let outcome = supervisor.start().and_then(|()| supervisor.supervise(&events));
+    // Processes that ranks have started may keep their outputs open indefinitely.
+    let (killed, patience) = (supervisor.killed, supervisor.asked.then(|| Instant::now() + job.grace));
+    supervisor.readers.finish(outputs, job.grace, || {
+        killed || hurries(&events) || patience.is_some_and(|limit| limit <= Instant::now())
+    });
     handle.close();
     let _ = forwarder.join();
-    // Processes that ranks have started may keep their outputs open indefinitely.
-    supervisor.readers.finish(job.grace);
     outcome
+}
+
+/// Whether an event asks a job that is over to end without its readers.
+fn hurries(events: &Receiver<Event>) -> bool {
+    events.try_iter().any(|event| match event {
+        Event::Signal(signal) => !matches!(signal, SIGCHLD | SIGUSR1 | SIGUSR2),
+        Event::LauncherGone => true,
+        Event::OnItsOwn => false,
+    })
 }
 
 fn forward_signals(signals: &mut Signals, events: &Sender<Event>) {
@@ -256,9 +270,13 @@ struct Supervisor<'a> {
     outputs: &'a Outputs,
     members: Vec<Member>,
     readers: Readers,
+    /// The ranks' limit on open files.
+    open_files: Rlimit,
     /// Time of the next escalation; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
+    /// Whether a signal has asked the job to end.
+    asked: bool,
     /// Ranks that have failed and await a verdict, by index.
     failures: Vec<(usize, ExitStatus)>,
     /// Time at which the first of these was seen.
@@ -275,22 +293,14 @@ impl Supervisor<'_> {
                 for member in &mut self.members {
                     let _ = member.child.wait();
                 }
-                return Err(CliError::failure(
-                    format!(
-                        "{} could not be started: {}: {error}",
-                        rank.label(),
-                        self.job.program.to_string_lossy()
-                    ),
-                    "Check that the program exists and may be executed, and the limit on processes (ulimit \
-                     -u)",
-                ));
+                return Err(process::not_started(&rank.label(), &self.job.program, &error));
             }
         }
         Ok(())
     }
 
     fn start_one(&mut self, at: usize, rank: &Rank, times: u32) -> io::Result<()> {
-        let mut child = process::spawn(self.job, rank)?;
+        let mut child = process::spawn(self.job, rank, self.open_files)?;
         self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
         let mut lifeline = child.stdin.take();
         if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
@@ -487,6 +497,7 @@ impl Supervisor<'_> {
             self.kill();
             return;
         }
+        self.asked = true;
         self.outcome.get_or_insert((128 + number) as u8);
         self.end(signal);
     }

@@ -210,8 +210,15 @@ impl Rendezvous {
     fn file(directory: &TempDir) -> Result<Self> {
         // The port is not reserved until the program takes it; Kolo itself does not use it.
         let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+        let path = directory.path().join("rendezvous");
+        let path = path.to_str().filter(|path| !path.contains('?')).ok_or_else(|| {
+            CliError::usage(
+                format!("ranks cannot meet in {}: its name is not Unicode, or contains '?'", path.display()),
+                "Set TMPDIR to another folder, for example /tmp",
+            )
+        })?;
         Ok(Self {
-            url: format!("file://{}", directory.path().join("rendezvous").display()),
+            url: format!("file://{path}"),
             master: port.ok().map(|address| ("127.0.0.1".into(), address.port())),
         })
     }

@@ -2,16 +2,29 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::job::Prefix;
 
 /// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
 const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// Most bytes that are copied from a pipe after its job, so that a process that the job has left behind cannot keep the
+/// launcher for ever. A pipe holds no more, unless root has raised the limit.
+const MAX_LEFT_BYTES: usize = 1 << 20;
+
+/// Interval at which a launcher that waits for its readers checks whether it must hurry.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Time in which a last message must be written, since nobody may be reading.
+const LAST_MOST: Duration = Duration::from_secs(1);
 
 type Sink = Arc<Mutex<dyn Write + Send>>;
 
@@ -20,6 +33,31 @@ type Sink = Arc<Mutex<dyn Write + Send>>;
 pub(crate) struct Outputs {
     stdout: Sink,
     stderr: Sink,
+    /// Messages of the launcher itself, which a thread of its own writes: the launcher must not wait for a reader of its
+    /// outputs, since it has ranks to end.
+    messages: Sender<String>,
+    unwritten: Arc<Unwritten>,
+}
+
+/// The number of messages that have not been written.
+#[derive(Default)]
+struct Unwritten {
+    count: Mutex<usize>,
+    fell: Condvar,
+}
+
+impl Unwritten {
+    fn change(&self, change: impl FnOnce(&mut usize)) {
+        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
+        self.fell.notify_all();
+    }
+
+    /// Waits until all messages have been written. Returns false if that takes longer.
+    fn is_none_within(&self, time: Duration) -> bool {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.fell.wait_timeout_while(count, time, |count| *count > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
 }
 
 impl fmt::Debug for Outputs {
@@ -31,7 +69,7 @@ impl fmt::Debug for Outputs {
 impl Outputs {
     /// Writes to this process's own outputs.
     pub(crate) fn own() -> Self {
-        Self { stdout: Arc::new(Mutex::new(io::stdout())), stderr: Arc::new(Mutex::new(io::stderr())) }
+        Self::to(Arc::new(Mutex::new(io::stdout())), Arc::new(Mutex::new(io::stderr())))
     }
 
     /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
@@ -41,12 +79,34 @@ impl Outputs {
         let to = |stream: Box<dyn Write + Send>| -> Sink {
             Arc::new(Mutex::new(Outliving { stream: Some(stream), log: log.clone() }))
         };
-        Self { stdout: to(Box::new(io::stdout())), stderr: to(Box::new(io::stderr())) }
+        Self::to(to(Box::new(io::stdout())), to(Box::new(io::stderr())))
     }
 
-    /// Writes a message of the launcher itself.
+    fn to(stdout: Sink, stderr: Sink) -> Self {
+        let (messages, pending) = mpsc::channel::<String>();
+        let unwritten = Arc::new(Unwritten::default());
+        let (sink, written) = (stderr.clone(), unwritten.clone());
+        std::thread::spawn(move || {
+            for message in pending {
+                write_whole(&sink, message.as_bytes());
+                written.change(|count| *count -= 1);
+            }
+        });
+        Self { stdout, stderr, messages, unwritten }
+    }
+
+    /// Writes a message of the launcher itself, without waiting until somebody reads it.
     pub(crate) fn say(&self, message: &str) {
-        write_whole(&self.stderr, format!("{message}\n").as_bytes());
+        self.unwritten.change(|count| *count += 1);
+        // The thread lives as long as this sender.
+        let _ = self.messages.send(format!("{message}\n"));
+    }
+
+    /// Writes the last message of a process that is about to end.
+    pub(crate) fn say_last(message: &str) {
+        let outputs = Self::own();
+        outputs.say(message);
+        let _ = outputs.unwritten.is_none_within(LAST_MOST);
     }
 }
 
@@ -87,15 +147,16 @@ impl Write for Outliving {
 pub(super) struct Readers {
     running: usize,
     done: (Sender<()>, Receiver<()>),
-}
-
-impl Default for Readers {
-    fn default() -> Self {
-        Self { running: 0, done: mpsc::channel() }
-    }
+    /// A pipe whose end of file tells the threads that the job is over.
+    job: (Arc<PipeReader>, PipeWriter),
 }
 
 impl Readers {
+    pub(super) fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        Ok(Self { running: 0, done: mpsc::channel(), job: (Arc::new(reader), writer) })
+    }
+
     /// Copies those outputs of a child that are pipes, line by line, each preceded by its rank if `prefix` asks
     /// for that.
     pub(super) fn attach(&mut self, prefix: Prefix, rank: u32, child: &mut Child, outputs: &Outputs) {
@@ -107,27 +168,65 @@ impl Readers {
         }
     }
 
-    fn read(&mut self, prefix: Prefix, rank: u32, pipe: impl Read + Send + 'static, sink: Sink) {
+    fn read(&mut self, prefix: Prefix, rank: u32, pipe: impl Read + AsFd + Send + 'static, sink: Sink) {
         self.running += 1;
-        let done = self.done.0.clone();
+        let (done, job) = (self.done.0.clone(), self.job.0.clone());
         std::thread::spawn(move || {
             let before = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
-            copy_lines(&before, BufReader::new(pipe), &sink);
+            copy_lines(&before, BufReader::new(UntilOver { pipe, job, left: MAX_LEFT_BYTES }), &sink);
             let _ = done.send(());
         });
     }
 
-    /// Waits until everything has been copied, but at most for `patience`.
-    pub(super) fn finish(self, patience: Duration) {
+    /// Waits until everything has been written that ranks wrote, and what the processes that they left behind write
+    /// within `patience`. However slowly the outputs are read, nothing is cut off unless `hurry` says so.
+    pub(super) fn finish(self, outputs: &Outputs, patience: Duration, mut hurry: impl FnMut() -> bool) {
         let limit = Instant::now() + patience;
-        for _ in 0..self.running {
-            if self.done.1.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
+        let (mut running, mut job) = (self.running, Some(self.job));
+        while running > 0 {
+            job.take_if(|_| Instant::now() >= limit);
+            if hurry() {
                 return;
             }
+            if self.done.1.recv_timeout(LOOK_AGAIN).is_ok() {
+                running -= 1;
+            }
         }
+        while !outputs.unwritten.is_none_within(LOOK_AGAIN) && !hurry() {}
     }
 }
 
+/// A pipe whose writers may outlive the job. Once the job is over, it ends where it is empty.
+struct UntilOver<R> {
+    pipe: R,
+    /// Reaches its end of file when the job is over.
+    job: Arc<PipeReader>,
+    /// Most bytes that are still read after that.
+    left: usize,
+}
+
+impl<R: Read + AsFd> Read for UntilOver<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let (has_data, is_over) = {
+            let mut both = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&*self.job, PollFlags::IN)];
+            poll(&mut both, None)?;
+            (!both[0].revents().is_empty(), !both[1].revents().is_empty())
+        };
+        if !is_over {
+            return self.pipe.read(bytes);
+        }
+        if !has_data || self.left == 0 {
+            return Ok(0);
+        }
+        let most = bytes.len().min(self.left);
+        let count = self.pipe.read(&mut bytes[..most])?;
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+/// Copies until the pipe ends, or until nobody reads the copies: the rank's next write then fails, as it would without this
+/// process.
 fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
     let mut line = Vec::new();
     loop {
@@ -140,15 +239,17 @@ fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        write_whole(to, &line);
+        if !write_whole(to, &line) {
+            return;
+        }
     }
 }
 
-/// Writes lines without lines of other threads in between. Errors are ignored, since nobody may be reading.
-fn write_whole(to: &Sink, bytes: &[u8]) {
+/// Writes lines without lines of other threads in between. Returns false if nobody reads them any more.
+fn write_whole(to: &Sink, bytes: &[u8]) -> bool {
     let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
-    let _ = sink.write_all(bytes);
-    let _ = sink.flush();
+    let written = sink.write_all(bytes).and_then(|()| sink.flush());
+    !written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Outputs that tests inspect.
@@ -162,7 +263,7 @@ pub(super) struct Captured {
 #[cfg(test)]
 impl Captured {
     pub(super) fn outputs(&self) -> Outputs {
-        Outputs { stdout: self.stdout.clone(), stderr: self.stderr.clone() }
+        Outputs::to(self.stdout.clone(), self.stderr.clone())
     }
 
     pub(super) fn stdout(&self) -> String {
@@ -206,6 +307,67 @@ mod tests {
         io::Seek::rewind(&mut file).unwrap();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "two\nthree\n");
+    }
+
+    /// A writer whose reader takes nothing until a gate is open.
+    struct Gated(Arc<Mutex<()>>, Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Gated {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _open = self.0.lock().unwrap();
+            self.1.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_slow_reader_misses_nothing() {
+        let (gate, text) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
+        let sink: Sink = Arc::new(Mutex::new(Gated(gate.clone(), text.clone())));
+        let outputs = Outputs::to(sink.clone(), sink.clone());
+        let mut closed = Some(gate.lock().unwrap());
+        // The writing end stays open, as in a process that a rank has left behind.
+        let (pipe, mut rank) = io::pipe().unwrap();
+        rank.write_all("line\n".repeat(5000).as_bytes()).unwrap();
+        let mut readers = Readers::new().unwrap();
+        readers.read(Prefix::Rank, 1, pipe, sink);
+        outputs.say("over");
+        let mut looks = 0;
+        readers.finish(&outputs, Duration::ZERO, || {
+            looks += 1;
+            // The reader of the outputs begins to read long after the patience is over.
+            closed.take_if(|_| looks == 3);
+            false
+        });
+        let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().filter(|line| *line == "[1] line").count(), 5000);
+        assert_eq!(text.lines().filter(|line| *line == "over").count(), 1);
+    }
+
+    #[test]
+    fn a_launcher_in_a_hurry_waits_for_no_reader() {
+        let gate = Arc::new(Mutex::new(()));
+        let sink: Sink = Arc::new(Mutex::new(Gated(gate.clone(), Arc::default())));
+        let outputs = Outputs::to(sink.clone(), sink);
+        let _closed = gate.lock().unwrap();
+        outputs.say("nobody reads this");
+        let mut looks = 0;
+        Readers::new().unwrap().finish(&outputs, LAST_MOST, || {
+            looks += 1;
+            looks == 2
+        });
+        assert_eq!(looks, 2);
+    }
+
+    #[test]
+    fn a_rank_whose_output_nobody_reads_is_not_read() {
+        let sink: Sink = Arc::new(Mutex::new(Leaving(Vec::new(), 1)));
+        let mut rank = io::Cursor::new("one\ntwo\nthree\n");
+        copy_lines("", &mut rank, &sink);
+        assert_eq!(rank.position(), 8, "the third line stays in the pipe");
     }
 
     #[test]

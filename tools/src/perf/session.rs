@@ -78,7 +78,10 @@ fn run_on(
     if let Some(mut file) = json_file {
         let head = json::Head {
             start_time,
-            args: std::env::args().filter(|argument| !argument.starts_with("--ranks-per-process")).collect(),
+            args: std::env::args_os()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .filter(|argument| !argument.starts_with("--ranks-per-process"))
+                .collect(),
             environment: public_environment(),
             version_code: version_code(backend::version()),
             settings,
