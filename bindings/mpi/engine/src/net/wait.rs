@@ -1,12 +1,12 @@
 //! Waiting: polls, with pauses by Kolo's waiting policy.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Finished, Net, net, rest};
+use super::{Awaited, Finished, Net, net, rest, servant};
 use crate::collective::schedule;
 use crate::error::Outcome;
 use crate::world;
@@ -27,6 +27,29 @@ const LOOKS: u32 = 16;
 const NAPS_PER_LOOK: u32 = 200;
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for messages.
+static POLLING: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether a thread waits for messages, and so polls.
+pub(super) fn somebody_polls() -> bool {
+    POLLING.load(Ordering::Relaxed) > 0
+}
+
+/// A guard: while it exists, its thread polls.
+struct Polling(());
+
+impl Polling {
+    fn begin() -> Self {
+        POLLING.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        POLLING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Returns how often threads of this process have gone to sleep, because nothing had arrived for long.
 pub fn sleeps() -> u64 {
@@ -109,6 +132,8 @@ fn drive<S, T>(
     mut step: impl FnMut(&mut S) -> (bool, Option<T>),
     settle: impl Fn(&mut S, &mut Net),
 ) -> Outcome<T> {
+    // Only the servant asks, and a wait must not pay for it where there is no work for the servant.
+    let _polling = servant::may_poll().then(Polling::begin);
     let mut pacer = Pacer::new(policy());
     if let Some(noticed) = CONTENTION.get() {
         pacer.contention = noticed;
