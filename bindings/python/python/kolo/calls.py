@@ -28,6 +28,13 @@ class Calls:
     def _find(self, what: str, obj: object, writable: bool) -> Memory:
         return memory.find(what, obj, writable, self._comm)
 
+    def _in_range(self, operation: str, what: str, value: int, bits: int = 32) -> int:
+        """Returns the number if the compiled module can take it."""
+        if 0 <= value < 1 << bits:
+            return value
+        problem = f"rank {self.rank}, {operation}: {what} is {value}, but must be 0 or more, and below 2^{bits}"
+        raise Usage(problem, rank=self.rank, operation=operation)
+
     def _run(self, call: Call) -> None:
         self._comm.run(call.arguments, self.timeout)
         memory.copy_back(call.backs)
@@ -116,6 +123,10 @@ class Calls:
         if from_ is not NOTHING and to is not NOTHING:
             self._same_type(from_, to)
         like = to if from_ is NOTHING else from_
+        name = _kolo.COLLECTIVES[collective]
+        self._in_range(name, "root", root)
+        for count in (*(input_counts or ()), *(output_counts or ())):
+            self._in_range(name, "a count", count, 48)
         inputs = [from_.count] if input_counts is None else [count * like.units for count in input_counts]
         outputs = [to.count] if output_counts is None else [count * like.units for count in output_counts]
         self._expect("the input", from_, sum(inputs))
@@ -134,8 +145,8 @@ class Calls:
     def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
         found = self._find("the buffer", buffer, not send)
         for what, value in (("the other rank", peer), ("tag", tag)):
-            if value is not None and not 0 <= value <= 0xFFFF_FFFF:
-                raise Usage(f"{what} is {value}, but must be 0 or more, and below 2^32")
+            if value is not None:
+                self._in_range("send" if send else "receive", what, value)
         return (send, peer, found.address, found.count * memory.SIZES[found.type], found.type, tag), found
 
     def _start_transfer(self, send: bool, buffer, peer: int | None, tag: int) -> Work:

@@ -105,6 +105,8 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         name = str(dtype).rpartition(".")[2]
         if name not in TYPE_NAMES:
             raise Usage(f"unknown type '{name}'; expected one of {', '.join(TYPE_NAMES)}")
+        self._in_range("explain", "count", count, 48)
+        self._in_range("explain", "root", root)
         return self._comm.explain(_kolo.COLLECTIVES.index(collective), count, TYPE_NAMES[name], operator(op), root)
 
     # Collectives over vectors: input and output have the same length.
@@ -358,7 +360,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Makes a communicator of the listed ranks, in this order. Only these ranks call it; blocks until all of them have."""
-        return Communicator(self._comm.group(list(ranks)))
+        return Communicator(self._comm.group([self._in_range("group", "a rank", rank) for rank in ranks]))
 
     def dup(self) -> Communicator:
         """Makes a communicator of the same ranks, whose calls are independent of this one's; for libraries. Every rank calls it;
@@ -451,7 +453,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         """
         if most < 1:
             raise Usage(f"most is {most}, but must be 1 or more")
-        return Communicator(self._comm.grow(most, False))
+        return Communicator(self._comm.grow(self._in_range("grow", "most", most), False))
 
     def replace(self) -> Communicator:
         """As :meth:`grow`, but newcomers take the :attr:`slots` of ranks that have been lost."""

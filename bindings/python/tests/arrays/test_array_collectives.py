@@ -299,3 +299,24 @@ def test_a_wrong_split_of_one_rank_raises_on_all(color, key, match):
 
     # The limit is far below the 60 s that the other ranks would wait.
     run(3, body, limit=20)
+
+
+@pytest.mark.parametrize("value", [-1, 2**40, 2**70])
+def test_numbers_out_of_range_name_the_rank_and_the_operation(value):
+    def body(comm):
+        buffer = np.zeros(4)
+        calls = {
+            "gather": lambda: comm.gather_v(buffer, buffer, [4], root=value),
+            "scatter": lambda: comm.scatter_v(buffer, buffer, [4], root=value),
+            "all_gather": lambda: comm.all_gather_v(buffer, buffer, [value if value < 0 else 2**70]),
+            "send": lambda: comm.send(buffer, value),
+            "receive": lambda: comm.recv(buffer, 0, tag=value),
+            "group": lambda: comm.group([value]),
+            "explain": lambda: comm.explain("broadcast", 8, root=value),
+        }
+        for operation, call in calls.items():
+            with pytest.raises(kolo.Usage, match=f"^rank 0, {operation}: ") as caught:
+                call()
+            assert (caught.value.rank, caught.value.operation) == (0, operation)
+
+    run(1, body)

@@ -224,6 +224,17 @@ def test_tensors_that_are_not_contiguous(ranks):
     run(ranks, body)
 
 
+def test_inference_tensors_that_are_not_contiguous():
+    def body():
+        with torch.inference_mode():
+            tensor = torch.full((4, 3), float(dist.get_rank() + 1)).t()
+        dist.all_reduce(tensor)
+        with torch.inference_mode():
+            assert tensor.is_inference() and (tensor == 3).all()
+
+    run(2, body)
+
+
 def test_parameters_that_are_not_contiguous():
     """Results are copied to leaves that require gradients, as contiguous leaves are written in place."""
 

@@ -18,7 +18,8 @@ use kolo_transport::{Channel, Fits, Posted, Short, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
 use super::cancel::NOTHING;
-use super::wire::{CANCEL, EAGER_BYTES, HEADS, Head, Op, Source, TAG_BITS, WHOLE, broken, envelope, tag_of};
+use super::source::Source;
+use super::wire::{CANCEL, EAGER_BYTES, HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail, Outcome, fail};
 

@@ -16,6 +16,7 @@ mod links;
 mod matching;
 mod rest;
 mod servant;
+mod source;
 mod wait;
 mod wire;
 
@@ -25,8 +26,8 @@ pub(crate) use links::close;
 pub use links::open;
 pub use matching::{Claimed, Found};
 pub use servant::{Absence, expect_threads, serve_windows};
+pub use source::Source;
 pub use wait::{forsake, nap, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
-pub use wire::Source;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,5 +1,7 @@
 //! The servant: a thread that advances messages while the program cannot, inside Kolo's collectives and for windows.
 //!
+//! It sleeps at the endpoints, so that a message wakes it, unless a thread of the program polls.
+//!
 //! While a thread is inside a collective, its rank may still have to answer an earlier message, or to take an unexpected message off its
 //! ring so that the sender can go on. If operations are pending, the servant starts at once; otherwise it starts when the collective has
 //! lasted for a while, so that short ones cost no wake-up.
@@ -7,9 +9,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use kolo::internal::wait::{Next, Pacer, spin, yield_now};
 
 use super::PENDING;
+use crate::world;
 
 /// Threads inside collectives in the lower half; in the upper half, the number of times that a thread has entered one.
 static ABSENT: AtomicU64 = AtomicU64::new(0);
@@ -23,9 +28,8 @@ static SERVANT: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
 /// The interval at which the servant checks whether it is needed. A sender whose ring is full waits at most twice this long.
 const LOOK: Duration = Duration::from_millis(10);
-/// The pause between two polls that moved nothing: at first, and at most.
-const PAUSE: Duration = Duration::from_micros(50);
-const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// The longest sleep between two polls. Messages end a sleep at the endpoints.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Starts the servant.
 pub(super) fn start() {
@@ -44,21 +48,34 @@ pub(crate) fn stop() {
 }
 
 fn run() {
-    let (mut pause, mut before) = (PAUSE, 0);
+    let mut before = 0;
+    let mut pacer = Pacer::beside_computation(world::policy());
     while !STOP.load(Ordering::Acquire) {
         let absent = ABSENT.load(Ordering::Relaxed);
         let same = std::mem::replace(&mut before, absent) == absent;
         let inside = !absent.is_multiple_of(ONCE) && (same || PENDING.load(Ordering::Relaxed) > 0);
         if !inside && WINDOWS.load(Ordering::Relaxed) == 0 {
             sleep_until_woken(LOOK);
-            pause = PAUSE;
             continue;
         }
-        if super::poll_once() {
-            pause = PAUSE;
+        if super::wait::somebody_polls() {
+            // That thread takes whatever comes, unless an operator of the program keeps it.
+            sleep_until_woken(PAUSE);
+            super::poll_once();
+        } else if super::poll_once() {
+            pacer.moved();
         } else {
-            sleep_until_woken(pause);
-            pause = (pause * 5 / 4).min(PAUSE_MAX);
+            match pacer.idle(Instant::now) {
+                Next::Poll | Next::Check => {}
+                Next::Spin => spin(),
+                Next::Yield => {
+                    yield_now();
+                    pacer.yielded(Instant::now);
+                }
+                Next::Sleep | Next::Queue => {
+                    super::rest::until_news(PAUSE, |_| ());
+                }
+            }
         }
     }
 }
@@ -111,6 +128,11 @@ fn change(by: u64) {
 /// Sets whether several threads may call at a time. To be called before any does.
 pub fn expect_threads(several: bool) {
     ONE_CALLS.store(!several, Ordering::Relaxed);
+}
+
+/// Returns whether the servant polls even though no thread is inside a collective.
+pub(super) fn may_poll() -> bool {
+    WINDOWS.load(Ordering::Relaxed) > 0
 }
 
 /// Counts a window that is made (`more`) or freed.

@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Completion, Finished, Net, net, rest};
+use super::{Awaited, Completion, Finished, Net, net, rest, servant};
 use crate::collective::schedule;
 use crate::error::{Fail, Outcome};
 use crate::world;
@@ -30,6 +30,29 @@ const LAST_TIME: Duration = Duration::from_secs(1);
 const NAPS_PER_LOOK: u32 = 200;
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for messages.
+static POLLING: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether a thread waits for messages, and so polls.
+pub(super) fn somebody_polls() -> bool {
+    POLLING.load(Ordering::Relaxed) > 0
+}
+
+/// A guard: while it exists, its thread polls.
+struct Polling(());
+
+impl Polling {
+    fn begin() -> Self {
+        POLLING.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        POLLING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Returns how often threads of this process have gone to sleep, because nothing had arrived for long.
 pub fn sleeps() -> u64 {
@@ -164,6 +187,8 @@ fn drive<S, T>(
     mut step: impl FnMut(&mut S) -> (bool, Option<T>),
     settle: impl Fn(&mut S, &mut Net),
 ) -> Outcome<T> {
+    // Only the servant asks, and a wait must not pay for it where there is no work for the servant.
+    let _polling = servant::may_poll().then(Polling::begin);
     let mut pacer = Pacer::new(policy());
     if let Some(noticed) = CONTENTION.get() {
         pacer.contention = noticed;

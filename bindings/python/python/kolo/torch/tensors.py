@@ -193,12 +193,17 @@ def copying_back(tensor: torch.Tensor, room: torch.Tensor):
     return None if room is tensor else lambda: copy_back(tensor, room)
 
 
-@torch.no_grad()
 def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
     """Copies ``room`` to the tensor on the current stream; for a tensor on a device, the host does not wait.
 
-    The tensor may be a parameter, which autograd would protect from the copy.
+    The tensor may be a parameter, which autograd would protect from the copy, or one made in inference mode, which may be written in
+    that mode only.
     """
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        _copy_back(tensor, room)
+
+
+def _copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
     if not _is_near(tensor):
         # The type is converted on the host, since not every device can do that during a copy.
         tensor.copy_(room.view(tensor.shape).to(tensor.dtype))
