@@ -13,6 +13,11 @@
 //! real-time classes do not leave: no thread of another class can take a processor from them, so only a rank that
 //! computes can have held them up, and a rank that leaves stays away. Otherwise, all-reduces of 32 MiB with 8 ranks on
 //! 2 processors would take 1.1 to 1.25 times as long, with five ranks on one processor.
+//!
+//! If the ranks of more hosts than processors share the processors, and messages between them take longer than the
+//! processors' own work on them, the ranks stay where the scheduler puts them: see docs/measurements.md, "Hosts that share
+//! processors". They mostly wait for the network, whose own threads also need a processor, and the scheduler moves a
+//! rank away from these.
 
 use std::time::{Duration, Instant};
 
@@ -25,6 +30,10 @@ use crate::wait::{Contention, usable_processors};
 /// long for their turns. A foreign process keeps a processor for a time slice or until the next tick, which is 1 to 4
 /// ms.
 pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
+
+/// Round trip between hosts from which they wait for the network rather than for each other's processor. Between
+/// containers of one machine it takes 20 to 40 us, all of it work of the processors.
+const NETWORK_ROUND_TRIP: Duration = Duration::from_micros(60);
 
 /// Time for which a rank stays away after it was held up. The time doubles on each repetition until there has been
 /// calm.
@@ -69,17 +78,31 @@ pub(crate) struct Assigned {
     processor: usize,
     /// Whether there are more ranks than processors.
     is_shared: bool,
+    /// Whether these ranks are of more hosts than there are processors.
+    has_many_hosts: bool,
 }
 
-/// Returns the processor for rank number `place` of the `ranks` that may run on the same processors as the calling
-/// thread. `None` if there is no choice.
-pub(crate) fn assign(place: usize, ranks: usize) -> Option<Assigned> {
-    deal(&processors(), place, ranks)
+/// Ranks that may run on the same processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sharers {
+    pub(crate) ranks: usize,
+    /// Number of their hosts.
+    pub(crate) hosts: usize,
 }
 
-fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<Assigned> {
+/// Returns the processor for rank number `place` of those that may run on the same processors as the calling thread.
+/// `None` if there is no choice.
+pub(crate) fn assign(place: usize, sharers: Sharers) -> Option<Assigned> {
+    deal(&processors(), place, sharers)
+}
+
+fn deal(processors: &[usize], place: usize, sharers: Sharers) -> Option<Assigned> {
     let count = processors.len();
-    (count > 1).then(|| Assigned { processor: processors[place % count], is_shared: ranks > count })
+    (count > 1).then(|| Assigned {
+        processor: processors[place % count],
+        is_shared: sharers.ranks > count,
+        has_many_hosts: sharers.hosts > count,
+    })
 }
 
 /// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a
@@ -118,6 +141,12 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn new(affinity: Option<SoftAffinity>) -> Self {
         Self { affinity, contention: Contentions::default() }
+    }
+
+    /// Takes note of the round trip between hosts.
+    pub(crate) fn learn(&mut self, round_trip_seconds: f64) {
+        let is_far = round_trip_seconds >= NETWORK_ROUND_TRIP.as_secs_f64();
+        self.affinity = self.affinity.take().filter(|affinity| !(is_far && affinity.assigned.has_many_hosts));
     }
 }
 
@@ -222,19 +251,33 @@ mod tests {
     use super::*;
 
     fn shared(processor: usize) -> Assigned {
-        Assigned { processor, is_shared: true }
+        Assigned { processor, is_shared: true, has_many_hosts: false }
     }
 
     #[test]
     fn processors_are_dealt_out_in_turn_where_they_are_shared() {
-        let assigned =
-            |processors: &[usize], ranks| (0..ranks).map(|place| deal(processors, place, ranks)).collect();
-        let of = |processor, is_shared| Some(Assigned { processor, is_shared });
+        let assigned = |processors: &[usize], ranks| {
+            (0..ranks).map(|place| deal(processors, place, Sharers { ranks, hosts: 1 })).collect()
+        };
+        let of = |processor, is_shared| Some(Assigned { processor, is_shared, has_many_hosts: false });
         let dealt: Vec<_> = assigned(&[3, 5], 4);
         assert_eq!(dealt, [of(3, true), of(5, true), of(3, true), of(5, true)]);
         let own: Vec<_> = assigned(&[3, 5, 6], 2);
         let only_one: Vec<_> = assigned(&[3], 2);
         assert_eq!((own, only_one), (vec![of(3, false), of(5, false)], vec![None, None]));
+    }
+
+    #[test]
+    fn ranks_of_many_hosts_stay_where_the_scheduler_puts_them_if_they_wait_for_a_network() {
+        let returns = |hosts, round_trip_seconds| {
+            let assigned = deal(&[3, 5], 1, Sharers { ranks: 4, hosts });
+            let mut place = Place::new(assigned.map(SoftAffinity::new));
+            place.learn(round_trip_seconds);
+            place.affinity.is_some()
+        };
+        assert!(!returns(4, 120e-6) && !returns(3, 20e-3));
+        assert!(returns(4, 22e-6), "the round trip is work of the processors");
+        assert!(returns(2, 120e-6), "there is a processor for each host");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::model::Facts;
-use crate::affinity::{self, Assigned, ProcessorSet};
+use crate::affinity::{self, Assigned, ProcessorSet, Sharers};
 use crate::config::{Config, TransportKind};
 use crate::wait::Policy;
 
@@ -89,17 +89,17 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
 
 /// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.
 pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<Assigned> {
-    let (place, ranks) = place_among(rank, hosts, cards);
-    affinity::assign(place, ranks)
+    let (place, sharers) = place_among(rank, hosts, cards);
+    affinity::assign(place, sharers)
 }
 
-/// Returns the place of a rank among those that may run on the same processors, and the number of these ranks.
+/// Returns the place of a rank among those that may run on the same processors, and the numbers of these.
 ///
 /// Ranks of several hosts (containers of one machine) take turns host by host, since ranks with the same number within
 /// their hosts work at the same time: the first ones talk to the network. In each round the hosts begin one place
 /// later, so that a host's own ranks are spread too. Without this, both first ranks of 2 hosts x 4 ranks on 2
 /// processors were on one processor, and all-reduces of 8 bytes took 1.6 times as long.
-fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, usize) {
+fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, Sharers) {
     let same: Vec<usize> =
         (0..cards.len()).filter(|other| cards[*other].affinity == cards[rank].affinity).collect();
     let mut members: BTreeMap<u32, usize> = BTreeMap::new();
@@ -118,7 +118,7 @@ fn place_among(rank: usize, hosts: &[u32], cards: &[Card]) -> (usize, usize) {
     };
     let own = same.iter().position(|other| *other == rank).map(|at| turn(within[at]));
     let place = within.iter().filter(|other| Some(turn(**other)) < own).count();
-    (place, same.len())
+    (place, Sharers { ranks: same.len(), hosts: indices.len() })
 }
 
 /// Returns whether there are more ranks than processors where this rank runs.
@@ -216,6 +216,9 @@ mod tests {
         // Four containers with one rank each, on two processors.
         assert_eq!(fullest(&[0, 1, 2, 3], &cards(&[(5, 2); 4])), (4, 2));
         assert!(share_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
+        let sharers = |hosts: &[u32], pools: &[(u64, u32)]| place_among(0, hosts, &cards(pools)).1;
+        assert_eq!(sharers(&[0, 0, 1, 1], &[(5, 2); 4]), Sharers { ranks: 4, hosts: 2 });
+        assert_eq!(sharers(&[0, 0, 1, 1], &[(5, 2), (5, 2), (6, 2), (6, 2)]), Sharers { ranks: 2, hosts: 1 });
         assert!(!share_processors(&[0, 0, 1, 1], &cards(&[(5, 2), (5, 2), (6, 2), (6, 2)])));
         // Two hosts, each with processors of its own.
         assert_eq!(fullest(&[0, 1], &cards(&[(5, 2), (6, 2)])), (1, 2));
@@ -229,7 +232,10 @@ mod tests {
         unbound.iter_mut().for_each(|card| card.processors = 1);
         assert_eq!(fullest(&[0; 3], &unbound), (3, 1));
         let shared = cards(&[(5, 2); 4]);
-        assert_eq!(assign_processor(0, &[0; 4], &shared).is_some(), affinity::assign(0, 4).is_some());
+        assert_eq!(
+            assign_processor(0, &[0; 4], &shared).is_some(),
+            affinity::assign(0, Sharers { ranks: 4, hosts: 1 }).is_some()
+        );
     }
 
     #[test]
@@ -237,7 +243,8 @@ mod tests {
         let places = |hosts: &[u32], pools: &[u64]| -> Vec<(usize, usize)> {
             let cards: Vec<Card> =
                 pools.iter().map(|affinity| Card { affinity: *affinity, ..card() }).collect();
-            (0..hosts.len()).map(|rank| place_among(rank, hosts, &cards)).collect()
+            let places = (0..hosts.len()).map(|rank| place_among(rank, hosts, &cards));
+            places.map(|(place, sharers)| (place, sharers.ranks)).collect()
         };
         let alone: Vec<_> = (0..4).map(|place| (place, 4)).collect();
         assert_eq!(places(&[0; 4], &[5; 4]), alone);

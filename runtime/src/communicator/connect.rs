@@ -210,6 +210,10 @@ impl Making {
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, &group.hosts, cards);
+        let mut place = Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
+        if let Some(between) = planner.network().between() {
+            place.learn(between.round_trip_seconds());
+        }
         Ok(Core {
             engine,
             planner,
@@ -218,7 +222,7 @@ impl Making {
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
             awaited: Awaited::default(),
-            place: Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new)),
+            place,
             closed: false,
         })
     }

@@ -206,6 +206,11 @@ impl Between {
         }
     }
 
+    /// Returns the time of a message to another host and back.
+    pub(crate) const fn round_trip_seconds(&self) -> f64 {
+        self.round_trip_seconds
+    }
+
     /// Returns the hosts' relative speeds: see [`Rates::speeds`].
     pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
         self.rates.speeds()
