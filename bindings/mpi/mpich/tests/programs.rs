@@ -199,6 +199,11 @@ fn started_collectives_that_several_threads_advance() {
 }
 
 #[test]
+fn operators_on_the_thread_of_the_program() {
+    with_ranks("own_thread", &[2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }

@@ -54,7 +54,10 @@ fn run() {
             pause = PAUSE;
             continue;
         }
-        if super::poll_once() {
+        // The functions of a program with one thread do not expect to run beside it.
+        let may_call = !ONE_CALLS.load(Ordering::Relaxed) || !absent.is_multiple_of(ONCE);
+        let moved = if may_call { super::poll_once() } else { super::wait::poll_without_calls() };
+        if moved {
             pause = PAUSE;
         } else {
             sleep_until_woken(pause);
