@@ -204,6 +204,11 @@ fn layouts() {
 }
 
 #[test]
+fn operators_on_the_thread_of_the_program() {
+    with_ranks("own_thread", &[2, 3]);
+}
+
+#[test]
 fn intercommunicators() {
     with_ranks("intercommunicators", &[2, 3, 5]);
 }

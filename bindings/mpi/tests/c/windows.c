@@ -26,6 +26,8 @@ static void refused(void) {
   CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
   CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
   FAILS(MPI_ERR_OP, MPI_Accumulate(ones, 1, gaps, target, 0, 1, gaps, MPI_BAND, window));
+  /* No elements need no operator for their type. */
+  CHECK(!MPI_Accumulate(ones, 0, MPI_BYTE, target, 0, 0, MPI_BYTE, MPI_SUM, window) && !MPI_Win_fence(0, window));
   CHECK(!MPI_Accumulate(ones, 1, gaps, target, 0, 1, gaps, MPI_SUM, window) && !MPI_Win_fence(0, window));
   CHECK(rank != target || (memory[0] == size && memory[1] == 0 && memory[2] == size));
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));

@@ -96,7 +96,9 @@ pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
 fn combine(s: &mut Schedule, op: &Arc<Op>, earlier: &Scratch, later: &Scratch) {
     let (op, earlier, later) = (Arc::clone(op), earlier.clone(), later.clone());
     // MPI's operators take the earlier ranks' value first and write the result over the second argument, the later ranks' value.
-    s.run(move || op.apply(earlier.address(), later.address(), earlier.count, &earlier.of));
+    let calls = matches!(*op, Op::User { .. });
+    let apply = move || op.apply(earlier.address(), later.address(), earlier.count, &earlier.of);
+    if calls { s.call(apply) } else { s.run(apply) }
 }
 
 /// Reduces to rank 0 along a binomial tree, in the order of ranks, so that operators need not commute. On rank 0, the returned memory

@@ -61,6 +61,8 @@ enum Step {
     Recv(u32, Memory),
     Fence,
     Run(Action),
+    /// An action that calls a function of the program.
+    Call(Action),
 }
 
 /// Steps, and the position of the next one.
@@ -166,6 +168,11 @@ impl Schedule {
         self.steps.push(Step::Run(Box::new(action)));
     }
 
+    /// Adds an action that calls a function of the program.
+    pub fn call(&mut self, action: impl FnMut() -> Outcome + Send + 'static) {
+        self.steps.push(Step::Call(Box::new(action)));
+    }
+
     /// Adds a copy of bytes, which runs once all messages before it are complete.
     pub fn copy(&mut self, from: Memory, to: Memory) {
         self.run(move || {
@@ -209,8 +216,8 @@ impl Schedule {
                     self.at += 1;
                     return Ok(());
                 }
-                Step::Run(_) if !self.waiting.is_empty() => return Ok(()),
-                Step::Run(action) => action()?,
+                Step::Run(_) | Step::Call(_) if !self.waiting.is_empty() => return Ok(()),
+                Step::Run(action) | Step::Call(action) => action()?,
                 Step::Send(to, what) => {
                     let done = Completion::new();
                     let data = Source::Lent(what.at, what.len);
@@ -247,6 +254,8 @@ impl Schedule {
 /// 2. It removes the schedule before it sets `done`, since a thread that sees `done` may start the schedule again.
 #[derive(Debug)]
 pub struct Started {
+    /// Whether steps call functions of the program.
+    calls: bool,
     schedule: Mutex<Schedule>,
     done: Mutex<Option<Outcome>>,
 }
@@ -274,7 +283,8 @@ impl Started {
     /// Makes a schedule that is not started yet.
     #[must_use]
     pub fn idle(schedule: Schedule) -> Arc<Self> {
-        Arc::new(Self { schedule: Mutex::new(schedule), done: Mutex::new(Some(Ok(()))) })
+        let calls = schedule.steps.iter().any(|step| matches!(step, Step::Call(_)));
+        Arc::new(Self { calls, schedule: Mutex::new(schedule), done: Mutex::new(Some(Ok(()))) })
     }
 
     /// Starts the schedule again.
@@ -314,12 +324,22 @@ impl Started {
 
 /// Advances all active schedules. Returns whether one of them has ended.
 pub fn advance_all() -> bool {
+    advance_those(|_| true)
+}
+
+/// Advances the active schedules that call no function of the program. Returns whether one of them has ended.
+pub fn advance_without_calls() -> bool {
+    advance_those(|started| !started.calls)
+}
+
+fn advance_those(which: impl Fn(&Started) -> bool) -> bool {
     if ACTIVES.load(Ordering::Acquire) == 0 {
         return false;
     }
     let all = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).clone();
     // Every schedule is advanced, not only those up to the first that ends.
-    all.iter().filter(|started| started.outcome().is_none() && started.advance()).count() > 0
+    all.iter().filter(|started| which(started) && started.outcome().is_none() && started.advance()).count()
+        > 0
 }
 
 /// Runs a schedule to its end.

@@ -58,11 +58,14 @@ fn run() {
             sleep_until_woken(LOOK);
             continue;
         }
+        // The functions of a program with one thread do not expect to run beside it.
+        let may_call = !ONE_CALLS.load(Ordering::Relaxed) || !absent.is_multiple_of(ONCE);
+        let poll = || if may_call { super::poll_once() } else { super::wait::poll_without_calls() };
         if super::wait::somebody_polls() {
             // That thread takes whatever comes, unless an operator of the program keeps it.
             sleep_until_woken(PAUSE);
-            super::poll_once();
-        } else if super::poll_once() {
+            poll();
+        } else if poll() {
             pacer.moved();
         } else {
             match pacer.idle(Instant::now) {

@@ -73,6 +73,12 @@ pub fn poll_once() -> bool {
     schedule::advance_all() | moved
 }
 
+/// Advances messages once, but calls no function of the program. Returns whether anything moved.
+pub(super) fn poll_without_calls() -> bool {
+    let moved = net().is_ok_and(|mut net| net.poll());
+    schedule::advance_without_calls() | moved
+}
+
 /// Advances messages until `ready` returns true.
 ///
 /// # Errors

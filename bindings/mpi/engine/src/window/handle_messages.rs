@@ -154,7 +154,7 @@ unsafe fn accumulate(
     of: &Arc<Type>,
 ) -> Option<()> {
     let op = op::builtin(message.op)?;
-    if op == op::Builtin::NoOp {
+    if op == op::Builtin::NoOp || count == 0 {
         return Some(());
     }
     if data.len() < count * of.size() {
