@@ -44,8 +44,13 @@ pub(crate) fn replace_secret(path: &Path, text: &[u8]) -> Result<()> {
 }
 
 fn text_of_users(path: &Path, users: &[u32]) -> Result<String> {
-    let file = File::open(path)?;
-    let owner = file.metadata()?.uid();
+    // Opening a pipe would wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let facts = file.metadata()?;
+    if !facts.is_file() {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let owner = facts.uid();
     if !users.contains(&owner) {
         let problem = format!("it belongs to user {owner}, not to this user ({})", users[0]);
         return Err(Error::new(ErrorKind::PermissionDenied, problem));
@@ -95,6 +100,13 @@ mod tests {
         fs::write(&path, "text").unwrap();
         let owner = fs::metadata(&path).unwrap().uid();
         assert_eq!(text_of_users(&path, &[owner + 1, owner]).unwrap(), "text");
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(
+            text_of_users(&pipe, &[owner]).unwrap_err().kind(),
+            ErrorKind::InvalidInput,
+            "nobody writes"
+        );
         let error = text_of_users(&path, &[owner + 1, owner + 2]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         assert!(error.to_string().contains(&format!("belongs to user {owner}")), "{error}");

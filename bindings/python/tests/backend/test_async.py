@@ -23,6 +23,20 @@ def test_works_overlap(ranks):
     run(ranks, body)
 
 
+def test_the_outputs_are_there_once_a_poll_says_so():
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        for length in (3, 100_000):
+            outputs = [torch.zeros(length) for _ in range(n)]
+            work = dist.all_gather(outputs, torch.full((length,), float(me)), async_op=True)
+            while not work.is_completed():
+                pass
+            assert all(torch.all(output == rank) for rank, output in enumerate(outputs))
+            assert work.wait() is True
+
+    run(3, body)
+
+
 def test_some_ranks_may_wait_where_others_start():
     def body():
         for length in (3, 100_000):

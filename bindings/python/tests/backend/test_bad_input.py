@@ -49,6 +49,17 @@ def test_types_that_an_operator_is_not_defined_for():
     run(2, body)
 
 
+def test_types_of_one_call_that_differ():
+    def body():
+        x, short = torch.ones(3), [torch.ones(3, dtype=torch.float16) for _ in range(2)]
+        refused("must agree", lambda: dist.group.WORLD.allgather([short], [x]))
+        refused("must agree", lambda: dist.group.WORLD.alltoall(short, [x, x]))
+        refused("must agree", lambda: dist.group.WORLD.alltoall([x.clone(), x.clone()], [x, short[0]]))
+        dist.barrier()
+
+    run(2, body)
+
+
 def test_lengths_that_do_not_fit_on_one_rank():
     def body():
         x = torch.ones(3)

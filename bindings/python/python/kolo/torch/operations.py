@@ -150,6 +150,7 @@ class Collectives:
         memory, and a function to call at the end."""
         self._expect_per_rank("all_gather", "output", outputs)
         check_devices((input, *outputs))
+        _expect_types("all_gather", input, outputs)
         source = staged(input)
         kind, own = moved_as(source)
         if any(output.numel() != input.numel() for output in outputs):
@@ -199,6 +200,7 @@ class Collectives:
         self._expect_per_rank("all_to_all", "output", outputs)
         self._expect_per_rank("all_to_all", "input", inputs)
         check_devices((*outputs, *inputs))
+        _expect_types("all_to_all", inputs[0], (*inputs, *outputs))
         joined = staged(concatenated(inputs))
         room = flat_room(outputs[0], sum(output.numel() for output in outputs))
         kind, _ = moved_as(joined)
@@ -279,6 +281,12 @@ class Collectives:
                     f"{name}: the tensor for rank {rank} has {tensor.numel()} elements of {tensor.dtype}, but this rank's "
                     f"own has {one.numel()} of {one.dtype}; they must agree"
                 )
+
+
+def _expect_types(name: str, one, tensors) -> None:
+    for tensor in tensors:
+        if tensor.dtype != one.dtype:
+            raise Usage(f"{name}: one tensor has elements of {tensor.dtype}, another of {one.dtype}; they must agree")
 
 
 def _only(tensors, name: str):

@@ -65,7 +65,12 @@ class KoloWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return all(work.done() for work in self._works)
+        if not all(work.done() for work in self._works):
+            return False
+        # Programs that poll read the outputs next.
+        if self._after_lock is not None and self.exception() is None:
+            self._finish()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
