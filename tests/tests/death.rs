@@ -286,29 +286,17 @@ fn error_of_an_orphan(job: &mut Job, rank: usize, since: Duration) -> String {
 #[test]
 fn after_rank_0_has_left_a_death_is_noticed() {
     within(LIMIT, "orphans", || {
-        for elements in ["1000", "2000000"] {
-            let mut job = orphaned("orphans", elements);
+        let tasks = ["orphans", "orphans-await"].into_iter();
+        for (task, elements) in tasks.flat_map(|task| ["1000", "2000000"].map(|elements| (task, elements))) {
+            let mut job = orphaned(task, elements);
             let since = job.ranks[2].signal(Signal::KILL);
             // World rank 2 is rank 1 of the part.
             for rank in [1, 3] {
                 let text = error_of_an_orphan(&mut job, rank, since);
-                assert!(text.contains("rank 1 is lost"), "{elements}: {text}");
-                names_the_operation(&text, elements);
-            }
-            assert_eq!(job.ended(), [true, true, false, true]);
-        }
-    });
-}
-
-#[test]
-fn after_rank_0_has_left_a_death_is_noticed_by_who_awaits_a_started_call() {
-    within(LIMIT, "orphans", || {
-        for elements in ["1000", "2000000"] {
-            let mut job = orphaned("orphans-await", elements);
-            let since = job.ranks[2].signal(Signal::KILL);
-            for rank in [1, 3] {
-                let text = error_of_an_orphan(&mut job, rank, since);
-                assert!(text.contains("rank 1 is lost"), "{elements}: {text}");
+                assert!(text.contains("rank 1 is lost"), "{task}, {elements}: {text}");
+                if task == "orphans" {
+                    names_the_operation(&text, elements);
+                }
             }
             assert_eq!(job.ended(), [true, true, false, true]);
         }

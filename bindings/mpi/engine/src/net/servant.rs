@@ -9,9 +9,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kolo::internal::wait::{Next, Pacer, spin, yield_now};
+use kolo::internal::wait::Pacer;
 
 use super::PENDING;
 use crate::world;
@@ -67,18 +67,8 @@ fn run() {
             poll();
         } else if poll() {
             pacer.moved();
-        } else {
-            match pacer.idle(Instant::now) {
-                Next::Poll | Next::Check => {}
-                Next::Spin => spin(),
-                Next::Yield => {
-                    yield_now();
-                    pacer.yielded(Instant::now);
-                }
-                Next::Sleep | Next::Queue => {
-                    super::rest::until_news(PAUSE, |_| ());
-                }
-            }
+        } else if super::wait::wants_sleep(&mut pacer) {
+            super::rest::until_news(PAUSE, |_| ());
         }
     }
 }

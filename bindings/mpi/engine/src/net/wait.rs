@@ -211,27 +211,36 @@ fn drive<S, T>(
             limit = NAP;
             continue;
         }
-        match pacer.idle(Instant::now) {
-            Next::Poll | Next::Check => {}
-            Next::Spin => spin(),
-            Next::Yield => {
-                yield_now();
-                pacer.yielded(Instant::now);
+        if wants_sleep(&mut pacer) {
+            SLEEPS.fetch_add(1, Ordering::Relaxed);
+            if rest::until_news(limit, |net| settle(state, net)) {
+                pacer.moved();
             }
-            Next::Sleep | Next::Queue => {
-                SLEEPS.fetch_add(1, Ordering::Relaxed);
-                policy().before_sleep();
-                if rest::until_news(limit, |net| settle(state, net)) {
-                    pacer.moved();
-                }
-                limit = (2 * limit).min(NAP_MAX);
-                naps += 1;
-                if naps.is_multiple_of(NAPS_PER_LOOK) {
-                    world::check_job()?;
-                }
+            limit = (2 * limit).min(NAP_MAX);
+            naps += 1;
+            if naps.is_multiple_of(NAPS_PER_LOOK) {
+                world::check_job()?;
             }
         }
     }
+}
+
+/// Pauses after a poll that moved nothing, as the pacer advises. Returns true instead if it advises to sleep.
+#[inline]
+pub(super) fn wants_sleep(pacer: &mut Pacer) -> bool {
+    match pacer.idle(Instant::now) {
+        Next::Poll | Next::Check => {}
+        Next::Spin => spin(),
+        Next::Yield => {
+            yield_now();
+            pacer.yielded(Instant::now);
+        }
+        Next::Sleep | Next::Queue => {
+            policy().before_sleep();
+            return true;
+        }
+    }
+    false
 }
 
 /// Pauses briefly, for programs that call Test or Iprobe in a loop.
