@@ -31,6 +31,7 @@ pub use pieces::Cursor;
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
+pub use sys::credentials::{Peer, peer_of};
 pub use sys::futex::{wait_word, wait_word_for};
 pub use sys::process::Process;
 pub use tcp::{TcpEndpoint, TcpOptions};

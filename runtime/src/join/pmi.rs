@@ -7,10 +7,12 @@
 //! process that ends without it as crashed. A process can therefore join in this way only once.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use kolo_transport::peer_of;
 
 use super::board::Board;
 
@@ -62,16 +64,7 @@ fn socket(descriptor: RawFd) -> io::Result<UnixStream> {
 /// Returns the process that made the launcher's socket: the launcher's own on this host, even if a script stands between
 /// it and this process.
 pub(super) fn server(descriptor: RawFd) -> Option<u32> {
-    let socket = socket(descriptor).ok()?;
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `found`, and the socket is open during the call.
-    let result = unsafe {
-        let to = (&raw mut found).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
-    };
-    // Sockets of other kinds have no such process.
-    u32::try_from(found.pid).ok().filter(|pid| result == 0 && *pid > 0)
+    peer_of(socket(descriptor).ok()?).ok()?.pid
 }
 
 impl Board for Pmi {

@@ -94,7 +94,7 @@ impl PendingConnections {
                 Err(_) => break,
             };
             self.hungry_since = None;
-            if credentials::peer_uid(&stream).ok() != Some(self.uid) {
+            if credentials::peer_of(&stream).ok().map(|peer| peer.uid) != Some(self.uid) {
                 continue;
             }
             let mut pending = Pending { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
