@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "../../tools/tests/terminal/mod.rs"]
+mod terminal;
+
 use rustix::process::{Pid, kill_process};
 
 use crate::leaks;
@@ -43,7 +46,7 @@ pub(crate) fn run(plan: &Plan, launched: &Launched, own_network: bool) -> Report
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let mut report = Report::default();
-    let mut child = match command.spawn() {
+    let mut child = match terminal::as_from_a_terminal(&mut command).spawn() {
         Ok(child) => child,
         Err(error) => return skipped(error.to_string()),
     };

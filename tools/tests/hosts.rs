@@ -1,11 +1,14 @@
 //! `kolo run --hosts` with agents that start the ranks on this machine, in place of ssh.
 
+mod terminal;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use terminal::as_from_a_terminal;
 
 /// Time limit of every test, much longer than any of them takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -176,11 +179,11 @@ fn running(
     agent: &str,
 ) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
     let script = "trap 'echo told; exit 0' TERM; echo up; for i in $(seq 1000); do sleep 0.05; done";
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command
         .args(["run", "--hosts", hosts, "--agent", agent, "--", "sh", "-c", script])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stdout(Stdio::piped());
+    let mut child = as_from_a_terminal(&mut command).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     for _ in 0..count {
         let mut line = String::new();
@@ -355,12 +358,12 @@ fn the_end_of_a_launcher_alone_ends_an_elastic_job() {
     let folder = tempfile::tempdir().unwrap();
     let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
     for signal in [Signal::KILL, Signal::INT] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command
             .args(["run", "--hosts", "a:1,b:1", "--elastic", "1", "--agent", &far(folder.path())])
             .args(["--", "sh", "-c", script])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        let mut child = as_from_a_terminal(&mut command).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         for _ in 0..2 {
             lines.read_line(&mut String::new()).unwrap();

@@ -4,6 +4,8 @@
 //! The launcher's descendants inherit its standard output, a pipe of the test: its end of file marks the end of
 //! all of them. Their programs end by themselves after a while, so that a failed test leaves nothing for long.
 
+mod terminal;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -11,6 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use terminal::as_from_a_terminal;
 
 /// Time limit for processes that others must end: long compared to the grace of a second, and short compared to
 /// [`DEAF`].
@@ -38,7 +41,7 @@ impl Job {
         command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
         // The launcher gets a process group of its own, as from a shell with job control.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
-        let mut launcher = command.spawn().unwrap();
+        let mut launcher = as_from_a_terminal(&mut command).spawn().unwrap();
         let output = BufReader::new(launcher.stdout.take().unwrap());
         Self { launcher, output, folder }
     }
@@ -113,13 +116,7 @@ fn of_a_rank_that_ends_while_others_go_on() {
 
 #[test]
 fn after_signals() {
-    // Signals that are ignored here, as under nohup, are ignored by the launcher too.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
-    let is_ignored = |signal: &Signal| ignored >> (signal.as_raw() - 1) & 1 == 1;
-    let all = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
-    for signal in all.into_iter().filter(|signal| !is_ignored(signal)) {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
         // The shell ends at once, but the process that it has started does not.
         let mut job = Job::shells(2, &format!("{DEAF} & wait"));
         job.expect("deaf", 2);
