@@ -1,5 +1,5 @@
-//! Tests that the rooms of `src` form an order in which each room uses only earlier ones, so that there are no cycles.
-//! See docs/ARCHITECTURE.md.
+//! Tests that the modules of `src` (*rooms* here) form an order in which each uses only earlier ones: there are no
+//! cycles. See docs/ARCHITECTURE.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Dependencies point down, between crates and between the rooms of the runtime.
+//! Dependencies point down, between crates and between the modules of the runtime (*rooms* here).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
