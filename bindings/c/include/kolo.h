@@ -626,6 +626,8 @@ koloResult_t koloStateOffer(koloState_t state, koloSurvivors_t group, const kolo
 koloResult_t koloStateFetch(koloState_t *state, const char *invitation, int64_t limit_ms, const koloPart_t *parts, size_t count,
                             uint64_t *received);
 
+/* ------------------------------------------------------------------------------ Information on a communicator -- */
+
 /**
  * Writes into *result the error with which the next call on the communicator would fail, or KOLO_SUCCESS. With it, a program
  * that is not inside a call learns of a failure elsewhere; koloGetLastError(comm) then has the message. Returns at once while
@@ -761,8 +763,8 @@ koloResult_t koloExplain(koloComm_t comm, const koloCall_t *call, char *text, si
  * receive of that pair for that tag, whichever of the calls below makes them. Counts and types must agree. If a receive asks
  * for a message with another tag than those that come before it, the receiver buffers the earlier ones in its memory, up to
  * KOLO_UNEXPECTED_BYTES (an environment variable; 64 MiB if it is not set). Beyond that limit they wait at the sender, and
- * everything sent after them waits too. Blocking: a ring of plain sends may wait for ever for its receives; use koloSendRecv,
- * koloBatch or the Start forms.
+ * everything sent after them waits too. A ring of ranks that all call koloSend first may wait until the time-out; use
+ * koloSendRecv, koloBatch or the Start forms.
  */
 
 /** As the source of a receive: take the message of whichever rank sends one first. */

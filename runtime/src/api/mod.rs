@@ -80,8 +80,8 @@ use crate::wait::Policy;
 /// A group of ranks that communicate.
 ///
 /// Every rank makes the same collective calls in the same order. Several threads may use a communicator, if the
-/// program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match each
-/// other.
+/// program makes sure that this order is the same on all ranks. Blocking and asynchronous collectives do not match each
+/// other; blocking and asynchronous messages do.
 ///
 /// A collective blocks until this rank's part is done: its output is complete, and its input may be changed. Its
 /// return says nothing about the other ranks, except for [`Communicator::barrier`].

@@ -34,7 +34,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     not: give ``out``, or for a scalar ``numpy.asarray(x)``. Lengths are in elements; shapes do not matter.
 
     **Order**: every rank makes the same calls in the same order, with the same lengths, types, operators and roots. If a rank
-    does not, a :class:`kolo.Mismatch` names it. Blocking and started calls do not match each other.
+    does not, a :class:`kolo.Mismatch` names it. Blocking and started collectives do not match each other; messages do.
 
     **Blocking**: a call without ``_start`` returns when this rank's part is done: its output is complete and its input may
     be changed. It waits at most :attr:`timeout` seconds. A call with ``_start`` returns a :class:`Work` at once and keeps
