@@ -1,4 +1,4 @@
-//! The servant: a thread that advances messages while the program cannot, inside Kolo's collectives and for windows.
+//! The progress thread (*servant* in names): advances messages while the program cannot, inside Kolo's collectives and for windows.
 //!
 //! It sleeps at the endpoints, so that a message wakes it, unless a thread of the program polls.
 //!
