@@ -1,4 +1,6 @@
 """Tests of the rig that need no peer: `python3 -m unittest discover -s benches/peers`."""
+import contextlib
+import io
 import json
 import math
 import os
@@ -11,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from xml.dom import minidom
 
-from rig import markdown, mpi, namespace, network, options, placement, processes, ratios, svg
+from rig import kolo, markdown, mpi, namespace, network, options, placement, processes, ratios, svg
 from rig.peer import Launch, Library
 from rig.schedule import Schedule
 
@@ -27,6 +29,21 @@ class Options(unittest.TestCase):
 
     def test_full_reaches_256_mib(self):
         self.assertEqual(options.parse(["--full"]).sizes[-2:], [128 << 20, 256 << 20])
+
+
+    def test_messages_are_for_mpi_libraries_on_one_host(self):
+        self.assertEqual(options.parse(["--mpi", "--collectives", "sendrecv"]).collectives, ["sendrecv"])
+        for refused in (["--collectives", "sendrecv"], ["--mpi", "--network", "--hosts 2"]):
+            with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+                options.parse(refused)
+
+    def test_programs_find_the_mpi_library_by_its_common_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "libmpi.so"
+            library.write_bytes(b"")
+            for _ in range(2):
+                kolo.link(library, Path(folder) / "linked")
+            self.assertEqual((Path(folder) / "linked" / "libmpi.so.12").resolve(), library.resolve())
 
 
 class Networks(unittest.TestCase):

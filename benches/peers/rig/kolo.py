@@ -2,28 +2,47 @@
 import subprocess
 import sys
 
-from . import places
+from . import mpi, places
 from .peer import Launch, Library
 
-BUILD = ["cargo", "build", "--release", "-p", "kolo-cli", "-p", "kolo-benches", "--bins"]
+BUILD = ["cargo", "build", "--release", "-p", "kolo-cli", "-p", "kolo-benches", "-p", "kolo-mpi"]
+# Where Kolo's MPI library has the name of the others'.
+LINKED = places.BUILT / "kolo"
 
 
-def find(directory):
-    """Returns Kolo, and builds it first if necessary."""
-    kolo, bench = directory / "kolo", directory / "kolo_bench"
-    if not (kolo.exists() and bench.exists()):
+def find(directory, through_mpi=False):
+    """Returns Kolo, and builds it first if necessary. Its program is `kolo_bench`, or the one that MPICH and Intel MPI
+    run, with Kolo's MPI library."""
+    kolo, bench, library = (directory / name for name in ("kolo", "kolo_bench", "libmpi.so"))
+    if not (kolo.exists() and bench.exists() and library.exists()):
         print(f"run: {' '.join(BUILD)}", file=sys.stderr)
         subprocess.run(BUILD, cwd=places.REPOSITORY, check=True)
+    if through_mpi:
+        bench, problem = mpi.borrow()
+        if problem:
+            sys.exit(f"run: --mpi {problem}")
+        link(library)
 
     def launch(ranks, transport):
         environment = {"KOLO_TRANSPORT": transport}
         if transport == "tcp":
             environment["KOLO_SOCKET_IFNAME"] = "lo"
+        if through_mpi:
+            environment["LD_LIBRARY_PATH"] = str(LINKED)
         return Launch([str(kolo), "run", "-n", str(ranks), "--", str(bench)], environment)
 
     version = told([kolo, "--version"])[-1:]
     commit = [f"({commit})" for commit in told(["git", "rev-parse", "--short", "HEAD"])[:1]]
-    return Library("kolo", " ".join(["Kolo", *version, *commit]), launch)
+    title = "Kolo's MPI library" if through_mpi else "Kolo"
+    return Library("kolo", " ".join([title, *version, *commit]), launch)
+
+
+def link(library, folder=LINKED):
+    """Gives the library the name under which programs look for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder / mpi.COMMON_ABI.decode()
+    name.unlink(missing_ok=True)
+    name.symlink_to(library)
 
 
 def told(command):

@@ -30,7 +30,7 @@ def main(arguments=None):
     if not libraries:
         print("run: no peer is here; see setup.sh", file=sys.stderr)
         return 1
-    measure(chosen, [kolo.find(chosen.kolo_dir.resolve()), *libraries], missing, records)
+    measure(chosen, [kolo.find(chosen.kolo_dir.resolve(), chosen.mpi), *libraries], missing, records)
     report(chosen, records)
     return 0
 
@@ -39,7 +39,7 @@ def find_peers(chosen):
     """Returns the peers that can take part, and why others cannot. oneCCL may need Intel MPI, so it comes after the
     MPIs."""
     libraries, missing = mpi.find(chosen.peers_dir)
-    for finder in (oneccl.find, gloo.find):
+    for finder in () if chosen.mpi else (oneccl.find, gloo.find):
         found, absent = finder(chosen.peers_dir)
         libraries += found
         missing |= absent

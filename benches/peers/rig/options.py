@@ -5,6 +5,8 @@ from pathlib import Path
 from . import places
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
+# Further operations that only the MPI programs measure.
+MPI_OPERATIONS = ["reduce", "sendrecv", "there_and_back"]
 KIB, MIB = 1 << 10, 1 << 20
 QUICK_SIZES = [8, KIB, 32 * KIB, 512 * KIB, 8 * MIB, 128 * MIB]
 FULL_SIZES = [8 * 4**power for power in range(13)] + [256 * MIB]
@@ -31,7 +33,10 @@ def parse(arguments=None):
     extent.add_argument("--quick", action="store_true", help="6 sizes, 3 rounds, 60 ms a point (the default)")
     extent.add_argument("--full", action="store_true", help="14 sizes up to 256 MiB, 5 rounds, 120 ms a point")
     parser.add_argument("--ranks", type=listing(int), default=[2, 4, 8])
-    parser.add_argument("--collectives", type=listing(str), default=COLLECTIVES)
+    parser.add_argument("--collectives", type=listing(str), default=COLLECTIVES,
+                        help="with --mpi also reduce, sendrecv and there_and_back")
+    parser.add_argument("--mpi", action="store_true",
+                        help="compare MPI libraries: Kolo's runs the very program that MPICH and Intel MPI run")
     parser.add_argument("--sizes", type=listing(size), help="bytes; 32K, 8M and the like are understood")
     parser.add_argument("--transports", type=listing(str), default=["shm", "tcp"],
                         help="of shm, tcp and tcp-reno: over TCP, with the peers in a network namespace that has reno, "
@@ -62,7 +67,10 @@ def parse(arguments=None):
     options.sizes = sorted(options.sizes or (FULL_SIZES if options.full else QUICK_SIZES))
     options.rounds = options.rounds or (5 if options.full else 3)
     options.budget_ms = options.budget_ms or (120 if options.full else 60)
-    unknown = set(options.collectives) - set(COLLECTIVES) | set(options.transports) - {"shm", "tcp", RENO}
+    known = COLLECTIVES + (MPI_OPERATIONS if options.mpi else [])
+    if options.mpi and options.network:
+        parser.error("--mpi compares libraries on one host, without --network")
+    unknown = set(options.collectives) - set(known) | set(options.transports) - {"shm", "tcp", RENO}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     return options
