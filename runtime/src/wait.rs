@@ -136,7 +136,7 @@ impl Next {
 /// Paces one wait.
 #[derive(Debug)]
 pub struct Pacer {
-    /// Contention as known so far. Callers carry it on from wait to wait.
+    /// Contention as known so far. Callers carry it on from [the end](Pacer::ended) of a wait to the next.
     pub contention: Contention,
     policy: Policy,
     polls: u32,
@@ -189,7 +189,13 @@ impl Pacer {
         Self { beside_computation: true, ..Self::new(policy) }
     }
 
-    /// Notes a poll that moved something, or ended the wait.
+    /// Ends the wait; returns the contention for the next one, which depends on whether this one did well to spin.
+    pub fn ended(&mut self) -> Contention {
+        self.moved();
+        self.contention
+    }
+
+    /// Notes a poll that moved something.
     pub fn moved(&mut self) {
         if self.spins {
             self.contention.spun_well();
@@ -338,6 +344,18 @@ mod tests {
     fn oversubscribed_ranks_never_spin() {
         let mut pacer = Pacer::new(Policy::for_host(8, 2, None));
         assert_eq!(pacer.idle(Instant::now), Next::Yield);
+    }
+
+    #[test]
+    fn a_wait_that_ends_while_it_spins_makes_the_next_ones_spin() {
+        let vain = Contention { vain_spins: VAIN_SPINS - 1, ..Contention::NONE };
+        let mut pacer = Pacer { contention: vain, ..Pacer::new(Policy::OWN_PROCESSOR) };
+        assert_eq!(pacer.idle(Instant::now), Next::Spin);
+        assert_eq!(pacer.ended().vain_spins, 0);
+        let vain = Contention { vain_spins: VAIN_SPINS, ..Contention::NONE };
+        let mut pacer = Pacer { contention: vain, ..Pacer::new(Policy::OWN_PROCESSOR) };
+        assert_eq!(pacer.idle(Instant::now), Next::Yield);
+        assert_eq!(pacer.ended().vain_spins, VAIN_SPINS + 1, "this one did not spin");
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn drive<S, T>(
     loop {
         let (moved, found) = step(state);
         if let Some(found) = found {
-            CONTENTION.set(Some(pacer.contention));
+            CONTENTION.set(Some(pacer.ended()));
             return Ok(found);
         }
         if moved {
