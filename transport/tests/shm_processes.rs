@@ -372,6 +372,8 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
     let limit =
         rustix::process::Rlimit { current: Some(free + left), ..rustix::process::getrlimit(resource) };
     rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    // The other rank has the exchange, so this one must have it too.
+    assert!(endpoint.exchange().is_some(), "no exchange without a free descriptor");
     println!("READY");
     let deadline = Instant::now() + PATIENCE;
     let cause = loop {

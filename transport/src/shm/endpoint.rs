@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -64,7 +65,7 @@ pub struct ShmEndpoint {
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
-    pub(super) bell: OwnedFd,
+    pub(super) bell: Arc<OwnedFd>,
     pub(super) epoll: OwnedFd,
     pub(super) budget: Budget,
 
@@ -139,7 +140,7 @@ impl ShmEndpoint {
             probed: None,
             newcomers,
             callers: Vec::new(),
-            bell,
+            bell: Arc::new(bell),
             epoll,
             budget,
             members: Vec::new(),
