@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Needs;
-use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy, Slot};
+use kolo_transport::shm::{MemorySharing, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -159,6 +159,14 @@ fn a_process_without_descriptors_says_so() {
     }
 }
 
+/// The kernel limits the descriptors that a user has in flight, except for a privileged process.
+#[test]
+fn memory_is_shared_although_many_descriptors_are_in_flight() {
+    let mut process = start("flood", 1).remove(0);
+    process.hear("SHARED");
+    process.end();
+}
+
 /// Body of the started processes; without the variable, it does nothing.
 #[test]
 fn child() {
@@ -188,6 +196,7 @@ fn child() {
         "legacy" => legacy(endpoint, rank),
         "starve-0" => starve(endpoint, rank, 0),
         "starve-1" => starve(endpoint, rank, 1),
+        "flood" => flood(),
         other => panic!("no scenario {other}"),
     }
 }
@@ -386,4 +395,39 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
     };
     assert_eq!(cause.kind, ErrorKind::System);
     println!("STARVED {cause}");
+}
+
+/// Fills the sockets of this user with descriptors while two ranks share memory.
+fn flood() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let mut sets = capabilities(None).expect("capabilities");
+    sets.effective -= CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets).expect("fewer capabilities");
+    let left = 40;
+    leave_descriptors(left);
+    let (full, drain) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    full.set_nonblocking(true).expect("an option");
+    let send = || {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let fds = [std::os::fd::AsFd::as_fd(&full)];
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(&full, &[std::io::IoSlice::new(&[1])], &mut control, flags)
+    };
+    let refused = (0..1000).find_map(|_| send().err()).expect("a limit");
+    assert_eq!(refused, rustix::io::Errno::TOOMANYREFS);
+    let mut all = [(); 2].map(|()| MemorySharing::new(5000).expect("memory"));
+    let addresses = [all[0].address(), all[1].address()];
+    all[0].introduce(0, &[(1, &addresses[1])]).expect("an address");
+    all[1].introduce(1, &[(0, &addresses[0])]).expect("an address");
+    for sharing in &mut all {
+        assert!(!sharing.poll().expect("it waits"));
+    }
+    drop((full, drain));
+    let deadline = Instant::now() + PATIENCE;
+    while !(all[0].poll().expect("no error") & all[1].poll().expect("no error")) {
+        assert!(Instant::now() < deadline, "the memory does not come");
+    }
+    println!("SHARED");
 }

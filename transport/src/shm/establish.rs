@@ -19,7 +19,7 @@ use super::host::{self, Host};
 use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
 use super::pages::Pages;
 use super::peer::Peer;
-use super::pending::{EPOLL_PENDING, PendingConnections};
+use super::pending::{Caller, EPOLL_PENDING, PendingConnections};
 use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
 use super::stage;
@@ -185,27 +185,22 @@ impl ShmEndpoint {
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
         let mut looked = Instant::now();
+        // Those who have asked and cannot be answered yet.
+        let mut refused: Vec<Caller> = Vec::new();
         while !waiting.is_empty() {
             let mut callers = std::mem::take(&mut self.callers);
+            callers.append(&mut refused);
             self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
                 descriptors::shortage(NAME, (self.rank, None), "accept the ranks of its host", &e)
             })?;
             for caller in callers.drain(..) {
                 let Some(peer) = self.recognise(&caller.greeting) else { continue };
                 if caller.greeting.hello.purpose == Purpose::AskArena {
-                    let rank = self.peers[peer].rank;
-                    let answer = Hello {
-                        purpose: Purpose::Arena { members },
-                        rank: self.rank,
-                        nonce: caller.greeting.hello.nonce,
-                    };
-                    let answer = answer.encode(Ends {
-                        caller: &self.identity.cookie,
-                        callee: &self.peers[peer].address.cookie,
-                    });
-                    // A member that has gone away meanwhile is missed at the deadline, or asks again.
-                    if unix::send(&caller.stream, &answer, Some(fd.as_fd())).is_ok() {
-                        waiting.retain(|r| *r != rank);
+                    match self.answer(peer, &caller, members, &fd) {
+                        Ok(_) => waiting.retain(|rank| *rank != self.peers[peer].rank),
+                        Err(error) if unix::is_transient(&error) => refused.push(caller),
+                        // A member that has gone away meanwhile is missed at the deadline, or asks again.
+                        Err(_) => {}
                     }
                 } else {
                     self.welcome(peer, caller);
@@ -225,9 +220,18 @@ impl ShmEndpoint {
                 self.check_presence(&waiting)?;
                 looked = Instant::now();
             }
-            wait_readable(&self.epoll, patience.min(LOOK_FOR_THE_GONE));
+            let pause = if refused.is_empty() { LOOK_FOR_THE_GONE } else { RETRY };
+            wait_readable(&self.epoll, patience.min(pause));
         }
         Ok(arena)
+    }
+
+    /// Hands the arena to a member that has asked for it.
+    fn answer(&self, peer: usize, caller: &Caller, members: u32, fd: &OwnedFd) -> io::Result<usize> {
+        let nonce = caller.greeting.hello.nonce;
+        let answer = Hello { purpose: Purpose::Arena { members }, rank: self.rank, nonce };
+        let ends = Ends { caller: &self.identity.cookie, callee: &self.peers[peer].address.cookie };
+        unix::send(&caller.stream, &answer.encode(ends), Some(fd.as_fd()))
     }
 
     /// Fails if one of these peers has ended or given up, which shows by its missing socket.

@@ -81,7 +81,7 @@ impl ShmEndpoint {
                 self.send_mail(peer);
                 Ok(true)
             }
-            Err(error) if is_transient(&error) => Ok(false),
+            Err(error) if unix::is_transient(&error) => Ok(false),
             Err(error) => {
                 let gone = matches!(
                     error.kind(),
@@ -459,11 +459,4 @@ impl ShmEndpoint {
             events.push(Event::Down { peer: rank, cause });
         }
     }
-}
-
-/// Returns whether the backlog is full or too many descriptors are in flight: the condition passes once the peer
-/// looks at its sockets.
-fn is_transient(error: &io::Error) -> bool {
-    let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
-    matches!(code, Some(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS | rustix::io::Errno::INTR))
 }
