@@ -62,6 +62,8 @@ pub struct ShmEndpoint {
     pub(super) pages: Option<Pages>,
     /// The process whose memory this rank tried to read last, and the reason if it cannot.
     pub(super) probed: Option<(u32, Result<(), String>)>,
+    /// The process that this rank tried to connect to last, and the reason if it is not on this host.
+    pub(super) visited: Option<(u32, Result<(), &'static str>)>,
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
@@ -138,6 +140,7 @@ impl ShmEndpoint {
             _beacon: beacon,
             pages: None,
             probed: None,
+            visited: None,
             newcomers,
             callers: Vec::new(),
             bell: Arc::new(bell),

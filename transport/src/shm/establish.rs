@@ -26,7 +26,7 @@ use super::stage;
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
 use crate::sys::fences::Fences;
-use crate::sys::{descriptors, unix};
+use crate::sys::{credentials, descriptors, unix};
 
 /// Name of the transport in errors and capabilities.
 pub(crate) const NAME: &str = "shm";
@@ -120,6 +120,9 @@ impl ShmEndpoint {
         if theirs.uid != self.identity.uid {
             return no("different user");
         }
+        if let Err(because) = self.visit(&theirs) {
+            return no(because);
+        }
         self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
         let remote = match self.options.single_copy {
             SingleCopy::Never => Err("chosen".to_owned()),
@@ -131,6 +134,31 @@ impl ShmEndpoint {
         };
         self.peers.push(Peer::new(rank, theirs, remote.ok(), self.caps.channels_max));
         Ok(Reach::Yes { how })
+    }
+
+    /// Checks that the peer's socket is on this host and belongs to the same user. The addresses alone do not prove that:
+    /// virtual machines that were restored from one snapshot have one boot ID, and in containers, users of one number may
+    /// be different ones. Both ends come to the same answer. The peer drops the connection, which stays silent. As in
+    /// [`ShmEndpoint::probe`], one answer serves all peers of a process.
+    fn visit(&mut self, peer: &Address) -> Result<(), &'static str> {
+        if let Some((pid, visited)) = &self.visited
+            && *pid == peer.pid
+        {
+            return *visited;
+        }
+        let visited = match unix::connect(&peer.name) {
+            Ok(stream) => match credentials::peer_of(&stream) {
+                Ok(user) if user.uid != self.identity.uid => Err("different user, by the user namespaces"),
+                _ => Ok(()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Err("its socket is not visible here: different host, or its process has ended")
+            }
+            // The backlog is full, or this process has no descriptor: nothing is known.
+            Err(_) => Ok(()),
+        };
+        self.visited = Some((peer.pid, visited));
+        visited
     }
 
     /// Checks whether the peer's memory can be read. Peers that are threads of one process give the same answer, and
