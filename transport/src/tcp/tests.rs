@@ -20,7 +20,7 @@ fn options() -> TcpOptions {
     TcpOptions { cookie: COOKIE, dial_patience: Duration::from_millis(30), ..Default::default() }
 }
 
-fn world(size: u32) -> Vec<TcpEndpoint> {
+pub(super) fn world(size: u32) -> Vec<TcpEndpoint> {
     let mut ends: Vec<_> = (0..size).map(|rank| TcpEndpoint::new(rank, size, options()).unwrap()).collect();
     introduce(&mut ends);
     ends
