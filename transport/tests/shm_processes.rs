@@ -167,6 +167,26 @@ fn memory_is_shared_although_many_descriptors_are_in_flight() {
     process.end();
 }
 
+#[test]
+fn a_sender_without_descriptors_waits_for_some() {
+    let mut processes = start("starve-sender", 2);
+    let mut receiver = processes.pop().expect("two");
+    let mut sender = processes.pop().expect("two");
+    sender.hear("SENT");
+    receiver.tell("receive");
+    receiver.hear("RECEIVED");
+    sender.tell("end");
+    receiver.end();
+    sender.end();
+    let mut processes = start("starve-for-ever", 2);
+    let told = processes[0].hear("STARVED");
+    for word in ["rank 0 cannot connect", "no file descriptors left", "ulimit -n", "os error 24"] {
+        assert!(told.contains(word), "{told}");
+    }
+    processes[1].tell("receive nothing");
+    processes.into_iter().for_each(Process::end);
+}
+
 /// Body of the started processes; without the variable, it does nothing.
 #[test]
 fn child() {
@@ -196,6 +216,8 @@ fn child() {
         "legacy" => legacy(endpoint, rank),
         "starve-0" => starve(endpoint, rank, 0),
         "starve-1" => starve(endpoint, rank, 1),
+        "starve-sender" => starve_sender(endpoint, rank, true),
+        "starve-for-ever" => starve_sender(endpoint, rank, false),
         "flood" => flood(),
         other => panic!("no scenario {other}"),
     }
@@ -373,14 +395,7 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
     assert_eq!(post(&mut endpoint, on, &whole, false).expect("post"), Posted::Pending);
     let mut events = Vec::new();
     endpoint.poll(&mut events);
-    // The kernel assigns the lowest free number.
-    let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
-    let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
-    drop(probe);
-    let resource = rustix::process::Resource::Nofile;
-    let limit =
-        rustix::process::Rlimit { current: Some(free + left), ..rustix::process::getrlimit(resource) };
-    rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    leave_descriptors(left);
     // The other rank has the exchange, so this one must have it too.
     assert!(endpoint.exchange().is_some(), "no exchange without a free descriptor");
     println!("READY");
@@ -430,4 +445,59 @@ fn flood() {
         assert!(Instant::now() < deadline, "the memory does not come");
     }
     println!("SHARED");
+}
+
+/// Limits this process to so many more descriptors. Returns the limit before.
+fn leave_descriptors(left: u64) -> rustix::process::Rlimit {
+    // The kernel assigns the lowest free number.
+    let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
+    let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
+    drop(probe);
+    let resource = rustix::process::Resource::Nofile;
+    let before = rustix::process::getrlimit(resource);
+    let limit = rustix::process::Rlimit { current: Some(free + left), ..before };
+    rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    before
+}
+
+/// Rank 0 has one descriptor when it first sends, for the memory but not for the connection.
+fn starve_sender(mut endpoint: ShmEndpoint, rank: u32, is_relieved: bool) {
+    let mut bytes = if rank == 0 { pattern(3, 100) } else { vec![0; 100] };
+    let whole = piece(&mut bytes);
+    let on = Channel { peer: 1 - rank, index: 0 };
+    let mut events = Vec::new();
+    if rank == 1 {
+        if listen() == "receive" {
+            let posted = post(&mut endpoint, on, &whole, false).expect("post");
+            wait(&mut endpoint, usize::from(posted == Posted::Pending));
+            assert!(bytes == pattern(3, 100));
+            println!("RECEIVED");
+        }
+        return;
+    }
+    let before = leave_descriptors(1);
+    assert_eq!(post(&mut endpoint, on, &whole, true).expect("it may get one"), Posted::Done);
+    if is_relieved {
+        endpoint.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, before).expect("the limit before");
+        let deadline = Instant::now() + PATIENCE;
+        while !endpoint.is_flushed() {
+            endpoint.poll(&mut events);
+            assert!(events.is_empty() && Instant::now() < deadline, "{events:?}");
+        }
+        println!("SENT");
+        listen();
+        return;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let cause = loop {
+        endpoint.poll(&mut events);
+        if let Err(cause) = post(&mut endpoint, on, &whole, true) {
+            break cause;
+        }
+        assert!(Instant::now() < deadline, "{events:?}");
+        std::thread::yield_now();
+    };
+    println!("STARVED {cause}");
 }
