@@ -23,8 +23,8 @@
 //!    [`Endpoint::post_recv_if`] is conditional: it takes the next message only if tag and length are its own. If
 //!    another message comes, this receive and all receives behind it on that channel come back in their order
 //!    ([`Event::Returned`]), and one [`Event::Waiting`] after them describes the message that waits. The memory of
-//!    the returned receives may have been written to. The message stays where it is, whole, for the next receive that
-//!    is posted. A post never returns either event.
+//!    the returned receives is as it was. The message stays where it is, whole, for the next receive that is posted. A
+//!    post never returns either event.
 //! 10. [`Endpoint::send_short`] and [`Endpoint::take_short`] are posts without tokens: they complete at once, in the
 //!     order of the channel, or do nothing. They are optional, and a transport may decline any case that is not
 //!     simple; an ordinary post then reports the reason.

@@ -152,6 +152,42 @@ fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes(
     ends[0].deregister(part);
 }
 
+/// As if a program sent from read-only memory, made it writable, and received there.
+#[test]
+fn memory_registered_for_sending_is_not_granted_for_receiving() {
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let keep = kolo_transport::rdma::Keep::Always;
+    let mut ends = ends(&RdmaOptions { keep, ..options(&fake) });
+    let (mut other, mut table, mut target) = (vec![1_u8; LEN], vec![2_u8; LEN], vec![0_u8; LEN]);
+    // The target is registered before.
+    transfer(&mut ends, &mut other, &mut target);
+    fake.set(Knob::WritableErrno, libc::EFAULT.into());
+    transfer(&mut ends, &mut table, &mut target);
+    fake.set(Knob::WritableErrno, 0);
+    assert!(target.iter().all(|byte| *byte == 2));
+    target.fill(3);
+    let source = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
+    let sink = [Piece { ptr: table.as_mut_ptr(), len: LEN }];
+    // SAFETY: both buffers outlive the loop below, which sees both tokens complete.
+    unsafe {
+        let _ = ends[0].post_recv(ON[0], 8, Sink::Place(&sink), Token(1)).expect("receive");
+        let _ = ends[1].post_send(ON[1], 8, &source, Token(0)).expect("send");
+    }
+    let (mut events, mut done) = (Vec::new(), 0);
+    within("the message does not arrive", || {
+        for end in ends.iter_mut() {
+            end.poll(&mut events);
+        }
+        for event in events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+            done += 1;
+        }
+        (done == 2).then_some(())
+    });
+    assert!(table.iter().all(|byte| *byte == 3));
+}
+
 #[test]
 fn a_queue_pair_that_dies_without_a_request_that_failed_is_a_loss() {
     for place in [0, 1] {

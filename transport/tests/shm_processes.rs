@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Needs;
-use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy, Slot};
+use kolo_transport::shm::{MemorySharing, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -159,6 +159,34 @@ fn a_process_without_descriptors_says_so() {
     }
 }
 
+/// The kernel limits the descriptors that a user has in flight, except for a privileged process.
+#[test]
+fn memory_is_shared_although_many_descriptors_are_in_flight() {
+    let mut process = start("flood", 1).remove(0);
+    process.hear("SHARED");
+    process.end();
+}
+
+#[test]
+fn a_sender_without_descriptors_waits_for_some() {
+    let mut processes = start("starve-sender", 2);
+    let mut receiver = processes.pop().expect("two");
+    let mut sender = processes.pop().expect("two");
+    sender.hear("SENT");
+    receiver.tell("receive");
+    receiver.hear("RECEIVED");
+    sender.tell("end");
+    receiver.end();
+    sender.end();
+    let mut processes = start("starve-for-ever", 2);
+    let told = processes[0].hear("STARVED");
+    for word in ["rank 0 cannot connect", "no file descriptors left", "ulimit -n", "os error 24"] {
+        assert!(told.contains(word), "{told}");
+    }
+    processes[1].tell("receive nothing");
+    processes.into_iter().for_each(Process::end);
+}
+
 /// Body of the started processes; without the variable, it does nothing.
 #[test]
 fn child() {
@@ -188,6 +216,9 @@ fn child() {
         "legacy" => legacy(endpoint, rank),
         "starve-0" => starve(endpoint, rank, 0),
         "starve-1" => starve(endpoint, rank, 1),
+        "starve-sender" => starve_sender(endpoint, rank, true),
+        "starve-for-ever" => starve_sender(endpoint, rank, false),
+        "flood" => flood(),
         other => panic!("no scenario {other}"),
     }
 }
@@ -364,14 +395,9 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
     assert_eq!(post(&mut endpoint, on, &whole, false).expect("post"), Posted::Pending);
     let mut events = Vec::new();
     endpoint.poll(&mut events);
-    // The kernel assigns the lowest free number.
-    let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
-    let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
-    drop(probe);
-    let resource = rustix::process::Resource::Nofile;
-    let limit =
-        rustix::process::Rlimit { current: Some(free + left), ..rustix::process::getrlimit(resource) };
-    rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    leave_descriptors(left);
+    // The other rank has the exchange, so this one must have it too.
+    assert!(endpoint.exchange().is_some(), "no exchange without a free descriptor");
     println!("READY");
     let deadline = Instant::now() + PATIENCE;
     let cause = loop {
@@ -383,5 +409,95 @@ fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
         std::thread::yield_now();
     };
     assert_eq!(cause.kind, ErrorKind::System);
+    println!("STARVED {cause}");
+}
+
+/// Fills the sockets of this user with descriptors while two ranks share memory.
+fn flood() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let mut sets = capabilities(None).expect("capabilities");
+    sets.effective -= CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets).expect("fewer capabilities");
+    let left = 40;
+    leave_descriptors(left);
+    let (full, drain) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    full.set_nonblocking(true).expect("an option");
+    let send = || {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let fds = [std::os::fd::AsFd::as_fd(&full)];
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(&full, &[std::io::IoSlice::new(&[1])], &mut control, flags)
+    };
+    let refused = (0..1000).find_map(|_| send().err()).expect("a limit");
+    assert_eq!(refused, rustix::io::Errno::TOOMANYREFS);
+    let mut all = [(); 2].map(|()| MemorySharing::new(5000).expect("memory"));
+    let addresses = [all[0].address(), all[1].address()];
+    all[0].introduce(0, &[(1, &addresses[1])]).expect("an address");
+    all[1].introduce(1, &[(0, &addresses[0])]).expect("an address");
+    for sharing in &mut all {
+        assert!(!sharing.poll().expect("it waits"));
+    }
+    drop((full, drain));
+    let deadline = Instant::now() + PATIENCE;
+    while !(all[0].poll().expect("no error") & all[1].poll().expect("no error")) {
+        assert!(Instant::now() < deadline, "the memory does not come");
+    }
+    println!("SHARED");
+}
+
+/// Limits this process to so many more descriptors. Returns the limit before.
+fn leave_descriptors(left: u64) -> rustix::process::Rlimit {
+    // The kernel assigns the lowest free number.
+    let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
+    let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
+    drop(probe);
+    let resource = rustix::process::Resource::Nofile;
+    let before = rustix::process::getrlimit(resource);
+    let limit = rustix::process::Rlimit { current: Some(free + left), ..before };
+    rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    before
+}
+
+/// Rank 0 has one descriptor when it first sends, for the memory but not for the connection.
+fn starve_sender(mut endpoint: ShmEndpoint, rank: u32, is_relieved: bool) {
+    let mut bytes = if rank == 0 { pattern(3, 100) } else { vec![0; 100] };
+    let whole = piece(&mut bytes);
+    let on = Channel { peer: 1 - rank, index: 0 };
+    let mut events = Vec::new();
+    if rank == 1 {
+        if listen() == "receive" {
+            let posted = post(&mut endpoint, on, &whole, false).expect("post");
+            wait(&mut endpoint, usize::from(posted == Posted::Pending));
+            assert!(bytes == pattern(3, 100));
+            println!("RECEIVED");
+        }
+        return;
+    }
+    let before = leave_descriptors(1);
+    assert_eq!(post(&mut endpoint, on, &whole, true).expect("it may get one"), Posted::Done);
+    if is_relieved {
+        endpoint.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, before).expect("the limit before");
+        let deadline = Instant::now() + PATIENCE;
+        while !endpoint.is_flushed() {
+            endpoint.poll(&mut events);
+            assert!(events.is_empty() && Instant::now() < deadline, "{events:?}");
+        }
+        println!("SENT");
+        listen();
+        return;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let cause = loop {
+        endpoint.poll(&mut events);
+        if let Err(cause) = post(&mut endpoint, on, &whole, true) {
+            break cause;
+        }
+        assert!(Instant::now() < deadline, "{events:?}");
+        std::thread::yield_now();
+    };
     println!("STARVED {cause}");
 }

@@ -88,6 +88,7 @@ fn tcp_options(making: &Making) -> TcpOptions {
     TcpOptions {
         dial_patience,
         dial_timeout,
+        dead_after: control.dead_after(),
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         ports: config.port_range.clone(),

@@ -190,6 +190,15 @@ impl Memory {
         self.guard_fault()
     }
 
+    /// Returns whether neither a byte of the pieces nor one around them has been written since the target was made.
+    pub(super) fn is_blank(&self) -> bool {
+        let mut pieces = self.starts.iter().zip(&self.pieces);
+        let blank = |(start, piece): (&usize, &Piece)| {
+            self.bytes[*start..start + piece.len].iter().all(|byte| *byte == BLANK)
+        };
+        self.eaten.at == 0 && pieces.all(blank) && self.guard_fault().is_none()
+    }
+
     /// Returns the defect around the pieces, if there is one, whatever their contents.
     pub(super) fn guard_fault(&self) -> Option<String> {
         let mut at = 0;

@@ -331,6 +331,7 @@ impl World {
         let pending = matches!(op.outcome, Outcome::Pending);
         assert!(pending, "operation {} comes back after its end: {:?}", ticket.0, op.outcome);
         assert_eq!(op.direction, Direction::RecvIf, "operation {} was not posted on condition", ticket.0);
+        assert!(op.memory.is_blank(), "operation {} comes back, and its memory was touched", ticket.0);
         op.outcome = Outcome::Returned;
         op.fingerprint = Some(op.memory.fingerprint());
         self.pending -= 1;

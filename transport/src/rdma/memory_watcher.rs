@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-/// Number of changes remembered. A reader that has missed more must assume that everything has changed.
+/// Number of changes in the log. The next one to be overwritten may be in doubt: it is written before it is counted.
+/// A reader that has missed so many must assume that everything has changed.
 const LOG_LEN: usize = 256;
 
 /// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
@@ -134,7 +135,7 @@ impl MemoryWatcher {
         let log = *self.shared.log();
         // Some entries may have been overwritten while they were copied.
         let now = self.shared.count.load(Ordering::SeqCst);
-        if now - from > LOG_LEN as u64 {
+        if !is_whole(from, now) {
             return each(0, usize::MAX);
         }
         for number in from..to {
@@ -142,6 +143,12 @@ impl MemoryWatcher {
             each(start, end);
         }
     }
+}
+
+/// Returns whether the log has all changes from number `from` on, as read before `now` changes were counted. Another
+/// one may have been written that is not counted yet.
+fn is_whole(from: u64, now: u64) -> bool {
+    now - from < LOG_LEN as u64
 }
 
 impl Drop for MemoryWatcher {
@@ -291,6 +298,15 @@ mod tests {
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(one.cast(), len).expect("munmap") };
     }
+
+    /// The watcher's thread writes change 256 over change 0 before it counts it.
+    #[test]
+    fn the_entry_that_may_be_overwritten_is_not_trusted() {
+        let last = LOG_LEN as u64;
+        assert!(is_whole(0, 0) && is_whole(0, last - 1) && is_whole(7, last + 6));
+        assert!(!is_whole(0, last) && !is_whole(0, last + 1) && !is_whole(7, last + 7));
+    }
+
     #[test]
     fn a_thread_that_waits_for_the_watcher_leaves_it_the_processor() {
         let watcher = match MemoryWatcher::start() {

@@ -13,7 +13,7 @@ use super::link::{Link, Stage};
 use super::options::RdmaOptions;
 use super::rails::Rail;
 use super::registrations::Registrations;
-use super::side::News;
+use super::side::{News, two_hellos};
 use super::stats::Counters;
 use super::trouble::Trouble;
 use super::wire::{GRANTS, Grant, Note, SLOTS};
@@ -158,6 +158,10 @@ impl RdmaEndpoint {
         if peer.down.is_some() {
             return Ok(());
         }
+        // A second link would replace the first with the messages that are on their way.
+        if peer.link.as_deref().is_some_and(|link| number < self.rank || link.stage != Stage::Greeted) {
+            return Err(two_hellos(number));
+        }
         peer.probe_by = Some(Instant::now() + self.options.probe_timeout);
         if number < self.rank {
             let Hello::Link { lanes, .. } = hello else { return Ok(()) };
@@ -179,9 +183,6 @@ impl RdmaEndpoint {
             return Ok(());
         }
         let Some(link) = peer.link.as_deref_mut() else { return Ok(()) };
-        if link.stage != Stage::Greeted {
-            return Err(failed(ErrorKind::Corrupt, "the peer sent two hellos".into()));
-        }
         link.connect(&self.rails, hello).map_err(|words| failed(ErrorKind::System, words))?;
         // The owner may be about to sleep, and these queues did not exist when it announced that.
         link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;

@@ -22,6 +22,7 @@ use super::channel::{Chan, Granted, Landing, RecvOp, Way, grant_at, own};
 use super::device_copiers::DeviceCopiers;
 use super::link::Link;
 use super::progress::Hands;
+use super::registrations::REMOTE;
 use super::sending::remote;
 use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
@@ -344,7 +345,8 @@ fn grant_one(
                 return Ok(Granting::Blocked);
             };
             // SAFETY: the caller's memory stays mapped until the token completes; the use is released before.
-            let Some(held) = (unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) }) else {
+            let Some(held) = (unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len, REMOTE) })
+            else {
                 // The rest is staged; the parts that are granted already are filled before.
                 op.way = Way::Staged;
                 return Ok(Granting::More);

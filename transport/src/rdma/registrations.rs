@@ -2,7 +2,8 @@
 //!
 //! # Rules
 //!
-//! 1. A region covers whole pages, except those of a dma-buf. A look-up for any range within a region finds it.
+//! 1. A region covers whole pages, except those of a dma-buf. A look-up for any range within a region finds it, if the
+//!    region permits the use: one of read-only memory permits sends only, even if the memory has become writable since.
 //! 2. Every use of a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the
 //!    cache. A region in use is never deregistered.
 //! 3. An unused region is kept only if its memory cannot change unnoticed. A registration pins pages, not addresses:
@@ -87,7 +88,8 @@ pub(super) struct Registrations {
     pub(super) counters: CacheCounters,
 }
 
-const REMOTE: Access = Access::REMOTE_WRITE;
+/// Access that a receive grants to the peer. A send needs [`Access::LOCAL_READ`].
+pub(super) const REMOTE: Access = Access::REMOTE_WRITE;
 
 /// Length in bytes from which ranges that are not kept are registered for their operation. Registering and
 /// deregistering takes an adapter's driver some 20 to 100 us, and 0.1 to 0.25 us a page (4 KiB); copying takes 25 us
@@ -125,14 +127,15 @@ impl Registrations {
         }
     }
 
-    /// Returns a use of a region around these bytes; `None` if they should rather be copied, or cannot be registered.
+    /// Returns a use of a region around these bytes that permits `needs`; `None` if they should rather be copied, or
+    /// cannot be registered.
     ///
     /// # Safety
     /// The bytes stay mapped until the use is given back, and there is no exclusive reference to bytes that a peer
     /// may write.
-    pub(super) unsafe fn acquire(&mut self, ptr: *mut u8, len: usize) -> Option<Use> {
+    pub(super) unsafe fn acquire(&mut self, ptr: *mut u8, len: usize, needs: Access) -> Option<Use> {
         self.heed();
-        if let Some(number) = self.find(ptr, len) {
+        if let Some(number) = self.find(ptr, len, needs) {
             self.counters.hits += 1;
             return Some(self.take(number));
         }
@@ -142,7 +145,7 @@ impl Registrations {
             let (start, end) = (self.lent[at].start, self.lent[at].end);
             let whole = std::ptr::with_exposed_provenance_mut::<u8>(start);
             // SAFETY: the memory is mapped for as long as it is lent.
-            if let Some(number) = unsafe { self.register_if_worth(whole, end - start) } {
+            if let Some(number) = unsafe { self.register_if_worth(whole, end - start, needs) } {
                 let held = self.take(number);
                 if let Some(stale) = self.lent[at].held.replace(held) {
                     self.release(stale);
@@ -152,12 +155,12 @@ impl Registrations {
             self.lent[at].refused = true;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.register_if_worth(ptr, len) }.map(|number| self.take(number))
+        unsafe { self.register_if_worth(ptr, len, needs) }.map(|number| self.take(number))
     }
 
     /// # Safety
     /// As [`Registrations::acquire`].
-    unsafe fn register_if_worth(&mut self, ptr: *mut u8, len: usize) -> Option<u32> {
+    unsafe fn register_if_worth(&mut self, ptr: *mut u8, len: usize, needs: Access) -> Option<u32> {
         let (start, end) = self.pages(ptr, len);
         let is_kept = match self.policy {
             // The user asked for registration, so its cost is not weighed.
@@ -177,7 +180,7 @@ impl Registrations {
             }
         }
         // SAFETY: the caller's promise; pages are mapped as a whole.
-        unsafe { self.register(start, end) }.ok()
+        unsafe { self.register(start, end, needs) }.ok()
     }
 
     /// Limits the memory that is registered implicitly. Explicit registrations are the user's responsibility.
@@ -215,7 +218,7 @@ impl Registrations {
         let number = match self.exactly(start, end) {
             Some(number) => number,
             // SAFETY: the caller's promise.
-            None => unsafe { self.register(start, end)? },
+            None => unsafe { self.register(start, end, Access::LOCAL_READ)? },
         };
         let held = self.take(number);
         if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -257,7 +260,7 @@ impl Registrations {
 
     /// Returns whether these bytes are registered now.
     pub(super) fn holds(&self, ptr: *mut u8, len: usize) -> bool {
-        self.find(ptr, len).is_some()
+        self.find(ptr, len, Access::LOCAL_READ).is_some()
     }
 
     fn pages(&self, ptr: *mut u8, len: usize) -> (usize, usize) {
@@ -266,11 +269,14 @@ impl Registrations {
         (start, end.max(start + self.page))
     }
 
-    fn find(&self, ptr: *mut u8, len: usize) -> Option<u32> {
+    fn find(&self, ptr: *mut u8, len: usize, needs: Access) -> Option<u32> {
         let (start, end) = (ptr.addr(), ptr.addr().saturating_add(len));
         let before = self.order.partition_point(|&(at, _)| at <= start);
         let holds = |number: u32| {
-            self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end && !entry.stale)
+            let entry = self.entries[number as usize].as_ref();
+            entry.is_some_and(|entry| {
+                entry.end >= end && !entry.stale && entry.region.access().contains(needs)
+            })
         };
         self.order[..before].iter().rev().map(|&(_, number)| number).find(|&number| holds(number))
     }
@@ -297,7 +303,7 @@ impl Registrations {
 
     /// # Safety
     /// As [`Registrations::acquire`].
-    unsafe fn register(&mut self, start: usize, end: usize) -> Result<u32, Error> {
+    unsafe fn register(&mut self, start: usize, end: usize, needs: Access) -> Result<u32, Error> {
         let first = std::ptr::with_exposed_provenance_mut::<u8>(start);
         let access = Access::LOCAL_WRITE | REMOTE | Access::RELAXED_ORDERING;
         let domain = self.domain.clone();
@@ -307,7 +313,9 @@ impl Registrations {
         };
         let region = match attempt(access) {
             // The memory may be read-only, such as a constant; it can then be sent from.
-            Err(Error::Call { errno: libc::EFAULT | libc::EACCES, .. }) => attempt(Access::LOCAL_READ),
+            Err(Error::Call { errno: libc::EFAULT | libc::EACCES, .. }) if needs == Access::LOCAL_READ => {
+                attempt(needs)
+            }
             Err(Error::MemoryLock { .. } | Error::Call { errno: libc::ENOMEM, .. }) if self.drop_kept() => {
                 attempt(access)
             }

@@ -360,7 +360,7 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
         registrations.release(held);
     }
     // SAFETY: the caller's memory stays mapped until the token completes, and uses are released before.
-    match unsafe { registrations.acquire(ptr, len) } {
+    match unsafe { registrations.acquire(ptr, len, Access::LOCAL_READ) } {
         Some(held) => {
             op.held = Some((held, ptr.addr(), len));
             true

@@ -75,10 +75,15 @@ impl Side {
         Ok(())
     }
 
-    /// Sends this side's hello. Called once per peer.
+    /// Sends this side's hello, once per peer.
+    ///
+    /// # Errors
+    /// If the connection is lost, or if this side has sent its hello already: the peer has then sent two.
     pub(super) fn greet(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
         let mail = self.mail(peer);
-        assert!(!mail.greeted, "a peer is greeted once");
+        if mail.greeted {
+            return Err(two_hellos(peer));
+        }
         mail.greeted = true;
         hello.encode(&mut mail.out);
         let source: *const [Piece; 1] = &raw const *mail.out_piece;
@@ -134,6 +139,11 @@ impl Side {
     }
 }
 
+/// Returns the error of a peer that sends a second hello.
+pub(super) fn two_hellos(peer: u32) -> Error {
+    Error::new(ErrorKind::Corrupt, NAME, Some(peer), "the peer sent two hellos")
+}
+
 fn on(peer: u32) -> Channel {
     Channel { peer, index: 0 }
 }
@@ -144,5 +154,20 @@ fn lost(error: Error) -> Error {
         transport: NAME,
         detail: format!("the TCP connection beside it ended: {}", error.detail),
         ..error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_greeting_is_an_error() {
+        let mut sides = [0, 1].map(|rank| Side::new(rank, 2, TcpOptions::default()).expect("an endpoint"));
+        let address = sides[0].address().to_vec();
+        sides[1].introduce(0, &address).expect("introduced");
+        sides[1].greet(0, &Hello::Refusal("no".into())).expect("the first");
+        let error = sides[1].greet(0, &Hello::Refusal("no".into())).expect_err("the second");
+        assert_eq!((error.kind, error.peer), (ErrorKind::Corrupt, Some(0)), "{error}");
     }
 }

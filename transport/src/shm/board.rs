@@ -22,8 +22,8 @@ pub struct Board {
 }
 
 impl ShmEndpoint {
-    /// Returns the group's board; `None` before [`establish`](crate::Endpoint::establish), or if the system is out of
-    /// descriptors.
+    /// Returns the group's board; `None` before [`establish`](crate::Endpoint::establish). After that it cannot fail: all
+    /// ranks must have the exchange, or none, and a rank without a board would have none.
     #[must_use]
     pub fn board(&self) -> Option<Board> {
         let arena = self.arena.clone()?;
@@ -31,8 +31,7 @@ impl ShmEndpoint {
         for peer in &self.peers {
             names[peer.member as usize] = peer.bell_name;
         }
-        let bell = Arc::new(self.bell.try_clone().ok()?);
-        Some(Board { arena, member: self.member, bell, bell_names: names.into() })
+        Some(Board { arena, member: self.member, bell: Arc::clone(&self.bell), bell_names: names.into() })
     }
 }
 

@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -61,10 +62,12 @@ pub struct ShmEndpoint {
     pub(super) pages: Option<Pages>,
     /// The process whose memory this rank tried to read last, and the reason if it cannot.
     pub(super) probed: Option<(u32, Result<(), String>)>,
+    /// The process that this rank tried to connect to last, and the reason if it is not on this host.
+    pub(super) visited: Option<(u32, Result<(), &'static str>)>,
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
-    pub(super) bell: OwnedFd,
+    pub(super) bell: Arc<OwnedFd>,
     pub(super) epoll: OwnedFd,
     pub(super) budget: Budget,
 
@@ -137,9 +140,10 @@ impl ShmEndpoint {
             _beacon: beacon,
             pages: None,
             probed: None,
+            visited: None,
             newcomers,
             callers: Vec::new(),
-            bell,
+            bell: Arc::new(bell),
             epoll,
             budget,
             members: Vec::new(),

@@ -19,14 +19,14 @@ use super::host::{self, Host};
 use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
 use super::pages::Pages;
 use super::peer::Peer;
-use super::pending::{EPOLL_PENDING, PendingConnections};
+use super::pending::{Caller, EPOLL_PENDING, PendingConnections};
 use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
 use super::stage;
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
 use crate::sys::fences::Fences;
-use crate::sys::{descriptors, unix};
+use crate::sys::{credentials, descriptors, unix};
 
 /// Name of the transport in errors and capabilities.
 pub(crate) const NAME: &str = "shm";
@@ -120,6 +120,9 @@ impl ShmEndpoint {
         if theirs.uid != self.identity.uid {
             return no("different user");
         }
+        if let Err(because) = self.visit(&theirs) {
+            return no(because);
+        }
         self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
         let remote = match self.options.single_copy {
             SingleCopy::Never => Err("chosen".to_owned()),
@@ -131,6 +134,31 @@ impl ShmEndpoint {
         };
         self.peers.push(Peer::new(rank, theirs, remote.ok(), self.caps.channels_max));
         Ok(Reach::Yes { how })
+    }
+
+    /// Checks that the peer's socket is on this host and belongs to the same user. The addresses alone do not prove that:
+    /// virtual machines that were restored from one snapshot have one boot ID, and in containers, users of one number may
+    /// be different ones. Both ends come to the same answer. The peer drops the connection, which stays silent. As in
+    /// [`ShmEndpoint::probe`], one answer serves all peers of a process.
+    fn visit(&mut self, peer: &Address) -> Result<(), &'static str> {
+        if let Some((pid, visited)) = &self.visited
+            && *pid == peer.pid
+        {
+            return *visited;
+        }
+        let visited = match unix::connect(&peer.name) {
+            Ok(stream) => match credentials::peer_of(&stream) {
+                Ok(user) if user.uid != self.identity.uid => Err("different user, by the user namespaces"),
+                _ => Ok(()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Err("its socket is not visible here: different host, or its process has ended")
+            }
+            // The backlog is full, or this process has no descriptor: nothing is known.
+            Err(_) => Ok(()),
+        };
+        self.visited = Some((peer.pid, visited));
+        visited
     }
 
     /// Checks whether the peer's memory can be read. Peers that are threads of one process give the same answer, and
@@ -185,27 +213,22 @@ impl ShmEndpoint {
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
         let mut looked = Instant::now();
+        // Those who have asked and cannot be answered yet.
+        let mut refused: Vec<Caller> = Vec::new();
         while !waiting.is_empty() {
             let mut callers = std::mem::take(&mut self.callers);
+            callers.append(&mut refused);
             self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
                 descriptors::shortage(NAME, (self.rank, None), "accept the ranks of its host", &e)
             })?;
             for caller in callers.drain(..) {
                 let Some(peer) = self.recognise(&caller.greeting) else { continue };
                 if caller.greeting.hello.purpose == Purpose::AskArena {
-                    let rank = self.peers[peer].rank;
-                    let answer = Hello {
-                        purpose: Purpose::Arena { members },
-                        rank: self.rank,
-                        nonce: caller.greeting.hello.nonce,
-                    };
-                    let answer = answer.encode(Ends {
-                        caller: &self.identity.cookie,
-                        callee: &self.peers[peer].address.cookie,
-                    });
-                    // A member that has gone away meanwhile is missed at the deadline, or asks again.
-                    if unix::send(&caller.stream, &answer, Some(fd.as_fd())).is_ok() {
-                        waiting.retain(|r| *r != rank);
+                    match self.answer(peer, &caller, members, &fd) {
+                        Ok(_) => waiting.retain(|rank| *rank != self.peers[peer].rank),
+                        Err(error) if unix::is_transient(&error) => refused.push(caller),
+                        // A member that has gone away meanwhile is missed at the deadline, or asks again.
+                        Err(_) => {}
                     }
                 } else {
                     self.welcome(peer, caller);
@@ -225,9 +248,18 @@ impl ShmEndpoint {
                 self.check_presence(&waiting)?;
                 looked = Instant::now();
             }
-            wait_readable(&self.epoll, patience.min(LOOK_FOR_THE_GONE));
+            let pause = if refused.is_empty() { LOOK_FOR_THE_GONE } else { RETRY };
+            wait_readable(&self.epoll, patience.min(pause));
         }
         Ok(arena)
+    }
+
+    /// Hands the arena to a member that has asked for it.
+    fn answer(&self, peer: usize, caller: &Caller, members: u32, fd: &OwnedFd) -> io::Result<usize> {
+        let nonce = caller.greeting.hello.nonce;
+        let answer = Hello { purpose: Purpose::Arena { members }, rank: self.rank, nonce };
+        let ends = Ends { caller: &self.identity.cookie, callee: &self.peers[peer].address.cookie };
+        unix::send(&caller.stream, &answer.encode(ends), Some(fd.as_fd()))
     }
 
     /// Fails if one of these peers has ended or given up, which shows by its missing socket.

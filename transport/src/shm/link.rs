@@ -4,6 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::time::Timespec;
@@ -18,7 +19,8 @@ use super::recv_lane::Trouble;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
-use crate::sys::{descriptors, unix};
+use crate::sys::descriptors::{self, STARVED_FOR};
+use crate::sys::unix;
 
 /// Number of events taken from epoll at a time. It is level-triggered, so the rest comes next time.
 const EPOLL_EVENTS: usize = 32;
@@ -33,9 +35,12 @@ impl ShmEndpoint {
         }
         let rank = self.peers[peer].rank;
         let geometry = Geometry { channels: self.caps.channels_max, ring_max: self.options.ring_bytes };
-        let (segment, fd) = Segment::create(geometry)
-            .map_err(|e| Error::system(NAME, Some(rank), "creating shared memory for a peer", e))?;
-        self.peers[peer].outward = Some(Outward { segment, parcel: Some(fd), stream: None });
+        let (segment, fd) = Segment::create(geometry).map_err(|e| match descriptors::are_out(&e) {
+            true => descriptors::shortage(NAME, (self.rank, Some(rank)), "create memory for a peer", &e),
+            false => Error::system(NAME, Some(rank), "creating shared memory for a peer", e),
+        })?;
+        let outward = Outward { segment, parcel: Some(fd), stream: None, hungry_since: None };
+        self.peers[peer].outward = Some(outward);
         match self.deliver(peer) {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -51,7 +56,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Tries to deliver the segment. Returns `false` if the peer cannot take it now.
+    /// Tries to deliver the segment. Returns `false` if the peer cannot take it now, or if this rank has no descriptor for
+    /// the connection now.
     fn deliver(&mut self, peer: usize) -> Result<bool, Error> {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
@@ -67,9 +73,10 @@ impl ShmEndpoint {
         };
         let ends = Ends { caller: &self.identity.cookie, callee: &target.address.cookie };
         let sent = unix::connect(&target.address.name).and_then(|stream| {
-            unix::send(&stream, &hello.encode(ends), Some(parcel.as_fd()))?;
+            // The peer takes one segment, so nothing may fail after it is sent.
             let data = epoll::EventData::new_u64(peer as u64);
             epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;
+            unix::send(&stream, &hello.encode(ends), Some(parcel.as_fd()))?;
             Ok(stream)
         });
         match sent {
@@ -81,7 +88,8 @@ impl ShmEndpoint {
                 self.send_mail(peer);
                 Ok(true)
             }
-            Err(error) if is_transient(&error) => Ok(false),
+            Err(error) if unix::is_transient(&error) => Ok(false),
+            Err(error) if descriptors::are_out(&error) => self.hunger(peer, &error),
             Err(error) => {
                 let gone = matches!(
                     error.kind(),
@@ -97,6 +105,17 @@ impl ShmEndpoint {
                 })
             }
         }
+    }
+
+    /// Handles a lack of descriptors for the stream to a peer, which may pass. The error says that it has not.
+    #[cold]
+    fn hunger(&mut self, peer: usize, error: &io::Error) -> Result<bool, Error> {
+        let rank = self.peers[peer].rank;
+        let Some(outward) = &mut self.peers[peer].outward else { return Ok(true) };
+        if outward.hungry_since.get_or_insert_with(Instant::now).elapsed() < STARVED_FOR {
+            return Ok(false);
+        }
+        Err(descriptors::shortage(NAME, (self.rank, Some(rank)), "connect to a peer", error))
     }
 
     /// Returns the index of the peer that sent a greeting, if the greeting's proof is right.
@@ -459,11 +478,4 @@ impl ShmEndpoint {
             events.push(Event::Down { peer: rank, cause });
         }
     }
-}
-
-/// Returns whether the backlog is full or too many descriptors are in flight: the condition passes once the peer
-/// looks at its sockets.
-fn is_transient(error: &io::Error) -> bool {
-    let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
-    matches!(code, Some(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS | rustix::io::Errno::INTR))
 }

@@ -1,6 +1,7 @@
 //! State that an endpoint keeps about one peer.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use super::address::Address;
 use super::host::NAME_BYTES;
@@ -19,6 +20,8 @@ pub(crate) struct Outward {
     pub(crate) parcel: Option<OwnedFd>,
     /// Open as long as both ends live: when it ends, the peer is gone.
     pub(crate) stream: Option<OwnedFd>,
+    /// Time since which this rank has had no descriptor for the stream.
+    pub(crate) hungry_since: Option<Instant>,
 }
 
 /// The half of a link that the peer made.

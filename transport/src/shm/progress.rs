@@ -118,22 +118,20 @@ impl ShmEndpoint {
                 *pending -= 1;
                 events.push(received(token, verdict, rank));
             });
+            // Messages before one that does not fit may have been taken.
+            if !matches!(result, Ok(false)) {
+                any = true;
+                Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
+            }
             match result {
-                Ok(true) => {
-                    any = true;
-                    Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
-                }
                 Ok(false) if lane.is_probed => {
                     any |= tell_waiting(lane, rank, &mut self.pending, events).unwrap_or_else(|error| {
                         trouble = Some((lane.peer, Trouble::Corrupt(error)));
                         false
                     });
                 }
-                Ok(false) => {}
-                Err(Trouble::Unfit) => {
-                    any = true;
-                    give_back(lane, rank, &mut self.pending, events);
-                }
+                Ok(_) => {}
+                Err(Trouble::Unfit) => give_back(lane, rank, &mut self.pending, events),
                 Err(error) => trouble = Some((lane.peer, error)),
             }
             if !lane.has_work() {

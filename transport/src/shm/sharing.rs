@@ -173,6 +173,14 @@ impl MemorySharing {
     /// [`ErrorKind::PeerLost`] if a peer's socket is gone; [`ErrorKind::System`] if the memory that it sent cannot be
     /// mapped.
     pub fn poll(&mut self) -> Result<bool, Error> {
+        // Receiving first takes descriptors out of flight, of which the kernel limits the number for each user.
+        self.receive()?;
+        self.send()?;
+        Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some()))
+    }
+
+    /// Gives this rank's memory to the peers that do not have it and can take it now.
+    fn send(&mut self) -> Result<(), Error> {
         let bytes = self.memory.bytes();
         for peer in self.peers.iter_mut().filter(|peer| peer.given.is_none()) {
             let hello = Hello {
@@ -187,8 +195,7 @@ impl MemorySharing {
             });
             match given {
                 Ok(stream) => peer.given = Some(stream),
-                // The peer's backlog is full.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if unix::is_transient(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     let detail = "its process is gone";
                     return Err(Error::new(ErrorKind::PeerLost, NAME, Some(peer.rank), detail));
@@ -198,6 +205,12 @@ impl MemorySharing {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Takes the memory that has arrived.
+    fn receive(&mut self) -> Result<(), Error> {
+        let bytes = self.memory.bytes();
         let mut callers = Vec::new();
         self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
             descriptors::shortage(NAME, (self.rank, None), "accept ranks that hand memory over", &e)
@@ -224,7 +237,7 @@ impl MemorySharing {
             let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;
             peer.memory = Some(SharedMemory { map, is_shared: true });
         }
-        Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some()))
+        Ok(())
     }
 
     /// Sleeps until there may be something to do, for at most `patience`.

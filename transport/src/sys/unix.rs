@@ -80,6 +80,13 @@ pub(crate) fn send(stream: impl AsFd, message: &[u8], fd: Option<BorrowedFd<'_>>
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
+/// Returns whether the peer's backlog or buffer is full, or this user has too many descriptors in flight: the condition
+/// passes once receivers look at their sockets.
+pub(crate) fn is_transient(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
+    matches!(code, Some(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS | rustix::io::Errno::INTR))
+}
+
 /// A descriptor that came with a message, or the reason why it was lost on the way.
 pub(crate) type Attached = Option<io::Result<OwnedFd>>;
 

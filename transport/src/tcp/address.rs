@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
 use super::interfaces::Interface;
+use super::rails::TUNNELS;
+use super::route::INWARD;
 use crate::foreign::printable_bytes;
 
 /// Version of the layout below.
@@ -52,6 +54,29 @@ impl Host {
     }
 }
 
+/// Returns as many addresses as fit, in their order. If some must be left out, these are first those that lead nowhere
+/// from other hosts, then those of tunnels and bridges of containers, then further ones of the same interface.
+fn most_useful(interfaces: &[Interface]) -> Vec<&Interface> {
+    let rank = |(at, one): (usize, &Interface)| {
+        let begins = |names: &[&str]| names.iter().any(|name| one.name.starts_with(name));
+        let class = match one.ip {
+            _ if one.loopback => 4,
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => 3,
+            _ if begins(&INWARD) => 2,
+            _ if begins(&TUNNELS) => 1,
+            _ => 0,
+        };
+        let of_one = interfaces[..at].iter().filter(|other| other.name == one.name);
+        // The two families are different ways.
+        (class, of_one.filter(|other| other.ip.is_ipv4() == one.ip.is_ipv4()).count(), at)
+    };
+    let mut ranks: Vec<_> = interfaces.iter().enumerate().map(rank).collect();
+    ranks.sort_unstable();
+    ranks.truncate(NETWORKS_MAX);
+    ranks.sort_unstable_by_key(|(.., at)| *at);
+    ranks.into_iter().map(|(.., at)| &interfaces[at]).collect()
+}
+
 fn hex(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
     let mut out = [0; 16];
@@ -83,16 +108,12 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn new(port: u16, instance: u64, host: Host, interfaces: &[Interface]) -> Self {
-        let networks = interfaces
-            .iter()
-            .take(NETWORKS_MAX)
-            .map(|i| Network {
-                interface: i.name.chars().take(NAME_MAX).collect(),
-                ip: i.ip,
-                prefix: i.prefix,
-            })
-            .collect();
-        Self { port, instance, host, networks }
+        let networks = most_useful(interfaces).into_iter().map(|i| Network {
+            interface: i.name.chars().take(NAME_MAX).collect(),
+            ip: i.ip,
+            prefix: i.prefix,
+        });
+        Self { port, instance, host, networks: networks.collect() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -202,6 +223,31 @@ mod tests {
                 },
             ],
         }
+    }
+
+    #[test]
+    fn the_cards_of_a_host_with_many_addresses_are_told() {
+        let mut all = Vec::new();
+        let mut add = |name: &str, ip: IpAddr| {
+            let loopback = name == "lo";
+            all.push(Interface { name: name.into(), index: 1, ip, prefix: 24, loopback });
+        };
+        // Addresses of a load balancer's services, and bridges of containers.
+        for number in 0..20 {
+            add("lo", Ipv4Addr::new(203, 0, 113, number).into());
+            add(&format!("br-{number}"), Ipv4Addr::new(172, 18, number, 1).into());
+            add("eth0", Ipv4Addr::new(192, 0, 2, number).into());
+        }
+        add("eth1", Ipv4Addr::new(198, 51, 100, 1).into());
+        add("eth1", "2001:db8::1".parse().unwrap());
+        add("wg0", Ipv4Addr::new(10, 9, 0, 1).into());
+        let told = Address::new(1, 2, sample().host, &all).networks;
+        let of = |name: &str| told.iter().filter(|network| network.interface.starts_with(name)).count();
+        assert_eq!(told.len(), NETWORKS_MAX);
+        assert_eq!([of("eth0"), of("eth1"), of("wg0"), of("br-"), of("lo")], [20, 2, 1, 1, 0]);
+        assert_eq!(told[0].interface, "br-0", "the order of the kernel");
+        // All of them fit.
+        assert_eq!(Address::new(1, 2, sample().host, &all[..9]).networks.len(), 9);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface};
+use super::leaving::Leaving;
 use super::link::{Link, State, Strands, Workspace};
 use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
@@ -56,7 +57,7 @@ pub struct TcpEndpoint {
     pub(super) awaited: Vec<u32>,
     /// Closed connections with unsent bytes of this rank, kept for a moment because the kernel would otherwise reset
     /// them.
-    pub(super) leaving: Vec<socket2::Socket>,
+    pub(super) leaving: Vec<Leaving>,
     /// Connections to the relay on which this end waits for peers when neither can dial the other.
     pub(super) at_relay: Vec<AtRelay>,
     /// Scratch list of arrivals, empty between calls.

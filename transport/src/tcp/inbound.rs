@@ -9,8 +9,10 @@
 //! stream continues from the stash until that is empty. A mismatch therefore costs its token, not the channel.
 //!
 //! If that receive was conditional, all posted receives are returned instead, and the message is *held*: its header
-//! is kept, and its payload waits, in stash and socket, for the next receive. A header that is probed for is read,
-//! and its message held, without any receive.
+//! is kept, and its payload waits, in stash and socket, for the next receive. The memory of returned receives must
+//! stay as it was, so the bytes behind the header of a conditional receive go to the scratch memory first, or are not
+//! requested before the header is known. A header that is probed for is read, and its message held, without any
+//! receive.
 //!
 //! The payload of a striped message comes in parts over all connections (*strands*) of the channel: see `parts` and
 //! `stripes`.
@@ -235,6 +237,10 @@ impl Inbound {
         if self.expects_parts && left >= STRIPED_BYTES && self.header_bytes < HEADER_BYTES {
             return;
         }
+        if self.goes_aside() {
+            work.ask_scratch(0, self.wanted_aside().min(budget));
+            return;
+        }
         match &front.landing {
             Landing::Eat(_) => {
                 let scratch = work.scratch();
@@ -251,13 +257,76 @@ impl Inbound {
         }
         for (at, recv) in self.queue.iter().enumerate().take(BATCH).skip(1) {
             let Landing::Place(pieces) = &recv.landing else { return };
-            if recv.len > BURST_BYTES || work.io.room() < 2 {
+            if recv.conditional || recv.len > BURST_BYTES || work.io.room() < 2 {
                 return;
             }
             work.io.push_target(&mut work.headers[at]);
             if work.io.gather(pieces, Cursor::START, recv.len) < recv.len {
                 return;
             }
+        }
+    }
+
+    /// Returns whether the bytes behind the front header go to the scratch memory, because the front receive may have
+    /// to be returned.
+    fn goes_aside(&self) -> bool {
+        let front = self.queue.front().filter(|_| self.header_bytes < HEADER_BYTES);
+        front.is_some_and(|front| front.conditional && matches!(front.landing, Landing::Place(_)))
+    }
+
+    /// Returns how many bytes behind the front header may go to the scratch memory. Copying a short message is cheaper
+    /// than a system call for its header alone.
+    fn wanted_aside(&self) -> usize {
+        let mut bytes = 0;
+        for (at, recv) in self.queue.iter().enumerate().take(BATCH) {
+            let next = bytes + if at > 0 { HEADER_BYTES } else { 0 } + recv.len.min(SCRATCH_BYTES);
+            if recv.len > BURST_BYTES || next > SCRATCH_BYTES || matches!(recv.landing, Landing::Eat(_)) {
+                return bytes;
+            }
+            bytes = next;
+        }
+        bytes
+    }
+
+    /// Accounts for `got` bytes, of which those behind the front header lie in the scratch memory.
+    fn account_aside(
+        &mut self,
+        got: usize,
+        on: Channel,
+        work: &mut Workspace,
+        events: &mut Vec<Event>,
+    ) -> Result<(), &'static str> {
+        let first = got.min(HEADER_BYTES - self.header_bytes);
+        self.header_bytes += first;
+        if self.header_bytes < HEADER_BYTES {
+            return Ok(());
+        }
+        let mut left = &work.scratch()[..got - first];
+        loop {
+            let (header, fits) = self.meet()?;
+            if !fits || header.striped {
+                self.stash = left.to_vec();
+                self.stash_start = 0;
+                self.take_up(header, fits, on, events);
+                return Ok(());
+            }
+            let Some(Recv { len, landing: Landing::Place(pieces), .. }) = self.queue.front() else {
+                return Err("more bytes than asked for");
+            };
+            let (bytes, behind) = left.split_at(left.len().min(*len));
+            pieces.fill(&mut self.cursor, bytes);
+            self.payload_bytes = bytes.len();
+            self.complete(events);
+            let (header, behind) = behind.split_at(behind.len().min(HEADER_BYTES));
+            if header.is_empty() {
+                return Ok(());
+            }
+            self.header[..header.len()].copy_from_slice(header);
+            self.header_bytes = header.len();
+            if self.header_bytes < HEADER_BYTES {
+                return Ok(());
+            }
+            left = behind;
         }
     }
 
@@ -272,6 +341,9 @@ impl Inbound {
         if self.queue.is_empty() {
             self.header_bytes += left;
             return self.settle(on, events);
+        }
+        if self.goes_aside() {
+            return self.account_aside(left, on, work, events);
         }
         let mut at = 0;
         while left > 0 {

@@ -14,7 +14,7 @@ use super::route::INWARD;
 
 /// Beginnings of the names of interfaces without a cable of their own: their packets leave by another interface. They
 /// are rails only if the user names them.
-const TUNNELS: [&str; 8] = ["tun", "wg", "tailscale", "zt", "ppp", "ipsec", "gre", "vxlan"];
+pub(super) const TUNNELS: [&str; 8] = ["tun", "wg", "tailscale", "zt", "ppp", "ipsec", "gre", "vxlan"];
 
 /// Maximum number of rails of a pair.
 const RAILS_MAX: usize = 8;

@@ -310,6 +310,9 @@ fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
     })
 }
 
+/// Maximum time between keep-alive probes that the kernel permits, some nine hours.
+const KEEPALIVE_MAX: Duration = Duration::from_secs(32767);
+
 /// Sets the options of a connection. Buffer sizes must be set before connecting, since the window scale depends on
 /// them.
 pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<()> {
@@ -323,10 +326,10 @@ pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<
         socket.set_recv_buffer_size(bytes)?;
     }
     // A silent connection is probed after half of the time, then six times in the other half.
-    let (idle, every) = (options.dead_after / 2, options.dead_after / 12);
+    let within = |time: Duration| time.clamp(Duration::from_secs(1), KEEPALIVE_MAX);
     let keepalive = TcpKeepalive::new()
-        .with_time(idle.max(Duration::from_secs(1)))
-        .with_interval(every.max(Duration::from_secs(1)))
+        .with_time(within(options.dead_after / 2))
+        .with_interval(within(options.dead_after / 12))
         .with_retries(6);
     socket.set_tcp_keepalive(&keepalive)?;
     match options.user_timeout {
@@ -369,6 +372,17 @@ mod tests {
         let connection = std::iter::repeat_with(accepted).find_map(Result::ok).expect("accepted");
         drop((connection, first, peer));
         assert_eq!(port(&listen(Some(ports.clone())).expect("free again")), *ports.start());
+    }
+
+    #[test]
+    fn any_patience_with_a_silent_peer_is_permitted() {
+        for (seconds, kernel) in [(0, 1), (600, 300), (10 * 365 * 86400, 32767)] {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a socket");
+            let options = TcpOptions { dead_after: Duration::from_secs(seconds), ..TcpOptions::default() };
+            configure(&socket, &options).expect("options that the kernel permits");
+            let idle = read_word(&socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE);
+            assert_eq!(idle, Some(kernel), "{seconds} s");
+        }
     }
 
     #[test]

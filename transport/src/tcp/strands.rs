@@ -1,9 +1,10 @@
 //! Further connections (strands) of a channel. The end that dialed the first connection dials these too, when the
-//! first long message is sent; so there is no tie to break. A connection that cannot be made is recorded as a
-//! problem, and the channel does without it.
+//! first long message is sent; so there is no tie to break. If a connection cannot be made, the channel does without
+//! it. That is recorded as a problem of its path unless the path carries another connection, or this rank had no
+//! descriptor. The next channels try the path again after a while.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
@@ -22,6 +23,9 @@ use crate::endpoint::Channel;
 /// Maximum number of connections of a channel. A link has a bit for each.
 const STRANDS_MAX: usize = u16::BITS as usize;
 
+/// Time for which a path that has failed is not tried. A peer without descriptors fails after one second.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 impl Peer {
     /// Returns the number of the path to that address of the peer, which is added if it is new.
     fn path(&mut self, remote: SocketAddr) -> usize {
@@ -33,6 +37,20 @@ impl Peer {
         let interface = interface.map_or_else(String::new, |rail| rail.interface.clone());
         self.paths.push(Path::new(remote, interface));
         self.paths.len() - 1
+    }
+}
+
+impl Path {
+    fn fail(&mut self, problem: String, now: Instant) {
+        (self.problem, self.failed_at) = (Some(problem), Some(now));
+    }
+
+    fn recover(&mut self) {
+        (self.problem, self.failed_at) = (None, None);
+    }
+
+    fn may_be_tried(&self, now: Instant) -> bool {
+        self.failed_at.is_none_or(|at| now >= at + AGAIN_AFTER)
     }
 }
 
@@ -95,6 +113,7 @@ impl TcpEndpoint {
 
     /// Dials the further connections of a channel, if this end has dialed the first.
     pub(super) fn dial_strands(&mut self, number: u32) {
+        let now = Instant::now();
         let link = &mut self.links[number as usize];
         link.strands = Strands::None;
         let on = link.channel;
@@ -114,12 +133,12 @@ impl TcpEndpoint {
         let mut dials = Vec::new();
         for (to, at, from) in ways {
             let path = known.path(to);
-            if known.paths[path].problem.is_some() {
+            if !known.paths[path].may_be_tried(now) {
                 continue;
             }
             let hello = self.me.hello(on, dials.len() as u16 + 1, instance);
             let candidate = Candidate { to, interface: at, distance: 0, from };
-            dials.push((path, Dial::new(hello, instance, false, &[candidate], Instant::now())));
+            dials.push((path, Dial::new(hello, instance, false, &[candidate], now)));
         }
         if !dials.is_empty() {
             link.strands = Strands::Dialing(dials);
@@ -146,23 +165,17 @@ impl TcpEndpoint {
                         *deaf |= park.watch(socket, Whose::Connecting).is_err();
                     }
                 });
-                let problem = match dialed {
+                match dialed {
                     Dialed::Waiting => {
                         left.push((path, dial));
                         continue;
                     }
-                    Dialed::Connected(made) => {
-                        self.add_strand(number, made.socket, path);
-                        None
-                    }
-                    Dialed::Starved(error) => Some(error.to_string()),
-                    Dialed::Failed { tried, .. } => Some(tried),
-                };
-                moved = true;
-                if let Some(problem) = problem {
-                    let channel = self.links[number as usize].channel;
-                    self.peers[channel.peer as usize].paths[path].problem = Some(problem);
+                    Dialed::Connected(made) => self.add_strand(number, made.socket, path),
+                    // The next channel tries again; nothing is known about the path.
+                    Dialed::Starved(_) => {}
+                    Dialed::Failed { tried, .. } => self.note_failure(number, path, tried, now),
                 }
+                moved = true;
             }
             let link = &mut self.links[number as usize];
             if left.is_empty() {
@@ -177,6 +190,17 @@ impl TcpEndpoint {
             }
         }
         moved
+    }
+
+    /// Records that a further connection on a path could not be made, unless the path carries one.
+    fn note_failure(&mut self, number: u32, path: usize, problem: String, now: Instant) {
+        let peer = &mut self.peers[self.links[number as usize].channel.peer as usize];
+        let links = peer.links.iter().filter_map(|number| self.links.get(*number as usize));
+        let open = links.filter(|link| matches!(link.state, State::Open(_)));
+        let mut strands = open.flat_map(|link| &link.bundle).flat_map(|bundle| &bundle.strands);
+        if !strands.any(|strand| strand.path == path) {
+            peer.paths[path].fail(problem, now);
+        }
     }
 
     /// Returns the verdict on a peer's attempt to add this connection to a channel. Each is welcome once: another hello
@@ -225,9 +249,36 @@ impl TcpEndpoint {
         }
         let losses = Losses::of(&socket, &self.options.congestion);
         let window = Window::of(&socket, &self.options, self.peers[link.channel.peer as usize].expected);
+        self.peers[link.channel.peer as usize].paths[path].recover();
         let mut strand = Strand::new(Some(socket), path);
         (strand.losses, strand.window) = (losses, window);
         bundle.strands.push(strand);
         (link.readable, link.writable) = (true, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{deliver, world};
+    use super::*;
+
+    #[test]
+    fn a_path_that_failed_is_tried_again_and_one_in_use_is_not_blamed() {
+        let mut ends = world(2);
+        deliver(&mut ends, 0, 1, 0, 10);
+        let number = ends[0].peers[1].links[0];
+        let (used, unused) = (SocketAddr::from(([127, 0, 0, 1], 1)), SocketAddr::from(([192, 0, 2, 1], 1)));
+        let [used, unused] = [used, unused].map(|remote| ends[0].peers[1].path(remote));
+        ends[0].links[number as usize].bundle = Some(Box::new(Bundle::new(used)));
+        let now = Instant::now();
+        for path in [used, unused] {
+            ends[0].note_failure(number, path, "no answer".into(), now);
+        }
+        let paths = &mut ends[0].peers[1].paths;
+        assert_eq!((&paths[used].problem, &paths[unused].problem), (&None, &Some("no answer".into())));
+        assert!(paths[used].may_be_tried(now) && !paths[unused].may_be_tried(now));
+        assert!(paths[unused].may_be_tried(now + AGAIN_AFTER));
+        paths[unused].recover();
+        assert!(paths[unused].problem.is_none() && paths[unused].may_be_tried(now));
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Path {
     pub(super) sent: u64,
     /// The reason why it is not used, if it is not.
     pub(super) problem: Option<String>,
+    /// Time of that failure.
+    pub(super) failed_at: Option<std::time::Instant>,
 }
 
 /// One of a channel's connections.
@@ -340,7 +342,7 @@ impl Bundle {
 impl Path {
     /// Returns a path on which no bytes have gone yet.
     pub(super) const fn new(remote: std::net::IpAddr, interface: String) -> Self {
-        Self { remote, interface, rate: 0.0, sent: 0, problem: None }
+        Self { remote, interface, rate: 0.0, sent: 0, problem: None, failed_at: None }
     }
 
     fn note(&mut self, rate: f64) {

@@ -6,6 +6,7 @@ use super::NAME;
 use super::endpoint::{CALL_BYTES, TcpEndpoint};
 use super::inbound::Halt;
 use super::link::{Link, State, Strands};
+use super::options::TcpOptions;
 use super::park::{Stir, Whose};
 use super::socket::Stop;
 use crate::endpoint::Event;
@@ -97,7 +98,9 @@ impl TcpEndpoint {
                 Halt::Blocked => link.readable = link.hung_up,
                 // A later receive will meet the end again.
                 Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.probed = false,
-                Halt::Closed(source) => return Err(closed(link, &link.inbound.position(), source)),
+                Halt::Closed(source) => {
+                    return Err(closed(link, &link.inbound.position(), source, &self.options));
+                }
                 Halt::Corrupt(what) => {
                     let detail = format!("channel {}: {what}", channel.index);
                     return Err(Error::new(ErrorKind::Corrupt, NAME, Some(channel.peer), detail));
@@ -119,7 +122,9 @@ impl TcpEndpoint {
                     link.writable = false;
                     break;
                 }
-                Err(Stop::Closed(source)) => return Err(closed(link, "while sending", source)),
+                Err(Stop::Closed(source)) => {
+                    return Err(closed(link, "while sending", source, &self.options));
+                }
             }
         }
         if matches!(link.strands, Strands::Wanted) {
@@ -129,16 +134,55 @@ impl TcpEndpoint {
     }
 }
 
-fn closed(link: &Link, position: &str, source: Option<io::Error>) -> Error {
+fn closed(link: &Link, position: &str, source: Option<io::Error>, options: &TcpOptions) -> Error {
     let channel = link.channel;
     let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
-    let cause = if is_relayed {
+    let cause = if source.as_ref().is_some_and(is_silence) {
+        format!(
+            "the peer's host does not answer, or the network to it is down; a connection without traffic ends after \
+             {} s of silence (KOLO_DEAD_AFTER)",
+            options.dead_after.as_secs_f64()
+        )
+    } else if is_relayed {
         "rank 0 relayed it and has left the job, or the peer's process ended, or it closed its endpoint; rank 0 \
          must stay until relayed ranks are done"
+            .to_owned()
     } else {
-        "the peer's process ended, or it closed its endpoint"
+        "the peer's process ended, or it closed its endpoint".to_owned()
     };
     let detail = format!("the connection of channel {} ended {position}: {cause}", channel.index);
     let error = Error::new(ErrorKind::PeerLost, NAME, Some(channel.peer), detail);
     Error { source: source.map(std::sync::Arc::new), ..error }
+}
+
+/// Returns whether the kernel gave the connection up because nothing came from the peer's host.
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::endpoint::Channel;
+
+    #[test]
+    fn a_host_that_does_not_answer_is_not_a_process_that_ended() {
+        let link = Link::new(Channel { peer: 3, index: 0 });
+        let options = TcpOptions { dead_after: Duration::from_secs(600), ..TcpOptions::default() };
+        let text = |code: Option<i32>| {
+            closed(&link, "before message 7", code.map(io::Error::from_raw_os_error), &options).to_string()
+        };
+        for code in [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH] {
+            let text = text(Some(code));
+            assert!(
+                text.contains("600 s of silence (KOLO_DEAD_AFTER)") && !text.contains("ended,"),
+                "{text}"
+            );
+        }
+        for code in [None, Some(libc::ECONNRESET)] {
+            assert!(text(code).contains("the peer's process ended"), "{}", text(code));
+        }
+    }
 }

@@ -164,7 +164,9 @@ static void waiting_receives(void) {
       in[0] = in[1] = 7777;
       CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 2, MPI_COMM_WORLD, &status) && in[0] == round && in[1] == 7777);
       CHECK(!MPI_Recv(in, 2, MPI_INT, peer, 2, MPI_COMM_WORLD, &status) && in[1] == -round);
+      in[2] = in[3] = in[4] = 7777;
       CHECK(!MPI_Recv(in, 5, MPI_INT, peer, 3, MPI_COMM_WORLD, &status) && in[1] == -round);
+      CHECK(in[2] == 7777 && in[3] == 7777 && in[4] == 7777);
       CHECK(!MPI_Get_count(&status, MPI_INT, &count) && count == 2);
       CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 1, other, &status) && in[0] == round);
       CHECK(!MPI_Recv(in, LONG, MPI_INT, peer, 4, MPI_COMM_WORLD, &status) && in[0] == round);

@@ -35,3 +35,16 @@ fn a_leader_that_ends_with_the_question_unread_is_named() {
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(0)), "{error}");
     });
 }
+
+/// A virtual machine that was restored from the same snapshot has the same boot ID.
+#[test]
+fn a_peer_whose_socket_is_not_here_is_on_another_host() {
+    let mut here = ShmEndpoint::new(0, 2, ShmOptions::default()).expect("endpoint");
+    let there = ShmEndpoint::new(1, 2, ShmOptions::default()).expect("endpoint");
+    let address = there.address().to_vec();
+    drop(there);
+    let reach = here.introduce(1, &address).expect("a good address");
+    let Reach::No { because } = reach else { panic!("{reach:?}") };
+    assert!(because.contains("different host"), "{because}");
+    here.establish(deadline()).expect("alone on its host");
+}

@@ -149,3 +149,48 @@ fn nothing_outstanding_is_nothing_to_wake_for() {
     assert!(matches!(a.arm(ParkBy::Fd), Armed::Idle));
     a.disarm();
 }
+
+/// The first message of the visit is taken, and the second one does not fit its receive.
+#[test]
+fn room_is_told_although_the_next_receive_comes_back() {
+    let (mut sender, mut receiver) = pair();
+    let (mut to_receiver, mut to_sender) = (Vec::new(), Vec::new());
+    let (short, long) = (pattern(1, 100), pattern(2, 17 << 20));
+    let target = vec![0_u8; 100];
+    let (short, long, target) = (piece(&short), piece(&long), piece(&target));
+    let tagged = |receiver: &mut ShmEndpoint, tag: u64, token: u64| {
+        // SAFETY: the piece and its memory outlive both endpoints.
+        unsafe { receiver.post_recv_if(channel(0, 0), tag, Sink::Place(&target), Token(token)) }
+    };
+    // The link is made before the sender sleeps.
+    let _ = send(&mut sender, channel(1, 0), 1, &short, 1).expect("post");
+    let _ = tagged(&mut receiver, 1, 2).expect("post");
+    until("the link", || {
+        receiver.poll(&mut to_receiver);
+        sender.poll(&mut to_sender);
+        is_done(&to_receiver, 2)
+    });
+    for (tag, token) in [(2, 3), (3, 4)] {
+        assert_eq!(tagged(&mut receiver, tag, token).expect("post"), Posted::Pending);
+    }
+    let _ = send(&mut sender, channel(1, 0), 2, &short, 5).expect("post");
+    assert_eq!(send(&mut sender, channel(1, 0), 4, &long, 6).expect("post"), Posted::Pending);
+    let is_woken = |sender: &mut ShmEndpoint| {
+        let Armed::Fd(fd) = sender.arm(ParkBy::Fd) else { panic!("a send is outstanding") };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).expect("poll") > 0
+    };
+    until("a sender that may sleep", || {
+        let was_woken = is_woken(&mut sender);
+        let moved = sender.poll(&mut to_sender);
+        if was_woken || moved {
+            sender.disarm();
+        }
+        !was_woken && !moved
+    });
+    receiver.poll(&mut to_receiver);
+    assert!(to_receiver.iter().any(|event| matches!(event, Event::Returned(Token(4)))), "{to_receiver:?}");
+    assert!(is_done(&to_receiver, 3), "{to_receiver:?}");
+    assert!(is_woken(&mut sender), "nobody woke the sender");
+    sender.disarm();
+}

@@ -45,7 +45,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: u32) -> *mut ibv_mr {
     let key = {
         let mut world = world();
-        let errno = world.knobs.of(Knob::RegisterErrno, 0);
+        let is_for_writing = access & IBV_ACCESS_LOCAL_WRITE != 0;
+        let of_writing = if is_for_writing { world.knobs.of(Knob::WritableErrno, 0) } else { 0 };
+        let errno = world.knobs.of(Knob::RegisterErrno, of_writing);
         if errno != 0 {
             fail(errno as c_int);
             return ptr::null_mut();

@@ -26,6 +26,8 @@ pub enum Knob {
     ForkErrno = 14,
     /// Limit on the bytes of all regions together; 0 means no limit.
     Lockable = 15,
+    /// Error of registrations for writing, as of read-only memory.
+    WritableErrno = 16,
 }
 
 /// Counts that the stand-in keeps.
