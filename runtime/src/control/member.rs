@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::OnSilence;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
-use super::board::{Status, StatusBoard};
+use super::board::{Account, StatusBoard};
 use super::connect::{Connected, Inbox, Received};
 use super::coordinator::write_frames;
 use super::forwarding::Forwarder;
@@ -65,11 +65,13 @@ pub(crate) struct State {
     pub(crate) exchanges: HashMap<ExchangeKey, OpenExchange>,
     /// Whether a communicator was aborted that is no longer registered.
     aborted_before: bool,
-    pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
+    pub(crate) answers: HashMap<u64, Option<Account>>,
     pub(crate) next_ticket: u64,
     communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
+    /// Communicators that this rank has dropped, the last ones.
+    dropped: VecDeque<u64>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
 }
@@ -139,6 +141,7 @@ impl Shared {
                 _ => None,
             })
         });
+        state.dropped.retain(|dropped| *dropped != communicator);
         state.communicators.insert(communicator, registered);
         drop(state);
         if let Some(cause) = cause {
@@ -153,6 +156,21 @@ impl Shared {
         if state.communicators.get(&communicator).is_some_and(|r| Arc::ptr_eq(&r.flag, flag)) {
             state.communicators.remove(&communicator);
         }
+    }
+
+    /// Lets other ranks know that this one has dropped a communicator.
+    pub(crate) fn note_dropped(&self, communicator: u64) {
+        remember(&mut self.lock().dropped, communicator);
+    }
+
+    fn account_in(&self, communicator: u64) -> Account {
+        let state = self.lock();
+        if state.dropped.contains(&communicator) {
+            return Account::Dropped;
+        }
+        let board = state.communicators.get(&communicator).and_then(|r| r.board.upgrade());
+        drop(state);
+        board.map_or(Account::Unknown, |board| Account::Here(board.status()))
     }
 
     /// Returns the cause of a communicator's abort, whether it is registered or the abort came early.
@@ -238,13 +256,12 @@ impl Shared {
                 Vec::new()
             }),
             FromCoordinator::Asked { ticket, asker, communicator } => {
-                let board = self.lock().communicators.get(&communicator).and_then(|r| r.board.upgrade());
-                let status = board.map(|board| board.status());
-                self.send(&ToCoordinator::Answer { ticket, asker, status });
+                let account = self.account_in(communicator);
+                self.send(&ToCoordinator::Answer { ticket, asker, account });
             }
-            FromCoordinator::Answered { ticket, status } => self.change(|state| {
+            FromCoordinator::Answered { ticket, account } => self.change(|state| {
                 if let Some(slot) = state.answers.get_mut(&ticket) {
-                    *slot = Some(status);
+                    *slot = Some(account);
                 }
                 Vec::new()
             }),
@@ -421,6 +438,7 @@ pub(crate) fn serve(
             next_ticket: 1,
             communicators: HashMap::new(),
             early_aborts: VecDeque::new(),
+            dropped: VecDeque::new(),
             fenced: HashMap::new(),
         }),
         changed: Condvar::new(),

@@ -1,13 +1,14 @@
 //! A rank's place in one communicator.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Control;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
-use super::board::{Status, StatusBoard};
+use super::board::{Account, Status, StatusBoard};
 use super::member::CoordinatorStanding;
 use super::peers::rounds::RoundKey;
 use super::wire::ToCoordinator;
@@ -22,12 +23,15 @@ pub struct Membership {
     board: Arc<StatusBoard>,
     /// Number of agreements so far.
     rounds: AtomicU64,
+    /// Members that have answered that they have dropped the communicator.
+    dropped_by: Mutex<BTreeSet<u32>>,
 }
 
 impl Membership {
     pub(super) fn new(control: Control, communicator: u64, members: Arc<[u32]>) -> Self {
         let (flag, board) = control.shared().register(communicator, members.clone());
-        Self { control, communicator, members, flag, board, rounds: AtomicU64::new(0) }
+        let (rounds, dropped_by) = (AtomicU64::new(0), Mutex::default());
+        Self { control, communicator, members, flag, board, rounds, dropped_by }
     }
 
     /// Returns the control plane of this registration.
@@ -126,7 +130,7 @@ impl Membership {
                         shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
                     // A rank that is not a member has no answer and is not waited for.
-                    None => drop(shared.lock().answers.insert(ticket, Some(None))),
+                    None => drop(shared.lock().answers.insert(ticket, Some(Account::Unknown))),
                 }
             }
             state = shared.lock();
@@ -139,7 +143,26 @@ impl Membership {
                 state = shared.wait(state, until);
             }
         }
-        tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
+        let accounts: Vec<_> = tickets.map(|ticket| state.answers.remove(&ticket).flatten()).collect();
+        drop(state);
+        let status = |(member, account): (&u32, Option<Account>)| match account {
+            Some(Account::Here(status)) => Some(status),
+            Some(Account::Dropped) => {
+                self.dropped_by().insert(*member);
+                None
+            }
+            Some(Account::Unknown) | None => None,
+        };
+        members.iter().zip(accounts).map(status).collect()
+    }
+
+    fn dropped_by(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.dropped_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells members that ask that this rank has dropped the communicator. All of its data has left.
+    pub(crate) fn close(&self) {
+        self.control.shared().note_dropped(self.communicator);
     }
 
     /// Returns this rank's own status board, which the thread that runs its operations keeps up to date.
@@ -148,11 +171,12 @@ impl Membership {
         &self.board
     }
 
-    /// Whether a member has said goodbye.
+    /// Whether a member has said goodbye, or has answered that it has dropped the communicator.
     #[must_use]
     pub fn departed(&self, member: u32) -> bool {
         let rank = self.members.get(member as usize);
         rank.is_some_and(|rank| self.control.shared().lock().departed.contains(rank))
+            || self.dropped_by().contains(&member)
     }
 
     /// Returns the cause of a member's loss, if it counts as lost.
