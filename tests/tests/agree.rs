@@ -89,6 +89,38 @@ fn revoke_ends_calls_in_progress_on_all_ranks() {
     });
 }
 
+/// Ranks wait for live ones on communicators that were split off, too.
+#[test]
+fn revoke_ends_calls_on_communicators_split_off() {
+    within(LIMIT, "revoke, split off", || {
+        for arrangement in Arrangement::ALL {
+            arrangement.run(3, |comm| {
+                let part = comm.split(Some(u32::from(comm.rank() == 2)), 0).expect("all").expect("a color");
+                let inner = part.duplicate(part.config().clone()).expect("all");
+                assert_eq!(sum(&comm), 3.0);
+                match comm.rank() {
+                    // Rank 1 never calls, and rank 2, which revokes, is no member.
+                    0 => drop(inner.barrier().expect_err("revoked")),
+                    1 => {
+                        while inner.error().is_none() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    _ => comm.revoke(),
+                }
+                for split_off in [&part, &inner] {
+                    let error = split_off.barrier().expect_err("revoked");
+                    assert!(matches!(error, Error::Aborted { kind: AbortReason::Revoked, .. }), "{error}");
+                    assert!(split_off.is_revoked());
+                }
+                let next = comm.shrink().expect("all live");
+                let part = next.split(Some(0), 0).expect("all call it").expect("a color");
+                assert_eq!(sum(&part), 3.0);
+            });
+        }
+    });
+}
+
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
     within(LIMIT, "mismatch", || {

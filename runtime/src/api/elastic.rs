@@ -36,7 +36,8 @@ impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with
     /// [`Error::Aborted`] and [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`].
     /// Returns at once. A rank that is about to shrink calls it, so that ranks that wait for living ones come to the
-    /// shrink at once. After a loss, calls still fail with the error of the loss.
+    /// shrink at once. After a loss, calls still fail with the error of the loss. Ends the communicators that were made
+    /// from this one by [`split`](Self::split), [`group`](Self::group) and [`duplicate`](Self::duplicate), too.
     pub fn revoke(&self) {
         drive::revoke(&self.shared);
     }
@@ -209,11 +210,11 @@ impl Communicator {
         met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
     }
 
-    /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are. `None` lifts the
-    /// limit. For Kolo's own bindings.
+    /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are, also on communicators
+    /// that were split off this one. `None` lifts the limit. For Kolo's own bindings.
     #[doc(hidden)]
     pub fn limit_calls(&self, until: Option<Instant>) {
-        self.shared.time_limit.set(until);
+        self.shared.limit_calls(until);
     }
 
     /// Returns how often the group has changed: 0 for ranks that have joined, one more with each

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use super::connect::{Connected, Inbox, Received};
 use super::coordinator::write_frames;
 use super::forwarding::Forwarder;
 use super::host_monitor::{self, Check, HostMonitor};
+use super::registered::Registered;
 use super::stream::TcpHandle;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
@@ -67,20 +68,13 @@ pub(crate) struct State {
     aborted_before: bool,
     pub(crate) answers: HashMap<u64, Option<Account>>,
     pub(crate) next_ticket: u64,
-    communicators: HashMap<u64, Registered>,
+    pub(super) communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
     /// Communicators that this rank has dropped, the last ones.
     dropped: VecDeque<u64>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    members: Arc<[u32]>,
-    flag: Arc<AbortFlag>,
-    board: Weak<StatusBoard>,
 }
 
 /// The reason given to a rank that the others have gone on without.
@@ -97,7 +91,7 @@ pub(crate) struct OpenExchange {
 /// Outcome of an exchange.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
 
-type Raise = (Arc<AbortFlag>, AbortCause);
+pub(super) type Raise = (Arc<AbortFlag>, AbortCause);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -128,13 +122,15 @@ impl Shared {
         &self,
         communicator: u64,
         members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
     ) -> (Arc<AbortFlag>, Arc<StatusBoard>) {
         let flag = Arc::new(AbortFlag::default());
         let board = Arc::new(StatusBoard::default());
-        let registered = Registered { members, flag: flag.clone(), board: Arc::downgrade(&board) };
+        let registered = Registered { members, ancestors, flag: flag.clone(), board: Arc::downgrade(&board) };
         let mut state = self.lock();
         let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
-        let cause = early.or_else(|| {
+        let revoked = || state.revoked_above(&registered, self.rank);
+        let cause = early.or_else(revoked).or_else(|| {
             let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
             lost.or_else(|| match &state.coordinator {
                 CoordinatorStanding::Lost(loss) => registered.coordinator_lost(self.rank, loss),
@@ -331,12 +327,20 @@ impl Shared {
                 let is_given_up = registered.flag.note_given_up();
                 let is_revoked = cause.kind == AbortKind::Revoked && registered.flag.note_revoked();
                 told = (is_given_up || is_revoked).then(|| registered.members.clone());
-                return vec![(registered.flag.clone(), cause)];
+                let mut raised = state.revoke_below(communicator, self.rank, &cause);
+                raised.push((registered.flag.clone(), cause));
+                return raised;
             }
+            let raised = state.revoke_below(communicator, self.rank, &cause);
             remember(&mut state.early_aborts, (communicator, cause));
-            Vec::new()
+            raised
         });
         told
+    }
+
+    /// Ends the communicators that were split off one which this rank revokes.
+    pub(crate) fn revoke_below(&self, communicator: u64, cause: &AbortCause) {
+        self.change(|state| state.revoke_below(communicator, self.rank, cause));
     }
 
     /// Returns the world ranks of a communicator's members, if it is registered and this rank has not left the job.
@@ -391,27 +395,6 @@ impl Shared {
         for board in state.communicators.values().filter_map(|r| r.board.upgrade()) {
             let _ = board.observe(now);
         }
-    }
-}
-
-impl Registered {
-    fn index(&self, rank: u32) -> Option<u32> {
-        self.members.iter().position(|&member| member == rank).map(|i| i as u32)
-    }
-
-    fn loss_of(&self, rank: u32, loss: &Loss) -> Option<AbortCause> {
-        self.index(rank).map(|member| AbortCause::lost(member, loss))
-    }
-
-    fn coordinator_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
-        Some(match self.index(0) {
-            Some(member) => AbortCause::lost(member, loss),
-            None => AbortCause::new(
-                self.index(me).unwrap_or_default(),
-                AbortKind::CoordinatorLost,
-                format!("world rank 0, which carries the control plane, is lost: {loss}"),
-            ),
-        })
     }
 }
 

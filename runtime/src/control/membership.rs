@@ -19,6 +19,8 @@ pub struct Membership {
     control: Control,
     communicator: u64,
     members: Arc<[u32]>,
+    /// The communicators that this one was split off, directly or not.
+    ancestors: Arc<[u64]>,
     flag: Arc<AbortFlag>,
     board: Arc<StatusBoard>,
     /// Number of agreements so far.
@@ -28,10 +30,15 @@ pub struct Membership {
 }
 
 impl Membership {
-    pub(super) fn new(control: Control, communicator: u64, members: Arc<[u32]>) -> Self {
-        let (flag, board) = control.shared().register(communicator, members.clone());
+    pub(super) fn new(
+        control: Control,
+        communicator: u64,
+        members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
+    ) -> Self {
+        let (flag, board) = control.shared().register(communicator, members.clone(), ancestors.clone());
         let (rounds, dropped_by) = (AtomicU64::new(0), Mutex::default());
-        Self { control, communicator, members, flag, board, rounds, dropped_by }
+        Self { control, communicator, members, ancestors, flag, board, rounds, dropped_by }
     }
 
     /// Returns the control plane of this registration.
@@ -60,6 +67,11 @@ impl Membership {
         &self.members
     }
 
+    /// Returns the ancestors of a communicator that is split off this one.
+    pub(crate) fn ancestors_of_children(&self) -> Arc<[u64]> {
+        self.ancestors.iter().copied().chain([self.communicator]).collect()
+    }
+
     /// Returns the flag that is raised when a member is lost or aborts.
     #[must_use]
     pub const fn abort_flag(&self) -> &Arc<AbortFlag> {
@@ -77,12 +89,13 @@ impl Membership {
     }
 
     /// Ends all calls of all members at once. This includes calls that still wait for data sent before a loss that has
-    /// already ended the communicator.
+    /// already ended the communicator. Communicators that were split off this one end too.
     pub(crate) fn revoke(&self, cause: AbortCause) {
         let cause = clip(cause);
         self.flag.raise(cause.clone());
         self.flag.note_given_up();
         self.flag.note_revoked();
+        self.control.shared().revoke_below(self.communicator, &cause);
         self.tell(cause);
     }
 
