@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::Algorithm;
 use crate::plan::Collective;
+use crate::select::{Order, may_serve};
 use crate::task::Task;
 
 /// A parsed list of rules.
@@ -37,18 +38,26 @@ pub struct Rule {
 }
 
 impl Overrides {
-    /// Returns the algorithm asked for, to be passed to [`select`](crate::select::select).
+    /// Returns the algorithm asked for, to be passed to [`select`](crate::select::select) with the same arguments.
     #[must_use]
-    pub fn force(&self, task: &Task, bytes: u64) -> Option<Algorithm> {
+    pub fn force(&self, task: &Task, bytes: u64, irregular: bool, order: Order) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
             // A rule with an algorithm over shards does not apply to other reductions, nor the reverse.
             Some(collective) => {
                 collective == task.collective && rule.algorithm.takes_shards() == task.shards.is_some()
             }
-            None => rule.algorithm.supports(task).is_ok(),
+            None => rule.may_serve(task, irregular, order),
         };
         let mut rules = self.rules.iter().filter(|rule| (rule.from..=rule.to).contains(&bytes));
         rules.find(fits).map(|rule| rule.algorithm)
+    }
+}
+
+impl Rule {
+    /// Returns whether the algorithm can do a call, so that a rule without a collective applies to it.
+    #[must_use]
+    pub fn may_serve(&self, task: &Task, irregular: bool, order: Order) -> bool {
+        may_serve(self.algorithm, task, irregular, order).is_ok()
     }
 }
 
@@ -168,13 +177,33 @@ mod tests {
                 .parse()
                 .expect("valid");
         let all_reduce = Task::new(Collective::AllReduce, 4);
-        assert_eq!(overrides.force(&all_reduce, 0), Some(Algorithm::OneShot));
-        assert_eq!(overrides.force(&all_reduce, 65_536), Some(Algorithm::OneShot));
-        assert_eq!(overrides.force(&all_reduce, 65_537), Some(Algorithm::Ring));
-        assert_eq!(overrides.force(&all_reduce, 1 << 30), Some(Algorithm::Direct));
-        assert_eq!(overrides.force(&Task::new(Collective::Broadcast, 4), 1), Some(Algorithm::Binomial));
-        assert_eq!(overrides.force(&Task::new(Collective::Barrier, 4), 0), None);
+        let force = |task: &Task, bytes| overrides.force(task, bytes, false, Order::Any);
+        assert_eq!(force(&all_reduce, 0), Some(Algorithm::OneShot));
+        assert_eq!(force(&all_reduce, 65_536), Some(Algorithm::OneShot));
+        assert_eq!(force(&all_reduce, 65_537), Some(Algorithm::Ring));
+        assert_eq!(force(&all_reduce, 1 << 30), Some(Algorithm::Direct));
+        assert_eq!(force(&Task::new(Collective::Broadcast, 4), 1), Some(Algorithm::Binomial));
+        assert_eq!(force(&Task::new(Collective::Barrier, 4), 0), None);
         assert_eq!("".parse::<Overrides>().expect("nothing to ask for").rules, []);
+    }
+
+    #[test]
+    fn a_rule_without_a_collective_applies_where_its_algorithm_can_serve() {
+        use Algorithm as A;
+        let force = |rules: &str, task: &Task, irregular, order| {
+            rules.parse::<Overrides>().expect("valid").force(task, 1 << 10, irregular, order)
+        };
+        let (all_to_all, gather) = (Task::new(Collective::AllToAll, 4), Task::new(Collective::Gather, 4));
+        assert_eq!(force("bruck", &all_to_all, false, Order::Any), Some(A::Bruck));
+        assert_eq!(force("bruck", &all_to_all, true, Order::Any), None, "it needs blocks of equal length");
+        assert_eq!(force("all_to_all:bruck", &all_to_all, true, Order::Any), Some(A::Bruck), "binding");
+        assert_eq!(force("binomial", &gather, true, Order::Any), None);
+        assert_eq!(force("binomial,direct", &gather, true, Order::Any), Some(A::Direct));
+        let all_reduce = Task::new(Collective::AllReduce, 4);
+        assert_eq!(force("ring", &all_reduce, false, Order::Any), Some(A::Ring));
+        assert_eq!(force("ring", &all_reduce, false, Order::Canonical), None);
+        assert_eq!(force("ring,halving", &all_reduce, false, Order::Canonical), Some(A::Halving));
+        assert_eq!(force("all_reduce:ring", &all_reduce, false, Order::Canonical), Some(A::Ring), "binding");
     }
 
     #[test]

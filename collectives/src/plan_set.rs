@@ -26,6 +26,12 @@ const WINDOW_MAX: u32 = 64;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Scratch memory of all segments in flight on a rank.
 const STAGING_BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes of the longest element.
+const ELEMENT_BYTES_MAX: u64 = 8;
+
+/// Bytes that a block of scratch takes beyond its data: it begins on a cache line of its own, and holds whole elements.
+const SCRATCH_BLOCK_BYTES: u64 = 64 + ELEMENT_BYTES_MAX;
 const NAME_BYTES_MAX: usize = 200;
 
 /// The most segments in flight for plans that use stages.
@@ -337,7 +343,8 @@ impl PlanSet {
 
     /// Checks that segments take a bounded amount of scratch, and that payloads fit into shared memory.
     fn bounded_memory(&self) -> Result<(), String> {
-        let elements = self.segment_bytes as usize;
+        // A segment has an element at least, whatever its type.
+        let elements = self.segment_bytes.max(ELEMENT_BYTES_MAX) as usize;
         for plan in self.plans.iter().flatten() {
             let layout = Layout::new(plan, shape(plan, elements), elements);
             if let Some(stage) = &plan.stage
@@ -348,7 +355,9 @@ impl PlanSet {
                     plan.rank
                 ));
             }
-            let staging = (layout.scratch_elements() as u64).saturating_mul(u64::from(self.window));
+            let blocks = (plan.scratch.len() as u64).saturating_mul(SCRATCH_BLOCK_BYTES);
+            let staging = blocks.saturating_add(layout.scratch_elements() as u64);
+            let staging = staging.saturating_mul(u64::from(self.window));
             if staging > STAGING_BYTES_MAX {
                 return Err(format!(
                     "rank {} needs {staging} bytes of staging, but at most {STAGING_BYTES_MAX} are available",

@@ -218,7 +218,13 @@ impl fmt::Display for Micros {
     }
 }
 
-fn may_serve(algorithm: Algorithm, task: &Task, irregular: bool, order: Order) -> Result<(), String> {
+/// Checks whether an algorithm can do a call; the error tells users why not.
+pub(crate) fn may_serve(
+    algorithm: Algorithm,
+    task: &Task,
+    irregular: bool,
+    order: Order,
+) -> Result<(), String> {
     algorithm.supports(task)?;
     if irregular && !algorithm.serves_irregular(task.collective) {
         return Err("it needs blocks of equal length".to_owned());

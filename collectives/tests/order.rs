@@ -77,13 +77,33 @@ fn what_is_not_called_canonical_is_not() {
 #[test]
 fn every_world_has_a_canonical_form_of_every_reduction() {
     for p in 1..=64 {
-        for collective in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
             for root in [0, p - 1] {
                 let task = Task::new(collective, p).with_root(root);
                 assert!(
                     Algorithm::ALL.iter().any(|a| a.supports(&task).is_ok() && a.is_canonical(&task)),
                     "{task:?}"
                 );
+            }
+        }
+    }
+}
+
+/// The result of a scan on one rank is that of a canonical reduction among the ranks whose contributions it holds, whether
+/// they share memory or exchange messages.
+#[test]
+fn scans_add_along_the_tree_over_the_ranks_before() {
+    for p in 1..=33 {
+        for collective in [Collective::Scan, Collective::ExScan] {
+            for placement in PLACEMENTS {
+                let task = Task { placement, ..Task::new(collective, p) }.with_stages();
+                for algorithm in [Algorithm::OneShot, Algorithm::StagedOneShot] {
+                    assert!(algorithm.is_canonical(&task));
+                    let plans = plans(algorithm, &task);
+                    let options = Options { order: Order::Canonical, ..Options::quick() };
+                    let report = expect(algorithm, &task, &plans, &uniform(&plans, 10), &options);
+                    assert!(report.scans_are_canonical, "{algorithm} {task:?}");
+                }
             }
         }
     }
@@ -96,4 +116,12 @@ fn leaders_of_hosts_of_two_to_the_k_keep_the_canonical_order() {
             .with_hosts((0..hosts * local).map(|rank| rank / local).collect::<Vec<u32>>());
         assert_eq!(expression(Algorithm::Leader, &task, 10, 10), Some(Expression::canonical(hosts * local)));
     }
+}
+
+#[test]
+fn scans_by_doubling_are_not_canonical() {
+    let task = Task::new(Collective::Scan, 8);
+    let plans = plans(Algorithm::RecursiveDoubling, &task);
+    let report = expect(Algorithm::RecursiveDoubling, &task, &plans, &uniform(&plans, 10), &Options::quick());
+    assert!(!report.scans_are_canonical && !Algorithm::RecursiveDoubling.is_canonical(&task));
 }

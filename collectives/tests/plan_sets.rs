@@ -44,7 +44,7 @@ fn ring() -> PlanFile {
 #[test]
 fn what_is_wrong_or_too_much_is_refused() {
     type Change = fn(&mut PlanFile);
-    let cases: [(Change, &str); 24] = [
+    let cases: [(Change, &str); 25] = [
         (|f| f.version = 2, "version 2"),
         (|f| f.name = "x".repeat(201), "its name"),
         (|f| f.serves.ranks = 0, "ranks is 0"),
@@ -67,6 +67,14 @@ fn what_is_wrong_or_too_much_is_refused() {
         (|f| f.out_of_place[3].lanes.resize(65, Vec::new()), "more than 64 lanes"),
         (|f| f.out_of_place[3].scratch.resize(1 << 22, Like::Output(0)), "number of blocks"),
         (|f| f.out_of_place[3].scratch.resize(1 << 18, Like::Output(0)), "staging"),
+        (
+            |f| {
+                // Blocks of a few bytes, each of which takes a cache line of every segment in flight.
+                (f.segment_bytes, f.window) = (1, 64);
+                f.out_of_place[3].scratch.resize(1 << 17, Like::Output(0));
+            },
+            "staging",
+        ),
         (
             |f| {
                 let dst = Blocks::range(Space::Output, u32::MAX, 2);

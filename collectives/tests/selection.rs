@@ -428,3 +428,30 @@ fn long_all_to_alls_go_through_memory_inside_hosts() {
         assert_eq!(choice.algorithm, Algorithm::HierarchicalStaged, "blocks of {block} bytes");
     }
 }
+
+/// A program that runs on one host runs on two, and on one rank, whatever order of reduction its settings ask for.
+#[test]
+fn every_call_has_an_algorithm_everywhere() {
+    let together: fn(u32) -> u32 = |_| 0;
+    let apart: fn(u32) -> u32 = |rank| rank;
+    let lopsided: fn(u32) -> u32 = |rank| u32::from(rank == 3);
+    for (ranks, host) in [(1, together), (2, together), (5, together), (2, apart), (5, apart), (4, lopsided)]
+    {
+        for collective in Collective::ALL {
+            let task = Task::new(collective, ranks).with_hosts((0..ranks).map(host).collect::<Vec<u32>>());
+            for task in [task.clone(), task.with_stages()] {
+                for (order, irregular) in [
+                    (Order::Any, false),
+                    (Order::Any, collective.has_block_per_rank()),
+                    (Order::Canonical, false),
+                    (Order::Canonical, collective.has_block_per_rank()),
+                ] {
+                    for bytes in [0, 1 << 10, 8 << 20] {
+                        let choice = select(&task, bytes, 4, irregular, order, &Model::TCP, None);
+                        choice.unwrap_or_else(|error| panic!("{task:?}, {order:?}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -89,6 +89,38 @@ fn revoke_ends_calls_in_progress_on_all_ranks() {
     });
 }
 
+/// Ranks wait for live ones on communicators that were split off, too.
+#[test]
+fn revoke_ends_calls_on_communicators_split_off() {
+    within(LIMIT, "revoke, split off", || {
+        for arrangement in Arrangement::ALL {
+            arrangement.run(3, |comm| {
+                let part = comm.split(Some(u32::from(comm.rank() == 2)), 0).expect("all").expect("a color");
+                let inner = part.duplicate(part.config().clone()).expect("all");
+                assert_eq!(sum(&comm), 3.0);
+                match comm.rank() {
+                    // Rank 1 never calls, and rank 2, which revokes, is no member.
+                    0 => drop(inner.barrier().expect_err("revoked")),
+                    1 => {
+                        while inner.error().is_none() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    _ => comm.revoke(),
+                }
+                for split_off in [&part, &inner] {
+                    let error = split_off.barrier().expect_err("revoked");
+                    assert!(matches!(error, Error::Aborted { kind: AbortReason::Revoked, .. }), "{error}");
+                    assert!(split_off.is_revoked());
+                }
+                let next = comm.shrink().expect("all live");
+                let part = next.split(Some(0), 0).expect("all call it").expect("a color");
+                assert_eq!(sum(&part), 3.0);
+            });
+        }
+    });
+}
+
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
     within(LIMIT, "mismatch", || {
@@ -104,26 +136,38 @@ fn different_calls_are_an_error_on_all_ranks() {
     });
 }
 
+/// A rank calls when the others have given up. None of them has success for the same call.
 #[test]
-fn who_does_not_call_is_named() {
+fn who_does_not_call_is_named_and_told_so() {
     within(LIMIT, "late", || {
-        let soon =
-            |config: kolo::Config| config.with(|config| config.join_timeout = Duration::from_millis(700));
-        Arrangement::Shm.run_with(3, soon, |comm| {
-            if comm.rank() == 2 {
-                // This rank lives, and calls when the others have given up.
-                while comm.error().is_none() {
-                    std::thread::yield_now();
+        let soon = |config: kolo::Config| config.with(|config| config.join_timeout = Duration::from_secs(3));
+        let (gave_up, told) = (std::sync::Barrier::new(3), std::sync::Barrier::new(3));
+        for shrinks in [false, true] {
+            Arrangement::Shm.run_with(3, soon, |comm| {
+                let call = || match shrinks {
+                    true => comm.shrink().map(|next| next.world_size() as usize),
+                    false => comm.agree(1).map(|agreed| agreed.ranks.len()),
+                };
+                if comm.rank() == 2 {
+                    gave_up.wait();
+                    let error = call().expect_err("the others have given up");
+                    assert!(matches!(error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+                } else {
+                    let error = call().expect_err("rank 2 does not come");
+                    let Error::Timeout { waiting_for, .. } = &error else { panic!("{error}") };
+                    if comm.rank() == 0 {
+                        assert_eq!(
+                            waiting_for.iter().map(|late| late.rank).collect::<Vec<_>>(),
+                            [2],
+                            "{error}"
+                        );
+                    }
+                    gave_up.wait();
                 }
-                return;
-            }
-            let error = comm.agree(1).expect_err("rank 2 does not come");
-            let Error::Timeout { waiting_for, .. } = &error else { panic!("{error}") };
-            if comm.rank() == 0 {
-                assert_eq!(waiting_for.iter().map(|late| late.rank).collect::<Vec<_>>(), [2], "{error}");
-            }
-            comm.abort("enough");
-        });
+                told.wait();
+                assert_eq!(call().expect("all are there"), 3);
+            });
+        }
     });
 }
 

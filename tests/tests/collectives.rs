@@ -169,6 +169,29 @@ fn canonical_results_depend_on_nothing() {
     }
 }
 
+/// A scan's results are those of canonical reductions over the ranks before, wherever these are.
+#[test]
+fn canonical_scans_depend_on_nothing() {
+    for ranks in [1, 2, 3, 5, 8] {
+        let mut seen: Vec<(Arrangement, Vec<Vec<u32>>)> = Vec::new();
+        for arrangement in Arrangement::ALL {
+            let results = arrangement.run_with(ranks, canonical, |comm| {
+                let value = |i: usize| 1.0_f32 / (1.0 + (i as f32) + 7.0 * comm.rank() as f32);
+                let input: Vec<f32> = (0..131).map(value).collect();
+                let (mut inclusive, mut exclusive) = (vec![0.0_f32; 131], vec![0.0_f32; 131]);
+                comm.scan_into(&input, &mut inclusive, ReduceOp::Sum).expect("all call it");
+                comm.exscan_into(&input, &mut exclusive, ReduceOp::Sum).expect("all call it");
+                let both = inclusive.into_iter().chain(exclusive);
+                both.map(f32::to_bits).collect::<Vec<_>>()
+            });
+            seen.push((arrangement, results));
+        }
+        for (arrangement, results) in &seen {
+            assert_eq!(*results, seen[0].1, "{ranks} ranks: {arrangement:?} differs from {:?}", seen[0].0);
+        }
+    }
+}
+
 /// The same for long calls, in which ranks share the reduction.
 #[test]
 fn canonical_results_of_long_calls_depend_on_nothing_either() {

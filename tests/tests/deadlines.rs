@@ -179,6 +179,33 @@ fn a_rank_that_has_done_its_part_fails_with_the_others() {
     });
 }
 
+/// Communicators that were split off before the step have its limit too, and so does a split within it.
+#[test]
+fn the_limit_holds_on_communicators_split_off() {
+    within(LIMIT, "split off", || {
+        let news = Late::new();
+        Arrangement::Exchange.run(2, |comm| {
+            let rank = comm.rank();
+            let part = comm.split(Some(0), 0).expect("all call it").expect("a color");
+            let mut group = Survivors::new(comm);
+            let error = group.run_within(SHORT, |comm| {
+                if rank == 1 {
+                    news.wait_for(1);
+                    return Ok(());
+                }
+                let error = part.barrier().expect_err("rank 1 does not come");
+                assert!(is_over(&error), "{error}");
+                let error = comm.split(Some(0), 0).expect_err("nor here");
+                assert!(is_over(&error), "{error}");
+                news.others_are_through();
+                Err::<(), _>(error)
+            });
+            assert!(error.is_err(), "rank {rank}");
+            assert_eq!(sum(&mut group, LONG, 1.0).expect("all are there"), 2.0);
+        });
+    });
+}
+
 /// A limit does not keep the survivors from repeating a step after a loss.
 #[test]
 fn a_loss_within_the_time_is_a_loss() {

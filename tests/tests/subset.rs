@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kolo::{Communicator, ReduceOp};
+use kolo::{Communicator, Error, LossCause, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
@@ -86,6 +86,24 @@ fn what_one_rank_gets_wrong_all_hear_and_later_splits_are_in_step() {
         let color = if rank == 0 { 4 } else { 5 };
         let part = comm.split(Some(color), 0).expect("all call it").expect("everybody is in one");
         sum(&part, 1, if rank == 0 { 1 } else { 2 });
+        sum(comm, 1, 3);
+    });
+}
+
+/// A rank that drops a part on an error lives on, and has other communicators.
+#[test]
+fn ranks_do_not_wait_for_one_that_has_dropped_their_communicator() {
+    everywhere(3, |comm| {
+        let rank = comm.rank();
+        let part = comm.split((rank < 2).then_some(0), 0).expect("all call it");
+        match part {
+            Some(part) if rank == 0 => {
+                let error = part.barrier().expect_err("rank 1 has dropped it");
+                assert!(matches!(error, Error::PeerLost { peer: 1, cause: LossCause::Left, .. }), "{error}");
+                assert!(error.to_string().contains("dropped its communicator"), "{error}");
+            }
+            part => drop(part),
+        }
         sum(comm, 1, 3);
     });
 }

@@ -325,6 +325,23 @@ fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
     });
 }
 
+/// A call that no algorithm serves is over. Otherwise the rank would tell others that it is inside the call.
+#[test]
+fn a_refused_call_is_over() {
+    bounded("refused", || {
+        let change = |config: Config| config.with(|config| config.algorithms = "barrier:ring".into());
+        Arrangement::Tcp.run_with(2, change, |comm| {
+            let error = comm.barrier().expect_err("a ring is no barrier");
+            assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+            let record = *comm.recent().last().expect("it was numbered");
+            assert!(record.sequence == 1 && record.took.is_some(), "{record}");
+            let mut data = [1_u8];
+            comm.all_reduce(&mut data, ReduceOp::Sum).expect("as before");
+            assert_eq!(data, [2]);
+        });
+    });
+}
+
 #[test]
 fn a_truth_value_that_is_neither_0_nor_1_is_true() {
     bounded("a byte of 2", || {

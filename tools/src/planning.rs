@@ -67,7 +67,9 @@ impl CallArgs {
             0
         });
         let several = hosts.iter().any(|host| *host != hosts[0]);
-        let task = if several { task.with_hosts(hosts) } else { task }.with_stages();
+        let task = if several { task.with_hosts(hosts) } else { task };
+        // A rank alone shares memory with nobody.
+        let task = if ranks > 1 { task.with_stages() } else { task };
         let task = if self.is_symmetric() { task.with_symmetric(Symmetric::All) } else { task };
         let task = Task { shards: self.shards, ..task };
         Ok(if self.in_place { task.in_place() } else { task })

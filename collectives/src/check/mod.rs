@@ -112,6 +112,8 @@ pub struct Report {
     /// The expression by which elements are reduced, if it is the same for all of them on all ranks. `None` if nothing
     /// is reduced, or if the order depends on the element.
     pub expression: Option<Expression>,
+    /// Whether each result of a scan is the canonical expression over the ranks whose contributions it holds.
+    pub scans_are_canonical: bool,
 }
 
 /// Checks the plans of all ranks against each other; rank r binds its plan to `shapes[r]`.
@@ -146,6 +148,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
         connections: wiring.connections(plans),
         scratch_elements: layouts.iter().map(Layout::scratch_elements).max().unwrap_or(0),
         expression: None,
+        scans_are_canonical: true,
     };
     let mut expressions = value::Expressions::default();
     for segment in chosen(segments, options.segments) {
@@ -168,6 +171,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
         }
     }
     report.expression = expressions.uniform();
+    report.scans_are_canonical = expressions.scans_are_canonical();
     Ok(report)
 }
 

@@ -96,11 +96,21 @@ impl Expression {
 pub(crate) struct Expressions {
     first: Option<Expression>,
     several: bool,
+    /// A scan's result is another expression than the canonical one over its contributions.
+    other_scans: bool,
 }
 
 impl Expressions {
     pub(crate) fn uniform(&self) -> Option<Expression> {
         self.first.filter(|_| !self.several)
+    }
+
+    pub(crate) fn scans_are_canonical(&self) -> bool {
+        !self.other_scans
+    }
+
+    fn add_scan(&mut self, value: &Value) {
+        self.other_scans |= value.expression != Expression::canonical(value.count);
     }
 
     fn add(&mut self, value: &Value) {
@@ -259,6 +269,9 @@ impl Expected {
             let contributions = found.map_or(0, |found| found.count);
             return Verdict::Wrong { contributions, expected: expected.count };
         };
+        if matches!(collective, C::Scan | C::ExScan) {
+            expressions.add_scan(&found);
+        }
         if matches!(collective, C::AllReduce | C::Reduce | C::ReduceScatter) {
             expressions.add(&found);
             if reference.get_or_insert(found).expression != found.expression && collective == C::AllReduce {

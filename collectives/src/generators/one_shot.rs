@@ -1,11 +1,11 @@
 //! One-shot: each rank that wants a result gets all contributions and reduces them by itself.
 //!
 //! This is the algorithm of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of
-//! the whole vector, so (p-1) n bytes per rank, but a single latency. It serves all-reduce, reduce (to any root) and
-//! reduce-scatter. Contributions are received in rank order and added along the canonical tree
+//! the whole vector, so (p-1) n bytes per rank, but a single latency. It serves all-reduce, reduce (to any root),
+//! reduce-scatter and the scans, in which a rank gets the contributions of the ranks before it. Contributions are received in rank order and added along the canonical tree
 //! ([`Expression::canonical`](crate::check::Expression::canonical)): the balanced binary tree over the ranks, in which
 //! ranks beyond a power of two are paired first. Each contribution is added as soon as its neighbours in the tree are
-//! there, so log2 p scratch vectors suffice.
+//! there, so log2 p scratch vectors suffice. A scan's tree is that over the ranks whose contributions it adds.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -27,8 +27,9 @@ impl Generator for OneShot {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
+        use Collective as C;
         match task.collective {
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Ok(()),
+            C::AllReduce | C::Reduce | C::ReduceScatter | C::Scan | C::ExScan => Ok(()),
             other => Err(format!("one-shot reduces, and does not support {other}")),
         }
     }
@@ -44,11 +45,19 @@ impl Generator for OneShot {
             match task.collective {
                 Collective::ReduceScatter => b.send(to, Blocks::one(Space::Input, to)),
                 Collective::AllReduce => b.send(to, task.own_blocks(0, 1)),
-                _ if to == task.root => b.send(to, task.own_blocks(0, 1)),
+                Collective::Reduce if to == task.root => b.send(to, task.own_blocks(0, 1)),
+                Collective::Scan | Collective::ExScan if to > rank => b.send(to, task.own_blocks(0, 1)),
                 _ => {}
             }
         }
-        if task.collective == Collective::Reduce && rank != task.root {
+        // The sum is that of the contributions of the first ranks.
+        let summed = match task.collective {
+            Collective::Reduce if rank != task.root => 0,
+            Collective::Scan => rank + 1,
+            Collective::ExScan => rank,
+            _ => task.world_size,
+        };
+        if summed == 0 {
             return b.finish();
         }
         let (own, like) = match (scatter, task.out_of_place()) {
@@ -57,10 +66,11 @@ impl Generator for OneShot {
             (_, false) => (output, Like::Output(0)),
         };
         // An in-place all-reduce must not write blocks that it is still sending, and a receive that waited for the
-        // sends would wait for peers that wait likewise. The sum is therefore built in scratch.
+        // sends would wait for peers that wait likewise. The sum is therefore built in scratch. In a scan, only later
+        // ranks wait for this one.
         let aside = task.collective == Collective::AllReduce && !task.out_of_place();
-        let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
-        let sum = tree.sum(0, 1 << floor_log2(task.world_size));
+        let mut tree = Tree { b: &mut b, me: rank, p: summed, own, like, free: Vec::new() };
+        let sum = tree.sum(0, 1 << floor_log2(summed));
         let result = tree.place(sum, (!aside).then_some(output));
         if result != output {
             b.copy(result, output);
@@ -82,8 +92,8 @@ impl Generator for OneShot {
         f64::from(ceil_log2(task.world_size)).max(1.0)
     }
 
-    fn is_canonical(&self, task: &Task) -> bool {
-        !matches!(task.collective, Collective::Scan | Collective::ExScan)
+    fn is_canonical(&self, _: &Task) -> bool {
+        true
     }
 }
 
@@ -108,6 +118,7 @@ enum Term {
 struct Tree<'b> {
     b: &'b mut PlanBuilder,
     me: u32,
+    /// Number of ranks whose contributions are added.
     p: u32,
     own: Blocks,
     like: Like,
@@ -147,7 +158,12 @@ impl Tree<'_> {
     fn place(&mut self, sum: Sum, dst: Option<Blocks>) -> Blocks {
         let (left, right) = match sum {
             Sum::Own => return self.own,
-            Sum::Peer(_) => unreachable!("a tree of one leaf is my own"),
+            // The only contribution to an exclusive scan.
+            Sum::Peer(rank) => {
+                let dst = dst.unwrap_or_else(|| self.b.scratch(self.like));
+                self.b.recv(rank, dst);
+                return dst;
+            }
             Sum::Pending { left, right } => (left, right),
         };
         let spare = |term| if let Term::Scratch(blocks) = term { Some(blocks) } else { None };

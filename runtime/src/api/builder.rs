@@ -195,7 +195,15 @@ fn make(control: Control, config: Config, elastic: Elastic, started: Instant) ->
     let rank = control.rank();
     let world = Arc::new(World::new(control, elastic));
     let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
-    Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
+    Communicator::make(Making {
+        world,
+        id: WORLD,
+        members,
+        rank,
+        config,
+        deadline,
+        ancestors: Arc::default(),
+    })
 }
 
 /// Returns when ranks that have joined give up making their communicator: at the end of the time for joining. Ranks

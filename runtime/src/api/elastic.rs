@@ -36,7 +36,8 @@ impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with
     /// [`Error::Aborted`] and [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`].
     /// Returns at once. A rank that is about to shrink calls it, so that ranks that wait for living ones come to the
-    /// shrink at once. After a loss, calls still fail with the error of the loss.
+    /// shrink at once. After a loss, calls still fail with the error of the loss. Ends the communicators that were made
+    /// from this one by [`split`](Self::split), [`group`](Self::group) and [`duplicate`](Self::duplicate), too.
     pub fn revoke(&self) {
         drive::revoke(&self.shared);
     }
@@ -52,12 +53,14 @@ impl Communicator {
     /// [`Communicator::revoke`].
     ///
     /// All ranks that live call it, in the same order with [`Communicator::shrink`]. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). If a majority remains, a rank that has stopped or is
+    /// [`Config::join_timeout`](crate::Config::join_timeout), and some [`Config::silent_after`](crate::Config::silent_after)
+    /// longer where a rank does not answer. If a majority remains, a rank that has stopped or is
     /// cut off is left out after [`Config::silent_after`](crate::Config::silent_after).
     ///
     /// # Errors
     /// [`Error::Aborted`] with [`AbortReason::Fenced`] if the others have gone on without this rank, and with
-    /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call.
+    /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call, on all
+    /// that did; a rank that calls later gets [`Error::Aborted`] with [`AbortReason::Timeout`].
     /// [`Error::Usage`] if the ranks made different calls, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
         self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
@@ -209,11 +212,11 @@ impl Communicator {
         met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
     }
 
-    /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are. `None` lifts the
-    /// limit. For Kolo's own bindings.
+    /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are, also on communicators
+    /// that were split off this one. `None` lifts the limit. For Kolo's own bindings.
     #[doc(hidden)]
     pub fn limit_calls(&self, until: Option<Instant>) {
-        self.shared.time_limit.set(until);
+        self.shared.limit_calls(until);
     }
 
     /// Returns how often the group has changed: 0 for ranks that have joined, one more with each
@@ -327,6 +330,7 @@ impl Communicator {
                 waiting_for.extend(awaited(silent, || PeerState::Silent, "it does not answer"));
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
+            Disagreement::CameLate => self.came_too_late(operation),
             Disagreement::Mismatch => {
                 let problem = "the ranks made different calls: all live ranks must call agree, shrink and \
                                grow in the same order";

@@ -13,6 +13,8 @@ mod elastic;
 mod elastic_tests;
 mod gpu;
 mod grow;
+#[cfg(test)]
+mod helper_tests;
 mod irregular;
 #[cfg(test)]
 mod leaving_tests;

@@ -6,8 +6,9 @@ use bytes::BytesMut;
 /// [`Communicator::register`](super::Communicator::register) take such owners.
 ///
 /// # Safety
-/// Until the owner is dropped, `elements` returns the same address and length each time, even after the owner was
-/// moved.
+/// Until the owner is dropped, `elements` and `elements_ref` return the same address and length each time, even after
+/// the owner was moved. Their memory holds valid elements, is valid until then, and nobody reaches it other than through
+/// this owner: operations read and write it from other threads.
 pub unsafe trait StableBuffer {
     /// Type of an element.
     type Item;

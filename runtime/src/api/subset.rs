@@ -49,7 +49,7 @@ impl Communicator {
     fn split_as(&self, request: SplitRequest) -> Result<Option<Self>> {
         let number = self.next_child()?;
         let shared = &self.shared;
-        let deadline = Instant::now() + patience(&shared.config);
+        let deadline = shared.deadline_after(patience(&shared.config));
         let entry = postcard::to_stdvec(&request).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.group.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.group.members, entry, deadline)?;
@@ -122,7 +122,7 @@ impl Communicator {
             }
         };
         drop(core);
-        self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
+        self.subset(ranks, number, list, self.shared.deadline_after(patience(&self.shared.config)))
     }
 
     /// Makes a communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings
@@ -135,9 +135,8 @@ impl Communicator {
         let shared = &self.shared;
         shared.note_relayed();
         let id = child_id(shared.group.id, number, u64::MAX);
-        let deadline = Instant::now() + patience(&config);
-        let (world, members) = (Arc::clone(&shared.world), Arc::clone(&shared.group.members));
-        Self::make(Making { world, id, members, rank: self.rank(), config, deadline })
+        let deadline = shared.deadline_after(patience(&config));
+        self.make_child(id, Arc::clone(&shared.group.members), self.rank(), config, deadline)
     }
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
@@ -148,8 +147,22 @@ impl Communicator {
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        let (world, config) = (Arc::clone(&shared.world), shared.config.clone());
-        Self::make(Making { world, id, members, rank: own as u32, config, deadline })
+        self.make_child(id, members, own as u32, shared.config.clone(), deadline)
+    }
+
+    fn make_child(
+        &self,
+        id: u64,
+        members: Arc<[u32]>,
+        rank: u32,
+        config: Config,
+        deadline: Instant,
+    ) -> Result<Self> {
+        let world = Arc::clone(&self.shared.world);
+        let ancestors = self.shared.membership.ancestors_of_children();
+        let child = Self::make(Making { world, id, members, rank, config, deadline, ancestors })?;
+        self.shared.take_in(&child.shared);
+        Ok(child)
     }
 
     fn next_child(&self) -> Result<u64> {

@@ -96,7 +96,7 @@ impl Communicator {
         drop(core);
 
         let begin = Instant::now();
-        let deadline = begin + shared.config.timeout.min(MOST_PATIENCE);
+        let deadline = shared.deadline_after(shared.config.timeout.min(MOST_PATIENCE));
         let request = AllocRequest { bytes: bytes as u64, live, pools: supply::pools() };
         let requests = self.tell(3 * number, &request, deadline)?;
         if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use kolo_collectives::Algorithm;
 use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::Collective;
+use kolo_collectives::select::Order;
 use kolo_collectives::task::Task;
 use kolo_collectives::window::Symmetric;
 
@@ -33,17 +34,18 @@ struct Rule {
 }
 
 impl Forced {
-    /// Collects the rules. `task` returns the communicator's task for a collective.
-    pub(crate) fn new(overrides: &Overrides, task: impl Fn(Collective) -> Task) -> Self {
+    /// Collects the rules for calls with this order of reduction. `task` returns the communicator's task for a
+    /// collective.
+    pub(crate) fn new(overrides: &Overrides, order: Order, task: impl Fn(Collective) -> Task) -> Self {
         let of = |collective: &Collective| -> Vec<Rule> {
             let task = task(*collective);
             let symmetric = task.clone().with_symmetric(Symmetric::All);
             let rule = |rule: &kolo_collectives::overrides::Rule| {
                 let must_serve = match rule.collective {
                     Some(named) => named == *collective,
-                    None => rule.algorithm.supports(&task).is_ok(),
+                    None => rule.may_serve(&task, false, order),
                 };
-                let may_serve = rule.collective.is_none() && rule.algorithm.supports(&symmetric).is_ok();
+                let may_serve = rule.collective.is_none() && rule.may_serve(&symmetric, false, order);
                 let lengths = rule.from..=rule.to;
                 let algorithm = Some(rule.algorithm);
                 (must_serve || may_serve).then_some(Rule { lengths, algorithm, root: None, must_serve })

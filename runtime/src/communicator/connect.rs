@@ -1,7 +1,7 @@
 //! Makes a communicator: the ranks' introduction to each other, endpoints, routes, and the state that follows from
 //! them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
@@ -67,13 +67,19 @@ pub(crate) struct Making {
     pub(crate) rank: u32,
     pub(crate) config: Config,
     pub(crate) deadline: Instant,
+    /// The communicators that it is split off, directly or not.
+    pub(crate) ancestors: Arc<[u64]>,
 }
 
 impl Making {
     /// Makes the communicator. All members call it. Blocks until all have, at most until the deadline.
     pub(crate) fn connect(self) -> Result<Shared> {
         let driver = gpu::driver(&self.config)?;
-        let membership = self.world.control.register(self.id, Arc::clone(&self.members));
+        let membership = self.world.control.register_below(
+            self.id,
+            Arc::clone(&self.members),
+            Arc::clone(&self.ancestors),
+        );
         let mut candidates = endpoints::open(&self);
         let cards = self.introduce(&candidates, driver.is_some())?;
         let hosts = host_indices(&cards);
@@ -102,6 +108,7 @@ impl Making {
             attendance: Attendance::default(),
             fault: Fault::default(),
             time_limit: TimeLimit::none(),
+            children: Mutex::default(),
             waiting_list: OnceLock::new(),
             process: Process::current(),
         };

@@ -116,7 +116,7 @@ fn making(world: World, config: Config, deadline: Instant) -> Making {
     let control = &world.control;
     control.watch_hosts(config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
-    Making { world: Arc::new(world), id: WORLD, members, rank, config, deadline }
+    Making { world: Arc::new(world), id: WORLD, members, rank, config, deadline, ancestors: Arc::default() }
 }
 
 /// Returns the peers that this member has met at a relay, by their new places.

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
     pub(crate) time_limit: TimeLimit,
+    /// The communicators that were split off this one.
+    pub(super) children: Mutex<Vec<Weak<Self>>>,
     /// Waiting list of newcomers.
     pub(super) waiting_list: OnceLock<Arc<WaitingList>>,
     /// The process that made the communicator.
@@ -221,6 +223,36 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
+    fn children(&self) -> MutexGuard<'_, Vec<Weak<Self>>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in a communicator that was split off this one. It has this one's time limit from now on.
+    pub(crate) fn take_in(&self, child: &Arc<Self>) {
+        let mut children = self.children();
+        children.retain(|known| known.strong_count() > 0);
+        children.push(Arc::downgrade(child));
+        child.time_limit.set_outer(self.time_limit.in_force());
+    }
+
+    /// Sets the time limit for calls that begin to wait from now on, here and on the communicators split off this one.
+    pub(crate) fn limit_calls(&self, until: Option<Instant>) {
+        self.time_limit.set(until);
+        self.pass_limit_on();
+    }
+
+    fn pass_limit_on(&self) {
+        for child in self.children().iter().filter_map(Weak::upgrade) {
+            child.time_limit.set_outer(self.time_limit.in_force());
+            child.pass_limit_on();
+        }
+    }
+
+    /// Returns the deadline of a call that waits for the other ranks for `patience` at most, within the time limit.
+    pub(crate) fn deadline_after(&self, patience: Duration) -> Instant {
+        Instant::now() + self.time_limit.left().map_or(patience, |left| left.min(patience))
+    }
+
     /// Returns the waiting list of newcomers at this rank's listener, if it has one.
     pub(crate) fn waiting_list(&self) -> Option<&Arc<WaitingList>> {
         self.waiting_list.get()

@@ -134,5 +134,6 @@ pub(crate) fn regroup(
     let relayed = shared.world.relayed_of(&world_ranks).into_iter().collect();
     let elastic = shared.world.elastic.clone();
     let world = Arc::new(World::changed(control, lineage, elastic, processor, network, relayed));
-    Ok(Making { world, id: WORLD, members, rank, config: shared.config.clone(), deadline })
+    let (config, ancestors) = (shared.config.clone(), Arc::default());
+    Ok(Making { world, id: WORLD, members, rank, config, deadline, ancestors })
 }

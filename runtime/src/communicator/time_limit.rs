@@ -1,9 +1,10 @@
 //! A moment at which all calls of a communicator end, whatever time-outs they have of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time limit. Threads read it whenever they begin to wait, so it has no lock.
+/// The time limit. Threads read it whenever they begin to wait, so reading takes no lock.
 #[derive(Debug)]
 pub(crate) struct TimeLimit {
     /// Origin of the times.
@@ -12,19 +13,59 @@ pub(crate) struct TimeLimit {
     until: AtomicU64,
     /// The time that the limit gave when it was set, in nanoseconds.
     whole: AtomicU64,
+    limits: Mutex<Limits>,
+}
+
+/// The limits of which the earlier one is in force.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    own: Option<Limit>,
+    /// The limit of the communicator that this one was split off.
+    outer: Option<Limit>,
+}
+
+impl Limits {
+    fn in_force(self) -> Option<Limit> {
+        self.own.into_iter().chain(self.outer).min_by_key(|limit| limit.until)
+    }
+}
+
+/// A moment, and the time that was left until then when it was set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    until: Instant,
+    whole: Duration,
 }
 
 impl TimeLimit {
     pub(super) fn none() -> Self {
-        Self { since: Instant::now(), until: AtomicU64::new(0), whole: AtomicU64::new(0) }
+        let (until, whole) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { since: Instant::now(), until, whole, limits: Mutex::default() }
     }
 
-    /// Sets the limit for calls that begin to wait from now on.
-    pub(crate) fn set(&self, until: Option<Instant>) {
+    /// Sets the communicator's own limit for calls that begin to wait from now on.
+    pub(super) fn set(&self, until: Option<Instant>) {
+        let limit = |until: Instant| Limit { until, whole: until.saturating_duration_since(Instant::now()) };
+        self.change(|limits| limits.own = until.map(limit));
+    }
+
+    /// Sets the limit of the communicator that this one was split off.
+    pub(super) fn set_outer(&self, limit: Option<Limit>) {
+        self.change(|limits| limits.outer = limit);
+    }
+
+    /// Returns the limit in force.
+    pub(super) fn in_force(&self) -> Option<Limit> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner).in_force()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Limits)) {
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut limits);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let whole = until.map_or(0, |until| nanos(until.saturating_duration_since(Instant::now())));
-        let until = until.map_or(0, |until| nanos(until.saturating_duration_since(self.since)).max(1));
-        self.whole.store(whole, Ordering::Relaxed);
+        let limit = limits.in_force();
+        let until = limit.map_or(0, |limit| nanos(limit.until.saturating_duration_since(self.since)).max(1));
+        self.whole.store(limit.map_or(0, |limit| nanos(limit.whole)), Ordering::Relaxed);
         self.until.store(until, Ordering::Relaxed);
     }
 
@@ -63,5 +104,22 @@ mod tests {
         assert_eq!(limit.left(), Some(Duration::ZERO));
         limit.set(None);
         assert_eq!(limit.left(), None);
+    }
+    #[test]
+    fn the_earlier_limit_counts() {
+        let (parent, child) = (TimeLimit::none(), TimeLimit::none());
+        let at = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
+        let is_about = |seconds| child.left().is_some_and(|left| left.as_secs().abs_diff(seconds) <= 10);
+        parent.set(at(100));
+        child.set_outer(parent.in_force());
+        assert!(is_about(100));
+        child.set(at(1000));
+        assert!(is_about(100));
+        child.set(at(50));
+        assert!(is_about(50));
+        child.set(None);
+        assert!(is_about(100), "the parent's holds on");
+        child.set_outer(None);
+        assert_eq!(child.left(), None);
     }
 }

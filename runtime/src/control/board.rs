@@ -33,6 +33,17 @@ pub struct Status {
     pub unheard_by: Vec<u32>,
 }
 
+/// A rank's account of itself in a communicator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Account {
+    /// It is a member and tells what it is doing.
+    Here(Status),
+    /// It has dropped the communicator.
+    Dropped,
+    /// It is gone, or does not know the communicator.
+    Unknown,
+}
+
 /// An operation that a rank has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {

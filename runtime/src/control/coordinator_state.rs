@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
-use super::board::Status;
+use super::board::Account;
 use super::coordinator_exchange::{Contribution, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
 use super::forwarding::InFlight;
@@ -248,12 +248,15 @@ impl CoordinatorState {
             ToCoordinator::Ask { ticket, target, communicator } => {
                 match self.connection_of(target) {
                     Some(to) => self.send(to, &FromCoordinator::Asked { ticket, asker: rank, communicator }),
-                    None => self.send(connection, &FromCoordinator::Answered { ticket, status: None }),
+                    None => {
+                        let account = Account::Unknown;
+                        self.send(connection, &FromCoordinator::Answered { ticket, account });
+                    }
                 }
                 Ok(())
             }
-            ToCoordinator::Answer { ticket, asker, status } => {
-                self.answer(asker, ticket, status);
+            ToCoordinator::Answer { ticket, asker, account } => {
+                self.answer(asker, ticket, account);
                 Ok(())
             }
             ToCoordinator::Received { key } => {
@@ -427,9 +430,9 @@ impl CoordinatorState {
         }
     }
 
-    fn answer(&mut self, asker: u32, ticket: u64, status: Option<Status>) {
+    fn answer(&mut self, asker: u32, ticket: u64, account: Account) {
         if let Some(connection) = self.connection_of(asker) {
-            self.send(connection, &FromCoordinator::Answered { ticket, status });
+            self.send(connection, &FromCoordinator::Answered { ticket, account });
         }
     }
 

@@ -260,7 +260,7 @@ fn facts() -> impl Strategy<Value = Fact> {
             ToCoordinator::Abort { communicator, members, cause: AbortCause::new(0, AbortKind::User, "") }
         }),
         (0..6u32).prop_map(|target| ToCoordinator::Ask { ticket: 1, target, communicator: 0 }),
-        (0..6u32).prop_map(|asker| ToCoordinator::Answer { ticket: 1, asker, status: None }),
+        (0..6u32).prop_map(|asker| ToCoordinator::Answer { ticket: 1, asker, account: Account::Unknown }),
     ];
     prop_oneof![
         4 => (0..6u64, 0..4u32, 3..5u32).prop_map(|(connection, rank, world_size)| {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,11 +14,12 @@ use tokio::sync::{mpsc, watch};
 
 use super::OnSilence;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
-use super::board::{Status, StatusBoard};
+use super::board::{Account, StatusBoard};
 use super::connect::{Connected, Inbox, Received};
 use super::coordinator::write_frames;
 use super::forwarding::Forwarder;
 use super::host_monitor::{self, Check, HostMonitor};
+use super::registered::Registered;
 use super::stream::TcpHandle;
 use super::wire::{
     ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
@@ -65,20 +66,15 @@ pub(crate) struct State {
     pub(crate) exchanges: HashMap<ExchangeKey, OpenExchange>,
     /// Whether a communicator was aborted that is no longer registered.
     aborted_before: bool,
-    pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
+    pub(crate) answers: HashMap<u64, Option<Account>>,
     pub(crate) next_ticket: u64,
-    communicators: HashMap<u64, Registered>,
+    pub(super) communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
+    /// Communicators that this rank has dropped, the last ones.
+    dropped: VecDeque<u64>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    members: Arc<[u32]>,
-    flag: Arc<AbortFlag>,
-    board: Weak<StatusBoard>,
 }
 
 /// The reason given to a rank that the others have gone on without.
@@ -95,7 +91,7 @@ pub(crate) struct OpenExchange {
 /// Outcome of an exchange.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
 
-type Raise = (Arc<AbortFlag>, AbortCause);
+pub(super) type Raise = (Arc<AbortFlag>, AbortCause);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -126,19 +122,22 @@ impl Shared {
         &self,
         communicator: u64,
         members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
     ) -> (Arc<AbortFlag>, Arc<StatusBoard>) {
         let flag = Arc::new(AbortFlag::default());
         let board = Arc::new(StatusBoard::default());
-        let registered = Registered { members, flag: flag.clone(), board: Arc::downgrade(&board) };
+        let registered = Registered { members, ancestors, flag: flag.clone(), board: Arc::downgrade(&board) };
         let mut state = self.lock();
         let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
-        let cause = early.or_else(|| {
+        let revoked = || state.revoked_above(&registered, self.rank);
+        let cause = early.or_else(revoked).or_else(|| {
             let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
             lost.or_else(|| match &state.coordinator {
                 CoordinatorStanding::Lost(loss) => registered.coordinator_lost(self.rank, loss),
                 _ => None,
             })
         });
+        state.dropped.retain(|dropped| *dropped != communicator);
         state.communicators.insert(communicator, registered);
         drop(state);
         if let Some(cause) = cause {
@@ -153,6 +152,21 @@ impl Shared {
         if state.communicators.get(&communicator).is_some_and(|r| Arc::ptr_eq(&r.flag, flag)) {
             state.communicators.remove(&communicator);
         }
+    }
+
+    /// Lets other ranks know that this one has dropped a communicator.
+    pub(crate) fn note_dropped(&self, communicator: u64) {
+        remember(&mut self.lock().dropped, communicator);
+    }
+
+    fn account_in(&self, communicator: u64) -> Account {
+        let state = self.lock();
+        if state.dropped.contains(&communicator) {
+            return Account::Dropped;
+        }
+        let board = state.communicators.get(&communicator).and_then(|r| r.board.upgrade());
+        drop(state);
+        board.map_or(Account::Unknown, |board| Account::Here(board.status()))
     }
 
     /// Returns the cause of a communicator's abort, whether it is registered or the abort came early.
@@ -238,13 +252,12 @@ impl Shared {
                 Vec::new()
             }),
             FromCoordinator::Asked { ticket, asker, communicator } => {
-                let board = self.lock().communicators.get(&communicator).and_then(|r| r.board.upgrade());
-                let status = board.map(|board| board.status());
-                self.send(&ToCoordinator::Answer { ticket, asker, status });
+                let account = self.account_in(communicator);
+                self.send(&ToCoordinator::Answer { ticket, asker, account });
             }
-            FromCoordinator::Answered { ticket, status } => self.change(|state| {
+            FromCoordinator::Answered { ticket, account } => self.change(|state| {
                 if let Some(slot) = state.answers.get_mut(&ticket) {
-                    *slot = Some(status);
+                    *slot = Some(account);
                 }
                 Vec::new()
             }),
@@ -314,12 +327,20 @@ impl Shared {
                 let is_given_up = registered.flag.note_given_up();
                 let is_revoked = cause.kind == AbortKind::Revoked && registered.flag.note_revoked();
                 told = (is_given_up || is_revoked).then(|| registered.members.clone());
-                return vec![(registered.flag.clone(), cause)];
+                let mut raised = state.revoke_below(communicator, self.rank, &cause);
+                raised.push((registered.flag.clone(), cause));
+                return raised;
             }
+            let raised = state.revoke_below(communicator, self.rank, &cause);
             remember(&mut state.early_aborts, (communicator, cause));
-            Vec::new()
+            raised
         });
         told
+    }
+
+    /// Ends the communicators that were split off one which this rank revokes.
+    pub(crate) fn revoke_below(&self, communicator: u64, cause: &AbortCause) {
+        self.change(|state| state.revoke_below(communicator, self.rank, cause));
     }
 
     /// Returns the world ranks of a communicator's members, if it is registered and this rank has not left the job.
@@ -377,27 +398,6 @@ impl Shared {
     }
 }
 
-impl Registered {
-    fn index(&self, rank: u32) -> Option<u32> {
-        self.members.iter().position(|&member| member == rank).map(|i| i as u32)
-    }
-
-    fn loss_of(&self, rank: u32, loss: &Loss) -> Option<AbortCause> {
-        self.index(rank).map(|member| AbortCause::lost(member, loss))
-    }
-
-    fn coordinator_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
-        Some(match self.index(0) {
-            Some(member) => AbortCause::lost(member, loss),
-            None => AbortCause::new(
-                self.index(me).unwrap_or_default(),
-                AbortKind::CoordinatorLost,
-                format!("world rank 0, which carries the control plane, is lost: {loss}"),
-            ),
-        })
-    }
-}
-
 /// Starts the control task of a connected rank.
 pub(crate) fn serve(
     rank: u32,
@@ -421,6 +421,7 @@ pub(crate) fn serve(
             next_ticket: 1,
             communicators: HashMap::new(),
             early_aborts: VecDeque::new(),
+            dropped: VecDeque::new(),
             fenced: HashMap::new(),
         }),
         changed: Condvar::new(),

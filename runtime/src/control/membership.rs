@@ -1,13 +1,14 @@
 //! A rank's place in one communicator.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Control;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
-use super::board::{Status, StatusBoard};
+use super::board::{Account, Status, StatusBoard};
 use super::member::CoordinatorStanding;
 use super::peers::rounds::RoundKey;
 use super::wire::ToCoordinator;
@@ -18,16 +19,26 @@ pub struct Membership {
     control: Control,
     communicator: u64,
     members: Arc<[u32]>,
+    /// The communicators that this one was split off, directly or not.
+    ancestors: Arc<[u64]>,
     flag: Arc<AbortFlag>,
     board: Arc<StatusBoard>,
     /// Number of agreements so far.
     rounds: AtomicU64,
+    /// Members that have answered that they have dropped the communicator.
+    dropped_by: Mutex<BTreeSet<u32>>,
 }
 
 impl Membership {
-    pub(super) fn new(control: Control, communicator: u64, members: Arc<[u32]>) -> Self {
-        let (flag, board) = control.shared().register(communicator, members.clone());
-        Self { control, communicator, members, flag, board, rounds: AtomicU64::new(0) }
+    pub(super) fn new(
+        control: Control,
+        communicator: u64,
+        members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
+    ) -> Self {
+        let (flag, board) = control.shared().register(communicator, members.clone(), ancestors.clone());
+        let (rounds, dropped_by) = (AtomicU64::new(0), Mutex::default());
+        Self { control, communicator, members, ancestors, flag, board, rounds, dropped_by }
     }
 
     /// Returns the control plane of this registration.
@@ -56,6 +67,11 @@ impl Membership {
         &self.members
     }
 
+    /// Returns the ancestors of a communicator that is split off this one.
+    pub(crate) fn ancestors_of_children(&self) -> Arc<[u64]> {
+        self.ancestors.iter().copied().chain([self.communicator]).collect()
+    }
+
     /// Returns the flag that is raised when a member is lost or aborts.
     #[must_use]
     pub const fn abort_flag(&self) -> &Arc<AbortFlag> {
@@ -73,12 +89,13 @@ impl Membership {
     }
 
     /// Ends all calls of all members at once. This includes calls that still wait for data sent before a loss that has
-    /// already ended the communicator.
+    /// already ended the communicator. Communicators that were split off this one end too.
     pub(crate) fn revoke(&self, cause: AbortCause) {
         let cause = clip(cause);
         self.flag.raise(cause.clone());
         self.flag.note_given_up();
         self.flag.note_revoked();
+        self.control.shared().revoke_below(self.communicator, &cause);
         self.tell(cause);
     }
 
@@ -126,7 +143,7 @@ impl Membership {
                         shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
                     // A rank that is not a member has no answer and is not waited for.
-                    None => drop(shared.lock().answers.insert(ticket, Some(None))),
+                    None => drop(shared.lock().answers.insert(ticket, Some(Account::Unknown))),
                 }
             }
             state = shared.lock();
@@ -139,7 +156,26 @@ impl Membership {
                 state = shared.wait(state, until);
             }
         }
-        tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
+        let accounts: Vec<_> = tickets.map(|ticket| state.answers.remove(&ticket).flatten()).collect();
+        drop(state);
+        let status = |(member, account): (&u32, Option<Account>)| match account {
+            Some(Account::Here(status)) => Some(status),
+            Some(Account::Dropped) => {
+                self.dropped_by().insert(*member);
+                None
+            }
+            Some(Account::Unknown) | None => None,
+        };
+        members.iter().zip(accounts).map(status).collect()
+    }
+
+    fn dropped_by(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.dropped_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells members that ask that this rank has dropped the communicator. All of its data has left.
+    pub(crate) fn close(&self) {
+        self.control.shared().note_dropped(self.communicator);
     }
 
     /// Returns this rank's own status board, which the thread that runs its operations keeps up to date.
@@ -148,11 +184,12 @@ impl Membership {
         &self.board
     }
 
-    /// Whether a member has said goodbye.
+    /// Whether a member has said goodbye, or has answered that it has dropped the communicator.
     #[must_use]
     pub fn departed(&self, member: u32) -> bool {
         let rank = self.members.get(member as usize);
         rank.is_some_and(|rank| self.control.shared().lock().departed.contains(rank))
+            || self.dropped_by().contains(&member)
     }
 
     /// Returns the cause of a member's loss, if it counts as lost.

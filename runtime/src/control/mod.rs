@@ -56,6 +56,7 @@ mod pending;
 mod probe;
 mod ranks;
 mod recent;
+mod registered;
 mod regroup;
 mod relay;
 mod runtime;
@@ -302,7 +303,17 @@ impl Control {
     /// the order of their ranks in the communicator; this rank must be among them. Ids are unique within the job.
     #[must_use]
     pub fn register(&self, communicator: u64, members: Arc<[u32]>) -> Membership {
-        Membership::new(self.clone(), communicator, members)
+        self.register_below(communicator, members, Arc::default())
+    }
+
+    /// Registers a communicator that was split off others, whose revocation ends it too.
+    pub(crate) fn register_below(
+        &self,
+        communicator: u64,
+        members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
+    ) -> Membership {
+        Membership::new(self.clone(), communicator, members, ancestors)
     }
 
     /// Says goodbye, so that the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
-use super::board::Status;
+use super::board::Account;
 use super::peers::listener::ListenerAddress;
 use crate::error::JoinFailure;
 use crate::job::Cookie;
@@ -93,7 +93,7 @@ pub(crate) enum ToCoordinator {
     Answer {
         ticket: u64,
         asker: u32,
-        status: Option<Status>,
+        account: Account,
     },
     /// A message that ranks pass on to each other has arrived: the blobs of this exchange, or the welcome.
     Received {
@@ -159,7 +159,7 @@ pub(crate) enum FromCoordinator {
     },
     Answered {
         ticket: u64,
-        status: Option<Status>,
+        account: Account,
     },
     Goodbye,
     /// Rank 0 has left and closes the coordinator. This is not an error.

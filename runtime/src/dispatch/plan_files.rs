@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::{Collective, Placement, Plan};
+use kolo_collectives::select::Order;
 use kolo_collectives::task::Task;
 
 use super::planner::{Limits, Planned};
@@ -67,16 +68,21 @@ impl PlanFiles {
     pub(crate) fn serving(
         &self,
         asked: Asked,
-        overrides: &Overrides,
+        (overrides, order): (&Overrides, Order),
         task: impl Fn() -> Task,
     ) -> Option<&PlanFile> {
         // Usually there is none, and nothing else needs to be looked at.
         let found = self.files.iter().find(|file| file.refusal(asked).is_none())?;
-        overrides.force(&task(), asked.bytes).is_none().then_some(found)
+        overrides.force(&task(), asked.bytes, asked.irregular, order).is_none().then_some(found)
     }
 
     /// Returns, for each file that does not serve a call, its path and the reason.
-    pub(crate) fn unused(&self, asked: Asked, overrides: &Overrides, task: impl Fn() -> Task) -> Vec<String> {
+    pub(crate) fn unused(
+        &self,
+        asked: Asked,
+        overrides: (&Overrides, Order),
+        task: impl Fn() -> Task,
+    ) -> Vec<String> {
         let serving = self.serving(asked, overrides, &task).map(|file| &file.loaded.path);
         let reason = |file: &PlanFile| {
             let path = &file.loaded.path;

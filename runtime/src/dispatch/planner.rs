@@ -130,7 +130,8 @@ impl Planner {
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
-        let file = self.files.serving(key.asked(), &self.overrides, || self.task(key.collective));
+        let file =
+            self.files.serving(key.asked(), (&self.overrides, self.order), || self.task(key.collective));
         if let Some(planned) =
             file.and_then(|file| file.planned(placement, key.element_bytes, self.limits.channels))
         {
@@ -177,20 +178,22 @@ impl Planner {
 
     /// Returns the calls for which the settings name an algorithm or a plan.
     pub(crate) fn forced(&self) -> Forced {
-        Forced::new(&self.overrides, |collective| self.task(collective)).with_plans(self.files.calls())
+        Forced::new(&self.overrides, self.order, |collective| self.task(collective))
+            .with_plans(self.files.calls())
     }
 
     /// Describes the plan of a file that serves a call; `None` if a generator's plan does.
     pub(crate) fn file_for(&self, call: &Call) -> Option<String> {
         let key = self.key(call);
-        let file = self.files.serving(key.asked(), &self.overrides, || self.task(key.collective));
+        let file =
+            self.files.serving(key.asked(), (&self.overrides, self.order), || self.task(key.collective));
         file.map(PlanFile::describe)
     }
 
     /// Explains for each file of plans why it does not serve a call.
     pub(crate) fn files_unused(&self, call: &Call) -> Vec<String> {
         let key = self.key(call);
-        self.files.unused(key.asked(), &self.overrides, || self.task(key.collective))
+        self.files.unused(key.asked(), (&self.overrides, self.order), || self.task(key.collective))
     }
 
     /// Describes the files of plans.
@@ -289,7 +292,7 @@ impl Planner {
     fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
         let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
         task.shards = key.shards;
-        let forced = self.overrides.force(&task, key.bytes as u64);
+        let forced = self.overrides.force(&task, key.bytes as u64, key.irregular, self.order);
         let mut choice = select(
             &task,
             key.bytes as u64,

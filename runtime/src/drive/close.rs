@@ -16,7 +16,7 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Ends the helper thread, lets started operations finish and their data leave, for at most `limit`, and gives the
-/// connections up. Returns whether everything has left, in which case the departure is orderly.
+/// connections up. Ranks that wait for this one are told so when they ask. Returns whether everything has left, in which case the departure is orderly.
 pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };
@@ -30,6 +30,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     let cause = Error::new(ErrorKind::Aborted, "kolo", None, "the communicator was dropped");
     core.abort(&cause);
     drop(core);
+    shared.membership.close();
     release_links(shared, &cause);
     helper::wake_all_tasks(shared);
     if flushed { Departure::Orderly } else { Departure::Abrupt }

@@ -84,7 +84,7 @@ fn drive_unattended(shared: &Shared) -> bool {
     let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), patience);
     let goes_on = match driven {
         Err(_) => false,
-        Ok(core) if has_failed(shared, &core) => {
+        Ok(core) if core.engine.failure().is_some() => {
             drop(core);
             // Perhaps no thread here waits for a long time, but the other ranks must know.
             drop(fail(shared, HELPING));
@@ -122,10 +122,6 @@ pub(super) fn wake_all_tasks(shared: &Shared) {
     tasks.into_iter().for_each(Waker::wake);
 }
 
-fn has_failed(shared: &Shared, core: &Core) -> bool {
-    core.engine.failure().is_some() || shared.membership.abort_flag().is_raised()
-}
-
 /// The goal of the helper thread: nothing is left, another thread drives, or tasks await something else.
 struct Help<'a> {
     shared: &'a Shared,
@@ -145,7 +141,9 @@ impl Goal for Help<'_> {
             return Ok(Step::Done);
         }
         let is_first = core.awaited.first().map(|(id, _)| id) == self.first;
-        let stop = core.closed || has_failed(self.shared, core) || attendance.is_relieved() || !is_first;
+        // A loss or an abort is news to the driver, who gives data that was sent before its time.
+        let has_failed = core.engine.failure().is_some();
+        let stop = core.closed || has_failed || attendance.is_relieved() || !is_first;
         Ok(if stop { Step::Done } else { Step::Waits { moved } })
     }
 

@@ -103,7 +103,8 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
             Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, &begun, limit),
             way => run_started(shared, core, call, way, &begun, limit),
         }
-    }?;
+    }
+    .inspect_err(|error| refused(shared, error, begun.sequence))?;
     end_call(shared, &mut core, begun.sequence);
     Ok(())
 }
@@ -144,7 +145,8 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
         // SAFETY: the caller's promise, passed on.
         let (core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
         Ok((id, !core.engine.is_done(id)))
-    })?;
+    })
+    .inspect_err(|error| refused(shared, error, begun.sequence))?;
     if pending {
         call_helper(shared);
     }
@@ -191,6 +193,14 @@ pub(crate) fn end(shared: &Shared, core: &mut Core, waited: Waited) {
 fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
     core.calls.recorder.end(sequence);
     shared.membership.board().finish(sequence);
+}
+
+/// Ends a call that was numbered and then refused. Otherwise this rank would tell others that it is inside the call.
+#[cold]
+fn refused(shared: &Shared, error: &Error, sequence: u64) {
+    if !error.is_fatal() {
+        end_call(shared, &mut shared.core(), sequence);
+    }
 }
 
 /// Starts a call in the way that was decided. After an error, `keep` is still the caller's, who drops it without the core.
