@@ -27,6 +27,7 @@ use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
 use crate::gpu::Gpus;
+use crate::job::deadline_after;
 use crate::network::{Between, Table};
 use crate::wait::{self, Policy};
 
@@ -250,7 +251,7 @@ impl Shared {
 
     /// Returns the deadline of a call that waits for the other ranks for `patience` at most, within the time limit.
     pub(crate) fn deadline_after(&self, patience: Duration) -> Instant {
-        Instant::now() + self.time_limit.left().map_or(patience, |left| left.min(patience))
+        deadline_after(self.time_limit.left().map_or(patience, |left| left.min(patience)))
     }
 
     /// Returns the waiting list of newcomers at this rank's listener, if it has one.
