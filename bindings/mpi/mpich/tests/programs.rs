@@ -105,6 +105,17 @@ fn compile(compiler: &str, standard: &str, source: &Path, program: &Path, abi: &
 
 /// Runs a program as the ranks of a job; all must succeed.
 fn run_ranks(program: &Path, arguments: &[&str], ranks: usize, transport: &str) {
+    run_ranks_with(program, arguments, ranks, transport, &[]);
+}
+
+/// As [`run_ranks`], with settings of Kolo.
+fn run_ranks_with(
+    program: &Path,
+    arguments: &[&str],
+    ranks: usize,
+    transport: &str,
+    settings: &[(&str, &str)],
+) {
     let folder = tempfile::tempdir().unwrap();
     let meeting = format!("file://{}", folder.path().join("meeting").display());
     let start = |rank: usize| {
@@ -117,7 +128,7 @@ fn run_ranks(program: &Path, arguments: &[&str], ranks: usize, transport: &str) 
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env("KOLO_RENDEZVOUS", &meeting).env("KOLO_TRANSPORT", transport);
         }
-        command.stderr(Stdio::piped()).spawn().unwrap()
+        command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
     let deadline = Instant::now() + PATIENCE;
@@ -196,6 +207,15 @@ fn collectives() {
 #[test]
 fn started_collectives_that_several_threads_advance() {
     with_ranks("started", &[1, 2, 3]);
+}
+
+/// The time for joining is over before the last rank calls the first collective of a communicator.
+#[test]
+fn first_collectives_wait_without_limit() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&cc, "late", folder.path(), &ABIS[0]);
+    run_ranks_with(&program, &["6"], 2, "shm,tcp", &[("KOLO_JOIN_TIMEOUT", "5")]);
 }
 
 #[test]
