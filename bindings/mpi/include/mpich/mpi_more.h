@@ -1,4 +1,5 @@
-/* Functions of this ABI that are not in the table: conversion of Fortran handles, addresses, and functions that MPI-3 removed. */
+/* Functions of this ABI that are not in the table: conversion of Fortran handles, addresses, and functions that MPI-3 removed. The
+   conversions of handles have profiling names too, and `toint` and `fromint` are the same functions under their names of MPI-5. */
 int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 #define MPI_COMM_DUP_FN ((MPI_Comm_copy_attr_function *)MPIR_Dup_fn)
 #define MPI_TYPE_DUP_FN ((MPI_Type_copy_attr_function *)MPIR_Dup_fn)

@@ -262,6 +262,41 @@ fn tools() {
     with_ranks("tools", &[1, 2, 3]);
 }
 
+/// Profiling libraries and Fortran bindings call the conversions of handles under all of these names.
+#[test]
+fn conversions_of_handles_have_all_their_names() {
+    for abi in &ABIS {
+        let library = std::fs::read(library(abi).join(abi.file)).unwrap();
+        let has = |name: &str| {
+            // In the table of names, a zero stands before and behind each.
+            let name = format!("\0{name}\0");
+            library.windows(name.len()).any(|bytes| bytes == name.as_bytes())
+        };
+        let forms: &[&str] =
+            if abi.include == "mpich" { &["c2f", "f2c", "toint", "fromint"] } else { &["toint", "fromint"] };
+        let kinds = [
+            "Comm",
+            "Errhandler",
+            "File",
+            "Group",
+            "Info",
+            "Message",
+            "Op",
+            "Request",
+            "Session",
+            "Type",
+            "Win",
+        ];
+        for (prefix, kind) in ["MPI", "PMPI"].into_iter().flat_map(|prefix| kinds.map(|kind| (prefix, kind)))
+        {
+            for form in forms {
+                assert!(has(&format!("{prefix}_{kind}_{form}")), "{}: {prefix}_{kind}_{form}", abi.file);
+            }
+            assert!(has(&format!("{prefix}_Abi_get_version")), "{}", abi.file);
+        }
+    }
+}
+
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.
 #[test]
 fn survivors() {
