@@ -252,6 +252,11 @@ fn wrong_arguments() {
 }
 
 #[test]
+fn deprecated_attributes() {
+    with_ranks("attributes", &[1, 2]);
+}
+
+#[test]
 fn sessions() {
     with_ranks("sessions", &[1, 2, 3]);
     with(&ABIS, "sessions", &["without-the-world"], &[1, 3]);
