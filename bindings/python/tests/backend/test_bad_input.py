@@ -169,13 +169,16 @@ def test_time_outs(asynchronous):
     run(3, body, limit=SOON)
 
 
-def test_a_time_out_of_one_wait():
+@pytest.mark.parametrize("with_future", [False, True])
+def test_a_time_out_of_one_wait(with_future):
     def body():
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
             store.get("over")
             return
         work = dist.all_reduce(torch.ones(4), async_op=True)
+        if with_future:
+            work.get_future()  # a thread that waits with the group's limit
         with pytest.raises(kolo.torch.Timeout, match="after 0.5 s"):
             work.wait(timedelta(seconds=0.5))
         assert isinstance(work.exception(), dist.DistBackendError) and not work.is_success()
