@@ -117,6 +117,28 @@ def test_a_waiting_thread_lets_others_run(tmp_path):
     run(2, body)
 
 
+def test_a_thread_that_looks_at_a_state_lets_others_run(tmp_path):
+    flag = tmp_path / "flag"
+
+    def body(comm):
+        state, weights = kolo.State(comm), {"weights": np.ones(4)}
+        if comm.rank == 0:
+            sharing = threading.Thread(target=state.share, args=(comm, weights))
+            looking = threading.Thread(target=lambda: [state.version for _ in iter(sharing.is_alive, False)])
+            sharing.start()
+            looking.start()
+            flag.touch()
+            sharing.join()
+            looking.join()
+        else:
+            # Shares only after rank 0's main thread has run while its other threads share and look.
+            while not flag.exists():
+                os.sched_yield()
+            state.share(comm, weights)
+
+    run(2, body)
+
+
 def test_dropped_works_are_harmless():
     def body(comm):
         for _ in range(50):
