@@ -644,8 +644,13 @@ public:
         return *this;
     }
 
-    /** Calls `watcher` when the members have changed, before the step begins (again). The watcher must not throw. */
+    /** Calls `watcher` when the members have changed, before the step begins (again). The watcher must not throw. nullptr removes it. */
     Survivors &on_change(std::function<void(const Change &)> watcher) {
+        if (!watcher) {
+            detail::check(koloSurvivorsOnChange(handle_, nullptr, nullptr));
+            watcher_.reset();
+            return *this;
+        }
         auto next = std::make_unique<Watcher>(std::move(watcher));
         detail::check(koloSurvivorsOnChange(handle_, tell, next.get()));
         watcher_ = std::move(next);
