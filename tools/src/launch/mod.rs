@@ -16,7 +16,8 @@ use tempfile::TempDir;
 use crate::error::{CliError, Result};
 use bind::Bind;
 use guardian::Lifeline;
-use job::{Job, Orders, Prefix, Rank, Stdout};
+use job::{Job, Prefix, Rank, Stdout};
+use orders::Orders;
 
 mod agent;
 mod bind;
@@ -24,6 +25,7 @@ pub(crate) mod environment;
 mod guardian;
 mod hosts;
 pub(crate) mod job;
+mod orders;
 pub(crate) mod output;
 mod process;
 mod processes;
