@@ -118,6 +118,21 @@ fn folder_variables_and_prefix_arrive() {
     }
 }
 
+/// Locally, rank 0 gets the launcher's input; on other hosts it does not, and the user must know.
+#[test]
+fn input_that_is_not_passed_on_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("namelist");
+    for (content, reports) in [("&run steps=3 /\n", true), ("", false)] {
+        std::fs::write(&file, content).unwrap();
+        let input = std::fs::File::open(&file).unwrap();
+        let ended = kolo("a:1", &[], &["cat"]).stdin(input).output().unwrap();
+        let said = text(&ended.stderr);
+        assert!(ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
+        assert_eq!(said.contains("do not get this program's standard input"), reports, "{said}");
+    }
+}
+
 #[test]
 fn a_failing_rank_ends_all_hosts() {
     let began = Instant::now();
