@@ -46,6 +46,8 @@ def test_kubernetes(name: str, tmp_path: Path) -> None:
         assert job["spec"]["network"]["enableDNSHostnames"]
     else:
         spec, service = job["spec"], documents[0]
+        # All ranks fail after a loss, and each counts.
+        assert spec["backoffLimit"] >= spec["completions"] and spec["backoffLimit"] % spec["completions"] == 0
         pod = spec["template"]["spec"]
         assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
         assert pod["subdomain"] == service["metadata"]["name"]

@@ -60,7 +60,8 @@ fn functions(table: &str) -> Vec<Function> {
         let is_collective = head.starts_with('@');
         let both = head.ends_with('*');
         let name = head.trim_start_matches('@').trim_end_matches('*');
-        let engine = lower(name);
+        let (name, engine) = name.split_once('=').unwrap_or((name, name));
+        let engine = lower(engine);
         for large in if both { vec![false, true] } else { vec![false] } {
             let suffix = if large { "_c" } else { "" };
             let mut add = |name: String, how, more: &[&str]| {

@@ -88,6 +88,8 @@ fn c_function(function: &str, argument: &str) -> String {
         ("Register_datarep", _) => "MPI_Datarep_conversion_function".to_owned(),
         ("Register_datarep_c", _) => "MPI_Datarep_conversion_function_c".to_owned(),
         ("Grequest_start", what) => format!("MPI_Grequest_{what}_function"),
+        ("Keyval_create", "copy") => "MPI_Copy_function".to_owned(),
+        ("Keyval_create", "delete") => "MPI_Delete_function".to_owned(),
         (_, "copy" | "delete") => format!("MPI_{object}_{argument}_attr_function"),
         _ => format!("MPI_{object}_errhandler_function"),
     }

@@ -66,6 +66,7 @@ pub mod internal {
     pub mod wait {
         pub use crate::wait::*;
     }
+    pub use crate::api::SecondWait;
 }
 
 #[cfg(feature = "ndarray")]

@@ -118,6 +118,21 @@ fn folder_variables_and_prefix_arrive() {
     }
 }
 
+/// Locally, rank 0 gets the launcher's input; on other hosts it does not, and the user must know.
+#[test]
+fn input_that_is_not_passed_on_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("namelist");
+    for (content, reports) in [("&run steps=3 /\n", true), ("", false)] {
+        std::fs::write(&file, content).unwrap();
+        let input = std::fs::File::open(&file).unwrap();
+        let ended = kolo("a:1", &[], &["cat"]).stdin(input).output().unwrap();
+        let said = text(&ended.stderr);
+        assert!(ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
+        assert_eq!(said.contains("do not get this program's standard input"), reports, "{said}");
+    }
+}
+
 #[test]
 fn a_failing_rank_ends_all_hosts() {
     let began = Instant::now();
@@ -178,7 +193,17 @@ fn running(
     count: usize,
     agent: &str,
 ) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
-    let script = "trap 'echo told; exit 0' TERM; echo up; for i in $(seq 1000); do sleep 0.05; done";
+    let script = "trap 'echo told; exit 0' TERM; trap 'echo interrupted; exit 0' INT; echo up; \
+                  for i in $(seq 1000); do sleep 0.05; done";
+    running_script(hosts, count, agent, script)
+}
+
+fn running_script(
+    hosts: &str,
+    count: usize,
+    agent: &str,
+    script: &str,
+) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command
         .args(["run", "--hosts", hosts, "--agent", agent, "--", "sh", "-c", script])
@@ -201,9 +226,23 @@ fn one_signal_ends_all_hosts() {
     let mut rest = String::new();
     // The output ends when all processes that could write to it are gone.
     lines.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "told\ntold\ntold\n");
+    assert_eq!(rest, "interrupted\ninterrupted\ninterrupted\n");
     assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
     assert!(began.elapsed() < LIMIT);
+}
+
+#[test]
+fn a_signal_of_the_user_reaches_all_hosts() {
+    // The shell waits all the time: while it starts a program, it may lose a signal.
+    let script = "trap 'echo told; exit 0' TERM; trap 'echo asked' USR1; \
+                  (trap '' USR1; exec tail -f /dev/null >/dev/null) & echo up; while :; do wait; done";
+    let (mut child, lines) = running_script("a:2,b:1", 3, "env ON={host}", script);
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let mut lines = lines.lines().map(Result::unwrap);
+    assert!(lines.by_ref().take(3).all(|line| line == "asked"));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(lines.collect::<Vec<_>>(), ["told"; 3], "the job goes on after the first signal");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
 }
 
 #[test]

@@ -78,6 +78,9 @@ inline void expect(bool fits, const char *problem) {
     }
 }
 
+/** A time that is over already has no milliseconds left: negative numbers mean other things in kolo.h. */
+inline std::int64_t left(std::chrono::milliseconds limit) { return limit.count() < 0 ? 0 : limit.count(); }
+
 template <class T> constexpr koloDataType_t type_of_number() {
     if constexpr (std::is_same_v<T, bool>) {
         static_assert(sizeof(bool) == 1, "a bool is a byte");
@@ -209,8 +212,8 @@ public:
     /** Waits, for at most the communicator's time-out. Returns at once if there is nothing to wait for. */
     void wait() { detail::check(koloWait(&handle_, KOLO_UNSET)); }
 
-    /** Waits for at most `limit`; after that, the communicator is aborted. */
-    void wait_for(std::chrono::milliseconds limit) { detail::check(koloWait(&handle_, limit.count())); }
+    /** Waits for at most `limit`, not at all if it is negative; after that, the communicator is aborted. */
+    void wait_for(std::chrono::milliseconds limit) { detail::check(koloWait(&handle_, detail::left(limit))); }
 
     /** Waits for a message, and returns the rank that sent it. */
     int wait_source() {
@@ -641,8 +644,13 @@ public:
         return *this;
     }
 
-    /** Calls `watcher` when the members have changed, before the step begins (again). The watcher must not throw. */
+    /** Calls `watcher` when the members have changed, before the step begins (again). The watcher must not throw. nullptr removes it. */
     Survivors &on_change(std::function<void(const Change &)> watcher) {
+        if (!watcher) {
+            detail::check(koloSurvivorsOnChange(handle_, nullptr, nullptr));
+            watcher_.reset();
+            return *this;
+        }
         auto next = std::make_unique<Watcher>(std::move(watcher));
         detail::check(koloSurvivorsOnChange(handle_, tell, next.get()));
         watcher_ = std::move(next);
@@ -735,7 +743,7 @@ private:
 
     void run_step(std::function<void(const Communicator &)> step, std::optional<std::chrono::milliseconds> limit) {
         Running running{std::move(step), nullptr, KOLO_SUCCESS};
-        const std::int64_t limit_ms = limit ? limit->count() : KOLO_UNSET;
+        const std::int64_t limit_ms = limit ? detail::left(*limit) : KOLO_UNSET;
         const koloResult_t result = koloSurvivorsRun(handle_, limit_ms, Running::once, &running);
         if (result != KOLO_SUCCESS && result == running.result && running.thrown) {
             std::rethrow_exception(running.thrown);
@@ -834,7 +842,7 @@ public:
         std::uint64_t received = 0;
         const auto known = plain(parts);
         detail::check(
-            koloStateFetch(&handle_, invitation.c_str(), limit.count(), known.data(), known.size(), &received));
+            koloStateFetch(&handle_, invitation.c_str(), detail::left(limit), known.data(), known.size(), &received));
         return received;
     }
 

@@ -125,9 +125,15 @@ impl Comm {
         self.with(py, move |comm| comm.alloc_raw(bytes)).map(Symmetric::new)
     }
 
-    /// Makes a communicator of the listed ranks, in this order; only these ranks call it.
-    fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
-        self.with(py, move |comm| comm.group(&ranks)).map(Self::new)
+    /// Makes a communicator of the listed ranks, in this order; only these ranks call it. They wait for each other for `seconds`, by
+    /// default for as long as they would to join a job.
+    #[pyo3(signature = (ranks, seconds=None))]
+    fn group(&self, py: Python<'_>, ranks: Vec<u32>, seconds: Option<f64>) -> PyResult<Self> {
+        let make = move |comm: &Communicator| match seconds {
+            Some(seconds) => comm.group_within(&ranks, None, limit(seconds)),
+            None => comm.group(&ranks),
+        };
+        self.with(py, make).map(Self::new)
     }
 
     /// Makes every call in progress and every later one fail, on all ranks.

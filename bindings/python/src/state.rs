@@ -27,12 +27,14 @@ impl State {
         Self { inner: Mutex::new(version.map_or_else(Inner::new, Inner::at)) }
     }
 
-    fn version(&self) -> Option<u64> {
-        self.lock().version()
+    // A share may take long, and no thread may wait for its end with the interpreter's lock held.
+
+    fn version(&self, py: Python<'_>) -> Option<u64> {
+        py.detach(|| self.lock().version())
     }
 
-    fn set_version(&self, version: u64) {
-        self.lock().set_version(version);
+    fn set_version(&self, py: Python<'_>, version: u64) {
+        py.detach(|| self.lock().set_version(version));
     }
 
     /// Shares the state. Returns the bytes received and sent, and the ranks whose chunks failed their hash.
@@ -55,8 +57,8 @@ impl State {
     }
 
     /// Returns whether a copy is kept for newcomers.
-    fn is_offering(&self) -> bool {
-        self.lock().is_offering()
+    fn is_offering(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.lock().is_offering())
     }
 
     /// Fetches the members' state. Returns the bytes received.

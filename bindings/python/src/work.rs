@@ -1,13 +1,14 @@
 //! Handles of started operations.
 //!
 //! Several threads may wait for one work, such as a user's thread and the one that completes futures. The first thread drives the
-//! operation; the others sleep until the first tells them the outcome.
+//! operation; the others sleep until the first tells them the outcome, or until their own time-out, which ends the operation.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_rs::Error;
+use kolo_rs::internal::SecondWait;
 use pyo3::prelude::*;
 
 use crate::errors::exception;
@@ -36,8 +37,10 @@ struct Inner {
 enum State {
     /// No thread waits.
     Running(Progress),
-    /// A thread waits, and will tell the others the outcome.
-    Attended,
+    /// A thread waits, and will tell the others the outcome. They may end the operation.
+    Attended(SecondWait),
+    /// Nobody has the operation any more, or a thread is looking at it with the state locked.
+    Gone,
     /// The operation is complete: the source of a receive, or the error.
     Over(Result<Option<u32>, Error>),
 }
@@ -54,6 +57,13 @@ impl Progress {
         match self {
             Self::Plain(work) => work.is_done(),
             Self::Receive(work) => work.is_done(),
+        }
+    }
+
+    fn second_wait(&self) -> SecondWait {
+        match self {
+            Self::Plain(work) => work.second_wait(),
+            Self::Receive(work) => work.second_wait(),
         }
     }
 
@@ -129,29 +139,57 @@ impl Inner {
     /// Waits; returns the outcome, and the owner, which may now be given back to Python.
     fn wait(&self, seconds: f64) -> (Result<Option<u32>, Error>, Option<Owner>) {
         let mut state = self.state();
-        loop {
-            match std::mem::replace(&mut *state, State::Attended) {
-                State::Running(work) => {
-                    drop(state);
-                    return self.end(work.wait_within(limit(seconds)));
-                }
-                State::Attended => {
-                    self.sleepers.fetch_add(1, Ordering::Relaxed);
-                    state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    self.sleepers.fetch_sub(1, Ordering::Relaxed);
-                }
-                State::Over(outcome) => {
-                    *state = State::Over(outcome.clone());
-                    return (outcome, None);
-                }
+        match std::mem::replace(&mut *state, State::Gone) {
+            State::Running(work) => {
+                *state = State::Attended(work.second_wait());
+                drop(state);
+                self.end(work.wait_within(limit(seconds)))
             }
+            other => {
+                *state = other;
+                (self.wait_beside(state, limit(seconds)), None)
+            }
+        }
+    }
+
+    /// Waits while another thread drives the operation. Ends the operation if that takes too long.
+    fn wait_beside<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+    ) -> Result<Option<u32>, Error> {
+        let begun = Instant::now();
+        let mut left = Some(limit);
+        loop {
+            match &*state {
+                State::Over(outcome) => return outcome.clone(),
+                State::Attended(second) if left.is_some_and(|left| left.is_zero()) => {
+                    let second = second.clone();
+                    drop(state);
+                    second.time_out(limit);
+                    // The other thread has an outcome now.
+                    left = None;
+                    state = self.state();
+                    continue;
+                }
+                _ => {}
+            }
+            self.sleepers.fetch_add(1, Ordering::Relaxed);
+            let nap = left.unwrap_or(Duration::MAX);
+            state = match self.over.wait_timeout(state, nap) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
+            left = left.map(|_| limit.saturating_sub(begun.elapsed()));
         }
     }
 
     fn poll(&self) -> (bool, Option<Owner>) {
         let mut state = self.state();
-        match std::mem::replace(&mut *state, State::Attended) {
+        match std::mem::replace(&mut *state, State::Gone) {
             State::Running(work) if work.is_done() => {
+                *state = State::Attended(work.second_wait());
                 drop(state);
                 // The operation is complete, so the wait only fetches the outcome.
                 let (_, owner) = self.end(work.wait_within(Duration::ZERO));
@@ -181,7 +219,7 @@ impl Inner {
 
     /// Drops an operation without waiting for it. The operation goes on, and frees its owner at its end.
     fn forget(&self) {
-        let state = std::mem::replace(&mut *self.state(), State::Attended);
+        let state = std::mem::replace(&mut *self.state(), State::Gone);
         drop(state);
     }
 }

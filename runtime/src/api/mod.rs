@@ -62,7 +62,7 @@ pub use scope::Scope;
 pub use stable::StableBuffer;
 pub use survivors::{Change, Survivors};
 pub use symmetric::SymmetricBuffer;
-pub use work::Work;
+pub use work::{SecondWait, Work};
 
 use kolo_collectives::model::Model;
 use kolo_transport::Rail;

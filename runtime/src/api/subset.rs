@@ -1,7 +1,7 @@
 //! Communicators of some or all of the ranks: split, group and duplicate.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::foreign::printable;
 
@@ -79,21 +79,18 @@ impl Communicator {
     /// [`Error::Usage`] if this rank is not in the list, or if a rank in it is out of range or listed twice;
     /// otherwise as [`Communicator::from_env`].
     pub fn group(&self, ranks: &[u32]) -> Result<Self> {
-        self.group_of(ranks, None)
+        self.group_within(ranks, None, patience(&self.shared.config))
     }
 
-    /// As [`group`](Self::group), for bindings whose communicators have numbers on which their ranks have agreed. The number
-    /// identifies the communicator, so several threads may make communicators at the same time, in any order. No number may be
-    /// used twice.
+    /// As [`group`](Self::group), but waits at most `limit` for the ranks, for bindings with time-outs of their own.
+    ///
+    /// The ranks of a binding's communicators may have agreed on a `number`. It identifies the communicator, so several threads
+    /// may make communicators at the same time, in any order. No number may be used twice.
     ///
     /// # Errors
     /// As [`group`](Self::group).
     #[doc(hidden)]
-    pub fn group_numbered(&self, ranks: &[u32], number: u32) -> Result<Self> {
-        self.group_of(ranks, Some(number))
-    }
-
-    fn group_of(&self, ranks: &[u32], number: Option<u32>) -> Result<Self> {
+    pub fn group_within(&self, ranks: &[u32], number: Option<u32>, limit: Duration) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
             let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
             return Err(self.usage("group", problem));
@@ -122,7 +119,7 @@ impl Communicator {
             }
         };
         drop(core);
-        self.subset(ranks, number, list, self.shared.deadline_after(patience(&self.shared.config)))
+        self.subset(ranks, number, list, self.shared.deadline_after(limit))
     }
 
     /// Makes a communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings

@@ -47,6 +47,30 @@ pub struct Work<B> {
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
+/// A wait for an operation beside the thread that has its handle. For bindings.
+#[derive(Clone, Debug)]
+pub struct SecondWait {
+    shared: Arc<Shared>,
+    tickets: Vec<Ticket>,
+}
+
+impl SecondWait {
+    /// Ends the operation and everything else on the communicator, because this wait's limit has passed. Unless the operation is over, the
+    /// thread that has the handle then gets the error.
+    pub fn time_out(&self, limit: Duration) {
+        if !self.shared.is_ours() {
+            return;
+        }
+        let core = self.shared.core();
+        let unfinished = self.tickets.iter().find(|ticket| !core.engine.is_done(ticket.id));
+        if let Some(Ticket { id, waited }) = unfinished {
+            let peers = core.waiting_for(*id);
+            drop(core);
+            drop(drive::time_out(&self.shared, *waited, limit, &peers));
+        }
+    }
+}
+
 /// Memory that the engine keeps alive for an operation.
 pub(crate) type Kept = Box<dyn Any + Send>;
 
@@ -93,6 +117,13 @@ impl<B: 'static> Work<B> {
     /// [`Work::wait`] then returns the error.
     pub fn abort(&self, reason: &str) {
         drive::abort(&self.shared, reason);
+    }
+
+    /// Returns what a thread needs that waits for the thread which has the handle.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn second_wait(&self) -> SecondWait {
+        SecondWait { shared: Arc::clone(&self.shared), tickets: self.tickets().collect() }
     }
 
     fn tickets(&self) -> impl Iterator<Item = Ticket> {

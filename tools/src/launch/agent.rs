@@ -1,11 +1,11 @@
 //! Ranks on other hosts: one agent per host, such as ssh, runs `kolo run --from-stdin` there.
 //!
 //! # The wire
-//! The agent's standard input holds one line of JSON, an [`Assignment`], and no more data after that: its end of file
-//! is the order to end the ranks. Nothing of a job is thus on a command line, where it would need quoting and everybody
-//! could read it. If an agent is killed, or its network breaks, that input ends too, so no rank outlives its launcher
-//! for longer than the network takes to notice. With `--elastic` the order to end is a word, and an end of file without
-//! it lets the ranks go on: the launcher's host may have failed, which is no reason for the other hosts to end.
+//! The agent's standard input holds one line of JSON, an [`Assignment`], and then a line for each signal that the ranks are to get
+//! (see [`super::orders`]). Its end of file is an order to end the ranks. Nothing of a job is thus on a command line, where it would
+//! need quoting and everybody could read it. If an agent is killed, or its network breaks, that input ends too, so no rank outlives its
+//! launcher for longer than the network takes to notice. With `--elastic`, an end of file without an order to end lets the ranks
+//! go on: the launcher's host may have failed, which is no reason for the other hosts to end.
 
 use std::ffi::OsString;
 use std::io::BufRead;
@@ -18,12 +18,13 @@ use tempfile::TempDir;
 use super::bind::{self, Bind};
 use super::guardian::Lifeline;
 use super::hosts::Host;
-use super::job::{Input, Job, Orders, Prefix, Rank};
+use super::job::{Input, Job, Prefix, Rank};
+use super::orders::Orders;
 use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Version of the assignment's format, which must be the same at both ends.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Longest assignment. It must fit into a pipe that is not yet read, whose usual size on Linux is 64 KiB.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;

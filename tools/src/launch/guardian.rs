@@ -33,7 +33,8 @@ use rustix::process::{
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-use super::job::{self, Job, Orders};
+use super::job::{self, Job};
+use super::orders::Orders;
 use super::output::Outputs;
 use super::processes;
 use crate::error::{CliError, Result};

@@ -16,7 +16,7 @@
 //!    long as the job; it is the thread that supervises. [`super::guardian`] says what happens to other descendants.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -29,6 +29,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
 use super::guardian::{self, Lifeline};
+use super::orders::{self, Orders};
 use super::output::{Outputs, Readers};
 use super::{process, processes};
 use crate::error::{CliError, Result};
@@ -132,20 +133,6 @@ pub(crate) struct Job {
     pub again: Option<Again>,
 }
 
-/// Meaning of the standard input of the process that starts ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Orders {
-    /// It is the input of rank 0.
-    None,
-    /// Its end of file asks the job to end, as a signal would.
-    EndsWithInput,
-    /// [`END`] in it asks the job to end. An end of file alone means that the launcher is gone, and the ranks go on.
-    EndsWhenTold,
-}
-
-/// The order to end, on an agent's lifeline.
-const END: &[u8] = b"end\n";
-
 /// Time that agents may take to forward the order when a launcher has to end in a hurry.
 const ORDER_MOST: Duration = Duration::from_secs(1);
 
@@ -172,7 +159,7 @@ const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, o
 /// kernel cannot end it.
 const ENDING_MOST: Duration = Duration::from_secs(2);
 
-enum Event {
+pub(super) enum Event {
     /// A signal arrived, possibly SIGCHLD.
     Signal(i32),
     /// The launcher was killed.
@@ -216,12 +203,7 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let handle = signals.handle();
     if job.orders != Orders::None {
         let (sender, orders) = (sender.clone(), job.orders);
-        std::thread::spawn(move || {
-            let mut said = Vec::new();
-            let _ = io::stdin().lock().read_to_end(&mut said);
-            let is_over = orders == Orders::EndsWithInput || said.ends_with(END);
-            let _ = sender.send(if is_over { Event::Signal(SIGTERM) } else { Event::OnItsOwn });
-        });
+        std::thread::spawn(move || orders::follow(orders, io::stdin().lock(), &sender));
     }
     let forwarder = std::thread::spawn(move || forward_signals(&mut signals, &sender));
     let mut supervisor = Supervisor {
@@ -510,7 +492,7 @@ impl Supervisor<'_> {
     }
 
     fn kill(&mut self) {
-        if self.order_end() && self.job.least.is_some() {
+        if self.order_end(SIGTERM) && self.job.least.is_some() {
             // Agents that are killed before they receive the order would go on. Their reports of their own ends are not
             // shown.
             self.outcome.get_or_insert((128 + SIGKILL) as u8);
@@ -523,17 +505,19 @@ impl Supervisor<'_> {
     }
 
     /// Asks all agents to end that were not asked before. Returns whether there were any.
-    fn order_end(&mut self) -> bool {
-        let asked = self.members.iter_mut().filter_map(|member| member.order_end().then_some(()));
+    fn order_end(&mut self, signal: i32) -> bool {
+        let asked = self.members.iter_mut().filter_map(|member| member.order_end(signal).then_some(()));
         asked.count() > 0
     }
 
     fn signal_all(&mut self, signal: Signal) {
         for member in self.members.iter_mut().filter(|member| !member.reaped) {
             if member.is_agent && signal != Signal::KILL {
-                // Agents do not forward signals, and an agent that died of one could not report how its ranks ended.
-                if !matches!(signal, Signal::USR1 | Signal::USR2) {
-                    member.order_end();
+                // An agent such as ssh does not forward signals, and one that died of them could not report how its ranks ended.
+                if matches!(signal, Signal::USR1 | Signal::USR2) {
+                    member.order_signal(signal.as_raw());
+                } else {
+                    member.order_end(signal.as_raw());
                 }
                 continue;
             }
@@ -545,10 +529,17 @@ impl Supervisor<'_> {
 
 impl Member {
     /// Asks an agent to end. Returns false if this is no agent, or if it was asked before.
-    fn order_end(&mut self) -> bool {
+    fn order_end(&mut self, signal: i32) -> bool {
         let Some(mut lifeline) = self.lifeline.take() else { return false };
-        let _ = lifeline.write_all(END);
+        let _ = lifeline.write_all(orders::end(signal).as_bytes());
         true
+    }
+
+    /// Has an agent send its ranks a signal, unless it was asked to end them.
+    fn order_signal(&mut self, signal: i32) {
+        if let Some(lifeline) = &mut self.lifeline {
+            let _ = lifeline.write_all(orders::pass_on(signal).as_bytes());
+        }
     }
 }
 

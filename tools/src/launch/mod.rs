@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::Permissions;
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +17,8 @@ use tempfile::TempDir;
 use crate::error::{CliError, Result};
 use bind::Bind;
 use guardian::Lifeline;
-use job::{Job, Orders, Prefix, Rank, Stdout};
+use job::{Job, Prefix, Rank, Stdout};
+use orders::Orders;
 
 mod agent;
 mod bind;
@@ -24,6 +26,7 @@ pub(crate) mod environment;
 mod guardian;
 mod hosts;
 pub(crate) mod job;
+mod orders;
 pub(crate) mod output;
 mod process;
 mod processes;
@@ -72,7 +75,8 @@ pub(crate) struct RunArgs {
     /// Where the ranks meet: HOST:PORT on the first machine, or a URL that Kolo knows
     #[arg(long, value_name = "WHERE")]
     rendezvous: Option<String>,
-    /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order
+    /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order. They
+    /// read nothing from standard input
     #[arg(long, value_name = "LIST", conflicts_with_all = ["nodes", "node_rank"])]
     hosts: Option<String>,
     /// The same, from a file with one host per line: `a`, `a:4` or `a slots=4`
@@ -120,6 +124,27 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+/// The note to a user who has redirected the input of a job on several hosts.
+const NO_INPUT: &str = "kolo: with --hosts, ranks do not get this program's standard input, and rank 0 reads none: give \
+                        the program a file that all hosts can read";
+
+/// Returns whether this process's standard input is a file that is not empty, or a pipe that has data.
+fn has_input() -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::fs::FileType;
+    let input = std::io::stdin();
+    let Ok(stat) = rustix::fs::fstat(&input) else { return false };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => stat.st_size > 0,
+        FileType::Fifo => {
+            let mut input = [PollFd::new(&input, PollFlags::IN)];
+            poll(&mut input, Some(&rustix::time::Timespec::default())).is_ok()
+                && input[0].revents().contains(PollFlags::IN)
+        }
+        _ => false,
+    }
+}
+
 /// Runs `kolo run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if args.from_stdin {
@@ -130,6 +155,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     refuse_option(args.command.first())?;
     if let Some(hosts) = hosts(args)? {
+        if has_input() {
+            // Written here, since this process must have one thread until it has started the ranks.
+            let _ = writeln!(std::io::stderr(), "{NO_INPUT}");
+        }
         return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
     }
     guardian::guarded(|lifeline| {

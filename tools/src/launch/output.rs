@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -69,7 +69,7 @@ impl fmt::Debug for Outputs {
 impl Outputs {
     /// Writes to this process's own outputs.
     pub(crate) fn own() -> Self {
-        Self::to(Arc::new(Mutex::new(io::stdout())), Arc::new(Mutex::new(io::stderr())))
+        Self::to(Arc::new(Mutex::new(Waiting(io::stdout()))), Arc::new(Mutex::new(Waiting(io::stderr()))))
     }
 
     /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
@@ -79,7 +79,7 @@ impl Outputs {
         let to = |stream: Box<dyn Write + Send>| -> Sink {
             Arc::new(Mutex::new(Outliving { stream: Some(stream), log: log.clone() }))
         };
-        Self::to(to(Box::new(io::stdout())), to(Box::new(io::stderr())))
+        Self::to(to(Box::new(Waiting(io::stdout()))), to(Box::new(Waiting(io::stderr()))))
     }
 
     fn to(stdout: Sink, stderr: Sink) -> Self {
@@ -88,7 +88,7 @@ impl Outputs {
         let (sink, written) = (stderr.clone(), unwritten.clone());
         std::thread::spawn(move || {
             for message in pending {
-                write_whole(&sink, message.as_bytes());
+                let _ = write_whole(&sink, message.as_bytes());
                 written.change(|count| *count -= 1);
             }
         });
@@ -149,31 +149,46 @@ pub(super) struct Readers {
     done: (Sender<()>, Receiver<()>),
     /// A pipe whose end of file tells the threads that the job is over.
     job: (Arc<PipeReader>, PipeWriter),
+    /// The report that output cannot be written, which is made once.
+    reported: Arc<Once>,
 }
 
 impl Readers {
     pub(super) fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
-        Ok(Self { running: 0, done: mpsc::channel(), job: (Arc::new(reader), writer) })
+        let job = (Arc::new(reader), writer);
+        Ok(Self { running: 0, done: mpsc::channel(), job, reported: Arc::new(Once::new()) })
     }
 
     /// Copies those outputs of a child that are pipes, line by line, each preceded by its rank if `prefix` asks
     /// for that.
     pub(super) fn attach(&mut self, prefix: Prefix, rank: u32, child: &mut Child, outputs: &Outputs) {
         if let Some(pipe) = child.stdout.take() {
-            self.read(prefix, rank, pipe, outputs.stdout.clone());
+            self.read(prefix, rank, pipe, outputs.stdout.clone(), outputs);
         }
         if let Some(pipe) = child.stderr.take() {
-            self.read(prefix, rank, pipe, outputs.stderr.clone());
+            self.read(prefix, rank, pipe, outputs.stderr.clone(), outputs);
         }
     }
 
-    fn read(&mut self, prefix: Prefix, rank: u32, pipe: impl Read + AsFd + Send + 'static, sink: Sink) {
+    fn read(
+        &mut self,
+        prefix: Prefix,
+        rank: u32,
+        pipe: impl Read + AsFd + Send + 'static,
+        sink: Sink,
+        outputs: &Outputs,
+    ) {
         self.running += 1;
         let (done, job) = (self.done.0.clone(), self.job.0.clone());
+        let (outputs, reported) = (outputs.clone(), self.reported.clone());
+        let lost = move |error: &io::Error| {
+            let text = format!("kolo: output of the job is lost, since it cannot be written: {error}");
+            reported.call_once(|| outputs.say(&text));
+        };
         std::thread::spawn(move || {
             let before = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
-            copy_lines(&before, BufReader::new(UntilOver { pipe, job, left: MAX_LEFT_BYTES }), &sink);
+            copy_lines(&before, BufReader::new(UntilOver { pipe, job, left: MAX_LEFT_BYTES }), &sink, lost);
             let _ = done.send(());
         });
     }
@@ -226,8 +241,8 @@ impl<R: Read + AsFd> Read for UntilOver<R> {
 }
 
 /// Copies until the pipe ends, or until nobody reads the copies: the rank's next write then fails, as it would without this
-/// process.
-fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
+/// process. Calls `lost` for a line that cannot be written for another reason.
+fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink, lost: impl Fn(&io::Error)) {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -239,17 +254,39 @@ fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        if !write_whole(to, &line) {
-            return;
+        match write_whole(to, &line) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
+            Err(error) => lost(&error),
+            Ok(()) => {}
         }
     }
 }
 
-/// Writes lines without lines of other threads in between. Returns false if nobody reads them any more.
-fn write_whole(to: &Sink, bytes: &[u8]) -> bool {
+/// Writes lines without lines of other threads in between.
+fn write_whole(to: &Sink, bytes: &[u8]) -> io::Result<()> {
     let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
-    let written = sink.write_all(bytes).and_then(|()| sink.flush());
-    !written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    sink.write_all(bytes).and_then(|()| sink.flush())
+}
+
+/// An output of this process. Another program may have made the file behind it non-blocking, such as a program that shares the
+/// terminal; a slow reader misses nothing all the same.
+struct Waiting<F>(F);
+
+impl<F: AsFd> Write for Waiting<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::write(&self.0, bytes) {
+                Err(rustix::io::Errno::AGAIN) => {
+                    poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None)?;
+                }
+                written => return Ok(written?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Outputs that tests inspect.
@@ -301,7 +338,7 @@ mod tests {
         let stream: Box<dyn Write + Send> = Box::new(Leaving(Vec::new(), 1));
         let sink: Sink = Arc::new(Mutex::new(Outliving { stream: Some(stream), log }));
         for line in ["one\n", "two\n", "three\n"] {
-            write_whole(&sink, line.as_bytes());
+            write_whole(&sink, line.as_bytes()).unwrap();
         }
         let mut text = String::new();
         io::Seek::rewind(&mut file).unwrap();
@@ -333,7 +370,7 @@ mod tests {
         let (pipe, mut rank) = io::pipe().unwrap();
         rank.write_all("line\n".repeat(5000).as_bytes()).unwrap();
         let mut readers = Readers::new().unwrap();
-        readers.read(Prefix::Rank, 1, pipe, sink);
+        readers.read(Prefix::Rank, 1, pipe, sink, &outputs);
         outputs.say("over");
         let mut looks = 0;
         readers.finish(&outputs, Duration::ZERO, || {
@@ -345,6 +382,20 @@ mod tests {
         let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
         assert_eq!(text.lines().filter(|line| *line == "[1] line").count(), 5000);
         assert_eq!(text.lines().filter(|line| *line == "over").count(), 1);
+    }
+
+    #[test]
+    fn an_output_that_does_not_block_misses_nothing() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let line = [b'x'; 3000];
+        let writing = std::thread::spawn(move || {
+            let sink: Sink = Arc::new(Mutex::new(Waiting(writer)));
+            (0..100).all(|_| write_whole(&sink, &line).is_ok())
+        });
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert!(writing.join().unwrap() && read.len() == 100 * line.len(), "{} bytes", read.len());
     }
 
     #[test]
@@ -366,15 +417,32 @@ mod tests {
     fn a_rank_whose_output_nobody_reads_is_not_read() {
         let sink: Sink = Arc::new(Mutex::new(Leaving(Vec::new(), 1)));
         let mut rank = io::Cursor::new("one\ntwo\nthree\n");
-        copy_lines("", &mut rank, &sink);
+        copy_lines("", &mut rank, &sink, |_| ());
         assert_eq!(rank.position(), 8, "the third line stays in the pipe");
+    }
+
+    #[test]
+    fn an_output_without_room_is_reported_once() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let captured = Captured::default();
+        let outputs = captured.outputs();
+        let sink: Sink = Arc::new(Mutex::new(Waiting(full)));
+        let mut readers = Readers::new().unwrap();
+        for rank in 0..2 {
+            let (pipe, mut written) = io::pipe().unwrap();
+            written.write_all(b"one\ntwo\n").unwrap();
+            readers.read(Prefix::Rank, rank, pipe, sink.clone(), &outputs);
+        }
+        readers.finish(&outputs, Duration::ZERO, || false);
+        let said = captured.stderr();
+        assert!(said.contains("output of the job is lost") && said.lines().count() == 1, "{said}");
     }
 
     #[test]
     fn endless_lines_are_cut() {
         let captured = Captured::default();
         let sink: Sink = captured.stdout.clone();
-        copy_lines("[3] ", io::Cursor::new(vec![b'x'; MAX_LINE_BYTES as usize + 5]), &sink);
+        copy_lines("[3] ", io::Cursor::new(vec![b'x'; MAX_LINE_BYTES as usize + 5]), &sink, |_| ());
         let text = captured.stdout();
         assert_eq!(text.lines().count(), 2);
         assert!(text.ends_with("\n[3] xxxxx\n"));

@@ -140,6 +140,16 @@ static void groups(kolo::Communicator &comm) {
     } catch (const kolo::Error &error) {
         EXPECT(error.result() == KOLO_ABORTED && error.code() == "K0701");
     }
+    // A limit in the past is over at once. The others wait for a message that never comes.
+    std::vector<int> numbers(4);
+    const auto late = failure([&] {
+        if (living.rank() == 0) {
+            living.all_reduce_start(numbers).wait_for(std::chrono::milliseconds(-3));
+        } else {
+            living.recv(numbers, 0);
+        }
+    });
+    EXPECT(living.rank() == 0 ? late == KOLO_TIMEOUT : late != KOLO_SUCCESS);
 }
 
 int main() {

@@ -2,8 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use engine::Scope;
-use engine::constants::{INFO_NULL, Status};
+use engine::constants::Status;
 use engine::flavor::{self, Flavor, Kind};
 
 use crate::handles::*;
@@ -98,54 +97,7 @@ unsafe fn put_version(major: *mut c_int, minor: *mut c_int) -> c_int {
     0
 }
 
-unsafe fn abi_info(into: *mut usize) -> c_int {
-    if into.is_null() {
-        return err_out(engine::error::Class::Arg as c_int);
-    }
-    let mut info = 0;
-    // SAFETY: places for handles.
-    unsafe {
-        let code =
-            engine::finish(engine::calls::abi_get_info(&raw mut info), Scope::Process, "MPI_Abi_get_info");
-        *into = info_out(info);
-        err_out(code)
-    }
-}
-
-/// Answers that no Fortran bindings have set their info.
-unsafe fn no_fortran(info: *mut usize) -> c_int {
-    if info.is_null() {
-        return err_out(engine::error::Class::Arg as c_int);
-    }
-    // SAFETY: a place for a handle.
-    unsafe { *info = info_out(INFO_NULL) };
-    0
-}
-
-unsafe fn no_booleans(is_set: *mut c_int) -> c_int {
-    if is_set.is_null() {
-        return err_out(engine::error::Class::Arg as c_int);
-    }
-    // SAFETY: a place for a number.
-    unsafe { *is_set = 0 };
-    0
-}
-
 both_names! {
-    // SAFETY: the callers' promises.
-    MPI_Abi_get_info, PMPI_Abi_get_info(info: *mut usize) -> c_int = unsafe { abi_info(info) };
-    // SAFETY: as above.
-    MPI_Abi_get_fortran_info, PMPI_Abi_get_fortran_info(info: *mut usize) -> c_int = unsafe { no_fortran(info) };
-    MPI_Abi_get_fortran_booleans, PMPI_Abi_get_fortran_booleans(
-        _size: c_int, _true: *mut c_void, _false: *mut c_void, is_set: *mut c_int
-    ) -> c_int =
-        // SAFETY: as above.
-        unsafe { no_booleans(is_set) };
-    MPI_Abi_set_fortran_info, PMPI_Abi_set_fortran_info(_info: usize) -> c_int =
-        crate::missing("MPI_Abi_set_fortran_info", Scope::Process);
-    MPI_Abi_set_fortran_booleans, PMPI_Abi_set_fortran_booleans(
-        _size: c_int, _true: *mut c_void, _false: *mut c_void
-    ) -> c_int = crate::missing("MPI_Abi_set_fortran_booleans", Scope::Process);
     MPI_Wtime, PMPI_Wtime() -> f64 = engine::wtime();
     MPI_Wtick, PMPI_Wtick() -> f64 = engine::wtick();
     MPI_Aint_add, PMPI_Aint_add(base: i64, displacement: i64) -> i64 = base.wrapping_add(displacement);

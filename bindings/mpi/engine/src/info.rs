@@ -65,6 +65,23 @@ pub unsafe fn abi_get_info(info: *mut c_int) -> Outcome {
     unsafe { put(info, make(widths.to_vec())) }
 }
 
+/// Answers that no Fortran bindings have set their info.
+pub unsafe fn abi_get_fortran_info(info: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(info, INFO_NULL) }
+}
+
+/// Answers that no Fortran bindings have set their logical values.
+pub unsafe fn abi_get_fortran_booleans(
+    _size: c_int,
+    _true: *mut c_void,
+    _false: *mut c_void,
+    is_set: *mut c_int,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(is_set, 0) }
+}
+
 pub unsafe fn info_create_env(_count: c_int, _values: *mut c_void, info: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { put(info, make(Pairs::new())) }

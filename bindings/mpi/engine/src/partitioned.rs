@@ -69,6 +69,8 @@ struct State {
     messages: Vec<Option<Arc<Completion>>>,
     /// Partitions that are not ready yet.
     left: usize,
+    /// The reason why the operation has been given up, if it has.
+    given_up: Option<Fail>,
 }
 
 #[derive(Debug)]
@@ -206,7 +208,20 @@ impl Partitioned {
         let state = self.state();
         let is_done =
             |message: &Option<Arc<Completion>>| message.as_ref().is_some_and(|message| message.is_done());
-        state.left == 0 && state.messages.iter().all(is_done)
+        state.given_up.is_some() || state.left == 0 && state.messages.iter().all(is_done)
+    }
+
+    /// Ends the operation, since a wait for it has failed. Returns its messages, which the caller must give up.
+    pub fn give_up(&self, why: &Fail) -> Vec<Arc<Completion>> {
+        if self.is_over() {
+            return Vec::new();
+        }
+        if let End::Receive(receive) = &self.setup.end {
+            receive.cut().waits = None;
+        }
+        let mut state = self.state();
+        state.given_up = Some(why.clone());
+        state.messages.iter().flatten().map(Arc::clone).collect()
     }
 
     /// Returns the status and the error if the operation is complete.
@@ -220,7 +235,8 @@ impl Partitioned {
         }
         let state = self.state();
         let ends = || state.messages.iter().flatten().filter_map(|message| message.get());
-        let error = self.failure().or_else(|| ends().find_map(|end| end.error.clone()));
+        let given_up = || state.given_up.clone();
+        let error = self.failure().or_else(given_up).or_else(|| ends().find_map(|end| end.error.clone()));
         if matches!(self.setup.end, End::Send(_)) {
             return Some((Status::EMPTY, error));
         }
@@ -235,8 +251,10 @@ impl Partitioned {
             End::Receive(_) => Vec::new(),
         };
         let left = if matches!(setup.end, End::Send(_)) { setup.partitions } else { 1 };
-        let started =
-            Arc::new(Self { state: Mutex::new(State { messages, left }), setup: Arc::clone(setup) });
+        let started = Arc::new(Self {
+            state: Mutex::new(State { messages, left, given_up: None }),
+            setup: Arc::clone(setup),
+        });
         if let (Some(_), End::Receive(receive)) = (setup.peer, &setup.end) {
             let mut arriving = receive.cut();
             match arriving.cut {
@@ -260,7 +278,7 @@ impl Partitioned {
             net::net()?.recv(context, Recv { source, tag, sink, done: Arc::clone(&done) });
             messages.push(Some(done));
         }
-        *self.state() = State { messages, left: 0 };
+        *self.state() = State { messages, left: 0, given_up: None };
         Ok(())
     }
 
@@ -423,8 +441,8 @@ pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Out
         );
     };
     let is_here = || partitioned.is_over() || partitioned.has(at);
-    if !is_here() && !net::poll_once() {
-        net::nap();
+    if !is_here() {
+        net::look()?;
     }
     // SAFETY: the caller's promise.
     unsafe { put(flag, is_here().into()) }

@@ -333,6 +333,8 @@ pub fn abort(reason: &str, code: c_int) -> ! {
         std::thread::sleep(Duration::from_millis(50));
     }
     let _ = flushed.recv_timeout(FLUSH_TIME);
+    // The system keeps eight bits of the code, and 0 would count as success.
+    let code = if code != 0 && code & 0xff == 0 { 1 } else { code };
     // SAFETY: ends the process without running any of its exit handlers, since it may be in any state.
     unsafe { libc::_exit(code) }
 }

@@ -1,4 +1,5 @@
-/* Functions of this ABI that are not in the table: conversion of Fortran handles, addresses, and functions that MPI-3 removed. */
+/* Functions of this ABI that are not in the table: conversion of Fortran handles, addresses, and functions that MPI-3 removed. The
+   conversions of handles have profiling names too, and `toint` and `fromint` are the same functions under their names of MPI-5. */
 int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
 #define MPI_COMM_DUP_FN ((MPI_Comm_copy_attr_function *)MPIR_Dup_fn)
 #define MPI_TYPE_DUP_FN ((MPI_Type_copy_attr_function *)MPIR_Dup_fn)
@@ -45,25 +46,15 @@ MPI_Datatype MPI_Type_f2c(MPI_Fint handle);
 MPI_Fint MPI_Win_c2f(MPI_Win handle);
 MPI_Win MPI_Win_f2c(MPI_Fint handle);
 
-typedef MPI_Comm_copy_attr_function MPI_Copy_function;
-typedef MPI_Comm_delete_attr_function MPI_Delete_function;
 typedef MPI_Comm_errhandler_function MPI_Handler_function;
 int MPI_Status_c2f(const MPI_Status *status, MPI_Fint *numbers);
 int MPI_Status_f2c(const MPI_Fint *numbers, MPI_Status *status);
 #define MPI_LB KOLO_HANDLE(MPI_Datatype, 0x4c000010)
 #define MPI_UB KOLO_HANDLE(MPI_Datatype, 0x4c000011)
-#define MPI_NULL_COPY_FN MPI_COMM_NULL_COPY_FN
-#define MPI_NULL_DELETE_FN MPI_COMM_NULL_DELETE_FN
-#define MPI_DUP_FN MPI_COMM_DUP_FN
 int MPI_Address(const void *location, MPI_Aint *address);
-int MPI_Attr_delete(MPI_Comm comm, int keyval);
-int MPI_Attr_get(MPI_Comm comm, int keyval, void *value, int *flag);
-int MPI_Attr_put(MPI_Comm comm, int keyval, void *value);
 int MPI_Errhandler_create(MPI_Handler_function *function, MPI_Errhandler *handler);
 int MPI_Errhandler_get(MPI_Comm comm, MPI_Errhandler *handler);
 int MPI_Errhandler_set(MPI_Comm comm, MPI_Errhandler handler);
-int MPI_Keyval_create(MPI_Copy_function *copy, MPI_Delete_function *del, int *keyval, void *extra);
-int MPI_Keyval_free(int *keyval);
 int MPI_Type_extent(MPI_Datatype type, MPI_Aint *extent);
 int MPI_Type_hindexed(int count, const int lengths[], const MPI_Aint displacements[], MPI_Datatype type, MPI_Datatype *newtype);
 int MPI_Type_hvector(int count, int length, MPI_Aint stride, MPI_Datatype type, MPI_Datatype *newtype);

@@ -145,43 +145,78 @@ addresses! {
     PMPI_Aint_diff(other) = wrapping_sub;
 }
 
-macro_rules! numbers_of_handles {
-    ($($out:ident, $back:ident;)+) => {$(
-        /// Returns the Fortran handle, which is the same number.
+macro_rules! handle_numbers {
+    ($($name:ident)+) => {$(
+        /// Converts between a handle and its number, for Fortran or of MPI-5, which are the same.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $out(handle: c_int) -> c_int {
-            handle
-        }
-
-        /// Returns the handle of a Fortran handle.
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $back(handle: c_int) -> c_int {
+        pub extern "C" fn $name(handle: c_int) -> c_int {
             handle
         }
     )+};
 }
 
-/// Returns the Fortran handle of a file.
-#[unsafe(no_mangle)]
-pub extern "C" fn MPI_File_c2f(handle: usize) -> c_int {
-    file_in(handle)
+handle_numbers! {
+    MPI_Comm_c2f MPI_Comm_f2c MPI_Comm_toint MPI_Comm_fromint
+    PMPI_Comm_c2f PMPI_Comm_f2c PMPI_Comm_toint PMPI_Comm_fromint
+    MPI_Errhandler_c2f MPI_Errhandler_f2c MPI_Errhandler_toint MPI_Errhandler_fromint
+    PMPI_Errhandler_c2f PMPI_Errhandler_f2c PMPI_Errhandler_toint PMPI_Errhandler_fromint
+    MPI_Group_c2f MPI_Group_f2c MPI_Group_toint MPI_Group_fromint
+    PMPI_Group_c2f PMPI_Group_f2c PMPI_Group_toint PMPI_Group_fromint
+    MPI_Info_c2f MPI_Info_f2c MPI_Info_toint MPI_Info_fromint
+    PMPI_Info_c2f PMPI_Info_f2c PMPI_Info_toint PMPI_Info_fromint
+    MPI_Message_c2f MPI_Message_f2c MPI_Message_toint MPI_Message_fromint
+    PMPI_Message_c2f PMPI_Message_f2c PMPI_Message_toint PMPI_Message_fromint
+    MPI_Op_c2f MPI_Op_f2c MPI_Op_toint MPI_Op_fromint
+    PMPI_Op_c2f PMPI_Op_f2c PMPI_Op_toint PMPI_Op_fromint
+    MPI_Request_c2f MPI_Request_f2c MPI_Request_toint MPI_Request_fromint
+    PMPI_Request_c2f PMPI_Request_f2c PMPI_Request_toint PMPI_Request_fromint
+    MPI_Session_c2f MPI_Session_f2c MPI_Session_toint MPI_Session_fromint
+    PMPI_Session_c2f PMPI_Session_f2c PMPI_Session_toint PMPI_Session_fromint
+    MPI_Type_c2f MPI_Type_f2c MPI_Type_toint MPI_Type_fromint
+    PMPI_Type_c2f PMPI_Type_f2c PMPI_Type_toint PMPI_Type_fromint
+    MPI_Win_c2f MPI_Win_f2c MPI_Win_toint MPI_Win_fromint
+    PMPI_Win_c2f PMPI_Win_f2c PMPI_Win_toint PMPI_Win_fromint
 }
 
-/// Returns the file of a Fortran handle.
-#[unsafe(no_mangle)]
-pub extern "C" fn MPI_File_f2c(handle: c_int) -> usize {
-    file_out(handle)
+macro_rules! file_numbers {
+    ($($out:ident $back:ident;)+) => {$(
+        /// Returns the number of a file, for Fortran or of MPI-5.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $out(handle: usize) -> c_int {
+            file_in(handle)
+        }
+
+        /// Returns the file of a number.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $back(number: c_int) -> usize {
+            file_out(number)
+        }
+    )+};
 }
 
-numbers_of_handles! {
-    MPI_Comm_c2f, MPI_Comm_f2c;
-    MPI_Errhandler_c2f, MPI_Errhandler_f2c;
-    MPI_Group_c2f, MPI_Group_f2c;
-    MPI_Info_c2f, MPI_Info_f2c;
-    MPI_Message_c2f, MPI_Message_f2c;
-    MPI_Op_c2f, MPI_Op_f2c;
-    MPI_Request_c2f, MPI_Request_f2c;
-    MPI_Session_c2f, MPI_Session_f2c;
-    MPI_Type_c2f, MPI_Type_f2c;
-    MPI_Win_c2f, MPI_Win_f2c;
+file_numbers! {
+    MPI_File_c2f MPI_File_f2c;
+    PMPI_File_c2f PMPI_File_f2c;
+    MPI_File_toint MPI_File_fromint;
+    PMPI_File_toint PMPI_File_fromint;
 }
+
+macro_rules! abi_versions {
+    ($($name:ident)+) => {$(
+        /// Reports that this library does not have the standard's ABI, which `libmpi_abi.so.1` has.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(major: *mut c_int, minor: *mut c_int) -> c_int {
+            if major.is_null() || minor.is_null() {
+                return null("a version");
+            }
+            // SAFETY: the caller's promise: places for numbers.
+            unsafe {
+                *major = -1;
+                *minor = -1;
+            }
+            0
+        }
+    )+};
+}
+
+abi_versions! { MPI_Abi_get_version PMPI_Abi_get_version }

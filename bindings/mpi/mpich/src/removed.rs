@@ -51,15 +51,6 @@ removed! {
     MPI_Type_struct, PMPI_Type_struct(
         count: c_int, lengths: *const c_int, displacements: *const i64, types: *const c_int, new: *mut c_int
     ) = now::MPI_Type_create_struct(count, lengths, displacements, types, new);
-    MPI_Keyval_create, PMPI_Keyval_create(
-        copy: *const c_void, delete: *const c_void, keyval: *mut c_int, extra: *mut c_void
-    ) = now::MPI_Comm_create_keyval(copy, delete, keyval, extra);
-    MPI_Keyval_free, PMPI_Keyval_free(keyval: *mut c_int) = now::MPI_Comm_free_keyval(keyval);
-    MPI_Attr_put, PMPI_Attr_put(comm: c_int, keyval: c_int, value: *mut c_void)
-        = now::MPI_Comm_set_attr(comm, keyval, value);
-    MPI_Attr_get, PMPI_Attr_get(comm: c_int, keyval: c_int, value: *mut c_void, flag: *mut c_int)
-        = now::MPI_Comm_get_attr(comm, keyval, value, flag);
-    MPI_Attr_delete, PMPI_Attr_delete(comm: c_int, keyval: c_int) = now::MPI_Comm_delete_attr(comm, keyval);
     MPI_Errhandler_create, PMPI_Errhandler_create(function: *const c_void, handler: *mut c_int)
         = now::MPI_Comm_create_errhandler(function, handler);
     MPI_Errhandler_set, PMPI_Errhandler_set(comm: c_int, handler: c_int)

@@ -105,6 +105,17 @@ fn compile(compiler: &str, standard: &str, source: &Path, program: &Path, abi: &
 
 /// Runs a program as the ranks of a job; all must succeed.
 fn run_ranks(program: &Path, arguments: &[&str], ranks: usize, transport: &str) {
+    run_ranks_with(program, arguments, ranks, transport, &[]);
+}
+
+/// As [`run_ranks`], with settings of Kolo.
+fn run_ranks_with(
+    program: &Path,
+    arguments: &[&str],
+    ranks: usize,
+    transport: &str,
+    settings: &[(&str, &str)],
+) {
     let folder = tempfile::tempdir().unwrap();
     let meeting = format!("file://{}", folder.path().join("meeting").display());
     let start = |rank: usize| {
@@ -117,7 +128,7 @@ fn run_ranks(program: &Path, arguments: &[&str], ranks: usize, transport: &str) 
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env("KOLO_RENDEZVOUS", &meeting).env("KOLO_TRANSPORT", transport);
         }
-        command.stderr(Stdio::piped()).spawn().unwrap()
+        command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
     let deadline = Instant::now() + PATIENCE;
@@ -182,9 +193,12 @@ fn an_abort_writes_what_the_program_has_printed() {
     let folder = tempfile::tempdir().unwrap();
     for abi in &ABIS {
         let program = program(&cc, "abort", folder.path(), abi);
-        let output = Command::new(program).output().unwrap();
-        assert_eq!(output.status.code(), Some(3));
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "the last words");
+        // The system keeps eight bits of a code.
+        for (code, status) in [("3", 3), ("256", 1), ("0", 0)] {
+            let output = Command::new(&program).arg(code).output().unwrap();
+            assert_eq!(output.status.code(), Some(status), "MPI_Abort with {code}");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "the last words");
+        }
     }
 }
 
@@ -196,6 +210,15 @@ fn collectives() {
 #[test]
 fn started_collectives_that_several_threads_advance() {
     with_ranks("started", &[1, 2, 3]);
+}
+
+/// The time for joining is over before the last rank calls the first collective of a communicator.
+#[test]
+fn first_collectives_wait_without_limit() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&cc, "late", folder.path(), &ABIS[0]);
+    run_ranks_with(&program, &["6"], 2, "shm,tcp", &[("KOLO_JOIN_TIMEOUT", "5")]);
 }
 
 #[test]
@@ -232,6 +255,11 @@ fn wrong_arguments() {
 }
 
 #[test]
+fn deprecated_attributes() {
+    with_ranks("attributes", &[1, 2]);
+}
+
+#[test]
 fn sessions() {
     with_ranks("sessions", &[1, 2, 3]);
     with(&ABIS, "sessions", &["without-the-world"], &[1, 3]);
@@ -240,6 +268,41 @@ fn sessions() {
 #[test]
 fn tools() {
     with_ranks("tools", &[1, 2, 3]);
+}
+
+/// Profiling libraries and Fortran bindings call the conversions of handles under all of these names.
+#[test]
+fn conversions_of_handles_have_all_their_names() {
+    for abi in &ABIS {
+        let library = std::fs::read(library(abi).join(abi.file)).unwrap();
+        let has = |name: &str| {
+            // In the table of names, a zero stands before and behind each.
+            let name = format!("\0{name}\0");
+            library.windows(name.len()).any(|bytes| bytes == name.as_bytes())
+        };
+        let forms: &[&str] =
+            if abi.include == "mpich" { &["c2f", "f2c", "toint", "fromint"] } else { &["toint", "fromint"] };
+        let kinds = [
+            "Comm",
+            "Errhandler",
+            "File",
+            "Group",
+            "Info",
+            "Message",
+            "Op",
+            "Request",
+            "Session",
+            "Type",
+            "Win",
+        ];
+        for (prefix, kind) in ["MPI", "PMPI"].into_iter().flat_map(|prefix| kinds.map(|kind| (prefix, kind)))
+        {
+            for form in forms {
+                assert!(has(&format!("{prefix}_{kind}_{form}")), "{}: {prefix}_{kind}_{form}", abi.file);
+            }
+            assert!(has(&format!("{prefix}_Abi_get_version")), "{}", abi.file);
+        }
+    }
 }
 
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.

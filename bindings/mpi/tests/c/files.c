@@ -111,6 +111,18 @@ static void pointers(void) {
   FAILS(MPI_ERR_NO_SUCH_FILE, MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_RDONLY, MPI_INFO_NULL, &file));
 }
 
+/* The end of a view whose pieces begin beyond the extent of its filetype. */
+static void end_of_a_shifted_view(void) {
+  MPI_File file = opened(name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
+  MPI_Datatype behind, shifted;
+  MPI_Offset at = -1;
+  CHECK(!MPI_Type_create_hindexed(1, (int[]){1}, (MPI_Aint[]){8}, MPI_INT, &behind));
+  CHECK(!MPI_Type_create_resized(behind, 0, 4, &shifted) && !MPI_Type_commit(&shifted));
+  CHECK(!MPI_File_set_size(file, 16) && !MPI_File_set_view(file, 0, MPI_INT, shifted, "native", MPI_INFO_NULL));
+  CHECK(!MPI_File_seek(file, 0, MPI_SEEK_END) && !MPI_File_get_position(file, &at) && at == 2);
+  CHECK(!MPI_File_close(&file) && !MPI_Type_free(&behind) && !MPI_Type_free(&shifted));
+}
+
 static int handled;
 static void handler(MPI_File *file, int *code, ...) {
   (void)code;
@@ -166,6 +178,7 @@ int main(int argc, char **argv) {
   views();
   unequal_views();
   pointers();
+  end_of_a_shifted_view();
   wrong();
   CHECK(!MPI_Finalize());
   return 0;

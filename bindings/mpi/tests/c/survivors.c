@@ -47,6 +47,13 @@ int main(int argc, char **argv) {
     code = MPI_Send(&one, 1, MPI_INT, size - 1, 0, MPI_COMM_WORLD);
     CHECK(is_loss(code) && is_loss(MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD)));
   }
+  /* A rank that only polls learns of a revoke too. */
+  flag = code = 0;
+  if (place == 0) CHECK(!MPIX_Comm_revoke(alive));
+  if (place > 0) CHECK(!MPI_Irecv(&got, 1, MPI_INT, 0, 4, alive, &request));
+  while (place > 0 && !flag && !code) code = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+  CHECK(place == 0 || (flag && is_loss(code) && request == MPI_REQUEST_NULL));
+  CHECK(!MPIX_Comm_shrink(alive, &healthy) && !MPI_Comm_size(healthy, &count) && count == left && !MPI_Comm_free(&healthy));
   CHECK(!MPI_Comm_free(&alive) && !MPI_Finalize());
   return 0;
 }

@@ -33,6 +33,18 @@ static void refused(void) {
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
 }
 
+/* If one rank cannot take part, no rank gets a window, and none waits for it. */
+static void impossible_on_one_rank(void) {
+  MPI_Win window;
+  MPI_Comm comm;
+  int *memory, last = rank == size - 1;
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &comm) && !MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_NO_MEM, MPI_Win_allocate(last ? (MPI_Aint)1 << 62 : 4, 4, MPI_INFO_NULL, comm, &memory, &window));
+  FAILS(MPI_ERR_SIZE, MPI_Win_allocate_shared(last ? -1 : 4, 4, MPI_INFO_NULL, comm, &memory, &window));
+  FAILS(MPI_ERR_DISP, MPI_Win_create(&last, sizeof last, last ? 0 : 4, MPI_INFO_NULL, comm, &window));
+  CHECK(!MPI_Barrier(comm) && !MPI_Comm_free(&comm));
+}
+
 enum { TURNS = 500, PART = 1 << 14 };
 
 static MPI_Win common;
@@ -63,7 +75,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), flushes_of_threads();
+  refused(), impossible_on_one_rank(), flushes_of_threads();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

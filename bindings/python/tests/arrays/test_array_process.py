@@ -76,6 +76,29 @@ def test_threads_wait_for_one_work():
     run(2, body)
 
 
+def test_each_thread_that_waits_for_one_work_has_its_own_time_out():
+    def body(comm):
+        if comm.rank == 1:
+            with pytest.raises(kolo.Aborted):
+                comm.recv(np.zeros(1), 0)  # it never comes
+            return
+        work, errors = comm.all_reduce_start(np.ones(4)), []
+
+        def wait(timeout):
+            try:
+                work.wait(timeout)
+            except kolo.Timeout as error:
+                errors.append(str(error))
+
+        first = threading.Thread(target=wait, args=(1000,))
+        first.start()
+        wait(0.5)
+        first.join()
+        assert len(errors) == 2 and all("after 0.5 s" in error for error in errors), errors
+
+    run(2, body)
+
+
 def test_a_waiting_thread_lets_others_run(tmp_path):
     flag = tmp_path / "flag"
 
@@ -90,6 +113,28 @@ def test_a_waiting_thread_lets_others_run(tmp_path):
             while not flag.exists():
                 os.sched_yield()
             comm.barrier()
+
+    run(2, body)
+
+
+def test_a_thread_that_looks_at_a_state_lets_others_run(tmp_path):
+    flag = tmp_path / "flag"
+
+    def body(comm):
+        state, weights = kolo.State(comm), {"weights": np.ones(4)}
+        if comm.rank == 0:
+            sharing = threading.Thread(target=state.share, args=(comm, weights))
+            looking = threading.Thread(target=lambda: [state.version for _ in iter(sharing.is_alive, False)])
+            sharing.start()
+            looking.start()
+            flag.touch()
+            sharing.join()
+            looking.join()
+        else:
+            # Shares only after rank 0's main thread has run while its other threads share and look.
+            while not flag.exists():
+                os.sched_yield()
+            state.share(comm, weights)
 
     run(2, body)
 

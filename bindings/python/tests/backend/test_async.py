@@ -88,6 +88,29 @@ def test_futures(ranks):
     run(ranks, body)
 
 
+def test_a_late_message_holds_up_no_other_future():
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        for together in (False, True):
+            x = torch.zeros(1)
+            if dist.get_rank() == 0:
+                receive = dist.P2POp(dist.irecv, x, 1)
+                work = dist.batch_isend_irecv([receive])[0] if together else dist.irecv(x, 1)
+                received = work.get_future()
+                summed = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+                store.set(f"asked {together}", "")
+                # The other rank sends only after it has received this.
+                summed.then(lambda _: dist.send(torch.ones(1), 1)).wait()
+                assert torch.all(received.wait()[0] == 2)
+            else:
+                store.get(f"asked {together}")
+                dist.all_reduce(torch.ones(3))
+                dist.recv(x, 0)
+                dist.send(x * 2, 0)
+
+    run(2, body)
+
+
 def test_works_may_be_dropped():
     def body():
         for _ in range(100):

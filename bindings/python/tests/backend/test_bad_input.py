@@ -169,13 +169,16 @@ def test_time_outs(asynchronous):
     run(3, body, limit=SOON)
 
 
-def test_a_time_out_of_one_wait():
+@pytest.mark.parametrize("with_future", [False, True])
+def test_a_time_out_of_one_wait(with_future):
     def body():
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
             store.get("over")
             return
         work = dist.all_reduce(torch.ones(4), async_op=True)
+        if with_future:
+            work.get_future()  # a thread that waits with the group's limit
         with pytest.raises(kolo.torch.Timeout, match="after 0.5 s"):
             work.wait(timedelta(seconds=0.5))
         assert isinstance(work.exception(), dist.DistBackendError) and not work.is_success()
@@ -195,9 +198,25 @@ def test_a_monitored_barrier_names_who_is_absent():
         with pytest.raises(dist.DistBackendError) as caught:
             dist.monitored_barrier(timeout=timedelta(seconds=1))
         assert "ranks 1, 3 have not called it" in str(caught.value), caught.value
+        failure = dist.group.WORLD._engine.failure
+        assert isinstance(failure, kolo.torch.Timeout if dist.get_rank() == 0 else dist.DistBackendError), failure
         store.set("over", "")
 
     run(4, body, limit=SOON)
+
+
+def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group():
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.get("over")
+            return
+        with pytest.raises(kolo.torch.Timeout):
+            dist.all_reduce(torch.ones(2).to_sparse())
+        assert isinstance(dist.group.WORLD._engine.failure, kolo.torch.Timeout)
+        store.set("over", "")
+
+    run(2, body, seconds=1, limit=SOON)
 
 
 @pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo"])

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from group_ranks import run
+from group_ranks import SECONDS, run
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -38,6 +38,15 @@ def test_new_groups():
         dist.barrier(mine)
 
     run(4, body)
+
+
+def test_a_group_forms_within_its_own_time_limit():
+    def body():
+        if dist.get_rank() == 1:
+            time.sleep(5)  # the default group's time limit is over when this rank comes
+        dist.barrier(dist.new_group(timeout=timedelta(seconds=SECONDS)))
+
+    run(2, body, seconds=4)
 
 
 def test_split_group():

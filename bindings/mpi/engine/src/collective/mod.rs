@@ -20,7 +20,7 @@ pub use transfers::*;
 use crate::args::put;
 use crate::comm::Comm;
 use crate::constants::IN_PLACE;
-use crate::error::{Class, Outcome, fail};
+use crate::error::{Class, Fail, Outcome, fail};
 use crate::request::{self, Active};
 use schedule::{Memory, Started};
 
@@ -77,6 +77,20 @@ pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
     algorithms::all_gather(&mut s, &parts);
     run_for(s, all)
+}
+
+/// Exchanges the outcomes of all ranks. Fails if any of them has failed. All ranks call it.
+pub(crate) fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
+    let class = own.as_ref().err().map_or(0, |failure| failure.class);
+    let all = share(comm, &class.to_le_bytes())?;
+    let own = own?;
+    let classes = all.chunks_exact(4).map(|class| class.try_into().map_or(0, c_int::from_le_bytes));
+    match classes.enumerate().find(|(_, class)| *class != 0) {
+        None => Ok(own),
+        Some((rank, class)) => {
+            Err(Fail { class, text: format!("the call failed on rank {rank}").into(), comm: None })
+        }
+    }
 }
 
 /// Returns `len` bytes of rank `from` on all ranks. All ranks call it.

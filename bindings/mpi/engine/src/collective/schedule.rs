@@ -304,6 +304,17 @@ impl Started {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Ends the schedule, since a wait for it has failed. Returns its messages, which the caller must give up.
+    pub fn give_up(self: &Arc<Self>, why: &Fail) -> Vec<Arc<Completion>> {
+        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.outcome().is_some() {
+            return Vec::new();
+        }
+        change_active(|active| active.retain(|other| !Arc::ptr_eq(other, self)));
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(why.clone()));
+        std::mem::take(&mut schedule.waiting)
+    }
+
     /// Advances an active schedule. Returns whether this call has ended it.
     fn advance(self: &Arc<Self>) -> bool {
         let mut schedule = match self.schedule.try_lock() {

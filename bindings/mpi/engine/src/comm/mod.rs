@@ -214,7 +214,8 @@ impl Comm {
         };
         let _absent = net::Absence::begin();
         // Threads may make the first collective calls on several communicators at the same time, in an order that differs among ranks.
-        let made = world.group_numbered(&places(&self.members)?, self.context(0))?;
+        let (number, limit) = (Some(self.context(0)), world.config().timeout);
+        let made = world.group_within(&places(&self.members)?, number, limit)?;
         Ok(self.kolo.get_or_init(|| Arc::new(made)))
     }
 
@@ -266,10 +267,8 @@ impl Comm {
         let source = members.first().copied();
         net::net()?.recv(context, Recv { source, tag: Some(tag), sink, done: Arc::clone(&done) });
         net::wait_for(&done)?;
-        match done.get().and_then(|finished| finished.error.clone()) {
-            Some(error) => Err(error),
-            None => Ok(u32::from_le_bytes(bytes)),
-        }
+        let failure = done.get().and_then(|finished| finished.error.clone());
+        failure.map_or(Ok(u32::from_le_bytes(bytes)), Err)
     }
 
     fn next_creation(&self) -> c_int {

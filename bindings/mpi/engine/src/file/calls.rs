@@ -11,7 +11,7 @@ use super::shared::SharedPointer;
 use super::view::View;
 use super::{FILES, File, class_of, lock, lookup};
 use crate::args::{put, put_text, text};
-use crate::collective;
+use crate::collective::{self, all_well};
 use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::datatype;
@@ -61,20 +61,6 @@ fn open(path: &Path, mode: c_int, is_first: bool) -> Outcome<fs::File> {
         options.create(mode & MODE_CREATE != 0).create_new(mode & MODE_CREATE != 0 && mode & MODE_EXCL != 0);
     }
     options.open(path).map_err(|error| Fail::new(class_of(&error), format!("'{}': {error}", path.display())))
-}
-
-/// Exchanges the outcomes of all ranks. Fails if any of them has failed. All ranks call it.
-fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
-    let class = own.as_ref().err().map_or(0, |failure| failure.class);
-    let all = collective::share(comm, &class.to_le_bytes())?;
-    let own = own?;
-    let classes = all.chunks_exact(4).map(|class| class.try_into().map_or(0, c_int::from_le_bytes));
-    match classes.enumerate().find(|(_, class)| *class != 0) {
-        None => Ok(own),
-        Some((rank, class)) => {
-            Err(Fail { class, text: format!("the call failed on rank {rank}").into(), comm: None })
-        }
-    }
 }
 
 /// Checks that all ranks have the same mode, and agrees on a random number, the first rank's.

@@ -135,9 +135,12 @@ impl View {
         if behind <= 0 || self.is_empty() {
             return 0;
         }
-        let (whole, rest) = (behind / self.extent, behind % self.extent);
-        let seen = |(_, offset, len): &(usize, i64, usize)| (rest - offset).clamp(0, *len as i64);
-        let bytes = whole * self.size as i64 + self.pieces.iter().map(seen).sum::<i64>();
+        // A piece may begin beyond the extent, so each is counted by itself.
+        let seen = |(_, offset, len): &(usize, i64, usize)| {
+            let (from, len) = ((behind - offset).max(0), *len as i64);
+            from / self.extent * len + (from % self.extent).min(len)
+        };
+        let bytes = self.pieces.iter().map(seen).sum::<i64>();
         bytes.div_euclid(self.unit() as i64) + i64::from(bytes % self.unit() as i64 != 0)
     }
 }

@@ -42,12 +42,6 @@ fn status_of(found: Found, comm: &Comm) -> Status {
     status
 }
 
-fn poll() {
-    if !net::poll_once() {
-        net::nap();
-    }
-}
-
 pub unsafe fn probe(source: c_int, tag: c_int, comm: c_int, status: *mut Status) -> Outcome {
     let (comm, wanted) = looking(source, tag, comm)?;
     let mut found = FROM_NOBODY;
@@ -80,7 +74,7 @@ pub unsafe fn iprobe(
             let look = || -> Outcome<Option<Found>> { Ok(net::net()?.probe(comm.context(0), source, tag)) };
             let mut found = look()?;
             if found.is_none() {
-                poll();
+                net::look()?;
                 found = look()?;
             }
             found.map(|found| status_of(found, &comm))
@@ -149,7 +143,7 @@ pub unsafe fn improbe(
         let look = || -> Outcome<Option<Claimed>> { Ok(net::net()?.claim(comm.context(0), source, tag)) };
         let mut taken = look()?;
         if taken.is_none() {
-            poll();
+            net::look()?;
             taken = look()?;
         }
         put(flag, taken.is_some().into())?;

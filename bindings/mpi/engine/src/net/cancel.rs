@@ -17,17 +17,20 @@ pub(super) const NOTHING: u64 = 0;
 impl Net {
     /// Cancels a receive that no message has matched yet.
     pub fn cancel_recv(&mut self, context: u32, done: &Arc<Completion>) {
-        let Some(mailbox) = self.boxes.get_mut(&context) else { return };
-        let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
-        mailbox.posted.remove(at);
-        self.finish(done, Finished::cancelled());
+        if self.boxes.get_mut(&context).is_some_and(|mailbox| mailbox.remove_posted(done)) {
+            self.finish(done, Finished::cancelled());
+        }
     }
 
-    /// Cancels an operation, whatever it is, that has no match yet.
-    pub(super) fn cancel(&mut self, done: &Arc<Completion>) {
-        let contexts: Vec<u32> = self.boxes.keys().copied().collect();
-        contexts.into_iter().for_each(|context| self.cancel_recv(context, done));
-        self.cancel_send(done);
+    /// Fails an operation, whatever it is, that has no match yet.
+    pub(super) fn cancel(&mut self, done: &Arc<Completion>, why: &Fail) {
+        if self.boxes.values_mut().any(|mailbox| mailbox.remove_posted(done)) {
+            return self.finish(done, Finished::failed(0, 0, why.clone()));
+        }
+        if let Some(parked) = self.parked.values_mut().find(|parked| Arc::ptr_eq(&parked.done, done)) {
+            parked.given_up = Some(why.clone());
+            self.cancel_send(done);
+        }
     }
 
     /// Gives up an operation that could not be cancelled. Nothing touches its memory after this.
@@ -67,7 +70,8 @@ impl Net {
     /// Completes a send whose message has been withdrawn.
     pub(super) fn withdrawn(&mut self, number: u64) {
         if let Some(parked) = self.parked.remove(&number) {
-            self.finish(&parked.done, Finished::cancelled());
+            let failed = |why| Finished::failed(parked.to, 0, why);
+            self.finish(&parked.done, parked.given_up.map_or(Finished::cancelled(), failed));
         }
     }
 

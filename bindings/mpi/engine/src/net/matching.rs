@@ -77,6 +77,12 @@ impl Mailbox {
         self.posted.remove(at)
     }
 
+    /// Removes a receive that no message has matched. Returns whether it was there.
+    pub(super) fn remove_posted(&mut self, done: &Arc<Completion>) -> bool {
+        let found = self.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done));
+        found.is_some_and(|at| self.posted.remove(at).is_some())
+    }
+
     /// Returns whether there is a message that a receive would match, or an earlier receive that would match such messages first.
     pub(super) fn has_for(&self, source: u32, tag: Option<i32>) -> bool {
         let meets = |recv: &Recv| {

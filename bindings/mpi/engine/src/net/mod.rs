@@ -27,7 +27,7 @@ pub use links::open;
 pub use matching::{Claimed, Found};
 pub use servant::{Absence, expect_threads, serve_windows};
 pub use source::Source;
-pub use wait::{forsake, nap, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
+pub use wait::{forsake, look, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -16,6 +16,7 @@ thread_local! {
     static POLICY: Cell<Option<Policy>> = const { Cell::new(None) };
     /// Contention that earlier waits of this thread have noticed.
     static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
+    static IDLE_LOOKS: Cell<IdleLooks> = const { Cell::new(IdleLooks { left: 1, stride: 1, well: None }) };
 }
 
 /// First sleep of a wait. Messages end a sleep; its length matters for events that other threads cause.
@@ -26,8 +27,24 @@ const NAP_MAX: Duration = Duration::from_micros(500);
 const LOOKS: u32 = 16;
 /// The longest time that messages under way get to end once the job has failed. Their peers notice the failure within about as long.
 const LAST_TIME: Duration = Duration::from_secs(1);
+/// The time between two checks whether the job has failed, in a program that polls.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Sleeps between two checks whether the job has failed.
 const NAPS_PER_LOOK: u32 = 200;
+
+/// The largest number of looks between two readings of the clock.
+const STRIDE_MAX: u32 = 64;
+
+/// The looks of a thread that have found nothing. It reads the clock only now and then, since that takes as long as a look; but a
+/// program that looks seldom learns of a failure at its next look.
+#[derive(Clone, Copy)]
+struct IdleLooks {
+    /// Looks until it reads the clock.
+    left: u32,
+    stride: u32,
+    /// The time when the job was last found well.
+    well: Option<Instant>,
+}
 
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
 /// Threads that wait for messages.
@@ -176,7 +193,7 @@ pub fn forsake(operations: &[Arc<Completion>], why: &Fail) {
             operations.iter().filter(|done| !done.is_done()).for_each(|done| each(&mut net, done));
         }
     };
-    all(&Net::cancel);
+    all(&|net, done| net.cancel(done, why));
     let deadline = Instant::now() + LAST_TIME;
     while !operations.iter().all(|done| done.is_done()) && Instant::now() < deadline {
         if !net().is_ok_and(|mut net| net.poll()) {
@@ -243,9 +260,29 @@ pub(super) fn wants_sleep(pacer: &mut Pacer) -> bool {
     false
 }
 
-/// Pauses briefly, for programs that call Test or Iprobe in a loop.
-pub fn nap() {
+/// Advances messages once, and pauses briefly if nothing moves, for programs that call Test or Iprobe in a loop.
+///
+/// # Errors
+/// If nothing moves and the job has failed. A program that only polls would never learn of it otherwise.
+pub fn look() -> Outcome {
+    if poll_once() {
+        return Ok(());
+    }
     if policy().spin.is_zero() {
         yield_now();
     }
+    let IdleLooks { left, stride, well } = IDLE_LOOKS.get();
+    if left > 1 {
+        IDLE_LOOKS.set(IdleLooks { left: left - 1, stride, well });
+        return Ok(());
+    }
+    let now = Instant::now();
+    if well.is_some_and(|at| now.saturating_duration_since(at) < LOOK_EVERY) {
+        let stride = (2 * stride).min(STRIDE_MAX);
+        IDLE_LOOKS.set(IdleLooks { left: stride, stride, well });
+        return Ok(());
+    }
+    world::check_job()?;
+    IDLE_LOOKS.set(IdleLooks { left: 1, stride: 1, well: Some(now) });
+    Ok(())
 }

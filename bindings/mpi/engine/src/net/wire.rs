@@ -56,6 +56,8 @@ pub(super) struct Parked {
     pub(super) to: u32,
     pub(super) data: Source,
     pub(super) done: Arc<Completion>,
+    /// The reason why the program gives the message up, if it does.
+    pub(super) given_up: Option<Fail>,
 }
 
 /// Facts about a long message, as its sender tells them.
@@ -279,14 +281,14 @@ impl Net {
 
     fn park(&mut self, to: u32, data: Source, done: &Arc<Completion>) -> u64 {
         self.next_parked += 1;
-        self.parked.insert(self.next_parked, Parked { to, data, done: Arc::clone(done) });
+        self.parked.insert(self.next_parked, Parked { to, data, done: Arc::clone(done), given_up: None });
         self.next_parked
     }
 
     /// Handles the receiver's answer: sends the data that it asks for.
     fn answered(&mut self, number: u64, wanted: u64) {
         let Some(parked) = self.parked.remove(&number) else { return };
-        let Parked { to, mut data, done } = parked;
+        let Parked { to, mut data, done, .. } = parked;
         if wanted == 0 {
             return self.finish(&done, Finished::sent());
         }

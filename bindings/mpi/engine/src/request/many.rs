@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::{REQUESTS, Request, advance, all_given, close, end, set_empty, set_status};
+use super::{REQUESTS, Request, all_given, close, end, set_empty, set_status, settle};
 use crate::args::{put, slice};
 use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome};
@@ -69,7 +69,7 @@ pub unsafe fn waitall(count: c_int, handles: *mut c_int, statuses: *mut Status) 
     unsafe {
         let all = list(count, handles)?;
         let mut first = 0;
-        net::wait_until_all(|| {
+        let waited = net::wait_until_all(|| {
             while all
                 .get(first)
                 .is_some_and(|request| request.as_ref().is_none_or(|request| request.is_over()))
@@ -77,7 +77,8 @@ pub unsafe fn waitall(count: c_int, handles: *mut c_int, statuses: *mut Status) 
                 first += 1;
             }
             first == all.len()
-        })?;
+        });
+        settle(waited, all.iter().flatten())?;
         let places: Vec<usize> = (0..all.len()).collect();
         end_some(&all, &places, handles, statuses)
     }
@@ -88,7 +89,7 @@ pub unsafe fn testall(count: c_int, handles: *mut c_int, flag: *mut c_int, statu
     unsafe {
         let all = list(count, handles)?;
         if !all_over(&all) {
-            advance();
+            settle(net::look(), all.iter().flatten())?;
         }
         let over = all_over(&all);
         put(flag, over.into())?;
@@ -103,6 +104,10 @@ fn active_and_over(all: &[Option<Request>]) -> (bool, Vec<usize>) {
     let over = |at: &usize| all[*at].as_ref().is_some_and(|request| request.is_over());
     let places: Vec<usize> = (0..all.len()).filter(active).collect();
     (!places.is_empty(), places.into_iter().filter(over).collect())
+}
+
+fn active(all: &[Option<Request>]) -> impl Iterator<Item = &Request> + Clone {
+    all.iter().flatten().filter(|request| request.is_active())
 }
 
 unsafe fn any(
@@ -136,10 +141,11 @@ pub unsafe fn waitany(count: c_int, handles: *mut c_int, index: *mut c_int, stat
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        net::wait_until(|| {
+        let waited = net::wait_until(|| {
             let (some_active, over) = active_and_over(&all);
             !some_active || !over.is_empty()
-        })?;
+        });
+        settle(waited, active(&all).take(1))?;
         let mut flag = 0;
         any(&all, handles, index, &raw mut flag, status)
     }
@@ -155,8 +161,8 @@ pub unsafe fn testany(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all).1.is_empty() {
-            advance();
+        if active_and_over(&all) == (true, Vec::new()) {
+            settle(net::look(), active(&all).take(1))?;
         }
         any(&all, handles, index, flag, status)
     }
@@ -193,10 +199,11 @@ pub unsafe fn waitsome(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        net::wait_until(|| {
+        let waited = net::wait_until(|| {
             let (some_active, over) = active_and_over(&all);
             !some_active || !over.is_empty()
-        })?;
+        });
+        settle(waited, active(&all))?;
         some(&all, handles, number, indices, statuses)
     }
 }
@@ -211,8 +218,8 @@ pub unsafe fn testsome(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all).1.is_empty() {
-            advance();
+        if active_and_over(&all) == (true, Vec::new()) {
+            settle(net::look(), active(&all))?;
         }
         some(&all, handles, number, indices, statuses)
     }
@@ -228,7 +235,7 @@ pub unsafe fn request_get_status_all(
     unsafe {
         let all = list(count, handles)?;
         if !all_over(&all) {
-            advance();
+            net::look()?;
         }
         let over = all_over(&all);
         put(flag, over.into())?;
@@ -250,8 +257,8 @@ pub unsafe fn request_get_status_any(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all).1.is_empty() {
-            advance();
+        if active_and_over(&all) == (true, Vec::new()) {
+            net::look()?;
         }
         let (some_active, over) = active_and_over(&all);
         put(flag, (!some_active || !over.is_empty()).into())?;
@@ -276,8 +283,8 @@ pub unsafe fn request_get_status_some(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all).1.is_empty() {
-            advance();
+        if active_and_over(&all) == (true, Vec::new()) {
+            net::look()?;
         }
         let (some_active, over) = active_and_over(&all);
         put(number, if some_active { over.len() as c_int } else { UNDEFINED })?;

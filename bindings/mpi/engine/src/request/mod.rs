@@ -206,6 +206,19 @@ impl Active {
         }
     }
 
+    /// Gives the operation up, since a wait for it has failed, and adds its messages to those that the caller must give up.
+    fn give_up(&self, why: &Fail, messages: &mut Vec<Arc<Completion>>) {
+        match self {
+            Self::Send(done) | Self::Recv(done, _) => messages.push(Arc::clone(done)),
+            Self::Both(send, recv) => messages.extend([send, recv].map(Arc::clone)),
+            Self::Flush(sends) => messages.extend(sends.iter().map(Arc::clone)),
+            Self::Collective(started) => messages.extend(started.give_up(why)),
+            Self::Partitioned(partitioned) => messages.extend(partitioned.give_up(why)),
+            Self::Window(operation) => operation.give_up(why),
+            Self::Over(_) | Self::General(_) => {}
+        }
+    }
+
     fn ended(&self, comm: &Comm) -> Option<Ended> {
         let of = |finished: &Finished, status| Ended { status, error: finished.error.clone() };
         Some(match self {
@@ -353,15 +366,23 @@ pub unsafe fn wait(handle: *mut c_int, status: *mut Status) -> Outcome {
             set_empty(status);
             return Ok(());
         };
-        net::wait_until(|| request.is_over())?;
+        settle(net::wait_until(|| request.is_over()), std::iter::once(&request))?;
         end(&request, handle, status)
     }
 }
 
-fn advance() {
-    if !net::poll_once() {
-        net::nap();
-    }
+/// Gives up the operations of requests if the wait for them has failed: nothing touches their memory after this. The requests then end
+/// with the error.
+///
+/// # Errors
+/// The wait's, if a request goes on, since its operation is the program's.
+fn settle<'a>(waited: Outcome, requests: impl Iterator<Item = &'a Request> + Clone) -> Outcome {
+    let Err(why) = waited else { return Ok(()) };
+    let mut messages = Vec::new();
+    requests.clone().filter_map(Request::active).for_each(|active| active.give_up(&why, &mut messages));
+    net::forsake(&messages, &why);
+    let mut requests = requests;
+    if requests.all(Request::is_over) { Ok(()) } else { Err(why) }
 }
 
 pub unsafe fn test(handle: *mut c_int, flag: *mut c_int, status: *mut Status) -> Outcome {
@@ -372,7 +393,7 @@ pub unsafe fn test(handle: *mut c_int, flag: *mut c_int, status: *mut Status) ->
             return put(flag, 1);
         };
         if !request.is_over() {
-            advance();
+            settle(net::look(), std::iter::once(&request))?;
         }
         let over = request.is_over();
         put(flag, over.into())?;
@@ -403,7 +424,7 @@ pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut S
         None => Some(Ended { status: Status::EMPTY, error: None }),
         Some(request) => {
             if !request.is_over() {
-                advance();
+                net::look()?;
             }
             request.ended()
         }

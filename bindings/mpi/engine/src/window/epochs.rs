@@ -221,11 +221,13 @@ pub unsafe fn win_wait(window: c_int) -> Outcome {
 
 pub unsafe fn win_test(window: c_int, flag: *mut c_int) -> Outcome {
     let window = lookup(window)?;
-    if !net::poll_once() {
-        net::nap();
+    let looked = net::look();
+    let complete = window.is_complete()?;
+    if !complete {
+        looked?;
     }
     // SAFETY: the caller's promise.
-    unsafe { put(flag, window.is_complete()?.into()) }
+    unsafe { put(flag, complete.into()) }
 }
 
 pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_int) -> Outcome {

@@ -92,7 +92,7 @@ pub unsafe fn win_create(
     win: *mut c_int,
 ) -> Outcome {
     let comm = comm::intra(comm)?;
-    let own = own(base as usize, size, unit, WIN_FLAVOR_CREATE, info)?;
+    let own = collective::all_well(&comm, own(base as usize, size, unit, WIN_FLAVOR_CREATE, info))?;
     // SAFETY: the caller's promise.
     unsafe { put(win, make(&comm, own, None)?) }
 }
@@ -106,17 +106,43 @@ pub unsafe fn win_allocate(
     win: *mut c_int,
 ) -> Outcome {
     let comm = comm::intra(comm)?;
-    let mut own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info)?;
-    // SAFETY: a plain allocation, which is freed with the window.
-    let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
-    if memory.is_null() {
-        return fail(Class::NoMem, format!("{size} bytes are not available"));
-    }
-    own.base = memory as usize;
+    let own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info);
+    let allocated = own.and_then(|own| Allocation::new(size).map(|memory| (own, memory)));
+    // A rank without memory would otherwise leave the others waiting.
+    let (mut own, memory) = collective::all_well(&comm, allocated)?;
+    own.base = memory.0 as usize;
+    let window = make(&comm, own, None)?;
+    let address = memory.keep();
     // SAFETY: the caller's promise: places for an address and a handle.
     unsafe {
-        put(win, make(&comm, own, None)?)?;
-        put(base.cast(), memory as usize)
+        put(win, window)?;
+        put(base.cast(), address)
+    }
+}
+
+/// The memory of an allocated window in the making.
+struct Allocation(*mut c_void);
+
+impl Allocation {
+    fn new(size: i64) -> Outcome<Self> {
+        // SAFETY: a plain allocation, which is freed with the window, or here if there will be none. Test: `windows`.
+        let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
+        if memory.is_null() {
+            return fail(Class::NoMem, format!("{size} bytes are not available"));
+        }
+        Ok(Self(memory))
+    }
+
+    /// Leaves the memory to the window.
+    fn keep(self) -> usize {
+        std::mem::ManuallyDrop::new(self).0 as usize
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: the memory is from `new`, and no window has it.
+        unsafe { libc::free(self.0) };
     }
 }
 
@@ -146,7 +172,7 @@ pub unsafe fn win_allocate_shared(
     win: *mut c_int,
 ) -> Outcome {
     let comm = comm::intra(comm)?;
-    let mut own = own(0, size, unit, WIN_FLAVOR_SHARED, info)?;
+    let mut own = collective::all_well(&comm, own(0, size, unit, WIN_FLAVOR_SHARED, info))?;
     let host = world::host(comm.members[0]);
     if comm.members.iter().any(|member| world::host(*member) != host) {
         return fail(Class::RmaShared, "the ranks are on several hosts; see MPI_Comm_split_type");
@@ -154,33 +180,18 @@ pub unsafe fn win_allocate_shared(
     let parts = parts(&comm, &own)?;
     let apart = own.info.iter().any(|(key, value)| key == "alloc_shared_noncontig" && value == "true");
     let (starts, len) = starts(&parts, apart);
-    let mut name = [0; 8];
-    getrandom::fill(&mut name).map_err(|error| Fail::new(Class::Other, error))?;
-    // All ranks use the first rank's name, which it sends only once the memory exists.
-    let mut segment = None;
-    let mut made = Ok(());
-    if comm.rank == 0 {
-        match Segment::create(u64::from_le_bytes(name), len, starts.clone()) {
-            Ok(first) => segment = Some(first),
-            Err(failure) => made = Err(failure),
-        }
-    }
-    let mut told = vec![u8::from(made.is_ok())];
-    told.extend(name);
-    let all = collective::share(&comm, &told)?;
-    made?;
-    if all[0] == 0 {
-        return fail(Class::NoMem, "the first rank could not make the shared memory");
-    }
-    let name = all[1..9].try_into().map_or(0, u64::from_le_bytes);
-    if segment.is_none() {
-        segment = Some(Segment::map(name, len, starts)?);
-    }
-    collective::share(&comm, &[0])?;
+    // The first rank makes the memory, and then tells its name.
+    let made = if comm.rank == 0 { create(len, starts.clone()).map(Some) } else { Ok(None) };
+    let made = collective::all_well(&comm, made)?;
+    let own_name = made.as_ref().map_or(0, |(name, _)| *name);
+    let told = collective::tell(&comm, &own_name.to_le_bytes(), 8, 0)?;
+    let name = told[..].try_into().map_or(0, u64::from_le_bytes);
+    let mapped = made.map_or_else(|| Segment::map(name, len, starts), |(_, segment)| Ok(segment));
+    let mapped = collective::all_well(&comm, mapped);
     if comm.rank == 0 {
         Segment::forget(name);
     }
-    let Some(segment) = segment else { return fail(Class::Intern, "a window has no memory") };
+    let segment = mapped?;
     own.base = segment.address(comm.rank as usize);
     let address = own.base;
     // SAFETY: the caller's promise: places for an address and a handle.
@@ -190,9 +201,17 @@ pub unsafe fn win_allocate_shared(
     }
 }
 
+/// Makes shared memory with a random name.
+fn create(len: usize, starts: Vec<usize>) -> Outcome<(u64, Segment)> {
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).map_err(|error| Fail::new(Class::Other, error))?;
+    let name = u64::from_le_bytes(name);
+    Ok((name, Segment::create(name, len, starts)?))
+}
+
 pub unsafe fn win_create_dynamic(info: c_int, comm: c_int, win: *mut c_int) -> Outcome {
     let comm = comm::intra(comm)?;
-    let own = own(0, 0, 1, WIN_FLAVOR_DYNAMIC, info)?;
+    let own = collective::all_well(&comm, own(0, 0, 1, WIN_FLAVOR_DYNAMIC, info))?;
     // SAFETY: the caller's promise.
     unsafe { put(win, make(&comm, own, None)?) }
 }

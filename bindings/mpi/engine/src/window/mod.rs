@@ -201,6 +201,13 @@ impl Operation {
         self.over.store(true, Ordering::Release);
     }
 
+    /// Gives the operation up, since a wait for it has failed: the answer no longer writes to the program's memory.
+    pub(crate) fn give_up(&self, why: &Fail) {
+        if !self.is_over() {
+            handle_messages::forsake(why);
+        }
+    }
+
     fn wait(&self) -> Outcome {
         net::wait_until(|| self.is_over()).inspect_err(handle_messages::forsake)?;
         self.error().map_or(Ok(()), Err)

@@ -96,6 +96,7 @@ class Several(KoloWork):
     def __init__(self, engine: Engine, works: list, outputs: list) -> None:
         super().__init__(engine, (), outputs, None, engine.seconds)
         self._all = works
+        self.has_messages = any(work.has_messages for work in works)
 
     def wait(self, *timeout) -> bool:
         for work in self._all:

@@ -2,6 +2,9 @@
 
 A thread that waits for an operation drives it, so these threads move DDP's buckets while the backward pass runs.
 
+Collectives complete in the order in which all ranks call them, so one thread waits for them in turn. A message may arrive long
+after operations that were started later, and these must not wait for it: each message has a thread of its own.
+
 Callbacks run on the thread that completes their future, and may themselves wait for futures of the same group, as PowerSGD's
 callbacks do. So before a thread runs callbacks, it makes sure that another thread serves the queue.
 """
@@ -25,11 +28,19 @@ class Completion:
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
+        #: The threads that wait for a message each.
+        self._apart: set[threading.Thread] = set()
         #: The number of threads that are not in callbacks.
         self._serving = 0
 
     def add(self, work, over: torch.futures.Future) -> None:
         """Completes the future ``over`` once ``work`` is complete."""
+        if work.has_messages:
+            thread = self._thread(self._complete_apart, work, over)
+            with self._lock:
+                self._apart.add(thread)
+            thread.start()
+            return
         with self._lock:
             if self._serving == 0:
                 self._start()
@@ -38,27 +49,33 @@ class Completion:
     def close(self, seconds: float) -> None:
         """Ends the threads once their operations are complete. Those of a closed or aborted communicator are."""
         with self._lock:
-            threads = list(self._threads)
+            threads, apart = list(self._threads), list(self._apart)
         for _ in threads:
             self._queue.put(None)
-        for thread in threads:
+        for thread in threads + apart:
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
     def _start(self) -> None:
-        # The thread is a daemon, since the interpreter would otherwise wait at exit for an operation that never ends.
-        thread = threading.Thread(target=self._run, name=f"kolo-futures-{self._name}", daemon=True)
+        thread = self._thread(self._run)
         self._threads.add(thread)
         self._serving += 1
         thread.start()
 
+    def _thread(self, target, *arguments) -> threading.Thread:
+        # The thread is a daemon, since the interpreter would otherwise wait at exit for an operation that never ends.
+        return threading.Thread(target=target, args=arguments, name=f"kolo-futures-{self._name}", daemon=True)
+
+    def _complete_apart(self, work, over: torch.futures.Future) -> None:
+        _wait(work)
+        over.set_result(None)
+        with self._lock:
+            self._apart.discard(threading.current_thread())
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, over = item
-            try:
-                work.wait()
-            except Exception:
-                pass  # the future's callback raises it again
+            _wait(work)
             with self._lock:
                 self._serving -= 1
                 if self._serving == 0:
@@ -75,3 +92,10 @@ class Completion:
                 self._serving -= 1
         with self._lock:
             self._threads.discard(threading.current_thread())
+
+
+def _wait(work) -> None:
+    try:
+        work.wait()
+    except Exception:
+        pass  # the future's callback raises it again

@@ -208,7 +208,7 @@ def _join(options) -> Engine:
     everybody = ranks or list(range(options.group_size))
     try:
         if parent is not None:
-            return Engine(parent.comm.group(ranks), seconds, name, everybody)
+            return Engine(parent.comm.group(ranks, seconds), seconds, name, everybody)
         met = rendezvous.take(innermost(options.store), options.group_rank, options.group_size)
         if met is not None:
             return Engine(met, seconds, name, everybody)
@@ -231,7 +231,7 @@ def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine
     if engine.comm.rank not in ranks:
         return None
     try:
-        return Engine(engine.comm.group(ranks), seconds, name, [engine.ranks[rank] for rank in ranks])
+        return Engine(engine.comm.group(ranks, seconds), seconds, name, [engine.ranks[rank] for rank in ranks])
     except Error as error:
         raise translate(error) from None
 

@@ -8,10 +8,9 @@ from datetime import timedelta
 import torch
 from torch.distributed import default_pg_timeout
 
-from ..errors import Error
+from ..errors import Error, Timeout
 from ..numbers import U8
 from .engine import Engine
-from .errors import Timeout, translate
 
 #: Tags of its messages, at the upper end of the tags that torch passes on.
 _ARRIVED, _RELEASED = 0xFFFF_FFFE, 0xFFFF_FFFF
@@ -71,10 +70,11 @@ class MonitoredBarrier:
                     release.wait(self._engine.seconds)
                 return
         except Error as error:
-            raise translate(error) from None
+            raise self._engine.failed(error) from None
         text = _who_is_missing(missing, limit, all_ranks)
         self._engine.abort(text)
-        raise Timeout(f"Timed out: {text}", rank=0, operation="monitored_barrier", sequence=None, peer=missing[0])
+        late = Timeout(text, rank=0, operation="monitored_barrier", sequence=None, peer=missing[0])
+        raise self._engine.failed(late)
 
     def _report_to_first(self, room, limit: float) -> None:
         rank = self._engine.comm.rank
@@ -85,7 +85,7 @@ class MonitoredBarrier:
             arrival.wait(limit)
             release.wait(limit)
         except Error as error:
-            told = translate(error)
+            told = self._engine.failed(error)
             text = (
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 f"from rank 0: {told}"

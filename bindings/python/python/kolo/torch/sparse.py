@@ -8,7 +8,7 @@ import torch
 
 from ..errors import Error
 from ..numbers import ALL_GATHER, AVG, I64, SUM
-from .errors import Unsupported, translate
+from .errors import Unsupported
 from .tensors import moved_as
 from .work import Finished
 
@@ -30,7 +30,7 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
         all_indices = _gather(engine, indices, counts, limit)
         all_values = _gather(engine, values, counts, limit)
     except Error as error:
-        raise translate(error) from None
+        raise engine.failed(error) from None
     total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
     if op == AVG:
         total = total / ranks

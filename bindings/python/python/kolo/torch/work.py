@@ -22,6 +22,9 @@ class KoloWork(dist.Work):
     tensors, ``wait`` only makes the current stream wait for the copies.
     """
 
+    #: Whether it may outlast collectives that were started later.
+    has_messages = False
+
     def __init__(self, engine, works: tuple, outputs: list, after, seconds: float, span=None) -> None:
         super().__init__()
         # Keeps the engine alive, so that its connections outlive the operation.
