@@ -77,7 +77,7 @@ fn what_one_rank_gets_wrong_all_hear_and_later_splits_are_in_step() {
             1 => comm.refuse_split("its key is a plum\u{1b}[2J"),
             _ => comm.split(Some(0), 0).expect_err("rank 1 cannot take part"),
         };
-        assert!(matches!(error, kolo::Error::Usage { .. }), "{error:?}");
+        assert!(matches!(error, Error::Usage { .. }), "{error:?}");
         assert!(
             error.to_string().contains("rank 1 cannot take part: its key is a plum\\u{1b}[2J"),
             "{error}"
