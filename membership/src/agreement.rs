@@ -51,7 +51,7 @@ pub struct Agreement {
     own: Option<Vote>,
     /// Whether this member has voted by proxy, because a caller's deadline had passed.
     voted_by_proxy: bool,
-    /// Calls of the members that no longer wait for missing votes, with their marks.
+    /// Calls of the members that no longer wait for missing votes.
     overdue: Option<u8>,
     /// Votes that others have sent to this member.
     votes: BTreeMap<u32, Vote>,
@@ -114,11 +114,10 @@ impl Agreement {
     }
 
     /// Stops waiting for missing votes. This member has voted; for each living member that has not, a vote
-    /// with no flag set is cast. So all members reach the same decision, including those that call later. `mark` is
-    /// added to the kinds of these votes, so the decision shows whether one was cast.
-    pub fn wait_no_longer(&mut self, mark: u8, now: Duration) {
+    /// with no flag set is cast. So all members reach the same decision, including those that call later.
+    pub fn wait_no_longer(&mut self, now: Duration) {
         if let Some(own) = self.own {
-            self.overdue = Some(own.kinds | mark);
+            self.overdue = Some(own.kinds);
             self.next_beat = now;
             self.tick(now);
         }

@@ -28,35 +28,3 @@ fn a_decided_agreement_keeps_the_decision_only() {
     let (text, decision) = (format!("{agreement:?}"), format!("{decision:?}"));
     assert!(text.len() < decision.len() + 1000, "{} characters are left", text.len());
 }
-
-/// A caller gives up on a member that calls later. Both learn that from the same decision.
-#[test]
-fn the_mark_of_a_caller_that_gives_up_reaches_the_late_member() {
-    const MARK: u8 = 128;
-    let second = Duration::from_secs(1);
-    let settings = |me| Settings {
-        members: 2,
-        me,
-        beat: second,
-        silent_after: 10 * second,
-        stranded_after: 40 * second,
-    };
-    let [mut waits, mut late] = [0, 1].map(|me| Agreement::new(settings(me), Duration::ZERO));
-    let vote = Vote { kinds: 1, flags: 1, seed: [0; 32] };
-    waits.vote(vote, Duration::ZERO);
-    waits.wait_no_longer(MARK, second);
-    loop {
-        let (questions, answers) = (waits.take_messages(), late.take_messages());
-        if questions.is_empty() && answers.is_empty() {
-            break;
-        }
-        questions.into_iter().for_each(|(_, message)| late.receive(0, message, second));
-        answers.into_iter().for_each(|(_, message)| waits.receive(1, message, second));
-    }
-    late.vote(vote, second);
-    for (member, is_proxy) in [(&waits, false), (&late, true)] {
-        let State::Decided(decision) = member.state(second) else { panic!("not decided") };
-        assert_eq!((decision.kinds, decision.flags, decision.members.len()), (1 | MARK, 0, 2));
-        assert_eq!(member.has_voted_by_proxy(), is_proxy);
-    }
-}

@@ -34,8 +34,7 @@ pub struct Decision {
     pub members: Set,
     /// The bits that all of these members have set.
     pub flags: u64,
-    /// The calls of these members, all bits together. There is more than one bit if they made different calls, or if
-    /// votes have marks.
+    /// The calls of these members, all bits together. There is more than one bit if they made different calls.
     pub kinds: u8,
     /// A random number that only the members know.
     pub seed: [u8; 32],
@@ -50,7 +49,7 @@ pub enum Message {
     Asked,
     /// Asks after a caller's deadline has passed: a receiver that has cast no vote must cast one with no flag set.
     Overdue {
-        /// The call of that caller, with its mark.
+        /// The call of that caller.
         kinds: u8,
     },
     /// Sign of life of a member that has not voted yet.

@@ -194,7 +194,7 @@ impl World {
             }
             Event::Overdue { process, epoch } => {
                 self.note(|| format!("process {process} waits no longer in epoch {epoch}"));
-                self.processes[process as usize].epochs[epoch].1.wait_no_longer(0, now);
+                self.processes[process as usize].epochs[epoch].1.wait_no_longer(now);
                 self.settle(process, epoch)
             }
             Event::Arrives { from, to, epoch, message } => {

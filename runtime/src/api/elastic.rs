@@ -53,14 +53,12 @@ impl Communicator {
     /// [`Communicator::revoke`].
     ///
     /// All ranks that live call it, in the same order with [`Communicator::shrink`]. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout), and some [`Config::silent_after`](crate::Config::silent_after)
-    /// longer where a rank does not answer. If a majority remains, a rank that has stopped or is
+    /// [`Config::join_timeout`](crate::Config::join_timeout). If a majority remains, a rank that has stopped or is
     /// cut off is left out after [`Config::silent_after`](crate::Config::silent_after).
     ///
     /// # Errors
     /// [`Error::Aborted`] with [`AbortReason::Fenced`] if the others have gone on without this rank, and with
-    /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call, on all
-    /// that did; a rank that calls later gets [`Error::Aborted`] with [`AbortReason::Timeout`].
+    /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call.
     /// [`Error::Usage`] if the ranks made different calls, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
         self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
@@ -330,7 +328,6 @@ impl Communicator {
                 waiting_for.extend(awaited(silent, || PeerState::Silent, "it does not answer"));
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
-            Disagreement::CameLate => self.came_too_late(operation),
             Disagreement::Mismatch => {
                 let problem = "the ranks made different calls: all live ranks must call agree, shrink and \
                                grow in the same order";

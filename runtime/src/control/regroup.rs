@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
+use super::peers::Agreed;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
-use super::peers::{Agreed, GAVE_UP, Wait};
 use super::{Control, Membership, OnSilence};
 use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
@@ -42,7 +42,7 @@ pub(crate) enum Purpose {
 /// How long to wait for living members that have not called, and what to do then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
-    /// All members give up at this time, late ones when they call.
+    /// This member gives up at this time.
     GivingUp(Instant),
     /// All members decide at this time, as if the late ones had called with no flag set. Late members get that decision
     /// when they call.
@@ -66,8 +66,6 @@ pub(crate) enum Disagreement {
     Minority { silent: Vec<u32> },
     /// The deadline passed.
     Timeout { late: Vec<u32>, silent: Vec<u32> },
-    /// The others' deadline passed before this member called.
-    CameLate,
     /// The members made calls that do not match.
     Mismatch,
     /// This rank has no listener through which to reach the others.
@@ -231,8 +229,8 @@ pub(crate) struct RegroupSpec<'a> {
 }
 
 impl Membership {
-    /// Agrees with the living members. Blocks until all of them have called it, or for as long as `until` says. If some
-    /// do not answer then, it blocks for a few more silences.
+    /// Agrees with the living members. Blocks until all of them have called it, or for as long as `until` says. If the
+    /// others decide then and some do not answer, it blocks for a few more silences.
     pub(crate) fn agree(
         &self,
         purpose: Purpose,
@@ -256,12 +254,11 @@ impl Membership {
         }
         let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoListener) };
         let key = RoundKey { communicator: self.communicator(), number };
-        let wait = Wait {
-            deadline: until.deadline(),
-            grace: silent_after * (STRANDED_SILENCES + 1) + DECIDING,
-            mark: if matches!(until, Until::GivingUp(_)) { GAVE_UP } else { 0 },
+        let grace = match until {
+            Until::GivingUp(_) => None,
+            Until::Deciding(_) => Some(silent_after * (STRANDED_SILENCES + 1) + DECIDING),
         };
-        match peers.agree(key, self.members(), vote, silent_after, wait) {
+        match peers.agree(key, self.members(), vote, silent_after, until.deadline(), grace) {
             Agreed::Decided(decision) if !decision.members.contains(own) => {
                 let by = decision.members.iter().next().unwrap_or_default();
                 Err(Disagreement::Fenced { by })
@@ -271,7 +268,6 @@ impl Membership {
             Agreed::LeftBehind { by } => Err(Disagreement::Fenced { by }),
             Agreed::Stranded { silent } => Err(Disagreement::Minority { silent }),
             Agreed::Late { late, silent } => Err(Disagreement::Timeout { late, silent }),
-            Agreed::CameLate => Err(Disagreement::CameLate),
         }
     }
 }

@@ -75,10 +75,8 @@ pub(crate) enum Agreed {
     LeftBehind { by: u32 },
     /// Not enough members answer for a quorum.
     Stranded { silent: Vec<u32> },
-    /// A member's deadline passed, so all members give up.
+    /// This member's deadline passed.
     Late { late: Vec<u32>, silent: Vec<u32> },
-    /// The others have given up on this member, which had not called.
-    CameLate,
 }
 
 /// An event for the task.
@@ -114,7 +112,6 @@ pub(super) enum Event {
     },
     WaitNoLonger {
         key: RoundKey,
-        mark: u8,
     },
     GiveUp {
         key: RoundKey,
@@ -135,21 +132,6 @@ pub(super) enum Event {
 }
 
 type Reply = std::sync::mpsc::Sender<Agreed>;
-
-/// How long a call waits for an agreement.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait {
-    /// Time from which the members do not wait for those that have not called.
-    pub(crate) deadline: Instant,
-    /// Time that the members then have to decide.
-    pub(crate) grace: Duration,
-    /// Mark of the votes that are then cast for late members: [`GAVE_UP`], or 0 if such a decision counts.
-    pub(crate) mark: u8,
-}
-
-/// Mark of votes that are cast for late members because a caller gives up. A decision with it is a failure on all
-/// members, including those for which the votes were cast.
-pub(crate) const GAVE_UP: u8 = 1 << 7;
 
 /// A handle to the task. The task ends when the handle is dropped.
 #[derive(Debug)]
@@ -209,22 +191,24 @@ impl Peers {
     }
 
     /// Agrees with the members of a communicator. All members vote in the same rounds in the same order.
-    /// Blocks until all have, or for as long as `wait` says.
+    /// Blocks until the deadline at most. With `grace`, the members then wait no longer for those that have not come,
+    /// and the call blocks for that much longer.
     pub(super) fn agree(
         &self,
         key: RoundKey,
         members: &Arc<[u32]>,
         vote: Vote,
         silent_after: Duration,
-        wait: Wait,
+        deadline: Instant,
+        grace: Option<Duration>,
     ) -> Agreed {
         let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
         let (reply, outcome) = std::sync::mpsc::channel();
         let _ = self.events.send(Event::Vote { key, members: members.clone(), vote, silent_after, reply });
-        let mut agreed = outcome.recv_timeout(wait.deadline.saturating_duration_since(Instant::now()));
-        if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = &agreed {
-            let _ = self.events.send(Event::WaitNoLonger { key, mark: wait.mark });
-            agreed = outcome.recv_timeout(wait.grace);
+        let mut agreed = outcome.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        if let (Err(std::sync::mpsc::RecvTimeoutError::Timeout), Some(grace)) = (&agreed, grace) {
+            let _ = self.events.send(Event::WaitNoLonger { key });
+            agreed = outcome.recv_timeout(grace);
         }
         match agreed {
             Ok(agreed) => agreed,
@@ -362,7 +346,7 @@ impl Task {
                 let suspects = self.shared.silent();
                 self.rounds.vote(key, members, vote, silent_after, reply, (&known_gone, &suspects));
             }
-            Event::WaitNoLonger { key, mark } => self.rounds.wait_no_longer(key, mark),
+            Event::WaitNoLonger { key } => self.rounds.wait_no_longer(key),
             Event::GiveUp { key } => self.rounds.give_up(key),
             Event::Watch { ranks, later, silent_after, alarm } => {
                 let (since, alarm) = (Instant::now(), Some(alarm));

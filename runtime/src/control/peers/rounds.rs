@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_membership::{Agreement, Decision, Message, Settings, State, Vote};
+use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::Decided;
-use super::{Agreed, GAVE_UP, Reply};
+use super::{Agreed, Reply};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
 
 /// Silence that a member tolerates if it was asked before its own program has called.
@@ -31,8 +31,6 @@ struct Round {
     is_over: bool,
     /// Whether the program has been told how it ended.
     is_told: bool,
-    /// Late and silent members when a caller first gave up, if the program was waiting then.
-    given_up_on: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// All agreements. Decided ones are kept for members that ask late.
@@ -70,25 +68,6 @@ impl Round {
     fn is_at_work(&self) -> bool {
         self.reply.is_some()
             || (self.agreement.has_voted_by_proxy() && self.agreement.next_wakeup().is_some())
-    }
-
-    /// Notes which members are missing, for the error of a program that waits for them in vain.
-    fn note_missing(&mut self, now: Duration) {
-        if self.reply.is_some()
-            && self.given_up_on.is_none()
-            && let State::Open { late, silent } = self.agreement.state(now)
-        {
-            self.given_up_on = Some((late, silent));
-        }
-    }
-
-    /// Returns the outcome of an agreement in which a member gave up on another.
-    fn given_up(&self) -> Agreed {
-        if self.agreement.has_voted_by_proxy() {
-            return Agreed::CameLate;
-        }
-        let (late, silent) = self.given_up_on.clone().unwrap_or_default();
-        Agreed::Late { late, silent }
     }
 }
 
@@ -141,7 +120,7 @@ impl Rounds {
             for gone in known_gone.iter().filter_map(|rank| place(&members, *rank)) {
                 agreement.gone(gone, now);
             }
-            Round { members, agreement, reply: None, is_over: false, is_told: false, given_up_on: None }
+            Round { members, agreement, reply: None, is_over: false, is_told: false }
         });
         self.touched.insert(key);
         Some(round)
@@ -188,11 +167,10 @@ impl Rounds {
     }
 
     /// Handles the deadline of this member's program: it no longer waits for other members' programs.
-    pub(super) fn wait_no_longer(&mut self, key: RoundKey, mark: u8) {
+    pub(super) fn wait_no_longer(&mut self, key: RoundKey) {
         let now = self.clock();
         if let Some(round) = self.rounds.get_mut(&key).filter(|round| round.reply.is_some()) {
-            round.note_missing(now);
-            round.agreement.wait_no_longer(mark, now);
+            round.agreement.wait_no_longer(now);
             self.touched.insert(key);
         }
     }
@@ -233,9 +211,6 @@ impl Rounds {
         if message.is_within(members.len() as u32)
             && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
         {
-            if matches!(message, Message::Overdue { .. }) {
-                round.note_missing(now);
-            }
             round.agreement.receive(place, message, now);
         }
         Receipt::Taken
@@ -313,13 +288,7 @@ impl Rounds {
             }
             if let Some(reply) = round.reply.take() {
                 round.is_told = true;
-                let is_in = |decision: &Decision| {
-                    place(&round.members, self.me).is_some_and(|me| decision.members.contains(me))
-                };
                 let _ = reply.send(match state.clone() {
-                    State::Decided(decision) if decision.kinds & GAVE_UP != 0 && is_in(&decision) => {
-                        round.given_up()
-                    }
                     State::Decided(decision) => Agreed::Decided(decision),
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },
                 });
