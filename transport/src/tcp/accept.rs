@@ -245,7 +245,7 @@ impl Acceptor {
         let hungry = lodging.hungry();
         self.hungry_since = hungry.as_ref().map(|(since, _)| *since);
         let moved = !mail.is_empty();
-        for Mail { socket, from, hello, .. } in mail {
+        for Mail { socket, from, hello } in mail {
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
             self.admit(socket, (Some(from), Some(hello)), now, options, opened);
         }

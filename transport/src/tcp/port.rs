@@ -55,8 +55,6 @@ pub(super) struct Mail {
     pub(super) socket: Socket,
     pub(super) from: SocketAddr,
     pub(super) hello: [u8; HELLO_BYTES],
-    /// See [`Hello::connection`].
-    connection: (u32, u16, u16),
 }
 
 /// Mailbox in which an endpoint finds its connections.
@@ -131,7 +129,7 @@ impl Port {
         if !is_proven(bytes, &mailbox.key) {
             return reject(Verdict::Cookie, None);
         }
-        mailbox.put(Mail { socket, from, hello: *bytes, connection: hello.connection() });
+        mailbox.put(Mail { socket, from, hello: *bytes });
     }
 
     /// Notes that a connection waits because there is no descriptor for it. The endpoints fail after a while.
@@ -172,17 +170,12 @@ impl Port {
 }
 
 impl Mailbox {
-    /// Takes a connection in. It replaces an earlier one of the same place between the two endpoints, which is one that
-    /// the peer has given up, or a recorded hello: otherwise, a replay would take a descriptor each time.
     fn put(&self, mail: Mail) {
         let mut all = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = all.iter().position(|other| other.connection == mail.connection);
-        let before = same.map(|at| all.remove(at));
         if all.len() < MAIL_MAX {
             all.push(mail);
         }
         drop(all);
-        drop(before);
         self.ring();
     }
 
@@ -367,30 +360,6 @@ mod tests {
             assert_eq!(Answer::is_proven(&answer, &hello, &key), is_proven, "{verdict:?}");
         }
         assert!(!end.acceptor.has_news(), "nobody has got through");
-    }
-
-    #[test]
-    fn a_recorded_hello_takes_one_descriptor_however_often_it_comes() {
-        let process = Process::new();
-        let end = process.endpoint(1);
-        let hello = hello(end.me.instance);
-        let other = Hello { channel: 1, ..hello };
-        let key = key_of(&COOKIE);
-        let send = |hello: &Hello| {
-            let mut stream = process.knock();
-            stream.write_all(&hello.encode(&key)).unwrap();
-            stream.set_read_timeout(Some(LONG)).unwrap();
-            stream
-        };
-        let mut kept = [send(&other), send(&hello)];
-        for _ in 0..20 {
-            // The process takes connections in order.
-            let mut replaced = std::mem::replace(&mut kept[1], send(&hello));
-            assert_eq!(replaced.read(&mut [0]).expect("closed"), 0);
-        }
-        assert!(end.acceptor.has_news());
-        kept[0].set_nonblocking(true).unwrap();
-        assert_eq!(kept[0].read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "another channel");
     }
 
     #[test]

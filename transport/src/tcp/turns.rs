@@ -56,8 +56,6 @@ impl TcpEndpoint {
     /// Decides on an arrival; returns whether it is settled.
     fn receive(&mut self, arrival: Arrival) -> bool {
         let Judgement::Answer(verdict) = self.judge(&arrival.hello) else {
-            // One arrival of each connection may wait: others are dials that the peer has given up, or recorded hellos.
-            self.deferred.retain(|other| other.hello.connection() != arrival.hello.connection());
             if !socket::is_at_end(&arrival.socket) {
                 self.deferred.push(arrival);
             }

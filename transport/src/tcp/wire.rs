@@ -161,11 +161,6 @@ impl Hello {
         out
     }
 
-    /// Returns what identifies the connection between two endpoints: the rank that dials, the channel and the strand.
-    pub(super) fn connection(&self) -> (u32, u16, u16) {
-        (self.from, self.channel, self.strand)
-    }
-
     /// Decodes the beginning of a hello; returns `Ok(None)` while more bytes are needed.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, NotHello> {
         let magic = bytes.len().min(HELLO_MAGIC.len());
