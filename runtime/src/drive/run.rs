@@ -90,7 +90,8 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
     let Decision { asks_for_symmetric, way } = core.decide(call, form);
     if asks_for_symmetric {
         // SAFETY: the caller's promise, passed on.
-        let (returned, done) = unsafe { run_symmetric(shared, core, call, &begun, limit) }?;
+        let (returned, done) = unsafe { run_symmetric(shared, core, call, &begun, limit) }
+            .inspect_err(|error| refused(shared, error, begun.sequence))?;
         core = returned;
         if done {
             end_call(shared, &mut core, begun.sequence);
