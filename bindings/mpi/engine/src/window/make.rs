@@ -111,8 +111,9 @@ pub unsafe fn win_allocate(
     // A rank without memory would otherwise leave the others waiting.
     let (mut own, memory) = collective::all_well(&comm, allocated)?;
     own.base = memory.0 as usize;
-    let window = make(&comm, own, None)?;
+    // If making the window fails from here on, others may know it already and write to the memory.
     let address = memory.keep();
+    let window = make(&comm, own, None)?;
     // SAFETY: the caller's promise: places for an address and a handle.
     unsafe {
         put(win, window)?;
