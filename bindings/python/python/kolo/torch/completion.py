@@ -38,8 +38,8 @@ class Completion:
         if work.has_messages:
             thread = self._thread(self._complete_apart, work, over)
             with self._lock:
+                thread.start()
                 self._apart.add(thread)
-            thread.start()
             return
         with self._lock:
             if self._serving == 0:
@@ -67,10 +67,12 @@ class Completion:
         return threading.Thread(target=target, args=arguments, name=f"kolo-futures-{self._name}", daemon=True)
 
     def _complete_apart(self, work, over: torch.futures.Future) -> None:
-        _wait(work)
-        over.set_result(None)
-        with self._lock:
-            self._apart.discard(threading.current_thread())
+        try:
+            _wait(work)
+            over.set_result(None)
+        finally:
+            with self._lock:
+                self._apart.discard(threading.current_thread())
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
