@@ -5,9 +5,9 @@ use super::host::{Host, NAME_BYTES};
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
 /// Version of the layout of the blob, the greetings and the shared memory, which change together.
-pub(crate) const VERSION: u32 = 9;
-/// Magic, version, boot, namespace, uid, pid, name, cookie, beacon, and whether it is registered.
-const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8 + 1;
+pub(crate) const VERSION: u32 = 10;
+/// Magic, version, boot, namespace, uid, pid, process, name, cookie, beacon, and whether it is registered.
+const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + 8 + NAME_BYTES + 16 + 8 + 1;
 
 /// Contents of a rank's address blob, which all other ranks get.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(crate) struct Address {
     /// For error texts, and for reading the process's memory; the read proves that it is the right process (see
     /// [`Remote`](super::remote::Remote)).
     pub(crate) pid: u32,
+    /// Random number of the process: containers and copies of virtual machines have processes with equal ids.
+    pub(crate) process: u64,
     /// Name of the stream listener.
     pub(crate) name: [u8; NAME_BYTES],
     /// Proof that its holder has read this blob: every user of the host can see socket names, but not blobs.
@@ -27,6 +29,9 @@ pub(crate) struct Address {
     pub(crate) is_registered: bool,
 }
 
+/// Id and random number of a process.
+pub(crate) type ProcessKey = (u32, u64);
+
 impl Address {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BYTES);
@@ -36,6 +41,7 @@ impl Address {
         out.extend_from_slice(&self.host.namespace.to_le_bytes());
         out.extend_from_slice(&self.uid.to_le_bytes());
         out.extend_from_slice(&self.pid.to_le_bytes());
+        out.extend_from_slice(&self.process.to_le_bytes());
         out.extend_from_slice(&self.name);
         out.extend_from_slice(&self.cookie);
         out.extend_from_slice(&self.beacon.to_le_bytes());
@@ -62,11 +68,13 @@ impl Address {
             rest = tail;
         };
         let (mut boot, mut namespace, mut uid, mut pid) = ([0; 16], [0; 8], [0; 4], [0; 4]);
+        let mut process = [0; 8];
         let (mut name, mut cookie, mut beacon, mut registered) = ([0; NAME_BYTES], [0; 16], [0; 8], [0; 1]);
         field(&mut boot);
         field(&mut namespace);
         field(&mut uid);
         field(&mut pid);
+        field(&mut process);
         field(&mut name);
         field(&mut cookie);
         field(&mut beacon);
@@ -75,11 +83,17 @@ impl Address {
             host: Host { boot, namespace: u64::from_le_bytes(namespace) },
             uid: u32::from_le_bytes(uid),
             pid: u32::from_le_bytes(pid),
+            process: u64::from_le_bytes(process),
             name,
             cookie,
             beacon: u64::from_le_bytes(beacon),
             is_registered: registered != [0],
         })
+    }
+
+    /// Returns a key of the process, also after a fork.
+    pub(crate) fn process_key(&self) -> ProcessKey {
+        (self.pid, self.process)
     }
 
     /// Returns the name of the datagram socket through which peers wake a sleeping owner.
@@ -106,6 +120,7 @@ mod tests {
             host: Host { boot: [7; 16], namespace: 42 },
             uid: 1000,
             pid: 77,
+            process: 88,
             name: [b'n'; NAME_BYTES],
             cookie: [9; 16],
             beacon: 0x7fff_1234_5678,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::address::Address;
+use super::address::{Address, ProcessKey};
 use super::arena::{ASLEEP_WORD, Arena};
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
@@ -61,9 +61,9 @@ pub struct ShmEndpoint {
     /// Finds out whether memory lies in huge pages, if the options call for it.
     pub(super) pages: Option<Pages>,
     /// The process whose memory this rank tried to read last, and the reason if it cannot.
-    pub(super) probed: Option<(u32, Result<(), String>)>,
+    pub(super) probed: Option<(ProcessKey, Result<(), String>)>,
     /// The process that this rank tried to connect to last, and the reason if it is not on this host.
-    pub(super) visited: Option<(u32, Result<(), &'static str>)>,
+    pub(super) visited: Option<(ProcessKey, Result<(), &'static str>)>,
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,

@@ -69,6 +69,7 @@ impl ShmEndpoint {
             host,
             uid,
             pid: std::process::id(),
+            process: host::process_number().map_err(random)?,
             name: host::random_name().map_err(random)?,
             cookie,
             beacon: beacon.address(),
@@ -138,18 +139,19 @@ impl ShmEndpoint {
 
     /// Checks that the peer's socket is on this host and belongs to the same user. The addresses alone do not prove that:
     /// virtual machines that were restored from one snapshot have one boot ID, and in containers, users of one number may
-    /// be different ones. Both ends come to the same answer. The peer drops the connection, which stays silent. As in
-    /// [`ShmEndpoint::probe`], one answer serves all peers of a process.
+    /// be different ones. Both ends come to the same answer, unless one has no descriptor for the question. The peer drops
+    /// the connection, which stays silent. As in [`ShmEndpoint::probe`], one answer serves all peers of a process.
     fn visit(&mut self, peer: &Address) -> Result<(), &'static str> {
-        if let Some((pid, visited)) = &self.visited
-            && *pid == peer.pid
+        if let Some((process, visited)) = &self.visited
+            && *process == peer.process_key()
         {
             return *visited;
         }
         let visited = match unix::connect(&peer.name) {
             Ok(stream) => match credentials::peer_of(&stream) {
                 Ok(user) if user.uid != self.identity.uid => Err("different user, by the user namespaces"),
-                _ => Ok(()),
+                // The system tells no user where it has no such call.
+                Ok(_) | Err(_) => Ok(()),
             },
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 Err("its socket is not visible here: different host, or its process has ended")
@@ -157,7 +159,7 @@ impl ShmEndpoint {
             // The backlog is full, or this process has no descriptor: nothing is known.
             Err(_) => Ok(()),
         };
-        self.visited = Some((peer.pid, visited));
+        self.visited = Some((peer.process_key(), visited));
         visited
     }
 
@@ -165,10 +167,12 @@ impl ShmEndpoint {
     /// asking for each would take as many system calls as there are pairs of threads.
     fn probe(&mut self, peer: &Address) -> Result<Remote, String> {
         match &self.probed {
-            Some((pid, probed)) if *pid == peer.pid => probed.clone().and_then(|()| Remote::of(peer)),
+            Some((process, probed)) if *process == peer.process_key() => {
+                probed.clone().and_then(|()| Remote::of(peer))
+            }
             _ => {
                 let remote = Remote::probe(peer);
-                self.probed = Some((peer.pid, remote.as_ref().map(drop).map_err(Clone::clone)));
+                self.probed = Some((peer.process_key(), remote.as_ref().map(drop).map_err(Clone::clone)));
                 remote
             }
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 
 use crate::sys::map::Mapping;
 use crate::sys::{memfd, unix};
@@ -65,6 +66,16 @@ pub fn probe() -> Result<(), String> {
     let name = random_name().map_err(|e| text("random numbers", e))?;
     unix::listen(&name).map_err(|e| text("an abstract UNIX socket", e))?;
     Ok(())
+}
+
+/// Returns this process's random number.
+pub(crate) fn process_number() -> io::Result<u64> {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    if let Some(number) = NUMBER.get() {
+        return Ok(*number);
+    }
+    let number = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(*NUMBER.get_or_init(|| number))
 }
 
 /// Returns 128 random bits.

@@ -169,6 +169,7 @@ mod tests {
             host,
             uid: 0,
             pid,
+            process: 0,
             name: [0; NAME_BYTES],
             cookie,
             beacon: beacon.address(),

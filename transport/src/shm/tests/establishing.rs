@@ -1,5 +1,6 @@
 //! How the ranks of a host meet, and one that ends before they have.
 
+use super::super::address::Address;
 use super::*;
 use crate::sys::unix;
 
@@ -36,15 +37,17 @@ fn a_leader_that_ends_with_the_question_unread_is_named() {
     });
 }
 
-/// A virtual machine that was restored from the same snapshot has the same boot ID.
+/// A virtual machine that was restored from the same snapshot has the same boot ID, and processes with the same ids.
 #[test]
 fn a_peer_whose_socket_is_not_here_is_on_another_host() {
-    let mut here = ShmEndpoint::new(0, 2, ShmOptions::default()).expect("endpoint");
-    let there = ShmEndpoint::new(1, 2, ShmOptions::default()).expect("endpoint");
-    let address = there.address().to_vec();
+    let open = |rank| ShmEndpoint::new(rank, 3, ShmOptions::default()).expect("endpoint");
+    let (mut here, beside, there) = (open(0), open(1), open(2));
+    let mut address = Address::decode(there.address()).expect("its own");
+    address.process += 1;
     drop(there);
-    let reach = here.introduce(1, &address).expect("a good address");
+    let reach = here.introduce(1, beside.address()).expect("a good address");
+    assert!(matches!(reach, Reach::Yes { .. }), "{reach:?}");
+    let reach = here.introduce(2, &address.encode()).expect("a good address");
     let Reach::No { because } = reach else { panic!("{reach:?}") };
     assert!(because.contains("different host"), "{because}");
-    here.establish(deadline()).expect("alone on its host");
 }
