@@ -88,7 +88,13 @@ impl ShmEndpoint {
                 self.send_mail(peer);
                 Ok(true)
             }
-            Err(error) if unix::is_transient(&error) => Ok(false),
+            Err(error) if unix::is_transient(&error) => {
+                // There was a descriptor for the attempt.
+                if let Some(outward) = &mut self.peers[peer].outward {
+                    outward.hungry_since = None;
+                }
+                Ok(false)
+            }
             Err(error) if descriptors::are_out(&error) => self.hunger(peer, &error),
             Err(error) => {
                 let gone = matches!(
