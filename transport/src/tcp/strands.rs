@@ -1,7 +1,7 @@
 //! Further connections (strands) of a channel. The end that dialed the first connection dials these too, when the
 //! first long message is sent; so there is no tie to break. If a connection cannot be made, the channel does without
-//! it. That is recorded as a problem of its path unless the path carries another connection, or this rank had no
-//! descriptor. The next channels try the path again after a while.
+//! it. That is recorded as a problem of its path unless the path carries another connection. The next channels try the path
+//! again after a while, or at once if this rank had no descriptor.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -171,8 +171,11 @@ impl TcpEndpoint {
                         continue;
                     }
                     Dialed::Connected(made) => self.add_strand(number, made.socket, path),
-                    // The next channel tries again; nothing is known about the path.
-                    Dialed::Starved(_) => {}
+                    // The next channel tries again at once: nothing is known about the path.
+                    Dialed::Starved(error) => {
+                        let peer = self.links[number as usize].channel.peer;
+                        self.peers[peer as usize].paths[path].problem = Some(error.to_string());
+                    }
                     Dialed::Failed { tried, .. } => self.note_failure(number, path, tried, now),
                 }
                 moved = true;

@@ -138,9 +138,10 @@ fn closed(link: &Link, position: &str, source: Option<io::Error>, options: &TcpO
     let channel = link.channel;
     let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
     let cause = if source.as_ref().is_some_and(is_silence) {
+        let whose = if is_relayed { "the host of rank 0, which relays it," } else { "the peer's host" };
         format!(
-            "the peer's host does not answer, or the network to it is down; a connection without traffic ends after \
-             {} s of silence (KOLO_DEAD_AFTER)",
+            "{whose} does not answer, or the network to it is down; a connection without traffic ends after {} s of \
+             silence (KOLO_DEAD_AFTER)",
             options.dead_after.as_secs_f64()
         )
     } else if is_relayed {
