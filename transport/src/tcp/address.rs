@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
 use super::interfaces::Interface;
-use super::rails::TUNNELS;
-use super::route::INWARD;
+use super::rails::is_tunnel;
+use super::route::is_inward;
 use crate::foreign::printable_bytes;
 
 /// Version of the layout below.
@@ -58,12 +58,11 @@ impl Host {
 /// from other hosts, then those of tunnels and bridges of containers, then further ones of the same interface.
 fn most_useful(interfaces: &[Interface]) -> Vec<&Interface> {
     let rank = |(at, one): (usize, &Interface)| {
-        let begins = |names: &[&str]| names.iter().any(|name| one.name.starts_with(name));
         let class = match one.ip {
             _ if one.loopback => 4,
             IpAddr::V6(ip) if ip.is_unicast_link_local() => 3,
-            _ if begins(&INWARD) => 2,
-            _ if begins(&TUNNELS) => 1,
+            _ if is_inward(&one.name) => 2,
+            _ if is_tunnel(&one.name) => 1,
             _ => 0,
         };
         let of_one = interfaces[..at].iter().filter(|other| other.name == one.name);

@@ -10,11 +10,16 @@ use std::net::{IpAddr, SocketAddr};
 use super::address::{Address, Host, Network};
 use super::interfaces::{Interface, same_network};
 use super::options::Family;
-use super::route::INWARD;
+use super::route::is_inward;
 
 /// Beginnings of the names of interfaces without a cable of their own: their packets leave by another interface. They
 /// are rails only if the user names them.
-pub(super) const TUNNELS: [&str; 8] = ["tun", "wg", "tailscale", "zt", "ppp", "ipsec", "gre", "vxlan"];
+const TUNNELS: [&str; 8] = ["tun", "wg", "tailscale", "zt", "ppp", "ipsec", "gre", "vxlan"];
+
+/// Returns whether an interface is a tunnel, by its name.
+pub(super) fn is_tunnel(name: &str) -> bool {
+    TUNNELS.iter().any(|tunnel| name.starts_with(tunnel))
+}
 
 /// Maximum number of rails of a pair.
 const RAILS_MAX: usize = 8;
@@ -44,8 +49,7 @@ pub(super) fn rails(
     }
     let is_foreign = |network: &&Network| !mine.iter().any(|own| own.ip == network.ip);
     let theirs: Vec<&Network> = peer.networks.iter().filter(is_foreign).collect();
-    let is_tunnel = |name: &str| !named && TUNNELS.iter().any(|tunnel| name.starts_with(tunnel));
-    let is_cable = |name: &str| !is_tunnel(name) && !INWARD.iter().any(|inward| name.starts_with(inward));
+    let is_cable = |name: &str| (named || !is_tunnel(name)) && !is_inward(name);
     let mut found: Vec<Rail> = Vec::new();
     for own in mine.iter().filter(|own| !own.loopback && is_cable(&own.name)) {
         let is_new = |network: &&&Network| {

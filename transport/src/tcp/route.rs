@@ -22,7 +22,12 @@ const CANDIDATES_MAX: usize = 32;
 
 /// Beginnings of the names of interfaces whose networks usually end at the host (bridges of containers and virtual
 /// machines). Every host may have the same addresses there, so they come last but one.
-pub(super) const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
+const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
+
+/// Returns whether an interface's network ends at its host, by its name.
+pub(super) fn is_inward(name: &str) -> bool {
+    INWARD.iter().any(|inward| name.starts_with(inward))
+}
 
 // Distances; the least is tried first. IPv6 adds 1 to each.
 const SAME_STACK: u8 = 0;
@@ -60,7 +65,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
             for link in mine.iter().filter(|i| !i.loopback && is_link_local(i.ip)) {
                 add(SocketAddrV6::new(ip, peer.port, 0, link.index).into(), LINK_LOCAL);
             }
-        } else if INWARD.iter().any(|name| network.interface.starts_with(name)) {
+        } else if is_inward(&network.interface) {
             add(to, INWARD_NETWORK);
         } else if same_stack || mine.iter().any(|i| same_network(i.ip, network.ip, i.prefix)) {
             add(to, SAME_NETWORK);
