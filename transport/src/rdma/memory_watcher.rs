@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-/// Number of changes in the log. The next one to be overwritten may be in doubt: it is written before it is counted.
-/// A reader that has missed so many must assume that everything has changed.
+/// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
+/// change is counted. A reader that has missed so many must assume that everything has changed.
 const LOG_LEN: usize = 256;
 
 /// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a

@@ -1,4 +1,4 @@
-//! Lack of descriptors in this process: how it is recognised and reported.
+//! Lack of descriptors, or of kernel memory for what they stand for: how it is recognised and reported.
 
 use std::io;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn lack(error: &io::Error) -> &'static str {
             "its host has no file descriptors left; raise the host's limit (sysctl fs.file-max)"
         }
         Some(libc::ENOMEM | libc::ENOBUFS) => {
-            "the kernel has no memory for it; see the memory limit of its host or container, and sysctl \
+            "the kernel has no memory for it; see the memory limit of its host or container, and for TCP sysctl \
              net.ipv4.tcp_mem"
         }
         _ => "it has no file descriptors left; raise its limit on open files (ulimit -n 65536)",
