@@ -175,6 +175,9 @@ fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> R
     Ok(ExitCode::from((128 + signal) as u8))
 }
 
+/// Signals by which users end a job, or reach its ranks.
+pub(super) const USER_SIGNALS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
 /// Returns the signals that a job heeds: SIGCHLD, and those of its user that were not ignored when this process started, as
 /// under nohup, or in the background of a script. Ranks inherit that they are ignored.
 pub(super) fn heeded() -> Vec<i32> {
@@ -184,8 +187,7 @@ pub(super) fn heeded() -> Vec<i32> {
         .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
         .unwrap_or_default();
     let is_ignored = |signal: &i32| ignored >> (signal - 1) & 1 == 1;
-    let users = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-    users.into_iter().filter(|signal| !is_ignored(signal)).chain([SIGCHLD]).collect()
+    USER_SIGNALS.into_iter().filter(|signal| !is_ignored(signal)).chain([SIGCHLD]).collect()
 }
 
 fn remove_folders(mut told: PipeReader) {

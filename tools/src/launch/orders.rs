@@ -5,9 +5,10 @@
 use std::io::BufRead;
 use std::sync::mpsc::Sender;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::SIGTERM;
 use signal_hook::low_level::signal_name;
 
+use super::guardian::USER_SIGNALS;
 use super::job::Event;
 
 /// Meaning of the standard input of the process that starts ranks.
@@ -40,8 +41,7 @@ fn name(signal: i32) -> &'static str {
 pub(super) fn follow(orders: Orders, input: impl BufRead, events: &Sender<Event>) {
     for line in input.lines().map_while(Result::ok) {
         let (order, signal) = line.split_once(' ').unwrap_or((&line, ""));
-        let known = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-        let signal = known.into_iter().find(|known| name(*known) == signal);
+        let signal = USER_SIGNALS.into_iter().find(|known| name(*known) == signal);
         match (order, signal) {
             ("signal", Some(signal)) => drop(events.send(Event::Signal(signal))),
             ("end", signal) => {
@@ -59,6 +59,8 @@ pub(super) fn follow(orders: Orders, input: impl BufRead, events: &Sender<Event>
 
 #[cfg(test)]
 mod tests {
+    use signal_hook::consts::{SIGINT, SIGUSR1, SIGUSR2};
+
     use super::*;
 
     /// Returns the signals of the events, with 0 for the loss of the launcher.
