@@ -26,13 +26,16 @@ const WINDOW_MAX: u32 = 64;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Scratch memory of all segments in flight on a rank.
 const STAGING_BYTES_MAX: u64 = 256 << 20;
+const NAME_BYTES_MAX: usize = 200;
 
 /// Bytes of the longest element.
 const ELEMENT_BYTES_MAX: u64 = 8;
 
-/// Bytes that a block of scratch takes beyond its data: it begins on a cache line of its own, and holds whole elements.
-const SCRATCH_BLOCK_BYTES: u64 = 64 + ELEMENT_BYTES_MAX;
-const NAME_BYTES_MAX: usize = 200;
+/// Alignment of a block of scratch: each begins on a cache line of its own.
+pub const SCRATCH_ALIGN: usize = 64;
+
+/// Bytes that a block of scratch takes at most beyond its data, which it holds in whole elements.
+const SCRATCH_BLOCK_BYTES: u64 = SCRATCH_ALIGN as u64 + ELEMENT_BYTES_MAX;
 
 /// The most segments in flight for plans that use stages.
 pub const STAGED_WINDOW_MAX: u32 = 4;

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use kolo_collectives::layout::{Extent, Layout, Shape};
 use kolo_collectives::memory::Memory;
 use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
+use kolo_collectives::plan_set::SCRATCH_ALIGN;
 use kolo_transport::Piece;
-
-/// Alignment of scratch blocks: each starts on a cache line of its own.
-const SCRATCH_ALIGN: usize = 64;
 
 /// The caller's memory for one operation.
 #[derive(Clone, Copy, Debug)]
