@@ -15,7 +15,6 @@ use crate::communicator::Shared;
 use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Error, ErrorContext, Result};
-use crate::job::MOST_PATIENCE;
 use crate::supply::{self, Pool};
 use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
@@ -96,7 +95,7 @@ impl Communicator {
         drop(core);
 
         let begin = Instant::now();
-        let deadline = shared.deadline_after(shared.config.timeout.min(MOST_PATIENCE));
+        let deadline = shared.deadline_after(shared.config.timeout);
         let request = AllocRequest { bytes: bytes as u64, live, pools: supply::pools() };
         let requests = self.tell(3 * number, &request, deadline)?;
         if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {

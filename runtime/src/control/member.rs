@@ -323,16 +323,16 @@ impl Shared {
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
         let mut told = None;
         self.change(|state| {
-            if let Some(registered) = state.communicators.get(&communicator) {
-                let is_given_up = registered.flag.note_given_up();
-                let is_revoked = cause.kind == AbortKind::Revoked && registered.flag.note_revoked();
-                told = (is_given_up || is_revoked).then(|| registered.members.clone());
-                let mut raised = state.revoke_below(communicator, self.rank, &cause);
-                raised.push((registered.flag.clone(), cause));
-                return raised;
+            let mut raised = state.revoke_below(communicator, self.rank, &cause);
+            match state.communicators.get(&communicator) {
+                Some(registered) => {
+                    let is_given_up = registered.flag.note_given_up();
+                    let is_revoked = cause.kind == AbortKind::Revoked && registered.flag.note_revoked();
+                    told = (is_given_up || is_revoked).then(|| registered.members.clone());
+                    raised.push((registered.flag.clone(), cause));
+                }
+                None => remember(&mut state.early_aborts, (communicator, cause)),
             }
-            let raised = state.revoke_below(communicator, self.rank, &cause);
-            remember(&mut state.early_aborts, (communicator, cause));
             raised
         });
         told

@@ -68,7 +68,8 @@ impl PlanFiles {
     pub(crate) fn serving(
         &self,
         asked: Asked,
-        (overrides, order): (&Overrides, Order),
+        overrides: &Overrides,
+        order: Order,
         task: impl Fn() -> Task,
     ) -> Option<&PlanFile> {
         // Usually there is none, and nothing else needs to be looked at.
@@ -80,10 +81,11 @@ impl PlanFiles {
     pub(crate) fn unused(
         &self,
         asked: Asked,
-        overrides: (&Overrides, Order),
+        overrides: &Overrides,
+        order: Order,
         task: impl Fn() -> Task,
     ) -> Vec<String> {
-        let serving = self.serving(asked, overrides, &task).map(|file| &file.loaded.path);
+        let serving = self.serving(asked, overrides, order, &task).map(|file| &file.loaded.path);
         let reason = |file: &PlanFile| {
             let path = &file.loaded.path;
             let because = match (file.refusal(asked), serving) {

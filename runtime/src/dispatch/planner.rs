@@ -130,11 +130,9 @@ impl Planner {
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
-        let file =
-            self.files.serving(key.asked(), (&self.overrides, self.order), || self.task(key.collective));
-        if let Some(planned) =
-            file.and_then(|file| file.planned(placement, key.element_bytes, self.limits.channels))
-        {
+        let channels = self.limits.channels;
+        let planned = |file: &PlanFile| file.planned(placement, key.element_bytes, channels);
+        if let Some(planned) = self.serving(&key).and_then(planned) {
             self.remember(key, planned.clone());
             return Ok(planned);
         }
@@ -184,16 +182,17 @@ impl Planner {
 
     /// Describes the plan of a file that serves a call; `None` if a generator's plan does.
     pub(crate) fn file_for(&self, call: &Call) -> Option<String> {
-        let key = self.key(call);
-        let file =
-            self.files.serving(key.asked(), (&self.overrides, self.order), || self.task(key.collective));
-        file.map(PlanFile::describe)
+        self.serving(&self.key(call)).map(PlanFile::describe)
+    }
+
+    fn serving(&self, key: &ChoiceKey) -> Option<&PlanFile> {
+        self.files.serving(key.asked(), &self.overrides, self.order, || self.task(key.collective))
     }
 
     /// Explains for each file of plans why it does not serve a call.
     pub(crate) fn files_unused(&self, call: &Call) -> Vec<String> {
         let key = self.key(call);
-        self.files.unused(key.asked(), (&self.overrides, self.order), || self.task(key.collective))
+        self.files.unused(key.asked(), &self.overrides, self.order, || self.task(key.collective))
     }
 
     /// Describes the files of plans.
