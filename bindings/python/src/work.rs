@@ -39,7 +39,7 @@ enum State {
     Running(Progress),
     /// A thread waits, and will tell the others the outcome. They may end the operation.
     Attended(SecondWait),
-    /// Nobody has the operation any more, or a thread is looking at it with the state locked.
+    /// Nobody has the operation any more, or a thread is looking at it or fetching its outcome.
     Gone,
     /// The operation is complete: the source of a receive, or the error.
     Over(Result<Option<u32>, Error>),
@@ -189,7 +189,6 @@ impl Inner {
         let mut state = self.state();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Running(work) if work.is_done() => {
-                *state = State::Attended(work.second_wait());
                 drop(state);
                 // The operation is complete, so the wait only fetches the outcome.
                 let (_, owner) = self.end(work.wait_within(Duration::ZERO));

@@ -47,22 +47,24 @@ pub struct Work<B> {
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
-/// A wait for an operation beside the thread that has its handle. For bindings.
+/// Lets a second thread wait for an operation that the thread with its handle drives. For bindings.
 #[derive(Clone, Debug)]
 pub struct SecondWait {
     shared: Arc<Shared>,
-    tickets: Vec<Ticket>,
+    ticket: Ticket,
+    more: Vec<Ticket>,
 }
 
 impl SecondWait {
-    /// Ends the operation and everything else on the communicator, because this wait's limit has passed. Unless the operation is over, the
-    /// thread that has the handle then gets the error.
+    /// Ends the operation and everything else on the communicator, because this wait's limit has passed. The thread
+    /// that has the handle gets the error. Does nothing if the operation is over.
     pub fn time_out(&self, limit: Duration) {
         if !self.shared.is_ours() {
             return;
         }
         let core = self.shared.core();
-        let unfinished = self.tickets.iter().find(|ticket| !core.engine.is_done(ticket.id));
+        let mut tickets = std::iter::once(&self.ticket).chain(&self.more);
+        let unfinished = tickets.find(|ticket| !core.engine.is_done(ticket.id));
         if let Some(Ticket { id, waited }) = unfinished {
             let peers = core.waiting_for(*id);
             drop(core);
@@ -123,7 +125,7 @@ impl<B: 'static> Work<B> {
     #[doc(hidden)]
     #[must_use]
     pub fn second_wait(&self) -> SecondWait {
-        SecondWait { shared: Arc::clone(&self.shared), tickets: self.tickets().collect() }
+        SecondWait { shared: Arc::clone(&self.shared), ticket: self.ticket, more: self.more.clone() }
     }
 
     fn tickets(&self) -> impl Iterator<Item = Ticket> {
