@@ -181,6 +181,14 @@ fn canonical_scans_depend_on_nothing() {
                 let (mut inclusive, mut exclusive) = (vec![0.0_f32; 131], vec![0.0_f32; 131]);
                 comm.scan_into(&input, &mut inclusive, ReduceOp::Sum).expect("all call it");
                 comm.exscan_into(&input, &mut exclusive, ReduceOp::Sum).expect("all call it");
+                let mut total = input;
+                comm.all_reduce(&mut total, ReduceOp::Sum).expect("all call it");
+                if comm.rank() + 1 == ranks {
+                    assert_eq!(
+                        inclusive, total,
+                        "{ranks} ranks, {arrangement:?}: the last one's is the total"
+                    );
+                }
                 let both = inclusive.into_iter().chain(exclusive);
                 both.map(f32::to_bits).collect::<Vec<_>>()
             });
