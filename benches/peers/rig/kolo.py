@@ -14,13 +14,15 @@ def find(directory, through_mpi=False):
     """Returns Kolo, and builds it first if necessary. Its program is `kolo_bench`, or the one that MPICH and Intel MPI
     run, with Kolo's MPI library."""
     kolo, bench, library = (directory / name for name in ("kolo", "kolo_bench", "libmpi.so"))
-    if not (kolo.exists() and bench.exists() and library.exists()):
+    if not (kolo.exists() and bench.exists() and (library.exists() or not through_mpi)):
         print(f"run: {' '.join(BUILD)}", file=sys.stderr)
         subprocess.run(BUILD, cwd=places.REPOSITORY, check=True)
     if through_mpi:
         bench, problem = mpi.borrow()
         if problem:
             sys.exit(f"run: --mpi {problem}")
+        if not library.exists():
+            sys.exit(f"run: --mpi needs {library}; see --kolo-dir")
         link(library)
 
     def launch(ranks, transport):
