@@ -1,12 +1,12 @@
-//! Tests that the modules of `src` (*rooms* here) form an order in which each uses only earlier ones: there are no
+//! Tests that the modules of `src` form an order in which each uses only earlier ones: there are no
 //! cycles. See docs/ARCHITECTURE.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms, from those that know nothing of others to those that users call. A room is a folder of `src`, or a file
+/// The modules, from those that know nothing of others to those that users call. A module is a folder of `src`, or a file
 /// beside them.
-const ROOMS: [&str; 29] = [
+const MODULES: [&str; 29] = [
     "cancel",
     "mix",
     "ticks",
@@ -39,27 +39,27 @@ const ROOMS: [&str; 29] = [
 ];
 
 #[test]
-fn no_room_uses_one_above_it() {
+fn no_module_uses_one_above_it() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut wrong = Vec::new();
     for path in sources(&src) {
         let inside = path.strip_prefix(&src).expect("found there");
         let first = inside.components().next().expect("a name").as_os_str().to_str().expect("plain names");
-        let room = first.trim_end_matches(".rs");
-        if room != "lib" {
+        let module = first.trim_end_matches(".rs");
+        if module != "lib" {
             let text = fs::read_to_string(&path).expect("a source");
-            let above = above(room, &text);
+            let above = above(module, &text);
             wrong.extend(above.into_iter().map(|other| format!("{} uses crate::{other}", inside.display())));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Returns the rooms above its own that a source uses, leaving out its tests; or its own room, if that has no place in
+/// Returns the modules above its own that a source uses, leaving out its tests; or its own, if that has no place in
 /// the order.
-fn above(room: &str, text: &str) -> Vec<String> {
-    let place = |name: &str| ROOMS.iter().position(|room| *room == name);
-    let Some(own) = place(room) else { return vec![format!("{room}, which has no place in the order")] };
+fn above(module: &str, text: &str) -> Vec<String> {
+    let place = |name: &str| MODULES.iter().position(|module| *module == name);
+    let Some(own) = place(module) else { return vec![format!("{module}, which has no place in the order")] };
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let names = code.split("crate::").skip(1).flat_map(|after| match after.strip_prefix('{') {

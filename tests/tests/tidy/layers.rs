@@ -1,4 +1,4 @@
-//! Dependencies point down, between crates and between the modules of the runtime (*rooms* here).
+//! Dependencies point down, between crates and between the modules of the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -44,39 +44,39 @@ fn crates_depend_on_crates_below() {
     }
 }
 
-/// Returns the rooms of the runtime (folders and files of `src`), each with those that it uses.
-fn rooms() -> BTreeMap<String, BTreeSet<String>> {
+/// Returns the modules of the runtime (folders and files of `src`), each with those that it uses.
+fn modules() -> BTreeMap<String, BTreeSet<String>> {
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in source::under("runtime/src") {
-        let room = room_of(&source.path);
-        if ["lib", "fuzzing"].contains(&room.as_str()) || source.path.contains("test") {
+        let module = module_of(&source.path);
+        if ["lib", "fuzzing"].contains(&module.as_str()) || source.path.contains("test") {
             continue;
         }
-        let used = uses.entry(room.clone()).or_default();
+        let used = uses.entry(module.clone()).or_default();
         for line in source.product() {
             for (at, _) in line.match_indices("crate::") {
                 let name: String =
                     line[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                if !name.is_empty() && name != room {
+                if !name.is_empty() && name != module {
                     used.insert(name);
                 }
             }
         }
     }
     let known: BTreeSet<String> = uses.keys().cloned().collect();
-    uses.values_mut().for_each(|used| used.retain(|room| known.contains(room)));
+    uses.values_mut().for_each(|used| used.retain(|module| known.contains(module)));
     uses
 }
 
-fn room_of(path: &str) -> String {
+fn module_of(path: &str) -> String {
     let inside = path.strip_prefix("runtime/src/").unwrap_or(path);
     inside.split('/').next().unwrap_or(inside).trim_end_matches(".rs").to_owned()
 }
 
-fn reachable(rooms: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
+fn reachable(modules: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
-    while let Some(room) = next.pop() {
-        for used in &rooms[&room] {
+    while let Some(module) = next.pop() {
+        for used in &modules[&module] {
             if seen.insert(used.clone()) {
                 next.push(used.clone());
             }
@@ -86,19 +86,19 @@ fn reachable(rooms: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet
 }
 
 #[test]
-fn rooms_of_the_runtime_form_no_circle() {
-    let rooms = rooms();
+fn modules_of_the_runtime_form_no_circle() {
+    let modules = modules();
     let below: BTreeMap<&String, BTreeSet<String>> =
-        rooms.keys().map(|room| (room, reachable(&rooms, room))).collect();
+        modules.keys().map(|module| (module, reachable(&modules, module))).collect();
     let mut found = BTreeMap::new();
-    for (room, reached) in &below {
+    for (module, reached) in &below {
         let circle: Vec<&str> =
-            reached.iter().filter(|other| below[other].contains(*room)).map(String::as_str).collect();
+            reached.iter().filter(|other| below[other].contains(*module)).map(String::as_str).collect();
         if circle.len() > 1 {
-            found.insert((*room).clone(), format!("in a circle of {}", circle.join(", ")));
+            found.insert((*module).clone(), format!("in a circle of {}", circle.join(", ")));
         }
     }
     List::read("circles.txt")
         .with_reasons()
-        .compare("Rooms of the runtime form no circle (ARCHITECTURE; circles.txt)", &found);
+        .compare("Modules of the runtime form no circle (ARCHITECTURE; circles.txt)", &found);
 }
