@@ -2,7 +2,8 @@
 //!
 //! This is the algorithm of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of
 //! the whole vector, so (p-1) n bytes per rank, but a single latency. It serves all-reduce, reduce (to any root),
-//! reduce-scatter and the scans, in which a rank gets the contributions of the ranks before it. Contributions are received in rank order and added along the canonical tree
+//! reduce-scatter and the scans, in which a rank gets contributions only from the ranks before it. Contributions are
+//! received in rank order and added along the canonical tree
 //! ([`Expression::canonical`](crate::check::Expression::canonical)): the balanced binary tree over the ranks, in which
 //! ranks beyond a power of two are paired first. Each contribution is added as soon as its neighbours in the tree are
 //! there, so log2 p scratch vectors suffice. A scan's tree is that over the ranks whose contributions it adds.

@@ -105,6 +105,7 @@ mod tests {
         limit.set(None);
         assert_eq!(limit.left(), None);
     }
+
     #[test]
     fn the_earlier_limit_counts() {
         let (parent, child) = (TimeLimit::none(), TimeLimit::none());

@@ -16,7 +16,8 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Ends the helper thread, lets started operations finish and their data leave, for at most `limit`, and gives the
-/// connections up. Ranks that wait for this one are told so when they ask. Returns whether everything has left, in which case the departure is orderly.
+/// connections up. Returns whether everything has left, in which case the departure is orderly. From then on, ranks that
+/// ask are told that this one has dropped the communicator.
 pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };

@@ -141,7 +141,7 @@ impl Goal for Help<'_> {
             return Ok(Step::Done);
         }
         let is_first = core.awaited.first().map(|(id, _)| id) == self.first;
-        // A loss or an abort is news to the driver, who gives data that was sent before its time.
+        // Losses and aborts are left to the driver, which still waits for data that was sent before them.
         let has_failed = core.engine.failure().is_some();
         let stop = core.closed || has_failed || attendance.is_relieved() || !is_first;
         Ok(if stop { Step::Done } else { Step::Waits { moved } })

@@ -69,9 +69,9 @@ impl JoinSpec {
     }
 }
 
-/// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset; [`JoinSpec::from_process_env`]
-/// refuses Kolo's own that are not. One further name yields the launcher's process, which distinguishes jobs whose
-/// launcher gives them no name.
+/// Looks up a variable of this process's environment. A variable that is not Unicode counts as unset;
+/// [`JoinSpec::from_process_env`] refuses such a variable if it is one of Kolo's. One further name yields the launcher's
+/// process, which distinguishes jobs whose launcher gives them no name.
 #[must_use]
 pub fn process_environment(name: &str) -> Option<String> {
     let launcher = || {

@@ -375,7 +375,7 @@ pub unsafe fn wait(handle: *mut c_int, status: *mut Status) -> Outcome {
 /// with the error.
 ///
 /// # Errors
-/// The wait's, if a request goes on, since its operation is the program's.
+/// That of the wait, if one of them is a generalized request: only the program can end that one.
 fn settle<'a>(waited: Outcome, requests: impl Iterator<Item = &'a Request> + Clone) -> Outcome {
     let Err(why) = waited else { return Ok(()) };
     let mut messages = Vec::new();
