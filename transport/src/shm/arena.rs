@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange;
-//!                 whether places have been taken back (see `places`)
+//!                 whether places have been taken back (see `places`); whether all members have asked for the arena
 //! members         256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
 //! areas           [`AREAS`] of them, each with
 //!   lines         [`EXCHANGE_DEPTH`] lines of 128 bytes per member
@@ -23,6 +23,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::address::VERSION;
 use super::buffers::Buffers;
@@ -62,12 +63,24 @@ const ABORT_AT: usize = LINE;
 const BELL_AT: usize = 2 * LINE;
 const SLEEPERS_AT: usize = 3 * LINE;
 const WITHDRAWN_AT: usize = 4 * LINE;
+const ASSEMBLY_AT: usize = 5 * LINE;
 const PER_MEMBER_AT: usize = PAGE;
 const PER_MEMBER_BYTES: usize = 2 * LINE;
 const AWAKE: u32 = 0;
 /// Value of a doorbell whose owner sleeps on the word itself.
 pub(crate) const ASLEEP_WORD: u32 = 1;
 const ASLEEP_FD: u32 = 2;
+
+/// State of a group whose leader hands out its arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Assembly {
+    /// Members are missing.
+    Incomplete = 0,
+    /// All members have asked for the arena.
+    Complete = 1,
+    /// The leader waits no longer.
+    GivenUp = 2,
+}
 
 /// Result of an attempt to wake a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +140,29 @@ impl Arena {
     /// Returns the fence scheme by which members order publications against doorbell states.
     pub(crate) fn fences(&self) -> Fences {
         self.fences
+    }
+
+    /// Returns whether all members have asked for the arena.
+    pub(crate) fn assembly(&self) -> Assembly {
+        match self.word(ASSEMBLY_AT).load(Ordering::Acquire) {
+            0 => Assembly::Incomplete,
+            1 => Assembly::Complete,
+            _ => Assembly::GivenUp,
+        }
+    }
+
+    /// Tells the members that have the arena how the assembly ended.
+    pub(crate) fn end_assembly(&self, how: Assembly) {
+        self.word(ASSEMBLY_AT).store(how as u32, Ordering::Release);
+        futex::wake_all(self.word(ASSEMBLY_AT));
+    }
+
+    /// Sleeps while the assembly is incomplete, for at most `patience`.
+    ///
+    /// # Errors
+    /// As [`futex::wait_word`].
+    pub(crate) fn sleep_until_assembled(&self, patience: Duration) -> io::Result<()> {
+        futex::wait_word(self.word(ASSEMBLY_AT), Assembly::Incomplete as u32, patience)
     }
 
     /// Returns the abort word; 0 means no abort.

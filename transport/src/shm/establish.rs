@@ -2,7 +2,8 @@
 //!
 //! The lowest rank of the local group is the leader. It creates the arena and hands the descriptor to every rank that
 //! asks and proves that it knows both cookies. Ranks may come in any order: a connection waits in the listener's
-//! backlog, and the listeners exist before the addresses are distributed.
+//! backlog, and the listeners exist before the addresses are distributed. No rank goes on until all have asked: a rank
+//! that asks has met all others, and a rank that ended before another met it would pass for one on another host.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
 use super::address::Address;
-use super::arena::{Arena, MEMBERS_MAX};
+use super::arena::{Arena, Assembly, MEMBERS_MAX};
 use super::endpoint::ShmEndpoint;
 use super::hello::{Ends, HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
@@ -34,9 +35,10 @@ pub(crate) const NAME: &str = "shm";
 pub(crate) const NO_PEER: u32 = u32::MAX;
 /// Time after which a leader whose backlog is full is asked again; one accept makes room in the backlog.
 const RETRY: Duration = Duration::from_millis(1);
-/// Time after which a waiting leader checks whether the missing members are still alive. Members of one host arrive
+/// Time after which a waiting leader checks whether the missing members are still alive, and a waiting member whether
+/// the leader is. Members of one host arrive
 /// within much less time, and a person takes longer to suspect a hang.
-const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
+pub(crate) const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
 impl ShmEndpoint {
     /// Makes the endpoint of `rank` in a world of `world_size` ranks.
@@ -215,6 +217,13 @@ impl ShmEndpoint {
     fn lead(&mut self, members: u32, deadline: Instant) -> Result<Arena, Error> {
         let (arena, fd) = Arena::create(members, self.fences())
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
+        let served = self.serve(members, &fd, deadline);
+        arena.end_assembly(if served.is_ok() { Assembly::Complete } else { Assembly::GivenUp });
+        served.map(|()| arena)
+    }
+
+    /// Hands the arena to all members.
+    fn serve(&mut self, members: u32, fd: &OwnedFd, deadline: Instant) -> Result<(), Error> {
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
         let mut looked = Instant::now();
         // Those who have asked and cannot be answered yet.
@@ -228,7 +237,7 @@ impl ShmEndpoint {
             for caller in callers.drain(..) {
                 let Some(peer) = self.recognise(&caller.greeting) else { continue };
                 if caller.greeting.hello.purpose == Purpose::AskArena {
-                    match self.answer(peer, &caller, members, &fd) {
+                    match self.answer(peer, &caller, members, fd) {
                         Ok(_) => waiting.retain(|rank| *rank != self.peers[peer].rank),
                         Err(error) if unix::is_transient(&error) => refused.push(caller),
                         // A member that has gone away meanwhile is missed at the deadline, or asks again.
@@ -255,7 +264,7 @@ impl ShmEndpoint {
             let pause = if refused.is_empty() { LOOK_FOR_THE_GONE } else { RETRY };
             wait_readable(&self.epoll, patience.min(pause));
         }
-        Ok(arena)
+        Ok(())
     }
 
     /// Hands the arena to a member that has asked for it.
@@ -305,7 +314,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Asks the leader for the arena.
+    /// Asks the leader for the arena, and waits until all have.
     fn follow(&self, members: u32, deadline: Instant) -> Result<Arena, Error> {
         let leader = self
             .peers
@@ -362,7 +371,40 @@ impl ShmEndpoint {
             let detail = format!("rank {} did not answer with an arena for {members} members", leader.rank);
             return Err(Error::new(ErrorKind::Corrupt, NAME, rank, detail));
         };
-        Arena::open(&fd, members, self.fences()).map_err(|e| system("mapping the shared arena", e))
+        let arena =
+            Arena::open(&fd, members, self.fences()).map_err(|e| system("mapping the shared arena", e))?;
+        self.await_assembly(&arena, leader, || remaining(deadline).ok_or_else(late))?;
+        Ok(arena)
+    }
+
+    /// Waits until all members have asked for the arena.
+    fn await_assembly(
+        &self,
+        arena: &Arena,
+        leader: &Peer,
+        patience: impl Fn() -> Result<Duration, Error>,
+    ) -> Result<(), Error> {
+        let rank = Some(leader.rank);
+        let mut presence = Ok(());
+        loop {
+            // The state comes after the look for the leader, which may end once it has said that all are there.
+            match arena.assembly() {
+                Assembly::Complete => return Ok(()),
+                Assembly::Incomplete => presence?,
+                Assembly::GivenUp => {
+                    let detail = format!(
+                        "rank {} gave up before all ranks of this host shared its arena",
+                        leader.rank
+                    );
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
+                }
+            }
+            let what = "waiting for the other ranks of this host";
+            arena
+                .sleep_until_assembled(patience()?.min(LOOK_FOR_THE_GONE))
+                .map_err(|e| Error::system(NAME, rank, what.to_owned(), e))?;
+            presence = self.check_presence(&[leader.rank]);
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! How the ranks of a host meet, and one that ends before they have.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
 use super::super::address::Address;
+use super::super::establish::LOOK_FOR_THE_GONE;
 use super::*;
 use crate::sys::unix;
 
@@ -12,12 +16,37 @@ fn a_leader_notices_that_a_member_is_gone() {
         let mut members = world.iter_mut();
         let leader = members.next().expect("three");
         let second = members.next().expect("three");
-        scope.spawn(|| second.establish(deadline()).expect("the leader serves whoever comes"));
+        let waits = scope.spawn(|| second.establish(deadline()).expect_err("the leader gives up"));
         drop(third);
         let began = Instant::now();
         let error = leader.establish(deadline()).expect_err("the third is gone");
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(2)), "{error}");
+        let error = waits.join().expect("no panic");
+        assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(0)), "{error}");
         assert!(began.elapsed() < PATIENCE / 4, "{:?}", began.elapsed());
+    });
+}
+
+/// A rank that ended once it had the arena would pass for one on another host with those that had not met it.
+#[test]
+fn no_rank_goes_on_before_all_have_met() {
+    let mut world = introduced(3, &ShmOptions::default());
+    let (third_came, is_on) = (AtomicBool::new(false), mpsc::channel());
+    std::thread::scope(|scope| {
+        let mut members = world.iter_mut();
+        let [leader, second, third] = std::array::from_fn(|_| members.next().expect("three"));
+        scope.spawn(|| leader.establish(deadline()).expect("all come"));
+        let (goes_on, third_came) = (is_on.0, &third_came);
+        scope.spawn(move || {
+            second.establish(deadline()).expect("all come");
+            assert!(third_came.load(Ordering::SeqCst), "a rank goes on without the third");
+            let _ = goes_on.send(());
+        });
+        // A second that does not wait has its arena well before.
+        let early = is_on.1.recv_timeout(2 * LOOK_FOR_THE_GONE);
+        assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+        third_came.store(true, Ordering::SeqCst);
+        third.establish(deadline()).expect("all are there");
     });
 }
 
