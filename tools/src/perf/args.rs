@@ -114,7 +114,7 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1", help_heading = HOW)]
     pub average: String,
 
-    /// 1: report the time it takes to start an operation
+    /// 1: report the time it takes to start an operation, with -z including the wait; bandwidths stay as they are
     #[arg(short = 'C', long = "report_cputime", value_name = "0/1", default_value = "0", help_heading = OUTPUT)]
     pub report_cputime: String,
     /// 1: wall-clock time on each row

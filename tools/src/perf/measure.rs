@@ -30,9 +30,12 @@ pub(crate) struct Bench<'a> {
     pub failed_checks: u64,
 }
 
-/// One rank's times: seconds per operation, and per iteration if requested.
+/// One rank's times in seconds: per operation, and per iteration if requested.
 struct Timing {
-    seconds: f64,
+    /// Until an operation is complete.
+    completed: f64,
+    /// Until an operation is started, with the waits that `-z` puts between operations.
+    started: f64,
     iterations: Vec<f64>,
 }
 
@@ -55,15 +58,17 @@ impl Bench<'_> {
         self.world.barrier()?;
         let timing = self.time(operation, placement)?;
         let everybody = self.share_times(&timing)?;
-        let seconds = average(self.settings.average, everybody.iter().map(|timing| timing.seconds));
+        let combined = |time: fn(&Timing) -> f64| average(self.settings.average, everybody.iter().map(time));
+        let completed = combined(|timing| timing.completed);
+        let shown = if self.settings.start_time { combined(|timing| timing.started) } else { completed };
         self.world.barrier()?;
         let wrong = self.check(operation, placement)?;
         let element_bytes = operation.element.data_type.size() as u64;
         // Blocks that are shorter than the longest carry fewer bytes than the count says.
         let moved = operation.counts.argument as f64 * self.heaviest_share(operation);
         Ok(Measurement {
-            seconds,
-            bandwidth: operation.test.bandwidth(moved as u64, element_bytes, seconds, u64::from(ranks)),
+            seconds: shown,
+            bandwidth: operation.test.bandwidth(moved as u64, element_bytes, completed, u64::from(ranks)),
             wrong,
             iterations: self.iterations(everybody),
         })
@@ -73,33 +78,35 @@ impl Bench<'_> {
         let settings = self.settings;
         let detailed = settings.per_iteration.wanted();
         let is_cut_out = settings.blocking == Blocking::UntimedBarrier;
-        let mut timing = Timing { seconds: 0.0, iterations: Vec::new() };
-        let mut start_seconds = 0.0;
+        let mut timing = Timing { completed: 0.0, started: 0.0, iterations: Vec::new() };
         let began = self.now();
         for iteration in 0..settings.iterations {
             if !detailed && !is_cut_out {
                 // Reading the clock takes as long as an exchange of a few bytes.
-                start_seconds += self.iterate(operation, placement, iteration)?;
+                timing.started += self.iterate(operation, placement, iteration)?;
                 continue;
             }
             let iteration_began = self.now();
-            start_seconds += self.iterate(operation, placement, iteration)?;
+            timing.started += self.iterate(operation, placement, iteration)?;
             let seconds = self.now() - iteration_began;
             if detailed {
                 timing.iterations.push(seconds / settings.aggregated as f64);
             }
             if is_cut_out {
-                timing.seconds += seconds;
+                timing.completed += seconds;
                 self.world.barrier()?;
             }
         }
         if !is_cut_out {
-            timing.seconds = self.now() - began;
+            timing.completed = self.now() - began;
         }
-        if settings.start_time {
-            timing.seconds = start_seconds;
+        if settings.blocking != Blocking::No {
+            // The next operation is started when this one is complete.
+            timing.started = timing.completed;
         }
-        timing.seconds /= (settings.iterations * settings.aggregated) as f64;
+        let operations = (settings.iterations * settings.aggregated) as f64;
+        timing.completed /= operations;
+        timing.started /= operations;
         Ok(timing)
     }
 
@@ -155,14 +162,15 @@ impl Bench<'_> {
     }
 
     fn share_times(&self, timing: &Timing) -> Result<Vec<Timing>> {
-        let times = std::iter::once(timing.seconds).chain(timing.iterations.iter().copied());
+        let times = [timing.completed, timing.started].into_iter().chain(timing.iterations.iter().copied());
         let bytes: Vec<u8> = times.flat_map(f64::to_le_bytes).collect();
         let everybody = self.world.share(&bytes)?;
         Ok(everybody
             .iter()
             .map(|bytes| {
                 let mut times = bytes.chunks(8).map(|bytes| f64::from_bits(number(bytes)));
-                Timing { seconds: times.next().unwrap_or(0.0), iterations: times.collect() }
+                let mut next = || times.next().unwrap_or(0.0);
+                Timing { completed: next(), started: next(), iterations: times.collect() }
             })
             .collect())
     }

@@ -6,9 +6,10 @@ use super::test::Bandwidth;
 /// Measurement of one size in one placement (out of place or in place).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measurement {
-    /// Seconds per operation, combined over the ranks as `-a` says.
+    /// Seconds per operation, combined over the ranks as `-a` says: until it is complete, or with `-C 1` until it
+    /// is started.
     pub seconds: f64,
-    /// Bandwidth at that time.
+    /// Bandwidth until the operation is complete.
     pub bandwidth: Bandwidth,
     /// Wrong elements over all ranks; `None` when not checked.
     pub wrong: Option<u64>,

@@ -392,6 +392,27 @@ mod tests {
         assert!(text.contains("\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0 \n#\n"));
     }
 
+    /// Returns the time in microseconds and the algorithm bandwidth of the first row.
+    fn time_and_bandwidth(line: &str) -> (f64, f64) {
+        let (_, text) = run_alone(line).unwrap();
+        let row: Vec<&str> =
+            text.lines().find(|line| !line.starts_with('#')).unwrap().split_whitespace().collect();
+        (row[5].parse().unwrap(), row[6].parse().unwrap())
+    }
+
+    #[test]
+    fn start_times_have_the_bandwidth_of_complete_operations() {
+        let line = "alltoall -b 1M -e 1M -n 5 -c 0";
+        let bytes = f64::from(1 << 20);
+        for blocking in 1..4 {
+            let (time, bandwidth) = time_and_bandwidth(&format!("{line} -C 1 -z {blocking}"));
+            // The columns are rounded; with -z the start of an operation lasts until it is complete.
+            assert!((bytes / time / 1e3 / bandwidth - 1.0).abs() < 0.1, "-z {blocking}: {time} {bandwidth}");
+        }
+        let (time, bandwidth) = time_and_bandwidth(&format!("{line} -C 1"));
+        assert!(bytes / bandwidth / 1e3 >= time * 0.9, "{time} {bandwidth}");
+    }
+
     #[test]
     fn a_root_that_is_not_there_is_an_error() {
         assert!(run_alone("reduce -b 8 -e 8 -r 1").unwrap_err().message.contains("out of range"));
