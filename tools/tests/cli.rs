@@ -58,7 +58,7 @@ fn ends(process: Pid) -> bool {
 fn processes_measure_and_check() {
     for line in [
         "perf all_reduce -b 8 -e 64K -f 8 -n 3 --ranks 3",
-        "perf alltoallv -b 4K -e 4K -n 3 --ranks 2 --transport tcp",
+        "perf alltoallv -b 4K -e 4K -n 3 --ranks 3 --transport tcp",
         "perf sendrecv -b 4K -e 4K -n 3 --ranks 3 --threads",
         "perf hypercube -b 4K -e 4K -n 3 --ranks 2 -t 2",
     ] {

@@ -19,8 +19,8 @@ Sizes are a number and optionally K, M or G (powers of 1024). With -t or -g unde
 is that many ranks, as threads.
 
 Environment: NCCL_TESTS_MIN_BW fails the run below 0.9 times that bus bandwidth; NCCL_TESTS_SPLIT and \
-NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPREAD makes the blocks of \
-alltoallv unequal; KOLO_* as `kolo info` lists them.
+NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPREAD, from 0 to 1 (the \
+default), says how much the blocks of alltoallv depend on the distance of the ranks; KOLO_* as `kolo info` lists them.
 
 The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request is invalid, 3 \
 when something failed.";

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::choice::{NamedOp, NamedType};
 use super::data::Inputs;
-use super::pieces::{Skew, pieces};
+use super::pieces::{Blocks, pieces};
 use super::test::{Counts, Test};
 use crate::backend::{Call, Comm, Incoming, Memory, Outgoing};
 use crate::error::{CliError, Result};
@@ -18,7 +18,7 @@ const ALIGNMENT_BYTES: usize = 4096;
 const POISON: u8 = 0xA5;
 
 /// One operation of the table: a test with a size, a type, an operator and a root.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Operation {
     /// The test.
     pub test: Test,
@@ -30,8 +30,8 @@ pub(crate) struct Operation {
     pub op: NamedOp,
     /// Root, if the test has one.
     pub root: u32,
-    /// Lengths of the blocks of `alltoallv`.
-    pub skew: Skew,
+    /// The blocks of `alltoallv`.
+    pub blocks: Blocks,
 }
 
 /// Whether input and output are the same memory.
@@ -154,7 +154,8 @@ impl Buffers {
         let place = self.place(operation, rank, placement, 0);
         let len = operation.counts.receive as usize * operation.element_bytes();
         let result = &self.receive.bytes()[place.output..place.output + len];
-        let pieces = pieces(operation.test, &operation.counts, rank, ranks, operation.root, operation.skew);
+        let pieces =
+            pieces(operation.test, &operation.counts, rank, ranks, operation.root, &operation.blocks);
         Ok(operation.inputs(seed, ranks)?.count_wrong(&pieces, result))
     }
 
@@ -259,24 +260,28 @@ impl Buffers {
         unsafe { comm.exchange(&[send], &[receive]) }
     }
 
-    /// Exchanges blocks of unequal length, at the places where blocks of equal length would be.
+    /// Exchanges blocks of unequal length, which lie side by side.
     fn exchange_blocks(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Result<()> {
         let (rank, element_bytes) = (comm.rank(), operation.element_bytes());
-        let block = operation.counts.argument;
-        let stride = block as usize * element_bytes;
         let (input, output) = self.addresses(place);
-        let len = |from, to| operation.skew.block(block, from, to) as usize * element_bytes;
+        let blocks = &operation.blocks;
+        let bytes = |elements: u64| elements as usize * element_bytes;
         let sends: Vec<_> = (0..comm.world_size())
-            .map(|to| Outgoing { to, bytes: input.wrapping_add(to as usize * stride), len: len(rank, to) })
+            .map(|to| Outgoing {
+                to,
+                bytes: input.wrapping_add(bytes(blocks.place_sent(rank, to))),
+                len: bytes(blocks.len(rank, to)),
+            })
             .collect();
         let receives: Vec<_> = (0..comm.world_size())
             .map(|from| Incoming {
                 from,
-                bytes: output.wrapping_add(from as usize * stride),
-                len: len(from, rank),
+                bytes: output.wrapping_add(bytes(blocks.place_received(from, rank))),
+                len: bytes(blocks.len(from, rank)),
             })
             .collect();
-        // SAFETY: as in `send_to_next`; blocks are at most `stride` long.
+        // SAFETY: as in `send_to_next`; the blocks fill `counts.send` and `counts.receive` elements and do not overlap
+        // (test `blocks_lie_side_by_side`).
         unsafe { comm.exchange(&sends, &receives) }
     }
 
@@ -352,11 +357,12 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::super::choice::FLOAT;
+    use super::super::pieces::Skew;
     use super::*;
 
     fn operation(test: Test, bytes: u64, ranks: u32) -> Operation {
-        let counts = test.counts(bytes, 4, u64::from(ranks));
-        Operation { test, counts, element: FLOAT, op: NamedOp::Sum, root: 0, skew: Skew::NONE }
+        let (counts, blocks) = test.counts_and_blocks(bytes, 4, ranks, Skew::DISTANCE);
+        Operation { test, counts, element: FLOAT, op: NamedOp::Sum, root: 0, blocks }
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Split {
 pub(crate) struct Environment {
     /// `NCCL_TESTS_MIN_BW`: the run fails if the bandwidth is below nine tenths of it.
     pub wanted_bandwidth: Option<f64>,
-    /// `NCCL_TESTS_SPLIT` or `NCCL_TESTS_SPLIT_MASK`.
+    /// `NCCL_TESTS_SPLIT_MASK`, or else `NCCL_TESTS_SPLIT`.
     pub split: Option<Split>,
     /// `NCCL_TESTS_ALLTOALLV_SPREAD`.
     pub skew: Skew,
@@ -68,8 +68,9 @@ impl Environment {
             Some((Ok(value), _)) if value.is_finite() && value >= 0.0 => Ok(Some(value)),
             Some((_, text)) => Err(CliError::usage(format!("{name} '{text}' is not valid"), remedy)),
         };
-        let mask = match variable("NCCL_TESTS_SPLIT_MASK") {
-            None => None,
+        // As in nccl-tests, the mask is looked at first, and then the other variable not at all.
+        let split = match variable("NCCL_TESTS_SPLIT_MASK") {
+            None => variable("NCCL_TESTS_SPLIT").map(|text| Split::parse(&text)).transpose()?,
             Some(text) => {
                 let digits = text.trim().trim_start_matches("0x").trim_start_matches("0X");
                 Some(Split::And(u32::from_str_radix(digits, 16).map_err(|_| {
@@ -80,21 +81,22 @@ impl Environment {
                 })?))
             }
         };
-        let split = variable("NCCL_TESTS_SPLIT").map(|text| Split::parse(&text)).transpose()?;
         if variable("NCCL_TESTS_ALLTOALLV_MATRIX_FILE").is_some() {
             return Err(CliError::usage(
                 "NCCL_TESTS_ALLTOALLV_MATRIX_FILE is not supported",
-                "Unset it; NCCL_TESTS_ALLTOALLV_SPREAD makes blocks of unequal length",
+                "Unset it; NCCL_TESTS_ALLTOALLV_SPREAD sets how much the lengths of blocks differ",
             ));
         }
-        let spread = number(
-            "NCCL_TESTS_ALLTOALLV_SPREAD",
-            "Use the ratio of the longest block to the shortest, at least 1",
-        )?;
+        let remedy =
+            "Use a number from 0 (blocks of equal length) to 1 (proportional to the distance of the ranks)";
+        let spread = number("NCCL_TESTS_ALLTOALLV_SPREAD", remedy)?;
+        if let Some(spread) = spread.filter(|spread| *spread > 1.0) {
+            return Err(CliError::usage(format!("NCCL_TESTS_ALLTOALLV_SPREAD is {spread}"), remedy));
+        }
         Ok(Self {
             wanted_bandwidth: number("NCCL_TESTS_MIN_BW", "Use a bus bandwidth in GB/s, for example 10")?,
-            split: split.or(mask),
-            skew: spread.map_or(Skew::NONE, |spread| Skew { spread: spread.max(1.0) }),
+            split,
+            skew: spread.map_or(Skew::DISTANCE, |spread| Skew { spread }),
         })
     }
 }
@@ -124,15 +126,22 @@ mod tests {
         for text in ["", "MOD", "MOD 0", "XOR 1", "MOD -1", "DIV x"] {
             assert!(Split::parse(text).is_err(), "{text}");
         }
-        assert_eq!(read(&[("NCCL_TESTS_SPLIT_MASK", "0x3")]).unwrap().split, Some(Split::And(3)));
+        let mask = ("NCCL_TESTS_SPLIT_MASK", "0x3");
+        for other in ["MOD 2", "not looked at"] {
+            assert_eq!(read(&[mask, ("NCCL_TESTS_SPLIT", other)]).unwrap().split, Some(Split::And(3)));
+        }
     }
 
     #[test]
     fn bandwidth_and_spread() {
         let nothing = read(&[]).unwrap();
-        assert_eq!((nothing.wanted_bandwidth, nothing.split, nothing.skew), (None, None, Skew::NONE));
+        assert_eq!((nothing.wanted_bandwidth, nothing.split, nothing.skew), (None, None, Skew::DISTANCE));
         assert_eq!(read(&[("NCCL_TESTS_MIN_BW", "12.5")]).unwrap().wanted_bandwidth, Some(12.5));
         assert!(read(&[("NCCL_TESTS_MIN_BW", "much")]).is_err());
-        assert_eq!(read(&[("NCCL_TESTS_ALLTOALLV_SPREAD", "4")]).unwrap().skew.spread, 4.0);
+        assert_eq!(read(&[("NCCL_TESTS_ALLTOALLV_SPREAD", "0.25")]).unwrap().skew.spread, 0.25);
+        for wrong in ["4", "-1", "wide", "nan"] {
+            let error = read(&[("NCCL_TESTS_ALLTOALLV_SPREAD", wrong)]).unwrap_err();
+            assert!(error.message.contains("from 0"), "{error}");
+        }
     }
 }

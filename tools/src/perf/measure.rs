@@ -64,11 +64,14 @@ impl Bench<'_> {
         self.world.barrier()?;
         let wrong = self.check(operation, placement)?;
         let element_bytes = operation.element.data_type.size() as u64;
-        // Blocks that are shorter than the longest carry fewer bytes than the count says.
-        let moved = operation.counts.argument as f64 * self.heaviest_share(operation);
         Ok(Measurement {
             seconds: shown,
-            bandwidth: operation.test.bandwidth(moved as u64, element_bytes, completed, u64::from(ranks)),
+            bandwidth: operation.test.bandwidth(
+                &operation.counts,
+                element_bytes,
+                completed,
+                u64::from(ranks),
+            ),
             wrong,
             iterations: self.iterations(everybody),
         })
@@ -186,24 +189,6 @@ impl Bench<'_> {
             .collect();
         let spread = Spread::of(&slowest)?;
         Some(Iterations { slowest, per_rank, spread, skipped })
-    }
-
-    /// Returns the share of the full bytes that the rank with the most to send or receive moves.
-    pub(crate) fn heaviest_share(&self, operation: &Operation) -> f64 {
-        let (ranks, longest) = (self.group.world_size(), operation.counts.argument);
-        if operation.test != super::test::Test::AllToAllV || longest == 0 {
-            return 1.0;
-        }
-        let block = |from, to| operation.skew.block(longest, from, to);
-        let heaviest = (0..ranks)
-            .map(|rank| {
-                let sent: u64 = (0..ranks).map(|to| block(rank, to)).sum();
-                let received: u64 = (0..ranks).map(|from| block(from, rank)).sum();
-                sent.max(received)
-            })
-            .max()
-            .unwrap_or(0);
-        heaviest as f64 / (longest * u64::from(ranks)) as f64
     }
 
     fn now(&self) -> f64 {

@@ -198,13 +198,14 @@ fn operation(
     ranks: u32,
 ) -> Operation {
     let element_bytes = line.element.data_type.size() as u64;
+    let (counts, blocks) = settings.test.counts_and_blocks(bytes, element_bytes, ranks, environment.skew);
     Operation {
         test: settings.test,
-        counts: settings.test.counts(bytes, element_bytes, u64::from(ranks)),
+        counts,
         element: line.element,
         op: line.op,
         root: u32::try_from(line.root).unwrap_or(0),
-        skew: environment.skew,
+        blocks,
     }
 }
 
@@ -213,7 +214,7 @@ fn row(bench: &mut Bench<'_>, operation: &Operation, line: Line) -> Result<Row> 
     let out_of_place = bench.measure(operation, Placement::OutOfPlace)?;
     let in_place = bench.measure(operation, Placement::InPlace)?;
     Ok(Row {
-        bytes: (operation.bytes() as f64 * bench.heaviest_share(operation)) as u64,
+        bytes: operation.bytes(),
         count: operation.counts.argument,
         type_name: if test == Test::Barrier { "none" } else { line.element.name },
         op_name: if test.shows_op() { line.op.name() } else { "none" },

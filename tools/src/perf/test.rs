@@ -3,6 +3,7 @@
 
 use kolo::Collective;
 
+use super::pieces::{Blocks, Skew};
 use crate::error::CliError;
 
 /// The operation under measurement.
@@ -201,18 +202,39 @@ impl Test {
         }
     }
 
-    /// Returns the bandwidths of one call that takes `seconds`. `count` is the count argument.
+    /// Returns the counts with the blocks of `alltoallv`, which may leave a part of the size unused.
     #[must_use]
-    pub(crate) fn bandwidth(self, count: u64, element_bytes: u64, seconds: f64, ranks: u64) -> Bandwidth {
-        let (bytes, n) = ((count * element_bytes) as f64, ranks as f64);
+    pub(crate) fn counts_and_blocks(
+        self,
+        bytes: u64,
+        element_bytes: u64,
+        ranks: u32,
+        skew: Skew,
+    ) -> (Counts, Blocks) {
+        let counts = self.counts(bytes, element_bytes, u64::from(ranks));
+        let blocks = skew.blocks(counts.argument, element_bytes, ranks);
+        match self {
+            Self::AllToAllV => (Counts { send: blocks.total(), receive: blocks.total(), ..counts }, blocks),
+            _ => (counts, blocks),
+        }
+    }
+
+    /// Returns the bandwidths of one call that takes `seconds`.
+    #[must_use]
+    pub(crate) fn bandwidth(
+        self,
+        counts: &Counts,
+        element_bytes: u64,
+        seconds: f64,
+        ranks: u64,
+    ) -> Bandwidth {
+        let (bytes, n) = ((counts.argument * element_bytes) as f64, ranks as f64);
         let (moved, factor) = match self {
             Self::AllReduce => (bytes, 2.0 * (n - 1.0) / n),
-            Self::AllGather
-            | Self::ReduceScatter
-            | Self::Gather
-            | Self::Scatter
-            | Self::AllToAll
-            | Self::AllToAllV => (bytes * n, (n - 1.0) / n),
+            Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll => {
+                (bytes * n, (n - 1.0) / n)
+            }
+            Self::AllToAllV => ((counts.send * element_bytes) as f64, (n - 1.0) / n),
             Self::Broadcast | Self::Reduce | Self::SendRecv | Self::Barrier => (bytes, 1.0),
             Self::Hypercube => (bytes * (n - 1.0), 1.0),
         };
@@ -273,7 +295,8 @@ mod tests {
             (Test::SendRecv, 1.0, 1.0),
             (Test::Hypercube, 3.0, 3.0),
         ] {
-            let bandwidth = test.bandwidth(gigabyte, 1, 1.0, 4);
+            let counts = Counts { argument: gigabyte, ..Counts::default() };
+            let bandwidth = test.bandwidth(&counts, 1, 1.0, 4);
             assert_eq!((bandwidth.algorithm, bandwidth.bus), (algorithm, bus), "{test:?}");
         }
     }
