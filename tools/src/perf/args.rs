@@ -129,7 +129,7 @@ pub(crate) struct PerfArgs {
     /// 1: time each iteration and report the spread of the times
     #[arg(short = 'I', long = "per_iter_timing", value_name = "0/1", default_value = "0", help_heading = OUTPUT)]
     pub per_iter_timing: String,
-    /// Leave the first iterations out of these statistics
+    /// Leave the first iterations, fewer than -n, out of these statistics
     #[arg(short = 'K', long = "per_iter_skip", value_name = "N", default_value = "0", help_heading = OUTPUT)]
     pub per_iter_skip: String,
     /// Print p50, p90, p99 and p99.9 of the iterations below each row

@@ -5,7 +5,6 @@ use std::time::Instant;
 use super::buffers::{Buffers, Operation, Placement};
 use super::row::{Iterations, Measurement};
 use super::settings::{Average, Blocking, Settings};
-use super::stats::Spread;
 use crate::backend::Comm;
 use crate::error::Result;
 
@@ -179,16 +178,8 @@ impl Bench<'_> {
     }
 
     fn iterations(&self, everybody: Vec<Timing>) -> Option<Iterations> {
-        let skipped = self.settings.per_iteration.skip.min(self.settings.iterations - 1);
-        let per_rank: Vec<Vec<f64>> = everybody
-            .into_iter()
-            .map(|timing| timing.iterations.into_iter().skip(skipped).collect())
-            .collect();
-        let slowest: Vec<f64> = (0..per_rank.first()?.len())
-            .map(|index| per_rank.iter().map(|times| times[index]).fold(0.0, f64::max))
-            .collect();
-        let spread = Spread::of(&slowest)?;
-        Some(Iterations { slowest, per_rank, spread, skipped })
+        let per_rank: Vec<Vec<f64>> = everybody.into_iter().map(|timing| timing.iterations).collect();
+        Iterations::of(per_rank, self.settings.per_iteration.skip)
     }
 
     fn now(&self) -> f64 {

@@ -24,10 +24,21 @@ pub(crate) struct Iterations {
     pub slowest: Vec<f64>,
     /// For each rank, the time of each iteration.
     pub per_rank: Vec<Vec<f64>>,
-    /// Spread of `slowest`.
+    /// Spread of `slowest`, without the first ones.
     pub spread: Spread,
-    /// Iterations left out at the start.
+    /// Number of iterations at the start that the spread leaves out.
     pub skipped: usize,
+}
+
+impl Iterations {
+    /// Summarises the times of each rank's iterations, except for the first `skipped`; `None` if no time is left.
+    pub(crate) fn of(per_rank: Vec<Vec<f64>>, skipped: usize) -> Option<Self> {
+        let slowest: Vec<f64> = (0..per_rank.first()?.len())
+            .map(|index| per_rank.iter().map(|times| times[index]).fold(0.0, f64::max))
+            .collect();
+        let spread = Spread::of(slowest.get(skipped..)?)?;
+        Some(Self { slowest, per_rank, spread, skipped })
+    }
 }
 
 /// One line of the table.
@@ -51,4 +62,17 @@ pub(crate) struct Row {
     pub iterations: usize,
     /// Local wall-clock time at its end.
     pub timestamp: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_iterations_are_kept_but_not_summarised() {
+        let found = Iterations::of(vec![vec![9.0, 1.0, 2.0], vec![5.0, 3.0, 1.0]], 1).unwrap();
+        assert_eq!((found.slowest, found.per_rank[0].len(), found.skipped), (vec![9.0, 3.0, 2.0], 3, 1));
+        assert_eq!((found.spread.least, found.spread.greatest), (2.0, 3.0));
+        assert_eq!(Iterations::of(vec![vec![1.0]], 1), None);
+    }
 }

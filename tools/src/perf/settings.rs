@@ -164,6 +164,9 @@ impl Settings {
         let ranks = ranks(args, threads, gpus)?;
         let mut remarks: Vec<String> = type_remark.into_iter().chain(op_remark).collect();
         remarks.extend(without_effect(args)?);
+        let iterations = count("-n", &args.iters, 1)?;
+        let (skip, skip_remark) = skip(args, iterations, unknown)?;
+        remarks.extend(skip_remark);
         if test.lies_apart() {
             remarks.push(format!(
                 "# The in-place columns are measured out of place: {} cannot receive into its send buffer",
@@ -187,7 +190,7 @@ impl Settings {
             root: root(&args.root)?,
             transport: args.transport.clone(),
             algorithm: args.algo.clone(),
-            iterations: count("-n", &args.iters, 1)? as usize,
+            iterations: iterations as usize,
             aggregated: count("-m", &args.agg_iters, 1)? as usize,
             warmups: count("-w", &args.warmup_iters, 0)? as usize,
             cycles: Some(count("-N", &args.run_cycles, 0)?).filter(|cycles| *cycles > 0),
@@ -210,7 +213,7 @@ impl Settings {
             per_iteration: PerIteration {
                 columns: count("-I", &args.per_iter_timing, 0)? != 0,
                 percentiles: args.percentiles,
-                skip: count("-K", &args.per_iter_skip, 0)? as usize,
+                skip,
             },
             plot: with_suffix(args.plot.clone(), "svg", "--plot")?,
             verbose: args.verbose,
@@ -300,6 +303,23 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
         }
         (Some(count), false) => Ranks::Processes { count, threads_each: per_process },
     })
+}
+
+/// Returns the number of iterations to skip, and the line to print if nccl-tests would ignore it.
+fn skip(args: &PerfArgs, iterations: u64, unknown: Unknown) -> Result<(usize, Option<String>)> {
+    let skip = count("-K", &args.per_iter_skip, 0)?;
+    if skip < iterations {
+        return Ok((skip as usize, None));
+    }
+    let most = iterations - 1;
+    if unknown == Unknown::Defaults {
+        let remark = format!("per-iteration skip (-K) must be between 0 and {most}. Disabling.");
+        return Ok((0, Some(remark)));
+    }
+    Err(CliError::usage(
+        format!("-K {skip} leaves none of the {iterations} iterations (-n)"),
+        format!("Skip at most {most}, or time more iterations"),
+    ))
 }
 
 fn step(args: &PerfArgs) -> Result<Step> {
@@ -453,6 +473,7 @@ mod tests {
             "all_reduce -n 0",
             "all_reduce -i 0",
             "all_reduce -a 4",
+            "all_reduce -n 3 -K 3",
             "all_reduce -J out.txt",
             "all_reduce --plot out.png",
             "nothing",
@@ -463,6 +484,14 @@ mod tests {
         }
         let error = settings("reduce -r 4").unwrap().roots(4).unwrap_err();
         assert!(error.message.contains("0 to 3"), "{}", error.message);
+    }
+
+    #[test]
+    fn the_programs_of_nccl_tests_ignore_a_skip_of_everything() {
+        let args = parse_perf("all_reduce -n 3 -K 3".split_whitespace()).unwrap();
+        let settings = Settings::new(&args, Some("all_reduce_perf".into())).unwrap();
+        assert_eq!(settings.per_iteration.skip, 0);
+        assert_eq!(settings.remarks, ["per-iteration skip (-K) must be between 0 and 2. Disabling."]);
     }
 
     #[test]
