@@ -6,7 +6,8 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use super::row::{Measurement, Row};
@@ -72,40 +73,88 @@ pub(crate) fn is_public(name: &str) -> bool {
         && !SECRET.iter().any(|secret| name.contains(secret))
 }
 
-/// Writes the whole file.
-pub(crate) fn write(
-    file: &mut impl Write,
-    head: &Head<'_>,
-    rows: &[Row],
-    verdict: &Verdict,
-    errors: &[String],
-    end_time: &str,
-) -> io::Result<()> {
-    let mut json = Json::default();
-    json.object(|json| {
-        json.key("version").integer(FORMAT_VERSION);
-        json.key("start_time").string(&head.start_time);
-        json.key("args").strings(&head.args);
-        json.key("env").strings(&head.environment);
-        json.key("nccl_version").integer(head.version_code);
-        json.key("config").object(|json| config(json, head));
-        json.key("results").list(rows, |json, row| result(json, row, head.settings));
-        json.key("out_of_bounds").object(|json| {
-            json.key("count").integer(verdict.failed_checks);
-            json.key("okay").boolean(verdict.data_okay());
-        });
-        json.key("average_bus_bandwidth").object(|json| {
-            json.key("bandwidth").double(verdict.average_bus_bandwidth);
-            match verdict.bandwidth_okay() {
-                Some(okay) => json.key("okay").boolean(okay),
-                None => json.key("okay").string("unchecked"),
-            }
-        });
-        json.key("errors").strings(errors);
-        json.key("end_time").string(end_time);
+/// A file that is written row by row. Each row goes before the end of the file, which is written again behind it, so that
+/// a run that is killed leaves a whole file with the rows so far.
+pub(crate) struct Report<'a> {
+    file: File,
+    settings: &'a Settings,
+    /// Bytes up to the end of the last row.
+    len: u64,
+    is_empty: bool,
+}
+
+impl<'a> Report<'a> {
+    /// Writes a file without rows.
+    pub(crate) fn begin(
+        file: File,
+        head: &Head<'a>,
+        verdict: &Verdict,
+        errors: &[String],
+    ) -> io::Result<Self> {
+        let mut report = Self { file, settings: head.settings, len: 0, is_empty: true };
+        report.append(&beginning(head), &ending(verdict, errors, &head.start_time))?;
+        Ok(report)
+    }
+
+    /// Adds a row.
+    pub(crate) fn add(
+        &mut self,
+        row: &Row,
+        verdict: &Verdict,
+        errors: &[String],
+        time: &str,
+    ) -> io::Result<()> {
+        let mut json = Json::default();
+        if !self.is_empty {
+            json.text.push(',');
+        }
+        result(&mut json, row, self.settings);
+        self.is_empty = false;
+        self.append(&json.text, &ending(verdict, errors, time))
+    }
+
+    /// Completes the file.
+    pub(crate) fn end(mut self, verdict: &Verdict, errors: &[String], end_time: &str) -> io::Result<()> {
+        self.append("", &ending(verdict, errors, end_time))
+    }
+
+    fn append(&mut self, text: &str, ending: &str) -> io::Result<()> {
+        self.file.write_all_at(format!("{text}{ending}").as_bytes(), self.len)?;
+        self.len += text.len() as u64;
+        self.file.set_len(self.len + ending.len() as u64)
+    }
+}
+
+/// Returns the text before the first row.
+fn beginning(head: &Head<'_>) -> String {
+    let mut json = Json { text: "{".to_owned(), comma: false };
+    json.key("version").integer(FORMAT_VERSION);
+    json.key("start_time").string(&head.start_time);
+    json.key("args").strings(&head.args);
+    json.key("env").strings(&head.environment);
+    json.key("nccl_version").integer(head.version_code);
+    json.key("config").object(|json| config(json, head));
+    json.key("results");
+    json.text + "["
+}
+
+/// Returns the text behind the last row.
+fn ending(verdict: &Verdict, errors: &[String], time: &str) -> String {
+    let mut json = Json { text: "]".to_owned(), comma: true };
+    json.key("out_of_bounds").object(|json| {
+        json.key("count").integer(verdict.failed_checks);
+        json.key("okay").boolean(verdict.data_okay());
     });
-    file.write_all(json.text.as_bytes())?;
-    file.flush()
+    json.key("average_bus_bandwidth").object(|json| {
+        json.key("bandwidth").double(verdict.average_bus_bandwidth);
+        match verdict.bandwidth_okay() {
+            Some(okay) => json.key("okay").boolean(okay),
+            None => json.key("okay").string("unchecked"),
+        }
+    });
+    json.key("errors").strings(errors);
+    json.key("end_time").string(time);
+    json.text + "}"
 }
 
 fn config(json: &mut Json, head: &Head<'_>) {
@@ -284,7 +333,8 @@ mod tests {
     use super::*;
     use crate::cli::parse_perf;
 
-    fn written(rows: &[Row], verdict: &Verdict) -> String {
+    /// Returns the file after each step: with no row, with each further row, and at the end.
+    fn written(rows: &[Row], verdict: &Verdict) -> Vec<String> {
         let args = parse_perf("all_reduce -b 8 -e 16 -f 2".split_whitespace()).unwrap();
         let settings = Settings::new(&args, None).unwrap();
         let device = Device {
@@ -305,16 +355,37 @@ mod tests {
             max_bytes: 16,
             devices: &[device],
         };
-        let mut file = Vec::new();
-        write(&mut file, &head, rows, verdict, &[], "2026-08-08 12:00:01").unwrap();
-        String::from_utf8(file).unwrap()
+        let directory = tempfile::tempdir().unwrap();
+        let (file, path) = create(&directory.path().join("out.json")).unwrap();
+        let read = || std::fs::read_to_string(&path).unwrap();
+        let unfinished = ["not yet".to_owned()];
+        let mut report = Report::begin(file, &head, verdict, &unfinished).unwrap();
+        let mut texts = vec![read()];
+        for row in rows {
+            report.add(row, verdict, &unfinished, &row.timestamp).unwrap();
+            texts.push(read());
+        }
+        report.end(verdict, &[], "2026-08-08 12:00:01").unwrap();
+        texts.push(read());
+        texts
+    }
+
+    #[test]
+    fn the_file_is_whole_after_each_row() {
+        let verdict = Verdict { failed_checks: 0, average_bus_bandwidth: 1.5, wanted: None };
+        let texts = written(&[sample(), sample(), sample()], &verdict);
+        for (step, text) in texts.iter().enumerate() {
+            let json: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(json["results"].as_array().unwrap().len(), step.min(3), "{text}");
+            assert_eq!(json["errors"].as_array().unwrap().len(), usize::from(step < 4), "{text}");
+        }
     }
 
     #[test]
     fn reads_back_with_the_habits_of_nccl_tests() {
         let unchecked = Row { in_place: measured(1.0, 2.0, f64::NAN, None), ..sample() };
         let verdict = Verdict { failed_checks: 0, average_bus_bandwidth: 1.5, wanted: None };
-        let text = written(&[sample(), unchecked], &verdict);
+        let text = written(&[sample(), unchecked], &verdict).pop().unwrap();
         assert!(text.contains(r#""time":1324.050000"#) && text.contains(r"CPU \/ 2"), "{text}");
         let json: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json["version"], 3);

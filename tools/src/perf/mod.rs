@@ -33,6 +33,7 @@ mod measure;
 mod numbers;
 mod pieces;
 mod plot;
+mod results;
 mod row;
 mod session;
 mod settings;

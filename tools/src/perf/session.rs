@@ -10,10 +10,11 @@ use super::console::Console;
 use super::environment::Environment;
 use super::json;
 use super::measure::Bench;
+use super::results::Results;
 use super::row::Row;
 use super::settings::Settings;
 use super::test::Test;
-use super::text::{self, Columns, Device, Verdict};
+use super::text::{self, Columns, Device};
 use super::{numbers, plot};
 use crate::backend::{self, Comm};
 use crate::clock::local_now;
@@ -70,29 +71,15 @@ fn run_on(
     };
     let resident_with_buffers = machine::resident_bytes();
 
-    let mut rows = Vec::new();
-    let swept = sweep(&mut bench, environment, max_bytes, console, &mut rows);
-    console.end();
-    let totals = swept.and_then(|()| bench.sum(bench.failed_checks));
-    let verdict = verdict(&rows, *totals.as_ref().unwrap_or(&bench.failed_checks), environment);
-    if let Some(mut file) = json_file {
-        let head = json::Head {
-            start_time,
-            args: std::env::args_os()
-                .map(|argument| argument.to_string_lossy().into_owned())
-                .filter(|argument| !argument.starts_with("--ranks-per-process"))
-                .collect(),
-            environment: public_environment(),
-            version_code: version_code(backend::version()),
-            settings,
-            max_bytes,
-            devices: &devices,
-        };
-        let errors: Vec<String> = totals.as_ref().err().map(ToString::to_string).into_iter().collect();
-        json::write(&mut file, &head, &rows, &verdict, &errors, &local_now())
-            .map_err(|error| CliError::system("the JSON file cannot be written", &error))?;
+    let mut results = Results::new(settings, environment, console.prints());
+    if let Some(file) = json_file {
+        let head = head(settings, start_time, max_bytes, &devices);
+        results.report_to(|verdict, errors| json::Report::begin(file, &head, verdict, errors))?;
     }
-    totals?;
+    let swept = sweep(&mut bench, environment, max_bytes, console, &mut results);
+    console.end();
+    let failed_checks = swept.and_then(|()| bench.sum(bench.failed_checks));
+    let (verdict, rows) = results.end(failed_checks, &local_now())?;
     let memory = settings.memory.then(|| {
         let grown = |from: u64, to: u64| to.saturating_sub(from) as f64;
         text::memory(
@@ -116,7 +103,7 @@ fn sweep(
     environment: &Environment,
     max_bytes: u64,
     console: &mut Console,
-    rows: &mut Vec<Row>,
+    results: &mut Results<'_>,
 ) -> Result<()> {
     let settings = bench.settings;
     let ranks = bench.group.world_size();
@@ -164,7 +151,7 @@ fn sweep(
                     console.line(&line)?;
                 }
                 console.advance();
-                rows.push(row);
+                results.add(row)?;
             }
         }
         cycle += 1;
@@ -224,13 +211,6 @@ fn row(bench: &mut Bench<'_>, operation: &Operation, line: Line) -> Result<Row> 
         iterations: bench.settings.iterations,
         timestamp: local_now(),
     })
-}
-
-/// Computes the verdict: the mean over all rows and both placements, as nccl-tests does.
-fn verdict(rows: &[Row], failed_checks: u64, environment: &Environment) -> Verdict {
-    let total: f64 = rows.iter().map(|row| row.out_of_place.bandwidth.bus + row.in_place.bandwidth.bus).sum();
-    let average_bus_bandwidth = if rows.is_empty() { 0.0 } else { total / (2 * rows.len()) as f64 };
-    Verdict { failed_checks, average_bus_bandwidth, wanted: environment.wanted_bandwidth }
 }
 
 /// Returns the greatest size for which all ranks have memory.
@@ -299,6 +279,26 @@ fn open_json(settings: &Settings, console: &mut Console) -> Result<Option<File>>
     })?;
     console.line(&format!("# Writing JSON output to {}", name.display()))?;
     Ok(Some(file))
+}
+
+fn head<'a>(
+    settings: &'a Settings,
+    start_time: String,
+    max_bytes: u64,
+    devices: &'a [Device],
+) -> json::Head<'a> {
+    json::Head {
+        start_time,
+        args: std::env::args_os()
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .filter(|argument| !argument.starts_with("--ranks-per-process"))
+            .collect(),
+        environment: public_environment(),
+        version_code: version_code(backend::version()),
+        settings,
+        max_bytes,
+        devices,
+    }
 }
 
 fn public_environment() -> Vec<String> {

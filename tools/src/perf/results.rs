@@ -1,0 +1,85 @@
+//! Collects the rows of a run: they are summed up for the verdict, written to the JSON file at once, and kept only if they
+//! will be drawn.
+
+use super::environment::Environment;
+use super::json::Report;
+use super::row::Row;
+use super::settings::Settings;
+use super::text::Verdict;
+use crate::error::{CliError, Result};
+
+/// The error in the JSON file of a run that has not ended, or was killed.
+const UNFINISHED: &str = "the run has not ended";
+
+/// The results of one rank so far.
+#[derive(Default)]
+pub(crate) struct Results<'a> {
+    wanted_bandwidth: Option<f64>,
+    bus_bandwidths: f64,
+    /// Number of measurements, two for each row.
+    measurements: usize,
+    wrong_measurements: u64,
+    keeps: bool,
+    kept: Vec<Row>,
+    report: Option<Report<'a>>,
+}
+
+impl<'a> Results<'a> {
+    /// Makes an empty one; rows are kept only on the rank that `draws`.
+    pub(crate) fn new(settings: &Settings, environment: &Environment, draws: bool) -> Self {
+        // A run without end draws nothing.
+        let keeps = draws && settings.plot.is_some() && settings.cycles.is_some();
+        Self { wanted_bandwidth: environment.wanted_bandwidth, keeps, ..Self::default() }
+    }
+
+    /// Sets the file to which each row goes; `begin` gets the verdict on no rows and the text of the only error.
+    pub(crate) fn report_to(
+        &mut self,
+        begin: impl FnOnce(&Verdict, &[String]) -> std::io::Result<Report<'a>>,
+    ) -> Result<()> {
+        self.report = Some(begin(&self.verdict(0), &[UNFINISHED.to_owned()]).map_err(unwritten)?);
+        Ok(())
+    }
+
+    /// Adds a row.
+    pub(crate) fn add(&mut self, row: Row) -> Result<()> {
+        for half in [&row.out_of_place, &row.in_place] {
+            self.bus_bandwidths += half.bandwidth.bus;
+            self.measurements += 1;
+            self.wrong_measurements += u64::from(half.wrong.is_some_and(|wrong| wrong > 0));
+        }
+        let verdict = self.verdict(self.wrong_measurements);
+        if let Some(report) = &mut self.report {
+            report.add(&row, &verdict, &[UNFINISHED.to_owned()], &row.timestamp).map_err(unwritten)?;
+        }
+        if self.keeps {
+            self.kept.push(row);
+        }
+        Ok(())
+    }
+
+    /// Returns the verdict, with the mean over all rows and both placements, as nccl-tests does.
+    pub(crate) fn verdict(&self, failed_checks: u64) -> Verdict {
+        let average_bus_bandwidth = match self.measurements {
+            0 => 0.0,
+            count => self.bus_bandwidths / count as f64,
+        };
+        Verdict { failed_checks, average_bus_bandwidth, wanted: self.wanted_bandwidth }
+    }
+
+    /// Ends the run: with the number of failed checks over all ranks, or with an error. Completes the file, and returns
+    /// the verdict and the rows to draw.
+    pub(crate) fn end(mut self, failed_checks: Result<u64>, end_time: &str) -> Result<(Verdict, Vec<Row>)> {
+        let verdict = self.verdict(*failed_checks.as_ref().unwrap_or(&self.wrong_measurements));
+        if let Some(report) = self.report.take() {
+            let errors: Vec<String> =
+                failed_checks.as_ref().err().map(ToString::to_string).into_iter().collect();
+            report.end(&verdict, &errors, end_time).map_err(unwritten)?;
+        }
+        failed_checks.map(|_| (verdict, self.kept))
+    }
+}
+
+fn unwritten(error: std::io::Error) -> CliError {
+    CliError::system("the JSON file cannot be written", &error)
+}

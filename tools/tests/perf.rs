@@ -1,0 +1,31 @@
+//! `kolo perf` as scripts use it: its files, its remarks, and its end before the last row.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn kolo(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_run_that_is_ended_early_leaves_its_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.json");
+    let mut child =
+        kolo("perf all_reduce -b 8 -e 64 -f 2 -n 1 -N 0 --ranks 2 -J").arg(&path).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    // A row is in the file before the next one is measured.
+    let seen = lines.filter(|line| !line.starts_with('#')).take(6).count();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    child.wait().unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).expect("the file is whole");
+    let rows = json["results"].as_array().unwrap();
+    assert!(seen == 6 && rows.len() >= 5, "{} rows", rows.len());
+    assert_eq!(json["errors"], serde_json::json!(["the run has not ended"]));
+}
