@@ -79,6 +79,8 @@ pub(crate) struct Launched {
     pub rank: u32,
     /// Number of processes.
     pub world_size: u32,
+    /// The variables that say so.
+    pub variables: Vec<&'static str>,
 }
 
 /// Looks up a launcher's variables through `variable`. If they are set but do not give this process a rank, that
@@ -95,7 +97,9 @@ pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Result<Option
         // The address may include the rank.
         Some(url) if !url.starts_with("env:") => {
             let spec = JoinSpec::from_env(&variable)?;
-            Ok(Some(Launched { by: "KOLO_RENDEZVOUS", rank: spec.rank, world_size: spec.world_size }))
+            let (rank, world_size) = (spec.rank, spec.world_size);
+            let by = "KOLO_RENDEZVOUS";
+            Ok(Some(Launched { by, rank, world_size, variables: vec![by] }))
         }
         _ => Ok(None),
     }
@@ -114,7 +118,8 @@ impl Launcher {
         match (number(variable, self.rank)?, number(variable, size_name)?) {
             (Some(rank), Some(world_size)) if rank < world_size => {
                 number(variable, self.local_rank)?;
-                Ok(Some(Launched { by: self.name, rank, world_size }))
+                let variables = vec![self.rank, size_name];
+                Ok(Some(Launched { by: self.name, rank, world_size, variables }))
             }
             (Some(rank), Some(world_size)) => Err(CliError::usage(
                 format!("{}={rank} is not a rank of {world_size} ({size_name})", self.rank),

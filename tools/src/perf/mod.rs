@@ -20,6 +20,7 @@ use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::info::machine;
 use crate::launch;
+use crate::launch::environment::Launched;
 
 pub(crate) mod args;
 mod budget;
@@ -49,11 +50,12 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
     let launched = launch::environment::detect(variable)?;
     let checked =
         Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
-    let (settings, environment) = match (checked, &launched) {
+    let (mut settings, environment) = match (checked, &launched) {
         // All ranks see the same error; only one of them reports it.
         (Err(error), Some(launched)) if launched.rank > 0 => return Ok(error.exit()),
         (checked, _) => checked?,
     };
+    settings.remarks.extend(launched.as_ref().and_then(|launched| launched_remark(args, launched)));
     let okay = match (&launched, settings.ranks) {
         (Some(_), _) => joined(args, &settings, &environment)?,
         (None, Ranks::Processes { count, threads_each }) if count > 1 => {
@@ -69,6 +71,32 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
     // Among ranks that were started by one parent, rank 0 alone reports the result.
     let silent = args.ranks_per_process.is_some() && launched.is_some_and(|launched| launched.rank > 0);
     Ok(if okay || silent { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
+}
+
+/// Returns the line on what a launcher's variables have decided, if that may surprise: in a container of a job, for
+/// example, a shell may have them without being a rank.
+fn launched_remark(args: &PerfArgs, launched: &Launched) -> Option<String> {
+    if args.ranks_per_process.is_some() {
+        // This process itself has set them.
+        return None;
+    }
+    let ranks = args.ranks.as_ref().map(|count| format!("--ranks {count}"));
+    let options: Vec<String> =
+        ranks.into_iter().chain(args.threads.then(|| "--threads".to_owned())).collect();
+    let variables = launched.variables.join(" and ");
+    let remedy = format!("unset {variables} to start ranks on this machine");
+    let started = match launched.world_size {
+        1 => "a launcher has started one process".to_owned(),
+        count => format!("a launcher has started {count} processes"),
+    };
+    match (options.is_empty(), launched.world_size) {
+        (false, _) => {
+            let have = if options.len() > 1 { "have" } else { "has" };
+            Some(format!("# {} {have} no effect: {started}; {remedy}", options.join(" and ")))
+        }
+        (true, 1) => Some(format!("# Only this process measures: {started}; {remedy}")),
+        (true, _) => None,
+    }
 }
 
 /// Checks for foreseeable failures, which are best reported once, before there are ranks.
