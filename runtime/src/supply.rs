@@ -36,6 +36,17 @@ pub(crate) fn pools() -> Vec<Pool> {
     pools_by(Path::new("/proc"))
 }
 
+/// Returns the bytes that this process can still take, by its host and its control groups, including those that the kernel
+/// would reclaim from files; `None` if the system says nothing.
+#[must_use]
+pub fn bytes_left() -> Option<u64> {
+    least(&pools())
+}
+
+fn least(pools: &[Pool]) -> Option<u64> {
+    pools.iter().map(|pool| pool.bytes).min()
+}
+
 /// Returns why there is not enough for ranks that ask for `bytes_each` each; `named` has the pools of each of them.
 ///
 /// Ranks read the pools at different times, before any of them has taken anything. The last one to read sees memory
@@ -243,6 +254,12 @@ mod tests {
             text.contains("1 rank(s)") && text.contains("memory.max") && text.contains("1073741824 av"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_tightest_pool_limits_a_process() {
+        assert_eq!(least(&[host(1, 10 * GIB), group(7, 3 * GIB), group(8, 4 * GIB)]), Some(3 * GIB));
+        assert_eq!(least(&[]), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 pub(crate) struct Memory {
     /// Memory of the machine, or the limit of the control group.
     pub total: u64,
-    /// Memory that is available now.
+    /// Memory that is available now, including what the kernel would reclaim from files.
     pub available: u64,
 }
 
@@ -76,14 +76,13 @@ pub(crate) fn memory() -> Option<Memory> {
     };
     let mut memory = Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? };
     for directory in control_groups("memory") {
-        let number = |names: [&str; 2]| {
-            names.iter().find_map(|name| read_line(format!("{directory}/{name}"))?.parse::<u64>().ok())
-        };
-        let Some(limit) = number(["memory.max", "memory.limit_in_bytes"]) else { continue };
-        let used = number(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
-        memory.total = memory.total.min(limit);
-        memory.available = memory.available.min(limit.saturating_sub(used));
+        let limit = ["memory.max", "memory.limit_in_bytes"]
+            .iter()
+            .find_map(|name| read_line(format!("{directory}/{name}"))?.parse::<u64>().ok());
+        memory.total = memory.total.min(limit.unwrap_or(u64::MAX));
     }
+    let left = kolo::internal::supply::bytes_left().unwrap_or(memory.available);
+    memory.available = left.min(memory.total);
     Some(memory)
 }
 

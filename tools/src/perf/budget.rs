@@ -35,7 +35,7 @@ impl Budget {
         if asked <= self.comfortable {
             return Ok(asked);
         }
-        let (too_large, option) = if settings.min_bytes > self.comfortable {
+        let (too_large, option) = if settings.least(self.comfortable) > self.comfortable {
             (settings.min_bytes, "-b")
         } else if settings.size_given && asked > self.physical {
             (asked, "-e")
@@ -72,6 +72,11 @@ mod tests {
         // Not even the machine's whole memory suffices.
         let error = max_bytes("all_reduce -b 8 -e 5G", 8 * gib, 16 * gib, 2).unwrap_err();
         assert!(error.message.contains("-e") && error.message.contains("1792M"), "{error}");
+        // Nobody has asked for the default sizes.
+        let mib = 1 << 20;
+        assert_eq!(max_bytes("all_reduce", 16 * mib, 16 * gib, 1).unwrap(), 7 * mib);
+        assert_eq!(max_bytes("all_reduce -e 64M", 16 * mib, 16 * gib, 1).unwrap(), 7 * mib);
+        assert!(max_bytes("all_reduce -b 32M", 16 * mib, 16 * gib, 1).is_err());
         let error = max_bytes("all_reduce -b 2G -e 3G", 8 * gib, 16 * gib, 2).unwrap_err();
         assert!(error.message.contains("-b"), "{error}");
         assert_eq!(max_bytes("barrier -e 99G", gib, gib, 1).unwrap(), 0);

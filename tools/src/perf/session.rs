@@ -223,6 +223,10 @@ fn agree_on_size(bench: &Bench<'_>, console: &mut Console) -> Result<u64> {
     let max_bytes = budget.max_bytes(bench.settings)?;
     if max_bytes < bench.settings.max_bytes && bench.settings.test != Test::Barrier {
         console.line("#")?;
+        let least = bench.settings.least(max_bytes);
+        if least < bench.settings.min_bytes {
+            console.line(&format!("# Reducing minBytes to {least} due to memory limitation"))?;
+        }
         console.line(&format!("# Reducing maxBytes to {max_bytes} due to memory limitation"))?;
     }
     Ok(max_bytes)

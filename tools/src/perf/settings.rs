@@ -112,8 +112,10 @@ pub(crate) struct Settings {
     pub ranks: Ranks,
     pub min_bytes: u64,
     pub max_bytes: u64,
-    /// Whether the user gave a size, rather than relying on the default.
+    /// Whether the user gave the largest size, rather than relying on the default.
     pub size_given: bool,
+    /// The same for the smallest size.
+    pub least_given: bool,
     pub step: Step,
     pub unalign: u64,
     /// Whether the buffers are symmetric.
@@ -182,6 +184,7 @@ impl Settings {
             min_bytes,
             max_bytes,
             size_given: args.maxbytes.is_some(),
+            least_given: args.minbytes.is_some(),
             step: step(args)?,
             unalign: count("-u", &args.unalign, 0)?,
             symmetric: args.symmetric || integer("-R", &args.local_register)? == 2,
@@ -229,7 +232,7 @@ impl Settings {
             return vec![0];
         }
         let mut sizes = Vec::new();
-        let mut size = self.min_bytes;
+        let mut size = self.least(max_bytes);
         while size <= max_bytes {
             sizes.push(size);
             let next = match self.step {
@@ -242,6 +245,11 @@ impl Settings {
             size = next;
         }
         sizes
+    }
+
+    /// Returns the first size of a sweep up to `max_bytes`: the default gives way if memory is short.
+    pub(crate) fn least(&self, max_bytes: u64) -> u64 {
+        if self.least_given { self.min_bytes } else { self.min_bytes.min(max_bytes) }
     }
 
     /// Returns the sizes that warm up: doubling, whatever the step.
@@ -513,5 +521,6 @@ mod tests {
         let settings = settings("all_reduce -b 0 -e 32 -f 2").unwrap();
         assert_eq!(settings.sizes(32), [0, 8, 16, 32]);
         assert_eq!(self::settings("barrier").unwrap().sizes(1 << 20), [0]);
+        assert_eq!(self::settings("all_reduce").unwrap().sizes(1 << 20), [1 << 20], "memory is short");
     }
 }
