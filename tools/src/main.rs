@@ -3,6 +3,7 @@
 mod backend;
 mod cli;
 mod clock;
+mod configuration;
 mod doctor;
 mod error;
 mod explain;

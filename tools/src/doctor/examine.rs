@@ -16,6 +16,7 @@ use super::findings::{Severity, findings};
 use super::rates::{self, Measured, Place};
 use super::reach::{Answering, Reach, Target, Token, reach};
 use super::report::{Host, Report, Route};
+use crate::configuration;
 use crate::error::{CliError, Result};
 use crate::launch::environment;
 
@@ -77,7 +78,11 @@ impl Rank {
 /// Examines the network between the hosts of this job. All ranks must call it. It blocks for some seconds, plus
 /// `time` for the pairs of hosts.
 pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
-    let config = Config::from_env()?;
+    let (config, problem) = match depth {
+        // The result must not depend on measurements, which may be what is to be replaced.
+        Depth::Network => (configuration::without_files()?, None),
+        Depth::Communicator => configuration::with_usable_files()?,
+    };
     let runtime = ControlRuntime::new()?;
     let is_launched = environment::detect(|name| std::env::var(name).ok())?.is_some()
         || std::env::var_os("KOLO_RENDEZVOUS").is_some();
@@ -96,7 +101,8 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
 
     let token = token(&control.job_cookie());
     let answering = if is_leader && hosts.len() > 1 { Some(answering(&config, token)?) } else { None };
-    let told = rank.tell(&Facts::collect(&config, answering.as_ref().map(|answering| answering.port)))?;
+    let port = answering.as_ref().map(|answering| answering.port);
+    let told = rank.tell(&Facts::collect(&config, port, problem.map(|problem| problem.message)))?;
     let mut report = Report { hosts: describe(&hosts, &told), ..Report::default() };
     let examiner = answering.map(|answering| Examiner { host, token, answering });
     let reached = examiner.as_ref().map(|examiner| examiner.reach(&report.hosts)).unwrap_or_default();
@@ -141,6 +147,7 @@ fn describe(hosts: &[Vec<u32>], told: &[Facts]) -> Vec<Host> {
         };
         facts.open_files = tightest(|facts| facts.open_files);
         facts.locked_memory = tightest(|facts| facts.locked_memory);
+        facts.problem = ranks.iter().find_map(|rank| told[*rank as usize].problem.clone());
         Host { ranks: ranks.clone(), facts }
     };
     hosts.iter().map(describe).collect()

@@ -36,11 +36,13 @@ pub(crate) struct Facts {
     pub interfaces: Vec<Interface>,
     /// Port at which this rank can be dialled.
     pub port: Option<u16>,
+    /// Problem with the profile or the plans of the environment, if there is one.
+    pub problem: Option<String>,
 }
 
 impl Facts {
     /// Collects the facts of this process.
-    pub(crate) fn collect(config: &Config, port: Option<u16>) -> Self {
+    pub(crate) fn collect(config: &Config, port: Option<u16>, problem: Option<String>) -> Self {
         let setting = |name: &str| read_line(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
         let list = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
         let leads = |interface: &Interface| {
@@ -68,6 +70,7 @@ impl Facts {
             congestion_offered: setting("tcp_available_congestion_control"),
             interfaces: interfaces().unwrap_or_default().into_iter().filter(leads).collect(),
             port,
+            problem,
         }
     }
 }

@@ -15,6 +15,7 @@ use tabled::settings::object::Columns;
 use tabled::settings::width::Width;
 
 use crate::backend;
+use crate::configuration;
 use crate::error::{CliError, Result};
 use crate::launch::environment;
 use crate::perf::human_bytes;
@@ -75,8 +76,8 @@ struct Section {
 
 /// Runs `kolo info`.
 pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode> {
-    let config = Config::from_env()?;
-    let report = collect(&config, !args.no_probe);
+    let (config, problem) = configuration::with_usable_files()?;
+    let report = collect(&config, problem.as_ref(), !args.no_probe);
     let text = if args.json {
         serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
     } else {
@@ -88,11 +89,11 @@ pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn collect(config: &Config, probe: bool) -> Report {
+fn collect(config: &Config, problem: Option<&CliError>, probe: bool) -> Report {
     let interfaces = network::interfaces().unwrap_or_default();
     Report {
         transports: transports(config, probe),
-        sections: vec![host(), processors(), memory(), gpus(config), limits(), tcp(), costs(config)],
+        sections: vec![host(), processors(), memory(), gpus(config), limits(), tcp(), costs(config, problem)],
         remarks: remarks(&interfaces),
         interfaces,
         settings: config.settings().lines().map(str::to_owned).collect(),
@@ -265,9 +266,10 @@ fn tcp() -> Section {
     }
 }
 
-/// Returns the constants of the cost model.
-fn costs(config: &Config) -> Section {
+/// Returns the constants of the cost model, or the problem with the files in which they and the plans are.
+fn costs(config: &Config, problem: Option<&CliError>) -> Section {
     let facts = match &config.profile {
+        None if let Some(problem) = problem => vec![("problem", problem.to_string())],
         None => vec![("profile", "none: built-in constants. `kolo tune` writes one".to_owned())],
         Some(loaded) => vec![
             ("profile", loaded.path.display().to_string()),
@@ -394,7 +396,7 @@ mod tests {
 
     #[test]
     fn everything_is_reported() {
-        let report = collect(&Config::default(), true);
+        let report = collect(&Config::default(), None, true);
         let text = print(&report);
         for title in ["transports", "host", "processors", "memory", "limits", "tcp", "interfaces", "settings"]
         {

@@ -15,6 +15,7 @@ use kolo::{Collective, Communicator, Config, TransportKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::configuration;
 use crate::error::{CliError, EXIT_FAILURE, Result};
 use crate::info::machine;
 use crate::launch;
@@ -248,13 +249,14 @@ fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind, colle
 /// Runs one rank of a part.
 fn take_part(part: Part, args: &TuneArgs, file: &Path) -> Result<ExitCode> {
     let transports = kolo::config::parse_transports(&args.part_transport)?;
-    let environment = Config::from_env()?;
     // A check uses the constants in force; a measurement must not depend on any.
-    let profile = environment.profile.clone().filter(|_| part == Part::Check);
+    let environment = match part {
+        Part::Check => Config::from_env()?,
+        Part::Pair | Part::Crowd => configuration::without_files()?,
+    };
     let comm = join(environment.with(|config| {
         config.transports = transports;
         config.algorithms = String::new();
-        config.profile = profile;
     }))?;
     match part {
         Part::Pair => leave(&comm, file, &probe::pair(&comm)?)?,

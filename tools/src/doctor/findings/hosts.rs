@@ -20,6 +20,7 @@ pub(super) fn hosts(report: &Report) -> Vec<Finding> {
         found.extend(open_files(host, &name, ranks));
         found.extend(locked_memory(host, &name));
         found.extend(processors(host, &name));
+        found.extend(settings(host, &name));
     }
     found.extend(clocks(report));
     found.extend(differing(report));
@@ -45,6 +46,17 @@ fn locked_memory(host: &Host, name: &str) -> Option<Finding> {
         let cause = "the memlock limit of the shell, container or launcher";
         Finding::new("locked_memory", Severity::Warning, what, cause, "Raise it: `ulimit -l unlimited`")
     })
+}
+
+fn settings(host: &Host, name: &str) -> Option<Finding> {
+    let problem = host.facts.problem.as_ref()?;
+    Some(Finding::new(
+        "settings",
+        Severity::Broken,
+        format!("ranks on {name} refuse their settings: {problem}"),
+        "a file of `kolo tune` or `kolo plan` that is missing, outdated or damaged",
+        "Write it again, the same for all hosts, or unset the variable",
+    ))
 }
 
 fn processors(host: &Host, name: &str) -> Option<Finding> {
