@@ -111,7 +111,13 @@ pub(crate) fn cpu_quota() -> Option<f64> {
     least
 }
 
-/// Returns the number of processors that this process may run on.
+/// Returns the number of processors that this process may run on, by its affinity alone.
+pub(crate) fn admitted_cpus() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or_else(|_| usable_cpus(), |cpus| cpus.count() as usize)
+}
+
+/// Returns the number of processors that this process can keep busy: those of its affinity, or fewer if its control group
+/// allows less time.
 pub(crate) fn usable_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kolo::{Cluster, Config, TransportKind, Transports};
+use kolo::{Cluster, Config, JoinSpec, TransportKind, Transports};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tabled::builder::Builder;
@@ -96,8 +96,27 @@ fn collect(config: &Config, problem: Option<&CliError>, probe: bool) -> Report {
         sections: vec![host(), processors(), memory(), gpus(config), limits(), tcp(), costs(config, problem)],
         remarks: remarks(&interfaces),
         interfaces,
-        settings: config.settings().lines().map(str::to_owned).collect(),
+        settings: settings(config, &|name| std::env::var(name).ok()),
     }
+}
+
+/// Returns the settings in force, with the one that belongs to joining.
+fn settings(config: &Config, variable: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    // A rank alone, so that nothing but this setting is read.
+    let alone = |name: &str| match name {
+        "KOLO_DEAD_AFTER" => variable(name),
+        "KOLO_RANK" => Some("0".to_owned()),
+        "KOLO_WORLD_SIZE" => Some("1".to_owned()),
+        _ => None,
+    };
+    let dead_after = match JoinSpec::from_env(&alone) {
+        Ok(spec) => spec.liveness.dead_after.as_secs_f64().to_string(),
+        Err(error) => format!("({error})"),
+    };
+    let mut lines: Vec<String> = config.settings().lines().map(str::to_owned).collect();
+    let place = lines.iter().position(|line| line.starts_with("KOLO_SILENT_AFTER=")).unwrap_or(lines.len());
+    lines.insert(place, format!("KOLO_DEAD_AFTER={dead_after}"));
+    lines
 }
 
 /// Returns each transport, tried out between two ranks, and those that this build or machine lacks.
@@ -282,15 +301,8 @@ fn costs(config: &Config, problem: Option<&CliError>) -> Section {
 
 /// Returns warnings of likely surprises.
 fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
-    let mut remarks = Vec::new();
-    let usable = machine::usable_cpus();
-    if machine::cpu_quota().is_some_and(|quota| quota < usable as f64) {
-        remarks.push(
-            "The control group allows less processor time than there are processors: ranks that spin take it \
-             from each other. Start fewer ranks, or raise the quota."
-                .into(),
-        );
-    }
+    let mut remarks: Vec<String> =
+        quota_remark(machine::cpu_quota(), machine::admitted_cpus()).into_iter().collect();
     if getrlimit(Resource::Memlock).current.is_some_and(|bytes| bytes < 64 << 20)
         && !entries("/sys/class/infiniband").is_empty()
     {
@@ -321,6 +333,15 @@ fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
         );
     }
     remarks
+}
+
+/// Returns the warning of a quota below the number of processors.
+fn quota_remark(quota: Option<f64>, processors: usize) -> Option<String> {
+    let quota = quota.filter(|quota| *quota < processors as f64)?;
+    Some(format!(
+        "The control group allows the time of {quota:.2} processors, but there are {processors}: ranks that spin take it \
+         from each other. Start fewer ranks, or raise the quota."
+    ))
 }
 
 fn status_field(name: &str) -> Option<String> {
@@ -405,6 +426,25 @@ mod tests {
         assert!(text.contains("KOLO_TRANSPORT") && text.contains("memlock"));
         let shm = &report.transports[0];
         assert!(shm.name == "shm" && (shm.works == Some(true) || !shm.detail.is_empty()));
+    }
+
+    #[test]
+    fn the_limit_of_silence_is_a_setting() {
+        let shown = |value: Option<&str>| {
+            let variable = |name: &str| value.filter(|_| name == "KOLO_DEAD_AFTER").map(str::to_owned);
+            let lines = settings(&Config::default(), &variable);
+            lines.into_iter().find(|line| line.starts_with("KOLO_DEAD_AFTER=")).unwrap()
+        };
+        assert_eq!(shown(None), "KOLO_DEAD_AFTER=60");
+        assert_eq!(shown(Some("2.5")), "KOLO_DEAD_AFTER=2.5");
+        assert!(shown(Some("soon")).contains("'soon'"), "{}", shown(Some("soon")));
+    }
+
+    #[test]
+    fn a_quota_is_compared_with_the_processors() {
+        assert!(quota_remark(Some(1.5), 8).unwrap().contains("1.50 processors, but there are 8"));
+        assert_eq!((quota_remark(Some(8.0), 8), quota_remark(None, 8)), (None, None));
+        assert!(machine::admitted_cpus() >= machine::usable_cpus());
     }
 
     #[test]
