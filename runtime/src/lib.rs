@@ -60,6 +60,9 @@ pub mod internal {
     pub mod reduce {
         pub use crate::reduce::*;
     }
+    pub mod selection {
+        pub use crate::dispatch::apply_settings;
+    }
     pub mod supply {
         pub use crate::supply::bytes_left;
     }

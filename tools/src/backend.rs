@@ -224,16 +224,21 @@ fn config(request: &Request) -> Result<Config> {
     if let Some(text) = &request.algorithm {
         config.algorithms.clone_from(text);
     }
-    if let Err(error) = config.algorithms.parse::<Overrides>() {
-        return Err(CliError::usage(
-            format!("the algorithm '{}' (--algo or KOLO_ALGO) is not understood: {error}", config.algorithms),
-            "Examples: ring, or all_reduce@0-64K:one_shot,all_reduce:ring",
-        ));
-    }
+    overrides(&config)?;
     if let Some(timeout) = request.timeout {
         config.timeout = timeout;
     }
     Ok(config)
+}
+
+/// Returns the algorithms that the settings ask for.
+pub(crate) fn overrides(config: &Config) -> Result<Overrides> {
+    config.algorithms.parse().map_err(|error| {
+        CliError::usage(
+            format!("the algorithm '{}' (--algo or KOLO_ALGO) is not understood: {error}", config.algorithms),
+            "Examples: ring, or all_reduce@0-64K:one_shot,all_reduce:ring",
+        )
+    })
 }
 
 /// Returns the version of the library, for people.

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use kolo::DataType;
 use kolo::internal::profile::{Inside, Loaded, Rates};
+use kolo::internal::selection::apply_settings;
+use kolo::{Config, DataType, LoadedPlans};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
 use kolo_collectives::select::{Choice, select};
@@ -22,6 +23,8 @@ use crate::info::machine;
 use crate::perf::human_bytes;
 use crate::plan_file::{self, PlanArgs};
 use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
+
+mod in_force;
 
 /// With more ranks, proving the plan takes longer than a person waits; `kolo sim` does it on request.
 const MAX_CHECKED_RANKS: u32 = 128;
@@ -40,7 +43,8 @@ Examples:
   kolo explain all_reduce --ranks 4 --bytes 1M --symmetric
   kolo explain all_reduce --ranks 8 --hosts 2 --bytes 64M --algo ring --plan-out ring.json
   kolo explain all_reduce --plan ring.json --bytes 64M
-  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64";
+  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64
+  KOLO_ALGO=ring kolo explain all_reduce              KOLO_* count as in a job, and options override them";
 
 /// Options of `kolo explain`.
 #[derive(Args, Debug)]
@@ -111,16 +115,16 @@ impl Network {
 
 /// Runs `kolo explain`.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
-    let text = explain(args)?;
+    let text = explain(args, &Config::from_env()?)?;
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| CliError::system("standard output cannot be written", &error))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(args: &ExplainArgs) -> Result<String> {
+fn explain(args: &ExplainArgs, config: &Config) -> Result<String> {
     if let Some(path) = &args.file.plan {
-        return explain_file(args, path);
+        return explain_file(args, config, path, None);
     }
     if args.hosts == 0 || !args.ranks.is_multiple_of(args.hosts) {
         return Err(CliError::usage(
@@ -135,18 +139,26 @@ fn explain(args: &ExplainArgs) -> Result<String> {
         ));
     }
     let per_host = args.ranks / args.hosts;
-    let task = args.call.task((0..args.ranks).map(|rank| rank / per_host).collect())?;
-    let profile = kolo::Config::from_env()?.profile;
-    let task = match known_rates(args.hosts, profile.as_ref()) {
+    let hosts: Vec<u32> = (0..args.ranks).map(|rank| rank / per_host).collect();
+    let task = args.call.task(hosts.clone())?;
+    let call = in_force::applied(&args.call, config, &task)?;
+    if args.file.plan_out.is_none()
+        && let Some(loaded) = in_force::plans(&call, config, &hosts)
+    {
+        return explain_file(args, config, &loaded.path, Some(loaded));
+    }
+    let profile = config.profile.as_ref();
+    let task = match known_rates(args.hosts, profile) {
         Some(rates) => on_unequal_hosts(task, &rates.hosts),
         None => task,
     };
-    let mut model = with_profile(args.network.model(), profile.as_ref());
+    let mut model = with_profile(args.network.model(), profile);
     model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
-    let choice = choose(&args.call, &task, &model)?;
+    let mut choice = choose(&call, &task, &model)?;
+    apply_settings(&mut choice, config.segment_bytes, config.window);
     let written = plan_file::write_choice(&args.file, &args.call, &task, &choice)?;
     let tuned = task.clone().with_params(choice.params);
-    let mut out = heading(args, &choice, profile.as_ref());
+    let mut out = heading(args, config, &choice);
     if let Some(way) = way_here(args, &task)? {
         let _ = writeln!(out, "  {:<10} {way}", "taken here");
     }
@@ -162,16 +174,21 @@ fn explain(args: &ExplainArgs) -> Result<String> {
 }
 
 /// Explains the plan of a file, with its time on hosts that the constants or the profile describe.
-fn explain_file(args: &ExplainArgs, path: &Path) -> Result<String> {
-    let profile = kolo::Config::from_env()?.profile;
-    let model = with_profile(args.network.model(), profile.as_ref());
+fn explain_file(
+    args: &ExplainArgs,
+    config: &Config,
+    path: &Path,
+    used: Option<&LoadedPlans>,
+) -> Result<String> {
+    let model = with_profile(args.network.model(), config.profile.as_ref());
     let cluster = |ranks: u32| Cluster {
         hosts: args.hosts.max(1),
         ranks_per_host: ranks / args.hosts.max(1),
         model,
         ..Cluster::default()
     };
-    plan_file::explain(path, &args.call, cluster, (!args.no_steps).then_some(args.rank))
+    let settings = in_force::words(args, config, used);
+    plan_file::explain(path, &args.call, settings, cluster, (!args.no_steps).then_some(args.rank))
 }
 
 /// Selects the algorithm for a call.
@@ -219,7 +236,7 @@ fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
     Ok(Some(way).filter(|way| !way.is_empty()))
 }
 
-fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> String {
+fn heading(args: &ExplainArgs, config: &Config, choice: &Choice) -> String {
     let call = &args.call;
     let block = call.selection_bytes(args.ranks);
     let blocks = if call.collective.has_block_per_rank() {
@@ -244,11 +261,12 @@ fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> Str
         ("why", choice.reason.clone()),
         (
             "constants",
-            profile.map_or_else(
+            config.profile.as_ref().map_or_else(
                 || "built-in (KOLO_PROFILE names none)".to_owned(),
                 |loaded| format!("{} ({})", loaded.path.display(), loaded.profile.digest()),
             ),
         ),
+        ("settings", in_force::words(args, config, None)),
         ("processors", args.processors()),
         ("expected", human_seconds(choice.cost_seconds)),
         (
@@ -324,8 +342,12 @@ mod tests {
     use crate::cli::{Command, parse};
 
     fn explained(line: &str) -> Result<String> {
+        explained_with(line, &Config::default())
+    }
+
+    fn explained_with(line: &str, config: &Config) -> Result<String> {
         match parse(format!("kolo explain {line}").split_whitespace().map(OsString::from)).unwrap().command {
-            Command::Explain(args) => explain(&args),
+            Command::Explain(args) => explain(&args, config),
             other => panic!("{other:?}"),
         }
     }
@@ -337,6 +359,54 @@ mod tests {
             ["all_reduce of 1.00 MiB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"]
         {
             assert!(text.contains(expected), "{expected}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn settings_count_unless_an_option_overrides_them() {
+        let with = |names: &[(&str, &str)]| {
+            let value =
+                |name: &str| names.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            Config::from_lookup(&value).unwrap()
+        };
+        let call = "all_reduce -n 4 -b 16M --no-steps";
+        let text = explained(call).unwrap();
+        assert!(text.contains("settings   defaults"), "{text}");
+        let config =
+            with(&[("KOLO_ALGO", "all_reduce:ring"), ("KOLO_SEGMENT_BYTES", "64K"), ("KOLO_WINDOW", "3")]);
+        let text = explained_with(call, &config).unwrap();
+        assert!(
+            text.contains("algorithm  ring\n") && text.contains("of up to 64.0 KiB, 3 in flight"),
+            "{text}"
+        );
+        assert!(
+            text.contains("KOLO_ALGO=all_reduce:ring, KOLO_SEGMENT_BYTES=65536, KOLO_WINDOW=3"),
+            "{text}"
+        );
+        let text = explained_with(&format!("{call} --algo tree"), &config).unwrap();
+        assert!(text.contains("algorithm  tree") && text.contains("ring (overridden by --algo)"), "{text}");
+        let text = explained_with(call, &with(&[("KOLO_DETERMINISM", "canonical")])).unwrap();
+        assert!(
+            explained(&format!("{call} --canonical")).unwrap().contains(text.lines().nth(1).unwrap()),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn plans_of_the_environment_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ring.json").display().to_string();
+        let call = "all_reduce -n 4 --hosts 2 -b 1M --no-steps";
+        explained(&format!("{call} --algo ring --plan-out {path}")).unwrap();
+        let config = Config::from_lookup(&|name| (name == "KOLO_PLAN").then(|| path.clone())).unwrap();
+        let text = explained_with(call, &config).unwrap();
+        assert!(
+            text.contains("plan       ring of ") && text.contains(&format!("KOLO_PLAN={path}\n")),
+            "{text}"
+        );
+        for other in [format!("{call} --algo ring"), call.replace("1M", "2M")] {
+            let text = explained_with(&other, &config).unwrap();
+            assert!(text.contains("algorithm") && text.contains("(does not serve this call)"), "{text}");
         }
     }
 

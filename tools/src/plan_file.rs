@@ -119,10 +119,11 @@ fn checked(set: &PlanSet, call: &CallArgs) -> Result<Report> {
     })
 }
 
-/// Explains the plan of a file in words.
+/// Explains the plan of a file in words, beside those on the settings in force.
 pub(crate) fn explain(
     path: &Path,
     call: &CallArgs,
+    settings: String,
     cluster: impl FnOnce(u32) -> Cluster,
     rank: Option<u32>,
 ) -> Result<String> {
@@ -150,6 +151,7 @@ pub(crate) fn explain(
     for (name, value) in [
         ("plan", format!("{} of {} ({})", set.name(), path.display(), loaded.digest)),
         ("serves", format!("{} to {to}; hosts {hosts}", human_bytes(serves.from_bytes as f64))),
+        ("settings", settings),
         ("simulated", time),
         (
             "segments",

@@ -86,9 +86,23 @@ pub(crate) struct Planner {
 /// block are sized for bandwidth.
 const UNKNOWN_BYTES: usize = 1 << 20;
 
+/// Most segments in flight.
+const WINDOW_MAX: usize = 64;
+
 /// Number of distinct calls remembered. A training loop has tens; a program with ever new sizes must not use ever more
 /// memory.
 const CHOICES_MAX: usize = 1024;
+
+/// Applies `KOLO_SEGMENT_BYTES` and `KOLO_WINDOW` to a selection, as far as its plan allows.
+pub fn apply_settings(choice: &mut Choice, segment_bytes: Option<usize>, window: Option<usize>) {
+    if let Some(bytes) = segment_bytes {
+        choice.segment_bytes = choice.staged_segment_bytes_max.map_or(bytes, |most| bytes.min(most));
+    }
+    // Depends only on facts that are the same on all ranks: a rank alone on its host has no stage, but the same
+    // segments as the others.
+    let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { WINDOW_MAX };
+    choice.window = window.unwrap_or(choice.window).clamp(1, most);
+}
 
 impl Planner {
     pub(crate) fn new(
@@ -154,13 +168,9 @@ impl Planner {
                 ),
             });
         }
-        // Depends only on facts that are the same on all ranks: a rank alone on its host has no stage, but the same
-        // segments as the others.
-        let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { 64 };
-        let window = self.window.unwrap_or(choice.window).clamp(1, most);
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
-            window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
+            window: choice.window.min(usize::from(self.limits.channels / plan.channels.max(1))),
             plan,
         };
         self.remember(key, planned.clone());
@@ -305,9 +315,7 @@ impl Planner {
             context: ErrorContext { rank: self.rank, ..ErrorContext::default() },
             problem: problem.to_string(),
         })?;
-        if let Some(bytes) = self.segment_bytes {
-            choice.segment_bytes = choice.staged_segment_bytes_max.map_or(bytes, |most| bytes.min(most));
-        }
+        apply_settings(&mut choice, self.segment_bytes, self.window);
         task.params = choice.params;
         task.placement = key.placement;
         Ok((task, choice))
