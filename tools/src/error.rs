@@ -11,6 +11,9 @@ pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code when something failed on the way.
 pub(crate) const EXIT_FAILURE: u8 = 3;
 
+/// Exit code when nobody reads standard output any more, as in `kolo perf | head`: that of a program that SIGPIPE ended.
+pub(crate) const EXIT_NO_READER: u8 = 128 + 13;
+
 /// The reason why a command ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CliError {
@@ -44,8 +47,24 @@ impl CliError {
         Self { message: format!("{doing}: {error}."), exit_code: EXIT_FAILURE }
     }
 
-    /// Prints the error, and returns the exit code of the process.
+    /// Makes an error for a failure to write to standard output.
+    pub(crate) fn unprinted(error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::unread(),
+            _ => Self::system("standard output cannot be written", error),
+        }
+    }
+
+    /// Makes the error of a command whose output nobody reads any more.
+    pub(crate) fn unread() -> Self {
+        Self { message: "nobody reads standard output any more.".to_owned(), exit_code: EXIT_NO_READER }
+    }
+
+    /// Prints the error, unless it is that nobody reads the output, and returns the exit code of the process.
     pub(crate) fn report(&self) -> u8 {
+        if self.exit_code == EXIT_NO_READER {
+            return self.exit_code;
+        }
         // If this fails, nobody is left to tell.
         let _ = writeln!(std::io::stderr(), "kolo: {self}");
         self.exit_code

@@ -1,7 +1,6 @@
 //! `kolo explain`: shows which algorithm is chosen, what the others would cost, and the steps of the plan.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -20,7 +19,7 @@ use tabled::settings::Style;
 use crate::backend::{self, Request};
 use crate::error::{CliError, Result};
 use crate::info::machine;
-use crate::perf::human_bytes;
+use crate::perf::{console, human_bytes};
 use crate::plan_file::{self, PlanArgs};
 use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
 
@@ -116,9 +115,7 @@ impl Network {
 /// Runs `kolo explain`.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
     let text = explain(args, &Config::from_env()?)?;
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    console::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,12 +1,12 @@
 //! `kolo explain-error`: explains the code at the end of an error.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Args;
 use kolo::error::codes::{self, Explanation};
 
 use crate::error::{CliError, Result};
+use crate::perf::console;
 
 /// The page with details, by its path in the repository.
 const PAGE: &str = "docs/troubleshooting.md";
@@ -19,12 +19,11 @@ pub(crate) struct ExplainErrorArgs {
 }
 
 pub(crate) fn run(args: &ExplainErrorArgs) -> Result<ExitCode> {
-    let text = match &args.code {
+    let text: String = match &args.code {
         None => codes::ALL.iter().map(|row| format!("{}  {}\n", row.code, row.title)).collect(),
         Some(code) => explain(find(code)?),
     };
-    let failed = |error: std::io::Error| CliError::system("the explanation cannot be written", &error);
-    std::io::stdout().lock().write_all(text.as_bytes()).map_err(failed)?;
+    console::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

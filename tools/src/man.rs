@@ -1,7 +1,7 @@
 //! Manual pages and completions, made from the definition of the command line.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,12 +10,17 @@ use clap_mangen::Man;
 
 use crate::cli::Cli;
 use crate::error::{CliError, Result};
+use crate::perf::console;
 
 /// Writes kolo.1, kolo-perf.1 and so on into a directory, or kolo.1 to standard output.
 pub(crate) fn run(directory: Option<&Path>) -> Result<ExitCode> {
     let failed = |error: io::Error| CliError::system("the manual pages cannot be written", &error);
     match directory {
-        None => Man::new(Cli::command()).render(&mut io::stdout().lock()).map_err(failed)?,
+        None => {
+            let mut page = Vec::new();
+            Man::new(Cli::command()).render(&mut page).map_err(failed)?;
+            console::print(&page)?;
+        }
         Some(directory) => write_all(directory).map_err(failed)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -25,8 +30,7 @@ pub(crate) fn run(directory: Option<&Path>) -> Result<ExitCode> {
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "kolo", &mut script);
-    let failed = |error: io::Error| CliError::system("the completions cannot be written", &error);
-    io::stdout().lock().write_all(&script).map_err(failed)?;
+    console::print(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 

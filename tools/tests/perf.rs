@@ -53,3 +53,25 @@ fn options_that_a_launcher_overrides_are_named() {
     let own = kolo("perf barrier -n 1 --ranks 2").output().unwrap();
     assert!(!String::from_utf8(own.stdout).unwrap().contains("no effect"));
 }
+
+/// Ends like a program that SIGPIPE ends, and says nothing.
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    for line in
+        ["perf all_reduce -b 8 -e 8 -n 1 -N 0 --ranks 3", "perf all_reduce -b 8 -e 8 -n 1 -N 0 --ranks 1"]
+    {
+        let mut child = kolo(line).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        // The table has begun; then the reader leaves.
+        assert_eq!(lines.filter(|line| !line.starts_with('#')).take(2).count(), 2, "{line}");
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), said.as_str()), (Some(128 + 13), ""), "{line}");
+    }
+    for line in ["explain all_reduce", "info --no-probe"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = kolo(line).stdout(writer).output().unwrap();
+        assert_eq!((ended.status.code(), ended.stderr), (Some(128 + 13), Vec::new()), "{line}");
+    }
+}

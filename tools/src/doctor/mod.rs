@@ -5,7 +5,6 @@
 //! probe, while other pairs do the same (`rates`). All ranks receive all results, come to the same findings
 //! (`findings`), and make a communicator if nothing prevents it.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{CliError, Result};
+use crate::perf::console;
 use examine::Depth;
 use findings::{Finding, Severity};
 use report::Report;
@@ -75,9 +75,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let findings = findings::findings(&examined.report);
     let text =
         if args.json { json(&examined.report, &findings) } else { text::text(&examined.report, &findings) };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    console::print(text)?;
     if let Some(path) = &args.svg {
         heat::draw(path, &examined.report)?;
     }

@@ -1,7 +1,7 @@
 //! `kolo info`: shows what this machine offers and what is missing.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::backend;
 use crate::configuration;
 use crate::error::{CliError, Result};
 use crate::launch::environment;
-use crate::perf::human_bytes;
+use crate::perf::{console, human_bytes};
 use machine::read_line;
 
 pub(crate) mod machine;
@@ -83,9 +83,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode> {
     } else {
         print(&report)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    console::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

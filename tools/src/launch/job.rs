@@ -32,7 +32,7 @@ use super::guardian::{self, Lifeline};
 use super::orders::{self, Orders};
 use super::output::{Outputs, Readers};
 use super::{process, processes};
-use crate::error::{CliError, Result};
+use crate::error::{CliError, EXIT_NO_READER, Result};
 
 /// One process of a job.
 #[derive(Clone, Debug)]
@@ -122,7 +122,8 @@ pub(crate) struct Job {
     pub prefix: Prefix,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// An exit code that is a result rather than a failure: it is returned without a message.
+    /// For ranks that are this program: an exit code that is a result rather than a failure, which is returned without
+    /// a message. Nor is there a message on a rank whose output nobody reads any more.
     pub quiet_exit_code: Option<i32>,
     /// Meaning of this process's standard input.
     pub orders: Orders,
@@ -455,6 +456,10 @@ impl Supervisor<'_> {
             }
         }
         self.outcome = Some(exit_code(status));
+        if self.job.quiet_exit_code.is_some() && status.code() == Some(i32::from(EXIT_NO_READER)) {
+            self.end(Signal::TERM);
+            return;
+        }
         if status.code().is_some() && status.code() == self.job.quiet_exit_code {
             return;
         }

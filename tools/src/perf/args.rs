@@ -23,7 +23,7 @@ NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPRE
 default), says how much the blocks of alltoallv depend on the distance of the ranks; KOLO_* as `kolo info` lists them.
 
 The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request is invalid, 3 \
-when something failed.";
+when something failed, 141 when nobody reads the output any more.";
 
 /// Options of `kolo perf`.
 #[derive(Args, Debug, Clone)]

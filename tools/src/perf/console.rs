@@ -6,27 +6,34 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{CliError, Result};
 
+/// Prints the whole text of a command.
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_ref()).and_then(|()| output.flush()).map_err(|error| CliError::unprinted(&error))
+}
+
 /// Output of one rank; all ranks but one print nothing.
 pub(crate) struct Console {
     sink: Option<Box<dyn Write>>,
     bar: Option<ProgressBar>,
+    is_unread: bool,
 }
 
 impl Console {
     /// Makes the console of a rank that prints to standard output.
     pub(crate) fn stdout() -> Self {
-        Self { sink: Some(Box::new(io::stdout())), bar: None }
+        Self { sink: Some(Box::new(io::stdout())), bar: None, is_unread: false }
     }
 
     /// Makes the console of a rank that prints nothing.
     pub(crate) fn silent() -> Self {
-        Self { sink: None, bar: None }
+        Self { sink: None, bar: None, is_unread: false }
     }
 
     /// Makes the console of a rank whose lines a test inspects.
     #[cfg(test)]
     pub(crate) fn to(sink: impl Write + 'static) -> Self {
-        Self { sink: Some(Box::new(sink)), bar: None }
+        Self { sink: Some(Box::new(sink)), bar: None, is_unread: false }
     }
 
     /// Returns whether lines are printed.
@@ -68,15 +75,25 @@ impl Console {
         }
     }
 
+    /// Returns whether the reader of the lines has gone. It is no error, since files are still to be written, and since
+    /// other ranks must end first.
+    pub(crate) const fn is_unread(&self) -> bool {
+        self.is_unread
+    }
+
     /// Prints a line and flushes it.
     pub(crate) fn line(&mut self, line: &str) -> Result<()> {
-        let Some(sink) = &mut self.sink else { return Ok(()) };
+        let Some(sink) = self.sink.as_mut().filter(|_| !self.is_unread) else { return Ok(()) };
         let mut print = || writeln!(sink, "{line}").and_then(|()| sink.flush());
-        match &self.bar {
+        let printed = match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),
+        };
+        match printed {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.is_unread = true,
+            printed => printed.map_err(|error| CliError::unprinted(&error))?,
         }
-        .map_err(|error| CliError::system("standard output cannot be written", &error))
+        Ok(())
     }
 
     /// Prints lines.

@@ -94,7 +94,7 @@ fn run_on(
     }
     // No rank leaves while others still write their results.
     world.barrier()?;
-    Ok(verdict.okay())
+    if console.is_unread() { Err(CliError::unread()) } else { Ok(verdict.okay()) }
 }
 
 /// Measures all types, operators, roots and sizes, as many times as requested.
@@ -134,6 +134,10 @@ fn sweep(
                 bench.warm_up(&operation(bytes))?;
             }
             for &bytes in &sizes {
+                // All ranks end together, so that none blames another.
+                if bench.sum(u64::from(console.is_unread()))? > 0 {
+                    return Err(CliError::unread());
+                }
                 console.doing(|| {
                     format!(
                         "{} {} {}",

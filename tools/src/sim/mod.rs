@@ -1,7 +1,6 @@
 //! `kolo sim`: simulates a collective on a described cluster, without a socket.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +13,7 @@ use tabled::settings::Style;
 
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
-use crate::perf::human_bytes;
+use crate::perf::{console, human_bytes};
 use crate::plan_file;
 use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
 pub(crate) use description::describe;
@@ -137,9 +136,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
         (_, true) => (scale::page()?, true),
         _ => simulated_text(args)?,
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    console::print(text)?;
     Ok(if okay { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
 }
 

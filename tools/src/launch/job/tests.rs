@@ -142,6 +142,13 @@ fn quiet_codes_are_passed_on_without_a_word() {
 }
 
 #[test]
+fn a_rank_without_a_reader_ends_the_others_without_a_word() {
+    let mut job = shell("[ $RANK = 0 ] && exit 141; exec tail -f /dev/null", 3);
+    job.quiet_exit_code = Some(1);
+    assert_eq!(run_captured(&job), (141, String::new(), String::new()));
+}
+
+#[test]
 fn outputs_can_be_dropped() {
     let mut job = shell("echo $RANK", 2);
     job.ranks[1].stdout = Stdout::Drop;
