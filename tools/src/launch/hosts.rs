@@ -15,14 +15,14 @@ pub(super) struct Host {
 
 const FORMS: &str = "Write hosts as a:4,b:4 or a,b; in a file, one per line, as `a`, `a:4` or `a slots=4`";
 
-/// Parses a list such as `a:4,b:4`. A host without a number gets `each` ranks. A host may appear again and then gets
-/// the next ranks, so that users can choose where ranks run.
-pub(super) fn parse(list: &str, each: u32) -> Result<Vec<Host>> {
-    place(list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(|entry| counted(entry, each)))
+/// Parses a list such as `a:4,b:4`. A host without a number gets `each` ranks, or one. A host may appear again and then
+/// gets the next ranks, so that users can choose where ranks run.
+pub(super) fn parse(list: &str, each: Option<u32>) -> Result<Vec<Host>> {
+    place(list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(counted), each)
 }
 
 /// Reads a file with one host per line, and comments after `#`.
-pub(super) fn read(path: &Path, each: u32) -> Result<Vec<Host>> {
+pub(super) fn read(path: &Path, each: Option<u32>) -> Result<Vec<Host>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         CliError::usage(
             format!("the host file {} cannot be read: {error}", path.display()),
@@ -30,16 +30,19 @@ pub(super) fn read(path: &Path, each: u32) -> Result<Vec<Host>> {
         )
     })?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    place(lines.filter(|line| !line.is_empty()).map(|line| of_line(line, each)))
+    place(lines.filter(|line| !line.is_empty()).map(of_line), each)
 }
 
-fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
+/// A host's name, and its number of ranks if one was given.
+type Entry = (String, Option<u32>);
+
+fn of_line(line: &str) -> Result<Entry> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next().unwrap_or_default();
-    let mut found = counted(name, each)?;
+    let mut found = counted(name)?;
     for word in words {
         match word.split_once('=') {
-            Some(("slots", number)) => found.1 = count(line, number)?,
+            Some(("slots", number)) => found.1 = Some(count(line, number)?),
             // Other words of Open MPI, which do not affect where ranks run first.
             Some(("max_slots" | "max-slots", _)) => {}
             _ => {
@@ -54,16 +57,16 @@ fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
 }
 
 /// Parses a name and a number behind a colon. IPv6 addresses are in brackets if a number follows.
-fn counted(entry: &str, each: u32) -> Result<(String, u32)> {
+fn counted(entry: &str) -> Result<Entry> {
     let bare = |name: &str| {
         let (user, host) =
             name.rsplit_once('@').map_or(("", name), |(user, host)| (&name[..=user.len()], host));
         format!("{user}{}", host.trim_start_matches('[').trim_end_matches(']'))
     };
     let (name, ranks) = match entry.rsplit_once(':') {
-        Some((name, _)) if name.contains(':') && !name.ends_with(']') => (bare(entry), each),
-        Some((name, number)) if !(number.ends_with(']')) => (bare(name), count(entry, number)?),
-        _ => (bare(entry), each),
+        Some((name, _)) if name.contains(':') && !name.ends_with(']') => (bare(entry), None),
+        Some((name, number)) if !(number.ends_with(']')) => (bare(name), Some(count(entry, number)?)),
+        _ => (bare(entry), None),
     };
     // The name becomes an argument of the agent, which must not take it for an option.
     if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
@@ -84,11 +87,13 @@ fn count(entry: &str, number: &str) -> Result<u32> {
     })
 }
 
-fn place(entries: impl Iterator<Item = Result<(String, u32)>>) -> Result<Vec<Host>> {
+fn place(entries: impl Iterator<Item = Result<Entry>>, each: Option<u32>) -> Result<Vec<Host>> {
     let mut hosts: Vec<Host> = Vec::new();
     let mut next = 0_u32;
+    let mut unused = each;
     for entry in entries {
-        let (name, ranks) = entry?;
+        let (name, given) = entry?;
+        let ranks = given.or_else(|| unused.take().or(each)).unwrap_or(1);
         let end = next.checked_add(ranks).ok_or_else(|| CliError::usage("too many ranks", FORMS))?;
         match hosts.iter_mut().find(|host| host.name == name) {
             Some(host) => host.ranks.extend(next..end),
@@ -98,6 +103,18 @@ fn place(entries: impl Iterator<Item = Result<(String, u32)>>) -> Result<Vec<Hos
     }
     if hosts.is_empty() {
         return Err(CliError::usage("no host is named", FORMS));
+    }
+    if let Some(host) = hosts.iter().find(|host| host.ranks.len() > super::MAX_RANKS as usize) {
+        return Err(CliError::usage(
+            format!("host {} gets {} ranks in all", host.name, host.ranks.len()),
+            format!("Give it at most {}", super::MAX_RANKS),
+        ));
+    }
+    if let Some(each) = unused {
+        return Err(CliError::usage(
+            format!("-n {each} has no effect, since all hosts have numbers of their own"),
+            "Leave out -n, or the numbers of the hosts that it is for",
+        ));
     }
     Ok(hosts)
 }
@@ -112,12 +129,15 @@ mod tests {
 
     #[test]
     fn lists() {
-        assert_eq!(parse("a:2,b:1", 9).unwrap(), [host("a", 0..2), host("b", 2..3)]);
-        assert_eq!(parse("a, b", 2).unwrap(), [host("a", 0..2), host("b", 2..4)]);
-        assert_eq!(parse("a:1,b:2,a:1", 9).unwrap(), [host("a", [0, 3]), host("b", 1..3)]);
-        assert_eq!(parse("me@10.0.0.1:2", 1).unwrap(), [host("me@10.0.0.1", 0..2)]);
-        assert_eq!(parse("me@[fd00::8]:2", 1).unwrap(), [host("me@fd00::8", 0..2)]);
-        assert_eq!(parse("fd00::7,[fd00::8]:2", 1).unwrap(), [host("fd00::7", 0..1), host("fd00::8", 1..3)]);
+        assert_eq!(parse("a:2,b:1", None).unwrap(), [host("a", 0..2), host("b", 2..3)]);
+        assert_eq!(parse("a, b", Some(2)).unwrap(), [host("a", 0..2), host("b", 2..4)]);
+        assert_eq!(parse("a:1,b:2,a:1", None).unwrap(), [host("a", [0, 3]), host("b", 1..3)]);
+        assert_eq!(parse("me@10.0.0.1:2", None).unwrap(), [host("me@10.0.0.1", 0..2)]);
+        assert_eq!(parse("me@[fd00::8]:2", None).unwrap(), [host("me@fd00::8", 0..2)]);
+        assert_eq!(
+            parse("fd00::7,[fd00::8]:2", None).unwrap(),
+            [host("fd00::7", 0..1), host("fd00::8", 1..3)]
+        );
     }
 
     #[test]
@@ -125,10 +145,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
         std::fs::write(&path, "# mine\na slots=2 max_slots=8\n\nb:3   # the big one\nc\n").unwrap();
-        assert_eq!(read(&path, 1).unwrap(), [host("a", 0..2), host("b", 2..5), host("c", 5..6)]);
+        assert_eq!(read(&path, None).unwrap(), [host("a", 0..2), host("b", 2..5), host("c", 5..6)]);
         std::fs::write(&path, "a cpus=2\n").unwrap();
-        assert!(read(&path, 1).unwrap_err().message.contains("'cpus=2' is not understood"));
-        assert!(read(&folder.path().join("none"), 1).unwrap_err().message.contains("cannot be read"));
+        assert!(read(&path, None).unwrap_err().message.contains("'cpus=2' is not understood"));
+        assert!(read(&folder.path().join("none"), None).unwrap_err().message.contains("cannot be read"));
+    }
+
+    #[test]
+    fn the_number_for_each_host_is_used_or_refused() {
+        assert_eq!(parse("a:1,b,c", Some(2)).unwrap(), [host("a", 0..1), host("b", 1..3), host("c", 3..5)]);
+        let error = parse("a:4,b:4", Some(2)).unwrap_err();
+        assert!(error.message.contains("-n 2 has no effect"), "{error}");
+        let error = parse("a:4096,b,a:1", None).unwrap_err();
+        assert!(error.message.contains("host a gets 4097 ranks"), "{error}");
     }
 
     #[test]
@@ -142,7 +171,7 @@ mod tests {
             ("-oProxyCommand=x:1", "names no host"),
             ("a:99999", "'99999' is not a valid number"),
         ] {
-            let error = parse(list, 1).unwrap_err();
+            let error = parse(list, None).unwrap_err();
             assert!(error.message.contains(problem), "{list}: {error}");
         }
     }

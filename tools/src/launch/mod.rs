@@ -63,9 +63,9 @@ of it is left running, even if the launcher is killed.";
 #[derive(Args, Debug, Clone)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
-    /// Ranks to start on this machine
-    #[arg(short = 'n', long, value_name = "N", default_value = "1")]
-    ranks: u32,
+    /// Ranks to start on this machine, or with --hosts on each host that has no number [default: 1]
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: Option<u32>,
     /// Machines in the job; the same command runs on each
     #[arg(long, value_name = "N", default_value = "1")]
     nodes: u32,
@@ -181,10 +181,22 @@ fn refuse_option(program: Option<&OsString>) -> Result<()> {
 }
 
 fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
+    let each = args.ranks.map(|_| ranks(args)).transpose()?;
     match (&args.hosts, &args.hostfile) {
-        (Some(list), _) => hosts::parse(list, args.ranks).map(Some),
-        (None, Some(file)) => hosts::read(file, args.ranks).map(Some),
+        (Some(list), _) => hosts::parse(list, each).map(Some),
+        (None, Some(file)) => hosts::read(file, each).map(Some),
         (None, None) => Ok(None),
+    }
+}
+
+/// Returns the number of ranks to start on this machine, or on each host without a number.
+fn ranks(args: &RunArgs) -> Result<u32> {
+    match args.ranks.unwrap_or(1) {
+        ranks if (1..=MAX_RANKS).contains(&ranks) => Ok(ranks),
+        ranks => Err(CliError::usage(
+            format!("-n is {ranks}, but a machine runs 1 to {MAX_RANKS} ranks"),
+            "Give the number of ranks to start on each machine, for example -n 4",
+        )),
     }
 }
 
@@ -355,7 +367,8 @@ fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
 
 /// Makes a job on this machine elastic: its members come and go.
 fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> Result<()> {
-    let Some(bounds) = bounds(args, args.ranks)? else { return Ok(()) };
+    let ranks = ranks(args)?;
+    let Some(bounds) = bounds(args, ranks)? else { return Ok(()) };
     job.least = Some(bounds.least);
     let Some(most) = bounds.most else { return Ok(()) };
     let Some(directory) = directory else {
@@ -367,10 +380,10 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     };
     let newcomers = Newcomers {
         bounds,
-        numbers: args.ranks..most + args.spares,
+        numbers: ranks..most + args.spares,
         environment: Vec::new(),
         restarts: args.restarts,
-        in_its_slot: most == args.ranks && args.spares == 0,
+        in_its_slot: most == ranks && args.spares == 0,
     };
     newcomers.join(job, directory.path());
     Ok(())
@@ -417,12 +430,7 @@ impl Newcomers {
 }
 
 fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
-    if !(1..=MAX_RANKS).contains(&args.ranks) {
-        return Err(CliError::usage(
-            format!("-n is {}, but a machine runs 1 to {MAX_RANKS} ranks", args.ranks),
-            "Give the number of ranks to start on this machine, for example -n 4",
-        ));
-    }
+    let local_of = ranks(args)?;
     if args.nodes == 0 || args.node_rank >= args.nodes {
         return Err(CliError::usage(
             format!(
@@ -432,20 +440,17 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
             "Number the machines from 0 to one less than --nodes",
         ));
     }
-    let of = args.ranks.checked_mul(args.nodes).ok_or_else(|| {
-        CliError::usage(
-            format!("{} machines with {} ranks are too many", args.nodes, args.ranks),
-            "Start fewer",
-        )
+    let of = local_of.checked_mul(args.nodes).ok_or_else(|| {
+        CliError::usage(format!("{} machines with {local_of} ranks are too many", args.nodes), "Start fewer")
     })?;
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
         CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
-    let ranks = (0..args.ranks)
-        .zip(bind::places(args.bind, args.ranks as usize))
+    let ranks = (0..local_of)
+        .zip(bind::places(args.bind, local_of as usize))
         .map(|(local, cpus)| {
-            let rank = args.node_rank * args.ranks + local;
-            let position = Position { rank, of, local, local_of: args.ranks, node: args.node_rank };
+            let rank = args.node_rank * local_of + local;
+            let position = Position { rank, of, local, local_of, node: args.node_rank };
             Rank { cpus, ..Rank::new(rank, rendezvous.environment(position)) }
         })
         .collect();
@@ -469,7 +474,7 @@ mod tests {
 
     fn args(ranks: u32, nodes: u32, node_rank: u32, rendezvous: Option<&str>) -> RunArgs {
         RunArgs {
-            ranks,
+            ranks: Some(ranks),
             nodes,
             node_rank,
             rendezvous: rendezvous.map(str::to_owned),
