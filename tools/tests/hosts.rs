@@ -162,6 +162,39 @@ fn a_host_that_cannot_be_reached_is_named() {
     assert!(text(&ended.stderr).contains("host a could not be started"), "{}", text(&ended.stderr));
 }
 
+/// Other hosts may have the links that lead to a folder and a program, but not what is behind them here.
+#[test]
+fn hosts_get_the_names_that_the_user_has_used() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    std::fs::create_dir(at("physical")).unwrap();
+    std::os::unix::fs::symlink(at("physical"), at("logical")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kolo"), at("kolo")).unwrap();
+    let script = at("agent");
+    // The host has neither physical path.
+    std::fs::write(&script, "#!/bin/sh\nshift\necho \"$1\"\nrmdir physical && mkdir other && ln -sfn other logical\nexec \"$@\"\n")
+        .unwrap();
+    let agent = format!("env -C {} sh {}", root.path().display(), script.display());
+    let ended = Command::new(at("kolo"))
+        .current_dir(at("logical"))
+        .env("PWD", at("logical"))
+        .args(["run", "--hosts", "a", "--agent", &agent, "--", "pwd", "-P"])
+        .output()
+        .unwrap();
+    let other = at("other").canonicalize().unwrap();
+    let expected = format!("{}\n{}\n", at("kolo").display(), other.display());
+    assert_eq!(text(&ended.stdout), expected, "{}", text(&ended.stderr));
+}
+
+#[test]
+fn a_host_without_this_program_is_told_from_other_failures() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["run", "--hosts", "a", "--agent", "env ON={host}", "--remote-kolo", "/no/such/kolo"]);
+    let ended = command.args(["--", "true"]).output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(ended.status.code() == Some(127) && said.contains("give it with --remote-kolo"), "{said}");
+}
+
 #[test]
 fn a_program_or_folder_that_a_host_lacks_is_named() {
     let ended = kolo("a", &[], &["/there/is/no/program"]).output().unwrap();

@@ -20,6 +20,7 @@ use super::guardian::Lifeline;
 use super::hosts::Host;
 use super::job::{Input, Job, Prefix, Rank};
 use super::orders::Orders;
+use super::paths;
 use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
@@ -81,8 +82,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
             )
         })
     };
-    let directory =
-        std::env::current_dir().map_err(|error| CliError::system("this folder has no name", &error))?;
+    let directory = paths::folder().map_err(|error| CliError::system("this folder has no name", &error))?;
     let command = args.command.iter().map(|word| text("the command", word)).collect::<Result<Vec<_>>>()?;
     let mut agent = args.agent.split_ascii_whitespace().map(str::to_owned);
     let program =
@@ -91,8 +91,8 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let there = match &args.remote_kolo {
         Some(path) => text("--remote-kolo", path.as_os_str())?,
         None => {
-            let own = std::env::current_exe()
-                .map_err(|error| CliError::system("this program has no path", &error))?;
+            let own =
+                paths::program().map_err(|error| CliError::system("this program has no path", &error))?;
             plain(text("this program's path", own.as_os_str())?)?
         }
     };

@@ -156,6 +156,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, or the network to it; the \
                           ranks of this host run to their end";
 
+/// Added if an agent's shell found no program of a name. That may also be a rank's, which its host has reported.
+const NOT_FOUND: &str = "; if kolo has another path there, give it with --remote-kolo";
+
 /// Time that the verdict on a failed rank waits for another rank that is ending, which takes milliseconds unless the
 /// kernel cannot end it.
 const ENDING_MOST: Duration = Duration::from_secs(2);
@@ -469,7 +472,8 @@ impl Supervisor<'_> {
             1 => format!("; ending the other {kind}"),
             _ => format!("; ending the other {others} {kind}s"),
         };
-        self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{again}{consequence}", describe(status)));
+        let hint = if self.members[index].is_agent && status.code() == Some(127) { NOT_FOUND } else { "" };
+        self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{again}{consequence}{hint}", describe(status)));
         self.end(Signal::TERM);
     }
 

@@ -28,6 +28,7 @@ mod hosts;
 pub(crate) mod job;
 mod orders;
 pub(crate) mod output;
+mod paths;
 mod process;
 mod processes;
 
@@ -86,7 +87,7 @@ pub(crate) struct RunArgs {
     /// appended
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     agent: String,
-    /// Path of this program on the other hosts [default: its path here]
+    /// Path of this program on the other hosts [default: the path by which it was called here]
     #[arg(long, value_name = "PATH")]
     remote_kolo: Option<PathBuf>,
     /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are always passed on
