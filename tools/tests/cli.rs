@@ -1,7 +1,7 @@
 //! The `kolo` command as people and scripts use it: as a process, with real ranks.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
@@ -237,6 +237,33 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
     let stderr = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 9), "{stderr}");
     assert!(stderr.contains("rank 1") && stderr.contains("killed by signal 9 (SIGKILL)"), "{stderr}");
+}
+
+#[test]
+fn a_question_of_a_rank_is_shown_before_its_answer() {
+    // Ends a test that would wait for ever.
+    let mut command = Command::new("timeout");
+    command.args([
+        "-s",
+        "KILL",
+        "60",
+        env!("CARGO_BIN_EXE_kolo"),
+        "run",
+        "-n",
+        "1",
+        "--prefix",
+        "--",
+        "sh",
+        "-c",
+    ]);
+    command.arg("printf 'Name: '; read name; echo hello $name").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut asked = [0; "[0] Name: ".len()];
+    child.stdout.as_mut().unwrap().read_exact(&mut asked).unwrap();
+    child.stdin.take().unwrap().write_all(b"you\n").unwrap();
+    let answer = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+    assert_eq!((text(&asked).as_str(), answer.as_str()), ("[0] Name: ", "hello you\n"));
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

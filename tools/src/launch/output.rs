@@ -2,19 +2,20 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 
 use super::job::Prefix;
+use lines::{Copied, Sink, Source, Stream, write_whole};
 
-/// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
-const MAX_LINE_BYTES: u64 = 1 << 20;
+mod lines;
 
 /// Most bytes that are copied from a pipe after its job, so that a process that the job has left behind cannot keep the
 /// launcher for ever. A pipe holds no more, unless root has raised the limit.
@@ -25,8 +26,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Time in which a last message must be written, since nobody may be reading.
 const LAST_MOST: Duration = Duration::from_secs(1);
-
-type Sink = Arc<Mutex<dyn Write + Send>>;
 
 /// Destinations of the lines.
 #[derive(Clone)]
@@ -69,16 +68,14 @@ impl fmt::Debug for Outputs {
 impl Outputs {
     /// Writes to this process's own outputs.
     pub(crate) fn own() -> Self {
-        Self::to(Arc::new(Mutex::new(Waiting(io::stdout()))), Arc::new(Mutex::new(Waiting(io::stderr()))))
+        Self::to(sink(Waiting(io::stdout())), sink(Waiting(io::stderr())))
     }
 
     /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
     /// folder for temporary files. For ranks that outlive their launcher.
     pub(crate) fn outliving() -> Self {
         let log = Arc::new(Mutex::new(None));
-        let to = |stream: Box<dyn Write + Send>| -> Sink {
-            Arc::new(Mutex::new(Outliving { stream: Some(stream), log: log.clone() }))
-        };
+        let to = |stream: Box<dyn Write + Send>| sink(Outliving { stream: Some(stream), log: log.clone() });
         Self::to(to(Box::new(Waiting(io::stdout()))), to(Box::new(Waiting(io::stderr()))))
     }
 
@@ -108,6 +105,10 @@ impl Outputs {
         outputs.say(message);
         let _ = outputs.unwritten.is_none_within(LAST_MOST);
     }
+}
+
+fn sink(stream: impl Write + Send + 'static) -> Sink {
+    Arc::new(Mutex::new(Stream::new(stream)))
 }
 
 /// A stream, and a log for what the stream no longer takes.
@@ -179,6 +180,7 @@ impl Readers {
         sink: Sink,
         outputs: &Outputs,
     ) {
+        let who = self.running;
         self.running += 1;
         let (done, job) = (self.done.0.clone(), self.job.0.clone());
         let (outputs, reported) = (outputs.clone(), self.reported.clone());
@@ -187,8 +189,9 @@ impl Readers {
             reported.call_once(|| outputs.say(&text));
         };
         std::thread::spawn(move || {
-            let before = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
-            copy_lines(&before, BufReader::new(UntilOver { pipe, job, left: MAX_LEFT_BYTES }), &sink, lost);
+            let prefix = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
+            let from = UntilOver { pipe, job, left: MAX_LEFT_BYTES };
+            Copied { who, prefix: &prefix, to: &sink }.copy(from, lost);
             let _ = done.send(());
         });
     }
@@ -220,52 +223,27 @@ struct UntilOver<R> {
     left: usize,
 }
 
-impl<R: Read + AsFd> Read for UntilOver<R> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+impl<R: Read + AsFd> Source for UntilOver<R> {
+    fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>> {
+        let limit = patience.and_then(|patience| Timespec::try_from(patience).ok());
         let (has_data, is_over) = {
             let mut both = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&*self.job, PollFlags::IN)];
-            poll(&mut both, None)?;
+            if retry_on_intr(|| poll(&mut both, limit.as_ref()))? == 0 {
+                return Ok(None);
+            }
             (!both[0].revents().is_empty(), !both[1].revents().is_empty())
         };
         if !is_over {
-            return self.pipe.read(bytes);
+            return self.pipe.read(bytes).map(Some);
         }
         if !has_data || self.left == 0 {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let most = bytes.len().min(self.left);
         let count = self.pipe.read(&mut bytes[..most])?;
         self.left -= count;
-        Ok(count)
+        Ok(Some(count))
     }
-}
-
-/// Copies until the pipe ends, or until nobody reads the copies: the rank's next write then fails, as it would without this
-/// process. Calls `lost` for a line that cannot be written for another reason.
-fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink, lost: impl Fn(&io::Error)) {
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        line.extend_from_slice(prefix.as_bytes());
-        match from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        if line.last() != Some(&b'\n') {
-            line.push(b'\n');
-        }
-        match write_whole(to, &line) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
-            Err(error) => lost(&error),
-            Ok(()) => {}
-        }
-    }
-}
-
-/// Writes lines without lines of other threads in between.
-fn write_whole(to: &Sink, bytes: &[u8]) -> io::Result<()> {
-    let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
-    sink.write_all(bytes).and_then(|()| sink.flush())
 }
 
 /// An output of this process. Another program may have made the file behind it non-blocking, such as a program that shares the
@@ -293,8 +271,8 @@ impl<F: AsFd> Write for Waiting<F> {
 #[cfg(test)]
 #[derive(Default)]
 pub(super) struct Captured {
-    stdout: Arc<Mutex<Vec<u8>>>,
-    stderr: Arc<Mutex<Vec<u8>>>,
+    stdout: Arc<Mutex<Stream<Vec<u8>>>>,
+    stderr: Arc<Mutex<Stream<Vec<u8>>>>,
 }
 
 #[cfg(test)]
@@ -304,11 +282,11 @@ impl Captured {
     }
 
     pub(super) fn stdout(&self) -> String {
-        String::from_utf8(self.stdout.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.stdout.lock().unwrap().to.clone()).unwrap()
     }
 
     pub(super) fn stderr(&self) -> String {
-        String::from_utf8(self.stderr.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.stderr.lock().unwrap().to.clone()).unwrap()
     }
 }
 
@@ -336,7 +314,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let log = Arc::new(Mutex::new(Some(file.try_clone().unwrap())));
         let stream: Box<dyn Write + Send> = Box::new(Leaving(Vec::new(), 1));
-        let sink: Sink = Arc::new(Mutex::new(Outliving { stream: Some(stream), log }));
+        let sink = sink(Outliving { stream: Some(stream), log });
         for line in ["one\n", "two\n", "three\n"] {
             write_whole(&sink, line.as_bytes()).unwrap();
         }
@@ -363,7 +341,7 @@ mod tests {
     #[test]
     fn a_slow_reader_misses_nothing() {
         let (gate, text) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
-        let sink: Sink = Arc::new(Mutex::new(Gated(gate.clone(), text.clone())));
+        let sink = sink(Gated(gate.clone(), text.clone()));
         let outputs = Outputs::to(sink.clone(), sink.clone());
         let mut closed = Some(gate.lock().unwrap());
         // The writing end stays open, as in a process that a rank has left behind.
@@ -390,7 +368,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
         let line = [b'x'; 3000];
         let writing = std::thread::spawn(move || {
-            let sink: Sink = Arc::new(Mutex::new(Waiting(writer)));
+            let sink = sink(Waiting(writer));
             (0..100).all(|_| write_whole(&sink, &line).is_ok())
         });
         let mut read = Vec::new();
@@ -401,7 +379,7 @@ mod tests {
     #[test]
     fn a_launcher_in_a_hurry_waits_for_no_reader() {
         let gate = Arc::new(Mutex::new(()));
-        let sink: Sink = Arc::new(Mutex::new(Gated(gate.clone(), Arc::default())));
+        let sink = sink(Gated(gate.clone(), Arc::default()));
         let outputs = Outputs::to(sink.clone(), sink);
         let _closed = gate.lock().unwrap();
         outputs.say("nobody reads this");
@@ -414,19 +392,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_output_nobody_reads_is_not_read() {
-        let sink: Sink = Arc::new(Mutex::new(Leaving(Vec::new(), 1)));
-        let mut rank = io::Cursor::new("one\ntwo\nthree\n");
-        copy_lines("", &mut rank, &sink, |_| ());
-        assert_eq!(rank.position(), 8, "the third line stays in the pipe");
-    }
-
-    #[test]
     fn an_output_without_room_is_reported_once() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let captured = Captured::default();
         let outputs = captured.outputs();
-        let sink: Sink = Arc::new(Mutex::new(Waiting(full)));
+        let sink = sink(Waiting(full));
         let mut readers = Readers::new().unwrap();
         for rank in 0..2 {
             let (pipe, mut written) = io::pipe().unwrap();
@@ -436,15 +406,5 @@ mod tests {
         readers.finish(&outputs, Duration::ZERO, || false);
         let said = captured.stderr();
         assert!(said.contains("output of the job is lost") && said.lines().count() == 1, "{said}");
-    }
-
-    #[test]
-    fn endless_lines_are_cut() {
-        let captured = Captured::default();
-        let sink: Sink = captured.stdout.clone();
-        copy_lines("[3] ", io::Cursor::new(vec![b'x'; MAX_LINE_BYTES as usize + 5]), &sink, |_| ());
-        let text = captured.stdout();
-        assert_eq!(text.lines().count(), 2);
-        assert!(text.ends_with("\n[3] xxxxx\n"));
     }
 }

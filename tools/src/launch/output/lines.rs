@@ -1,0 +1,301 @@
+//! Copies the output of ranks line by line, so that lines of different ranks do not mix.
+//!
+//! A rank may stop in the middle of a line, to ask its user something for instance. After a short time such a line is
+//! written as far as it goes, and is then *open*: the rank continues it, unless another one writes a line first. A stream
+//! has at most one open line. A carriage return ends a line too: programs that show their progress write no other end.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
+pub(super) const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 8 << 10;
+
+/// Time without output after which a line that has begun is written: too short for a user to notice, and longer than a
+/// program takes between the parts of a line.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// A destination of lines, common to several ranks.
+pub(super) type Sink = Arc<Mutex<Stream<dyn Write + Send>>>;
+
+/// A stream, and who has an open line on it.
+#[derive(Default)]
+pub(super) struct Stream<W: ?Sized> {
+    open: Option<usize>,
+    pub(super) to: W,
+}
+
+impl<W> Stream<W> {
+    pub(super) const fn new(to: W) -> Self {
+        Self { open: None, to }
+    }
+}
+
+impl<W: Write + ?Sized> Stream<W> {
+    /// Writes text of `who`, after `prefix` if it begins a line. The line of another one is ended first.
+    fn put(&mut self, who: usize, prefix: &str, text: &[u8], stays_open: bool) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if self.open != Some(who) {
+            bytes = self.ended();
+            bytes.extend_from_slice(prefix.as_bytes());
+        }
+        bytes.extend_from_slice(text);
+        self.open = stays_open.then_some(who);
+        self.to.write_all(&bytes).and_then(|()| self.to.flush())
+    }
+
+    /// Returns the bytes that end an open line.
+    fn ended(&mut self) -> Vec<u8> {
+        if self.open.take().is_some() { b"\n".to_vec() } else { Vec::new() }
+    }
+
+    /// Returns whether a line of `who` may become or stay open.
+    fn is_free_for(&self, who: usize) -> bool {
+        self.open.is_none_or(|open| open == who)
+    }
+}
+
+/// Writes whole lines without lines of other threads in between.
+pub(super) fn write_whole(to: &Sink, lines: &[u8]) -> io::Result<()> {
+    let mut stream = to.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut bytes = stream.ended();
+    bytes.extend_from_slice(lines);
+    stream.to.write_all(&bytes).and_then(|()| stream.to.flush())
+}
+
+/// The output of a rank.
+pub(super) trait Source {
+    /// Reads some bytes, 0 at the end; `None` if there are none for this time.
+    fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>>;
+}
+
+/// Where the lines of an output go.
+pub(super) struct Copied<'a> {
+    /// Tells outputs of the same stream apart.
+    pub who: usize,
+    pub prefix: &'a str,
+    pub to: &'a Sink,
+}
+
+impl Copied<'_> {
+    /// Writes a whole line, or the rest of one.
+    fn put(&self, text: &[u8]) -> io::Result<()> {
+        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.put(self.who, self.prefix, text, false)
+    }
+
+    /// Writes a line that has begun, unless another one is open. Returns whether it did.
+    fn put_open(&self, text: &[u8]) -> io::Result<bool> {
+        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = stream.is_free_for(self.who);
+        if is_free {
+            stream.put(self.who, self.prefix, text, true)?;
+        }
+        Ok(is_free)
+    }
+
+    /// Ends a line of this output that is still open.
+    fn close(&self) -> io::Result<()> {
+        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        if stream.open == Some(self.who) { stream.put(self.who, "", b"\n", false) } else { Ok(()) }
+    }
+
+    /// Copies until the output ends, or until nobody reads the copies: the rank's next write then fails, as it would
+    /// without this process. Calls `lost` for a line that cannot be written for another reason.
+    pub(super) fn copy(&self, mut from: impl Source, lost: impl Fn(&io::Error)) {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut lines = Lines::default();
+        // Returns whether somebody may still read the copies.
+        let is_read = |written: io::Result<()>| match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => false,
+            Err(error) => {
+                lost(&error);
+                true
+            }
+            Ok(()) => true,
+        };
+        loop {
+            let patience = (!lines.begun.is_empty()).then_some(IDLE);
+            let goes_on = match from.read(&mut buffer, patience) {
+                Ok(Some(count @ 1..)) => lines.read(&buffer[..count], |line, begins| {
+                    let prefix = if begins { self.prefix } else { "" };
+                    is_read(Copied { prefix, ..*self }.put(line))
+                }),
+                Ok(None) => match self.put_open(&lines.begun) {
+                    Ok(true) => {
+                        lines.begun.clear();
+                        true
+                    }
+                    written => is_read(written.map(drop)),
+                },
+                Ok(Some(0)) | Err(_) if lines.begun.is_empty() => {
+                    is_read(self.close());
+                    false
+                }
+                Ok(Some(0)) | Err(_) => {
+                    lines.begun.push(b'\n');
+                    is_read(self.put(&lines.begun));
+                    false
+                }
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+}
+
+/// Finds the ends of lines.
+#[derive(Default)]
+struct Lines {
+    /// The line that has begun, without what is written of it.
+    begun: Vec<u8>,
+    /// Whether the last line ended in a carriage return, which may be the first half of its end.
+    returned: bool,
+}
+
+impl Lines {
+    /// Passes on each line that these bytes end, and whether it begins a line of its own, until `put` returns false.
+    /// Returns whether it never did.
+    fn read(&mut self, bytes: &[u8], mut put: impl FnMut(&[u8], bool) -> bool) -> bool {
+        let mut rest = bytes;
+        if std::mem::take(&mut self.returned) && rest.first() == Some(&b'\n') {
+            rest = &rest[1..];
+            if !put(b"\n", false) {
+                return false;
+            }
+        }
+        while !rest.is_empty() {
+            let room = MAX_LINE_BYTES - self.begun.len();
+            let end = rest.iter().take(room).position(|byte| matches!(byte, b'\n' | b'\r'));
+            let len = match end {
+                Some(at) if rest[at..].starts_with(b"\r\n") => at + 2,
+                Some(at) => at + 1,
+                None => room.min(rest.len()),
+            };
+            let (line, behind) = rest.split_at(len);
+            self.begun.extend_from_slice(line);
+            rest = behind;
+            if end.is_none() {
+                if self.begun.len() < MAX_LINE_BYTES {
+                    return true;
+                }
+                self.begun.push(b'\n');
+            }
+            self.returned = rest.is_empty() && line.ends_with(b"\r");
+            let goes_on = put(&self.begun, true);
+            self.begun.clear();
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// An output that comes in pieces, with a pause where there is none.
+    struct Pieces(VecDeque<Option<&'static str>>);
+
+    impl Source for &mut Pieces {
+        fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>> {
+            let piece = match self.0.pop_front() {
+                None => return Ok(Some(0)),
+                Some(Some(piece)) => piece,
+                Some(None) => {
+                    assert!(patience.is_some(), "nobody waits for the rest of nothing");
+                    return Ok(None);
+                }
+            };
+            bytes[..piece.len()].copy_from_slice(piece.as_bytes());
+            Ok(Some(piece.len()))
+        }
+    }
+
+    fn copied(pieces: &[Option<&'static str>]) -> String {
+        copied_from(&mut Pieces(pieces.iter().copied().collect()))
+    }
+
+    fn copied_from(from: impl Source) -> String {
+        let stream = Arc::new(Mutex::new(Stream::new(Vec::new())));
+        let to: Sink = stream.clone();
+        Copied { who: 0, prefix: "[0] ", to: &to }.copy(from, |_| ());
+        let text = stream.lock().unwrap().to.clone();
+        String::from_utf8(text).unwrap()
+    }
+
+    /// An output of so many bytes without line ends.
+    struct Endless(usize);
+
+    impl Source for Endless {
+        fn read(&mut self, bytes: &mut [u8], _: Option<Duration>) -> io::Result<Option<usize>> {
+            let count = bytes.len().min(self.0);
+            bytes[..count].fill(b'x');
+            self.0 -= count;
+            Ok(Some(count))
+        }
+    }
+
+    #[test]
+    fn endless_lines_are_cut() {
+        let text = copied_from(Endless(MAX_LINE_BYTES + 5));
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.ends_with("\n[0] xxxxx\n"));
+    }
+
+    /// A stream whose reader leaves after some lines.
+    struct Leaving(usize);
+
+    impl Write for Leaving {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_output_nobody_reads_is_not_read() {
+        let to: Sink = Arc::new(Mutex::new(Stream::new(Leaving(1))));
+        let mut pieces = Pieces(["one\n", "two\n", "three\n"].map(Some).into());
+        Copied { who: 0, prefix: "", to: &to }.copy(&mut pieces, |_| ());
+        assert_eq!(pieces.0, [Some("three\n")], "the third line stays in the pipe");
+    }
+
+    #[test]
+    fn a_question_is_shown_before_the_answer() {
+        let pieces = [Some("one\nName: "), None, Some("me\ntwo"), Some("\n")];
+        assert_eq!(copied(&pieces), "[0] one\n[0] Name: me\n[0] two\n");
+        assert_eq!(copied(&[Some("Name: "), None]), "[0] Name: \n", "the output ends there");
+        assert_eq!(copied(&[Some("Name: ")]), "[0] Name: \n");
+    }
+
+    #[test]
+    fn a_carriage_return_ends_a_line() {
+        assert_eq!(copied(&[Some("10%\r20"), Some("%\r"), Some("30%\r")]), "[0] 10%\r[0] 20%\r[0] 30%\r");
+        let one_end = "[0] one\r\n[0] two\r\n[0] three\n";
+        assert_eq!(copied(&[Some("one\r\ntwo\r"), Some("\nthree\n")]), one_end);
+    }
+
+    #[test]
+    fn lines_do_not_run_into_an_open_one() {
+        let mut stream = Stream::new(Vec::new());
+        stream.put(0, "[0] ", b"Name: ", true).unwrap();
+        assert!(stream.is_free_for(0) && !stream.is_free_for(1));
+        stream.put(1, "[1] ", b"ready\n", false).unwrap();
+        assert!(stream.is_free_for(1));
+        stream.put(0, "[0] ", b"me\n", false).unwrap();
+        assert_eq!(String::from_utf8(stream.to).unwrap(), "[0] Name: \n[1] ready\n[0] me\n");
+    }
+}
