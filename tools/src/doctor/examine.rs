@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kolo::internal::control::{Control, ExchangeKey};
 use kolo::{Communicator, Config, ControlRuntime, JoinSpec, PeerInfo};
-use kolo_transport::tcp::listen;
+use kolo_transport::TcpOptions;
+use kolo_transport::tcp::{Network, dialled, listen};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -104,7 +105,8 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     let port = answering.as_ref().map(|answering| answering.port);
     let told = rank.tell(&Facts::collect(&config, port, problem.map(|problem| problem.message)))?;
     let mut report = Report { hosts: describe(&hosts, &told), ..Report::default() };
-    let examiner = answering.map(|answering| Examiner { host, token, answering });
+    let list = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
+    let examiner = answering.map(|answering| Examiner { host, token, answering, list });
     let reached = examiner.as_ref().map(|examiner| examiner.reach(&report.hosts)).unwrap_or_default();
     report.reaches = rank.tell(&reached)?.into_iter().flatten().collect();
     measure(&mut rank, &mut report, examiner.as_ref(), time)?;
@@ -175,15 +177,17 @@ struct Examiner {
     host: u32,
     token: Token,
     answering: Answering,
+    /// The interfaces that the user admits.
+    list: Option<Vec<String>>,
 }
 
 impl Examiner {
     /// Dials all other hosts at once.
     fn reach(&self, hosts: &[Host]) -> Vec<Reach> {
-        let own: Vec<IpAddr> = addresses(&hosts[self.host as usize]).map(|(_, address)| address).collect();
-        let target = |(host, number): (&Host, u32)| {
-            let others = addresses(host).filter(|(_, address)| !own.contains(address)).collect();
-            Target { host: number, addresses: others, port: host.facts.port.unwrap_or_default() }
+        let target = |(host, number): (&Host, u32)| Target {
+            host: number,
+            addresses: addresses(host, self.list.as_deref()),
+            port: host.facts.port.unwrap_or_default(),
         };
         let targets: Vec<Target> =
             hosts.iter().zip(0..).filter(|(_, number)| *number != self.host).map(target).collect();
@@ -195,17 +199,16 @@ impl Examiner {
     }
 }
 
-/// Returns the addresses at which others may dial a host. Link-local ones are left out, since they are valid on
-/// one link only.
-fn addresses(host: &Host) -> impl Iterator<Item = (String, IpAddr)> + '_ {
-    let is_useful = |address: &IpAddr| match address {
-        IpAddr::V4(v4) => !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+/// Returns the addresses at which the transport would dial a host from here, in its order.
+fn addresses(host: &Host, list: Option<&[String]>) -> Vec<(String, IpAddr, u8)> {
+    let network = |(interface, ip, prefix): &(String, IpAddr, u8)| Network {
+        interface: interface.clone(),
+        ip: *ip,
+        prefix: *prefix,
     };
-    host.facts.interfaces.iter().flat_map(move |interface| {
-        let own = interface.addresses.iter().copied().filter(is_useful);
-        own.map(|address| (interface.name.clone(), address))
-    })
+    let theirs: Vec<Network> = host.facts.networks.iter().map(network).collect();
+    let found = dialled(&theirs, list).unwrap_or_default();
+    found.into_iter().map(|(network, distance)| (network.interface, network.ip, distance)).collect()
 }
 
 /// A leader's measurements in one round.
@@ -229,7 +232,7 @@ fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, ti
             let pair = pairs.iter().find(|pair| [pair.0, pair.1].contains(&examiner.host))?;
             Some((examiner, pair.0 + pair.1 - examiner.host))
         });
-        if let Some((Examiner { host, token, answering }, partner)) = mine {
+        if let Some((Examiner { host, token, answering, .. }, partner)) = mine {
             let place = Place { host: *host, token, answering, reaches: &report.reaches, ports: &ports };
             match rates::measure(&place, partner) {
                 Ok(measured) => own.measured = measured,

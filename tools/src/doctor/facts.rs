@@ -1,10 +1,11 @@
 //! Facts that each rank knows about its host.
 
 use std::fs;
+use std::net::IpAddr;
 
 use kolo::Config;
 use kolo_transport::TcpOptions;
-use kolo_transport::tcp::admitted;
+use kolo_transport::tcp::{admitted, networks};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,8 @@ pub(crate) struct Facts {
     pub congestion_offered: String,
     /// Interfaces that lead to other hosts and that `KOLO_SOCKET_IFNAME` admits.
     pub interfaces: Vec<Interface>,
+    /// Addresses by which ranks on other hosts may dial this one, as interface, address and length of its prefix.
+    pub networks: Vec<(String, IpAddr, u8)>,
     /// Port at which this rank can be dialled.
     pub port: Option<u16>,
     /// Problem with the profile or the plans of the environment, if there is one.
@@ -69,6 +72,11 @@ impl Facts {
             congestion: setting("tcp_congestion_control"),
             congestion_offered: setting("tcp_available_congestion_control"),
             interfaces: interfaces().unwrap_or_default().into_iter().filter(leads).collect(),
+            networks: networks(list.as_deref())
+                .unwrap_or_default()
+                .into_iter()
+                .map(|network| (network.interface, network.ip, network.prefix))
+                .collect(),
             port,
             problem,
         }

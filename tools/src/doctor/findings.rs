@@ -177,12 +177,12 @@ fn one_way(report: &Report) -> Vec<Finding> {
         .collect()
 }
 
-/// Finds addresses that do not answer while others of the same host do.
+/// Finds addresses that the transport tries or uses in vain, although others of the same host answer.
 fn silent_addresses(report: &Report) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
-    let reached = report.reaches.iter().filter(|reach| reach.way().is_some());
-    reached
-        .flat_map(|reach| reach.tries.iter().map(move |tried| (reach, tried)))
+    let reaches = report.reaches.iter();
+    reaches
+        .flat_map(|reach| reach.in_vain().map(move |tried| (reach, tried)))
         .filter_map(|(reach, tried)| {
             let problem = tried.problem.as_ref()?;
             seen.insert((reach.to, tried.address)).then(|| {

@@ -57,7 +57,7 @@ pub(crate) struct Reach {
     pub from: u32,
     /// Number of the other host.
     pub to: u32,
-    /// All addresses of the other host, in its order.
+    /// The addresses of the other host, in the order in which the transport tries them.
     pub tries: Vec<Try>,
     /// Capability of the connection, if one was made.
     pub carries: Carries,
@@ -70,6 +70,9 @@ pub(crate) struct Try {
     pub address: IpAddr,
     /// The other host's interface with this address.
     pub interface: String,
+    /// Order of the networks in which the transport tries them, the most promising one first; equal for cards that it
+    /// uses together.
+    pub distance: u8,
     /// The connection's local address, if it was made.
     pub local: Option<IpAddr>,
     /// The reason why there is no connection.
@@ -95,6 +98,13 @@ pub(crate) enum Carries {
 }
 
 impl Reach {
+    /// Returns the addresses that the transport tries in vain, or would use besides the one that answers. None if no
+    /// address does.
+    pub(crate) fn in_vain(&self) -> impl Iterator<Item = &Try> {
+        let limit = self.way().map_or(0, |way| way.distance + 1);
+        self.tries.iter().filter(move |tried| tried.problem.is_some() && tried.distance < limit)
+    }
+
     /// Returns the address at which the connection was made.
     pub(crate) fn way(&self) -> Option<&Try> {
         self.tries.iter().find(|tried| tried.problem.is_none())
@@ -110,8 +120,8 @@ impl Reach {
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub host: u32,
-    /// Addresses with the names of their interfaces.
-    pub addresses: Vec<(String, IpAddr)>,
+    /// Addresses with the names of their interfaces and their distances.
+    pub addresses: Vec<(String, IpAddr, u8)>,
     pub port: u16,
 }
 
@@ -122,7 +132,7 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
         let dials: Vec<_> = target
             .addresses
             .iter()
-            .map(|(_, ip)| {
+            .map(|(_, ip, _)| {
                 let to = SocketAddr::new(*ip, target.port);
                 scope.spawn(move || dial(token, from, to, None, Purpose::Burst))
             })
@@ -130,12 +140,14 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
         let joined = dials.into_iter().map(|dial| dial.join());
         joined.map(|outcome| outcome.unwrap_or_else(|_| Err("the attempt failed".to_owned()))).collect()
     });
-    let words = |(outcome, (interface, address)): (&Result<Line, String>, &(String, IpAddr))| Try {
-        address: *address,
-        interface: interface.clone(),
-        local: outcome.as_ref().ok().and_then(Line::local),
-        problem: outcome.as_ref().err().cloned(),
-    };
+    let words =
+        |(outcome, (interface, address, distance)): (&Result<Line, String>, &(String, IpAddr, u8))| Try {
+            address: *address,
+            interface: interface.clone(),
+            distance: *distance,
+            local: outcome.as_ref().ok().and_then(Line::local),
+            problem: outcome.as_ref().err().cloned(),
+        };
     let tries: Vec<Try> = tried.iter().zip(&target.addresses).map(words).collect();
     let carries = tried.into_iter().flatten().next().map_or(Carries::Nothing, |line| {
         let mut line = line.with_limit(BURST_LIMIT);

@@ -90,10 +90,13 @@ fn hex(text: &str) -> Option<[u8; 16]> {
 
 /// A network by which a host can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Network {
-    pub(super) interface: String,
-    pub(super) ip: IpAddr,
-    pub(super) prefix: u8,
+pub struct Network {
+    /// Name of the interface there.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of the network's prefix in bits.
+    pub prefix: u8,
 }
 
 /// Where an endpoint listens.

@@ -1,6 +1,6 @@
 //! The endpoint of the TCP transport: the operations that the owner calls.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::NAME;
@@ -41,6 +41,8 @@ pub struct TcpEndpoint {
     pub(super) options: TcpOptions,
     pub(super) host: Host,
     interfaces: Vec<Interface>,
+    /// The addresses of all interfaces of this host.
+    own_addresses: Vec<IpAddr>,
     address: Vec<u8>,
     port: u16,
     pub(super) acceptor: Acceptor,
@@ -117,9 +119,9 @@ impl TcpEndpoint {
             Error::system(NAME, None, "random number", std::io::Error::other(error.to_string()))
         })?;
         let host = Host::here(instance);
-        let all = interfaces::enumerate().map_err(system("listing network interfaces"))?;
+        let local = interfaces::enumerate().map_err(system("listing network interfaces"))?;
         let list = options.interfaces.as_deref();
-        let admitted = interfaces::chosen(all, list, options.family)
+        let admitted = interfaces::chosen(local.up, list, options.family)
             .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
         let acceptor = Acceptor::open(&options, instance, listens).map_err(system("listening"))?;
@@ -147,6 +149,7 @@ impl TcpEndpoint {
             options,
             host,
             interfaces: admitted,
+            own_addresses: local.own,
             address,
             port,
             acceptor,
@@ -299,7 +302,8 @@ impl Endpoint for TcpEndpoint {
             kind: ErrorKind::Corrupt,
             ..Error::system(NAME, Some(peer), "the peer's address", error)
         })?;
-        let candidates = route::candidates(&address, &self.host, &self.interfaces, self.options.family);
+        let here = (&self.host, &*self.interfaces, &*self.own_addresses);
+        let candidates = route::candidates(&address, here, self.options.family);
         let Some(first) = candidates.first() else {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });

@@ -18,14 +18,23 @@ pub(super) struct Interface {
     pub(super) loopback: bool,
 }
 
-/// Returns all addresses of all interfaces that are up.
-pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
+/// The interfaces of this host.
+#[derive(Debug, Default)]
+pub(super) struct Local {
+    /// All addresses of the interfaces that are up.
+    pub(super) up: Vec<Interface>,
+    /// The addresses of all interfaces, also of those that are down: packets to them do not leave this host.
+    pub(super) own: Vec<IpAddr>,
+}
+
+/// Returns the interfaces of this host.
+pub(super) fn enumerate() -> io::Result<Local> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs writes the head of a list that it allocates, which is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut found = Vec::new();
+    let mut found = Local::default();
     let mut at = head;
     while !at.is_null() {
         // SAFETY: `at` is an element of the list, which lives until freeifaddrs.
@@ -34,12 +43,16 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
         let up = is_up(entry.ifa_flags);
         // SAFETY: address and netmask are null or point to socket addresses of their family, in the list.
         let (ip, mask) = unsafe { (ip_of(entry.ifa_addr), ip_of(entry.ifa_netmask)) };
-        let (true, Some(ip)) = (up, ip) else { continue };
+        let Some(ip) = ip else { continue };
+        found.own.push(ip);
+        if !up {
+            continue;
+        }
         // SAFETY: the name is a C string in the list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         // SAFETY: the name is a C string, which is only read.
         let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        found.push(Interface {
+        found.up.push(Interface {
             name: name.to_string_lossy().into_owned(),
             index,
             ip,
@@ -234,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_loopback_is_found() {
-        let all = enumerate().unwrap();
+        let all = enumerate().unwrap().up;
         // In a fresh network namespace, the loopback interface is down.
         if let Some(lo) = all.iter().find(|i| i.ip == IpAddr::V4(Ipv4Addr::LOCALHOST)) {
             assert!(lo.loopback && lo.prefix == 8 && lo.index > 0, "{lo:?}");

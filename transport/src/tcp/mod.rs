@@ -49,6 +49,7 @@ mod route;
 mod socket;
 mod strands;
 mod stripes;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -61,12 +62,14 @@ use crate::error::Error;
 use crate::kinds::{Features, Options};
 
 pub use accept::RejectedConnections;
+pub use address::Network;
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
 pub use options::{Congestion, Family, TcpOptions};
 pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port};
 pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
+pub use survey::{dialled, networks};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";
@@ -109,8 +112,8 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
 pub(crate) fn fuzz_address(bytes: &[u8]) {
     if let Ok(address) = address::Address::decode(bytes) {
         let here = address::Host::here(1);
-        let interfaces = interfaces::enumerate().unwrap_or_default();
-        let _ = route::candidates(&address, &here, &interfaces, Family::Both);
+        let local = interfaces::enumerate().unwrap_or_default();
+        let _ = route::candidates(&address, (&here, &local.up, &local.own), Family::Both);
         assert!(address::Address::decode(&address.encode()).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-use super::address::{Address, Host};
+use super::address::{Address, Host, Network};
 use super::interfaces::{Interface, same_network};
 use super::options::Family;
 
@@ -36,17 +36,32 @@ const ROUTED: u8 = 4;
 const INWARD_NETWORK: u8 = 6;
 const LINK_LOCAL: u8 = 8;
 
-/// Returns the addresses of `peer`, the most promising first. Empty if there is no path.
-pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<Candidate> {
-    let same_stack = here.same_stack(&peer.host);
+/// Returns the addresses of `peer`, the most promising first. Empty if there is no path. `here` has this host, the
+/// interfaces that it uses, and the addresses of all.
+pub(super) fn candidates(
+    peer: &Address,
+    (here, mine, own): (&Host, &[Interface], &[IpAddr]),
+    family: Family,
+) -> Vec<Candidate> {
+    candidates_at(&peer.networks, peer.port, here.same_stack(&peer.host), (mine, own), family)
+}
+
+/// As [`candidates`], for a peer that may be on the same host.
+pub(super) fn candidates_at(
+    networks: &[Network],
+    port: u16,
+    same_stack: bool,
+    (mine, own): (&[Interface], &[IpAddr]),
+    family: Family,
+) -> Vec<Candidate> {
     let mut found = Vec::new();
-    for network in &peer.networks {
+    for network in networks {
         let wanted = match family {
             Family::Both => true,
             Family::V4 => network.ip.is_ipv4(),
             Family::V6 => network.ip.is_ipv6(),
         };
-        let is_mine = || mine.iter().any(|i| i.ip == network.ip);
+        let is_mine = || own.contains(&network.ip);
         // An address of another host that this host has too leads back to this host.
         if !wanted || network.ip.is_loopback() && !same_stack || !same_stack && is_mine() {
             continue;
@@ -55,7 +70,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
             let distance = distance + u8::from(to.is_ipv6());
             found.push(Candidate { to, interface: network.interface.clone(), distance, from: None });
         };
-        let to = SocketAddr::new(network.ip, peer.port);
+        let to = SocketAddr::new(network.ip, port);
         if network.ip.is_loopback() {
             add(to, SAME_STACK);
         } else if let IpAddr::V6(ip) = network.ip
@@ -63,7 +78,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
         {
             // Such an address is valid on one link only, and it is unknown which of this host's links that is.
             for link in mine.iter().filter(|i| !i.loopback && is_link_local(i.ip)) {
-                add(SocketAddrV6::new(ip, peer.port, 0, link.index).into(), LINK_LOCAL);
+                add(SocketAddrV6::new(ip, port, 0, link.index).into(), LINK_LOCAL);
             }
         } else if is_inward(&network.interface) {
             add(to, INWARD_NETWORK);
@@ -78,13 +93,13 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
     found
 }
 
-fn is_link_local(ip: IpAddr) -> bool {
+/// Whether an address is an IPv6 one that is valid on one link only.
+pub(super) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::address::Network;
     use super::*;
 
     fn network(interface: &str, ip: &str, prefix: u8) -> Network {
@@ -97,7 +112,12 @@ mod tests {
     }
 
     fn order(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<String> {
-        candidates(peer, here, mine, family).iter().map(|c| c.to.to_string()).collect()
+        let own: Vec<IpAddr> = mine.iter().map(|interface| interface.ip).collect();
+        order_with(peer, (here, mine, &own), family)
+    }
+
+    fn order_with(peer: &Address, here: (&Host, &[Interface], &[IpAddr]), family: Family) -> Vec<String> {
+        candidates(peer, here, family).iter().map(|c| c.to.to_string()).collect()
     }
 
     #[test]
@@ -133,5 +153,9 @@ mod tests {
         let docker = interface("docker0", 3, "172.17.0.1", 16);
         let with = [&mine[..], &[docker]].concat();
         assert!(!order(&peer, &elsewhere, &with, Family::Both).contains(&"172.17.0.1:7".into()));
+        // The same, where no container runs, so that the bridge is down.
+        let own = ["192.0.2.1", "172.17.0.1"].map(|ip| ip.parse().unwrap());
+        let found = order_with(&peer, (&elsewhere, &mine, &own), Family::Both);
+        assert!(!found.contains(&"172.17.0.1:7".into()), "{found:?}");
     }
 }

@@ -33,8 +33,13 @@ fn healthy(hosts: u32) -> Report {
 
 fn reach(from: u32, to: u32, problem: Option<&str>) -> Reach {
     let address = std::net::Ipv4Addr::new(192, 0, 2, to as u8).into();
-    let tried =
-        Try { address, interface: "eth0".to_owned(), local: None, problem: problem.map(str::to_owned) };
+    let tried = Try {
+        address,
+        interface: "eth0".to_owned(),
+        distance: 2,
+        local: None,
+        problem: problem.map(str::to_owned),
+    };
     let carries = if problem.is_some() { Carries::Nothing } else { Carries::All };
     Reach { from, to, tries: vec![tried], carries }
 }
@@ -88,16 +93,21 @@ fn pairs_that_never_meet_break_a_job() {
 
 #[test]
 fn an_address_that_leads_nowhere_is_named_once() {
-    let mut report = healthy(3);
-    for found in report.reaches.iter_mut().filter(|found| found.to == 2) {
-        let dead = Try {
-            interface: "eth1".to_owned(),
-            problem: Some("no answer".to_owned()),
-            ..found.tries[0].clone()
-        };
-        found.tries.insert(0, dead);
-    }
-    let found = only(&report);
+    let with_dead = |distance: u8| {
+        let mut report = healthy(3);
+        for found in report.reaches.iter_mut().filter(|found| found.to == 2) {
+            let dead = Try {
+                interface: "eth1".to_owned(),
+                distance,
+                problem: Some("no answer".to_owned()),
+                ..found.tries[0].clone()
+            };
+            found.tries.push(dead);
+        }
+        report
+    };
+    assert_eq!(findings(&with_dead(6)), [], "jobs do not try the bridge of a host's containers");
+    let found = only(&with_dead(2));
     assert!(found.kind == "silent_address" && found.remedy.contains("^eth1"), "{found:?}");
 }
 
