@@ -17,8 +17,9 @@ use crate::sys::{lines, map::Mapping};
 /// A shorter space at the end of the ring is skipped rather than filled, unless the message fits.
 const WORTHWHILE_BYTES: usize = 4096;
 
-/// Longest message after which the place of the next one is [claimed](Producer::claim_next).
-const CLAIM_MAX_BYTES: usize = 4096;
+/// Longest message after which the place of the next one is [claimed](Producer::claim_next). String instructions, with
+/// which the C library copies longer ones, take longer to write claimed lines: see [`lines`].
+const CLAIM_MAX_BYTES: usize = 2048;
 
 /// Longest piece that is [handed on](crate::sys::lines::hand_on) to the cache that processors share.
 const HANDED_ON_MAX_BYTES: usize = 512;
