@@ -154,6 +154,11 @@ impl Dial {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }
 
+    /// Gives up, and returns the connections over which the peer may have received the hello, or a part of it.
+    pub(super) fn into_begun(self) -> impl Iterator<Item = Socket> {
+        self.attempts.into_iter().filter(|attempt| attempt.sent > 0).map(|attempt| attempt.socket)
+    }
+
     /// Makes progress. Calls `opened` with every new socket before it connects.
     pub(super) fn step(
         &mut self,
