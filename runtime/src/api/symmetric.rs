@@ -253,14 +253,14 @@ impl Waiter for Taking<'_> {
 
 /// This rank's memory, before it has the others'.
 enum Made {
-    Shared(MemorySharing),
+    Shared(Box<MemorySharing>),
     Private(SharedMemory),
 }
 
 impl Made {
     fn new(bytes: usize, may_share: bool) -> std::io::Result<Self> {
         if may_share {
-            MemorySharing::new(bytes).map(Self::Shared)
+            MemorySharing::new(bytes).map(Box::new).map(Self::Shared)
         } else {
             SharedMemory::private(bytes).map(Self::Private)
         }

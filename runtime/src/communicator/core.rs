@@ -114,10 +114,17 @@ impl Core {
 
     /// Aborts everything. When this returns, nothing touches the callers' memory any more.
     pub(crate) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.close(cause);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.compiled.withdraw();
+        }
+    }
+
+    /// Does the same where no operation is outstanding, without any effect on calls of other ranks.
+    pub(crate) fn close(&mut self, cause: &kolo_transport::Error) {
         self.engine.abort(cause);
         if let Some(exchange) = &mut self.exchange {
             exchange.settle();
-            exchange.compiled.withdraw();
         }
     }
 }

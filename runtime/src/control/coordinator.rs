@@ -522,7 +522,7 @@ async fn introduce(
 }
 
 /// Tells a connection why it is closed in favour of another. A rank tries again.
-pub(super) fn reject(stream: &mut TcpStream, rejected: u64) {
+fn reject(stream: &mut TcpStream, rejected: u64) {
     if let Some(answer) = too_many(rejected) {
         // Bytes left unread would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);

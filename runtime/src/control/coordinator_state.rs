@@ -506,6 +506,7 @@ impl CoordinatorState {
     }
 
     fn close(&mut self, now: Instant) {
+        self.send_all_directly();
         self.tell_all(&FromCoordinator::Closing);
         self.end_all(now);
     }

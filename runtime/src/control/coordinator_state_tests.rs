@@ -235,6 +235,29 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     assert_eq!(Some(&late[0].1), decode(message).ok().as_ref(), "the same as the others have");
 }
 
+#[test]
+fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
+    let begin = Instant::now();
+    let key = ExchangeKey { communicator: 1, round: 0 };
+    for patience in [Duration::ZERO, Duration::from_millis(10)] {
+        let mut coordinator = running(64, begin);
+        exchanged(&mut coordinator, 64, begin);
+        for rank in 0..60 {
+            coordinator.message(rank, ToCoordinator::Received { key: Some(key) }, begin).unwrap();
+        }
+        coordinator.linger(patience, begin);
+        coordinator.tick(begin + patience);
+        let (sent, closed) = told(&mut coordinator);
+        assert_eq!(closed.len(), 64);
+        let of_one = |rank: u64| sent.iter().filter(move |(to, _)| *to == rank).map(|(_, message)| message);
+        for rank in 0..64 {
+            let blobs = of_one(rank).position(|message| matches!(message, FromCoordinator::Exchanged { .. }));
+            assert_eq!(blobs, (rank >= 60).then_some(0), "{rank}");
+            assert_eq!(of_one(rank).next_back(), Some(&FromCoordinator::Closing), "{rank}");
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Fact {
     Hello { connection: u64, rank: u32, world_size: u32 },

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kolo_transport::tcp::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 use crate::job::Cookie;
 
@@ -21,16 +22,39 @@ const COPY_BYTES: usize = 128 << 10;
 /// Endpoint of the dialer, endpoint of the acceptor, and the channel.
 type Pair = (u64, u64, u16);
 
-/// The relay's state: ends that wait for their partner, each with whether it is the dialer.
+/// The relay's state: the ends that wait for their partner.
 #[derive(Debug, Default)]
 pub(super) struct Relay {
-    waiting: Mutex<HashMap<Pair, (bool, TcpStream)>>,
+    waiting: Mutex<HashMap<Pair, Waiting>>,
+}
+
+/// An end that waits.
+#[derive(Debug)]
+struct Waiting {
+    is_dialer: bool,
+    /// Brings the partner's connection to the task that has the end's own. Closed once the end has given up.
+    partner: oneshot::Sender<TcpStream>,
 }
 
 impl Relay {
     /// Serves a connection that has made this call, until both ends have closed.
     pub(super) async fn serve(self: Arc<Self>, call: RelayCall, stream: TcpStream) -> std::io::Result<()> {
-        let Some((mut one, mut other)) = self.pair(call, stream) else { return Ok(()) };
+        let Some((mut one, mut partner)) = self.enter(call, stream) else { return Ok(()) };
+        let mut unexpected = [0];
+        let mut other = tokio::select! {
+            biased;
+            partner = &mut partner => match partner {
+                Ok(other) => other,
+                // The end has connected again.
+                Err(_) => return Ok(()),
+            },
+            // An end says nothing before it hears of its partner, so it has given up. Most have met elsewhere.
+            _ = one.peek(&mut unexpected) => {
+                partner.close();
+                self.forget(call);
+                return Ok(());
+            }
+        };
         tracing::debug!(?call, "a pair meets at the relay");
         one.write_all(&[RELAY_READY]).await?;
         other.write_all(&[RELAY_READY]).await?;
@@ -38,18 +62,41 @@ impl Relay {
         Ok(())
     }
 
-    /// Returns both ends if the partner is already waiting. If an end connects again, its new connection replaces the
-    /// earlier one.
-    fn pair(&self, call: RelayCall, stream: TcpStream) -> Option<(TcpStream, TcpStream)> {
-        let pair = (call.dialer, call.acceptor, call.channel);
+    /// Brings an end to its partner if that is already waiting; otherwise returns the end, and how its partner will
+    /// come. If an end connects again, its new connection replaces the earlier one.
+    fn enter(
+        &self,
+        call: RelayCall,
+        mut stream: TcpStream,
+    ) -> Option<(TcpStream, oneshot::Receiver<TcpStream>)> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match waiting.remove(&pair) {
-            Some((is_dialer, other)) if is_dialer != call.is_dialer => return Some((stream, other)),
-            _ if waiting.len() < WAITING_MAX => drop(waiting.insert(pair, (call.is_dialer, stream))),
-            _ => {}
+        if let Some(first) = waiting.remove(&pair(call))
+            && first.is_dialer != call.is_dialer
+        {
+            match first.partner.send(stream) {
+                Ok(()) => return None,
+                Err(returned) => stream = returned,
+            }
         }
-        None
+        if waiting.len() >= WAITING_MAX {
+            return None;
+        }
+        let (partner, receiver) = oneshot::channel();
+        waiting.insert(pair(call), Waiting { is_dialer: call.is_dialer, partner });
+        Some((stream, receiver))
     }
+
+    /// Forgets the end that made this call, unless it has been replaced.
+    fn forget(&self, call: RelayCall) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.get(&pair(call)).is_some_and(|end| end.partner.is_closed()) {
+            waiting.remove(&pair(call));
+        }
+    }
+}
+
+fn pair(call: RelayCall) -> Pair {
+    (call.dialer, call.acceptor, call.channel)
 }
 
 /// Reads the rest of a call that began with `magic`. Returns `None` for a call that belongs to none of the jobs with these
@@ -88,16 +135,22 @@ mod tests {
         let mut magic = [0; RELAY_MAGIC_BYTES];
         far.read_exact(&mut magic).await.unwrap();
         assert!(RelayCall::is_begun_by(&magic));
-        let pair = (call.dialer, call.acceptor, call.channel);
-        let partner = relay.waiting.lock().unwrap().get(&pair).map(|(is_dialer, _)| *is_dialer);
         let call = read_call(&mut far, magic, &[COOKIE]).await.unwrap();
         let Some(call) = call else { return near };
-        let served = tokio::spawn(relay.clone().serve(call, far));
-        if partner != Some(!is_dialer) {
-            // The relay keeps the first end of a pair waiting.
-            let _ = tokio::time::timeout(LONG, served).await.expect("in time");
-        }
+        tokio::spawn(relay.clone().serve(call, far));
+        // On its one thread, the runtime runs the new task next, up to its first wait.
+        tokio::task::yield_now().await;
         near
+    }
+
+    /// Waits until no end waits at the relay.
+    async fn emptied(relay: &Relay) {
+        let emptied = async {
+            while !relay.waiting.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LONG, emptied).await.expect("ends that have gone are forgotten");
     }
 
     async fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
@@ -139,5 +192,28 @@ mod tests {
         for dropped in [&mut stranger, &mut first] {
             assert!(!matches!(dropped.read(&mut [0]).await, Ok(1..)), "it is closed");
         }
+    }
+    #[tokio::test(flavor = "current_thread")]
+    async fn ends_that_give_up_take_no_room() {
+        let relay = Arc::new(Relay::default());
+        for channel in 0..=WAITING_MAX as u16 {
+            drop(call(&relay, channel, channel % 2 == 0, COOKIE).await);
+            emptied(&relay).await;
+        }
+        let mut dialer = call(&relay, 0, true, COOKIE).await;
+        let mut acceptor = call(&relay, 0, false, COOKIE).await;
+        assert_eq!(read(&mut dialer, 1).await, [RELAY_READY]);
+        assert_eq!(read(&mut acceptor, 1).await, [RELAY_READY]);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn an_end_that_was_replaced_does_not_take_the_new_ones_place_along() {
+        let relay = Arc::new(Relay::default());
+        let first = call(&relay, 0, true, COOKIE).await;
+        let mut again = call(&relay, 0, true, COOKIE).await;
+        drop(first);
+        let mut acceptor = call(&relay, 0, false, COOKIE).await;
+        assert_eq!(read(&mut again, 1).await, [RELAY_READY]);
+        assert_eq!(read(&mut acceptor, 1).await, [RELAY_READY]);
     }
 }

@@ -24,12 +24,14 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     let mut patience = Patience::new(limit, Pacer::new(shared.policy));
     let flushed = until(&mut closing, &mut patience).is_ok();
     let mut core = closing.core();
+    let cause = Error::new(ErrorKind::Aborted, "kolo", None, "the communicator was dropped");
     if flushed && !closing.is_over(&core) {
         core.engine.leave();
+        core.close(&cause);
+    } else {
+        core.abort(&cause);
     }
     core.closed = true;
-    let cause = Error::new(ErrorKind::Aborted, "kolo", None, "the communicator was dropped");
-    core.abort(&cause);
     drop(core);
     shared.membership.close();
     release_links(shared, &cause);

@@ -127,7 +127,7 @@ pub(crate) trait Waiter {
 /// Those of the waiter, if the wait ends for another reason.
 pub(crate) fn until<W: Waiter>(waiter: &mut W, patience: &mut Patience) -> Result<(), W::Error> {
     loop {
-        let next = match waiter.step()? {
+        let mut next = match waiter.step()? {
             Step::Done => {
                 patience.moved();
                 return Ok(());
@@ -140,7 +140,7 @@ pub(crate) fn until<W: Waiter>(waiter: &mut W, patience: &mut Patience) -> Resul
             Step::Waits { moved } => patience.pace(moved, || waiter.now()),
         };
         if next.is_a_while() {
-            patience.check(waiter)?;
+            next = patience.check(waiter, next)?;
         }
         waiter.rest(next, patience.pacer());
     }

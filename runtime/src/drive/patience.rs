@@ -38,6 +38,8 @@ pub(crate) struct Patience {
     asked_at: Option<Instant>,
     /// When an awaited peer was first found to have left.
     suspected_at: Option<Instant>,
+    /// News of the last check. A later step has seen all data that came before them.
+    heard: Option<News>,
     /// Steps since the last check of deadline and abort flag.
     turns: u32,
 }
@@ -53,6 +55,7 @@ impl Patience {
             moved_at: None,
             asked_at: None,
             suspected_at: None,
+            heard: None,
             turns: 0,
         }
     }
@@ -107,20 +110,24 @@ impl Patience {
         self.moved_at = None;
     }
 
-    /// Checks whether the wait is over for another reason.
-    pub(super) fn check<W: Waiter>(&mut self, waiter: &mut W) -> Result<(), W::Error> {
+    /// Checks whether the wait is over for another reason. Returns the action before the next step, which is `next` unless
+    /// there are news.
+    pub(super) fn check<W: Waiter>(&mut self, waiter: &mut W, next: Next) -> Result<Next, W::Error> {
         let now = self.pacer.now(|| waiter.now());
         let since = |at: Instant| now.saturating_duration_since(at);
         let age = since(*self.started.get_or_insert(now));
         let idle = since(*self.moved_at.get_or_insert(now));
-        let is_over = match waiter.news() {
+        let news = waiter.news();
+        // The last step may have been long ago, and what a lost peer sent may have come since.
+        let are_new = std::mem::replace(&mut self.heard, news) != news;
+        let is_over = match news {
             None => false,
             Some(News::Lost) => idle >= LIVING_GRACE,
             Some(News::Doomed) => idle >= LOSS_GRACE,
             Some(News::Hopeless) => idle >= HOPELESS_GRACE,
             Some(News::Aborted) => true,
         };
-        if is_over {
+        if is_over && (!are_new || news == Some(News::Aborted)) {
             return Err(waiter.end(End::Failed));
         }
         if age >= self.limit {
@@ -141,6 +148,6 @@ impl Patience {
             let first = self.suspected_at.unwrap_or_else(|| waiter.now());
             self.suspected_at = (found == Suspicion::HasLeft).then_some(first);
         }
-        Ok(())
+        Ok(if is_over { Next::Check } else { next })
     }
 }

@@ -33,6 +33,8 @@ struct Script {
     answers: fn(Duration, bool) -> Result<Suspicion, Fails>,
     is_outrun: fn(Duration) -> bool,
     looks: fn(Duration) -> Result<(), Fails>,
+    /// Time for which the thread does not run after a step.
+    held_up: fn(Duration) -> Duration,
     /// Times of questions, and whether a rank was suspected.
     asked: Vec<(Duration, bool)>,
     rests: Vec<Next>,
@@ -46,6 +48,7 @@ const QUIET: Script = Script {
     answers: |_, _| Ok(Suspicion::None),
     is_outrun: |_| false,
     looks: |_| Ok(()),
+    held_up: |_| Duration::ZERO,
     asked: Vec::new(),
     rests: Vec::new(),
 };
@@ -65,6 +68,7 @@ impl Waiter for Script {
         if matches!(step, Ok(Step::Waits { moved: true } | Step::Works)) {
             self.now += STEP;
         }
+        self.now += (self.held_up)(self.now);
         step
     }
 
@@ -210,6 +214,26 @@ fn a_lost_peer_is_given_up_once_nothing_has_come_for_the_grace() {
     assert!(result.is_err());
     soon_after(script.now, HOPELESS_GRACE);
     assert!(script.asked.is_empty(), "nobody is asked what is known");
+}
+
+#[test]
+fn nothing_is_given_up_on_news_that_are_newer_than_the_last_look() {
+    // The data came just before the news, while this thread did not run.
+    let held_up =
+        |now: Duration| if (100..110).contains(&now.as_millis()) { 300 * MS } else { Duration::ZERO };
+    let step = |now| Ok(if now >= 200 * MS { Step::Done } else { Step::Waits { moved: false } });
+    for late in [News::Lost, News::Doomed, News::Hopeless] {
+        let news: fn(Duration) -> Option<News> = match late {
+            News::Lost => |now| (now >= 210 * MS).then_some(News::Lost),
+            News::Doomed => |now| Some(if now >= 210 * MS { News::Doomed } else { News::Lost }),
+            _ => |now| (now >= 210 * MS).then_some(News::Hopeless),
+        };
+        assert_eq!(Script { step, news, held_up, ..QUIET }.play(LONG).0, Ok(()), "{late:?}");
+        // Without data, one more step is enough.
+        let (result, script) = Script { news, held_up, ..QUIET }.play(LONG);
+        assert_eq!(result, Err(Fails::Ended(End::Failed)), "{late:?}");
+        soon_after(script.now, 400 * MS);
+    }
 }
 
 #[test]

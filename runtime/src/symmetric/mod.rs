@@ -19,7 +19,11 @@
 //!    own before the call, and before those after it.
 //! 3. A call that fails may leave other ranks at work. Before it returns, private copies replace the pages that they
 //!    may write ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
-//! 4. Allocations and offsets from other ranks are checked against the mappings before use. Payload has no invariants.
+//! 4. A rank that fails may have reused its memory while others read it. It first says so with the word of
+//!    [`CompiledExchange::withdraw`], and a rank that finds this word set after its last read does not publish, so
+//!    nobody's call succeeds with such data. A rank that leaves in good order does not set the word, because others may
+//!    still read the root's memory.
+//! 5. Allocations and offsets from other ranks are checked against the mappings before use. Payload has no invariants.
 
 mod bind;
 mod locations;
@@ -258,6 +262,10 @@ impl SymmetricBuffers {
                     if !unsafe { job.step(&running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
+                    if !exchange.is_published() && exchange.is_withdrawn() {
+                        // The news of the failure ends the call.
+                        return Ok(Step::Waits);
+                    }
                     if !exchange
                         .exchange(running.tag, &[], job.needs.unwrap_or(Needs::Nobody))
                         .map_err(Fault::Mismatch)?
@@ -400,3 +408,6 @@ impl Drop for SymmetricCall<'_> {
 }
 
 const _: () = assert!(LOCATIONS_BYTES <= kolo_transport::shm::EXCHANGE_INLINE);
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,9 @@
 //! and delivers it over a UNIX stream to the peer's listener. It does not wait for the peer: the connection and the
 //! descriptor lie in the listener's backlog until the peer looks there, and messages go into the rings meanwhile. So
 //! no rank waits for the other to dial, both may dial at the same time, and a message reported done survives its
-//! sender. The streams stay open; the end of a stream means that the peer is gone.
+//! sender, and needs nothing more from it. If the segment cannot be delivered at once, because the backlog is full or
+//! there is no descriptor, messages wait in their lanes until it is. The streams stay open; the end of a stream means
+//! that the peer is gone.
 //!
 //! # The order of a poll
 //! 1. Check the mail word in the arena, which peers increment after putting something into this endpoint's sockets.
@@ -218,14 +220,10 @@ impl ShmEndpoint {
             return Ok(known);
         }
         self.reach_out(peer)?;
-        let ring_bytes = self.budget.take();
-        let piece_bytes = self.options.piece_bytes;
-        let mut lane = SendLane::new(peer, self.stores);
-        let outward = self.peers[peer].outward.as_ref().expect("just made");
-        lane.ring = Some(outward.segment.producer(channel, ring_bytes, piece_bytes));
         let id = u32::try_from(self.send_lanes.len()).expect("fewer than channels");
-        self.send_lanes.push(lane);
+        self.send_lanes.push(SendLane::new(peer, self.stores));
         self.peers[peer].send_lanes[usize::from(channel)] = id;
+        self.open_lane(peer, channel);
         Ok(id)
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct SendLane {
     pub(crate) peer: usize,
     /// Whether the endpoint's list of busy lanes has this one.
     pub(crate) is_listed: bool,
-    /// Set once the segment exists.
+    /// Set once the peer has the segment.
     pub(crate) ring: Option<Producer>,
     queue: VecDeque<Outgoing>,
     copier: Copier,

@@ -85,6 +85,9 @@ impl ShmEndpoint {
                     outward.stream = Some(stream);
                     outward.parcel = None;
                 }
+                for channel in 0..self.caps.channels_max {
+                    self.open_lane(peer, channel);
+                }
                 self.send_mail(peer);
                 Ok(true)
             }
@@ -110,6 +113,20 @@ impl ShmEndpoint {
                     Error::system(NAME, Some(rank), "delivering shared memory to a peer", error)
                 })
             }
+        }
+    }
+
+    /// Gives a lane for sending its ring, if there is such a lane and the peer has the segment. Until then, messages wait
+    /// in the lane: nobody would deliver a message that was reported done if this rank's owner did not poll again.
+    pub(super) fn open_lane(&mut self, peer: usize, channel: u16) {
+        let Peer { send_lanes, outward, .. } = &self.peers[peer];
+        let id = send_lanes[usize::from(channel)];
+        if let Some(Outward { segment, parcel: None, .. }) = outward
+            && id != NO_LANE
+        {
+            let ring_bytes = self.budget.take();
+            let ring = segment.producer(channel, ring_bytes, self.options.piece_bytes);
+            self.send_lanes[id as usize].ring = Some(ring);
         }
     }
 

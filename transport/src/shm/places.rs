@@ -63,7 +63,13 @@ impl Exchange {
         far.push(std::ptr::without_provenance_mut(place.wrapping_add(offset as u64) as usize), len);
         // SAFETY: the caller's promise for `to`. Test: `members_read_each_other_in_place`.
         let is_read = unsafe { remote.read(&mut near, &mut far) }.is_ok();
-        is_read && !self.arena().is_withdrawn()
+        is_read && !self.is_withdrawn()
+    }
+
+    /// Returns whether a member took its memory back before this member's earlier reads were complete. Includes a fence.
+    #[must_use]
+    pub fn is_withdrawn(&self) -> bool {
+        self.arena().is_withdrawn()
     }
 
     /// Takes this member's places back: reads by others that are not complete are invalid. The exchange is unusable

@@ -15,7 +15,7 @@ use rustix::time::Timespec;
 use super::establish::NAME;
 use super::hello::{Ends, Hello, Purpose};
 use super::host::{self, NAME_BYTES};
-use super::pending::{EPOLL_PENDING, PendingConnections};
+use super::pending::{Caller, EPOLL_PENDING, PendingConnections};
 use crate::error::{Error, ErrorKind};
 use crate::sys::map::Mapping;
 use crate::sys::{descriptors, memfd, unix};
@@ -99,6 +99,8 @@ pub struct MemorySharing {
     address: Address,
     rank: u32,
     peers: Vec<Peer>,
+    /// The first error.
+    failure: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +121,16 @@ struct Peer {
     address: Address,
     /// The connection over which the peer has been given this rank's memory.
     given: Option<OwnedFd>,
+    /// Whether the peer cannot be given this rank's memory any more.
+    is_out_of_reach: bool,
     memory: Option<SharedMemory>,
+}
+
+impl Peer {
+    /// Returns whether nothing is left to do here for the peer to get this rank's memory.
+    fn is_served(&self) -> bool {
+        self.given.is_some() || self.is_out_of_reach
+    }
 }
 
 impl MemorySharing {
@@ -136,7 +147,7 @@ impl MemorySharing {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
         let newcomers = PendingConnections::new(listener, rustix::process::geteuid().as_raw());
-        Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new() })
+        Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new(), failure: None })
     }
 
     /// Returns this rank's memory.
@@ -161,7 +172,7 @@ impl MemorySharing {
             let address = Address::decode(address).ok_or_else(|| {
                 Error::new(ErrorKind::Corrupt, NAME, Some(*peer), "not an address of memory")
             })?;
-            self.peers.push(Peer { rank: *peer, address, given: None, memory: None });
+            self.peers.push(Peer { rank: *peer, address, given: None, is_out_of_reach: false, memory: None });
         }
         Ok(())
     }
@@ -171,18 +182,23 @@ impl MemorySharing {
     ///
     /// # Errors
     /// [`ErrorKind::PeerLost`] if a peer's socket is gone; [`ErrorKind::System`] if the memory that it sent cannot be
-    /// mapped.
+    /// mapped. The error comes once this rank's memory is on its way to all peers that can take it, so that none of
+    /// them waits for this rank.
     pub fn poll(&mut self) -> Result<bool, Error> {
         // Receiving first takes descriptors out of flight, of which the kernel limits the number for each user.
-        self.receive()?;
-        self.send()?;
-        Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some()))
+        self.receive();
+        self.send();
+        match &self.failure {
+            Some(failure) if self.peers.iter().all(Peer::is_served) => Err(failure.clone()),
+            Some(_) => Ok(false),
+            None => Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some())),
+        }
     }
 
     /// Gives this rank's memory to the peers that do not have it and can take it now.
-    fn send(&mut self) -> Result<(), Error> {
+    fn send(&mut self) {
         let bytes = self.memory.bytes();
-        for peer in self.peers.iter_mut().filter(|peer| peer.given.is_none()) {
+        for peer in self.peers.iter_mut().filter(|peer| !peer.is_served()) {
             let hello = Hello {
                 purpose: Purpose::Memory { bytes: bytes as u64 },
                 rank: self.rank,
@@ -193,50 +209,59 @@ impl MemorySharing {
                 unix::send(&stream, &hello.encode(ends), Some(self.fd.as_fd()))?;
                 Ok(stream)
             });
-            match given {
-                Ok(stream) => peer.given = Some(stream),
-                Err(error) if unix::is_transient(&error) => {}
+            let error = match given {
+                Ok(stream) => {
+                    peer.given = Some(stream);
+                    continue;
+                }
+                Err(error) if unix::is_transient(&error) => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    let detail = "its process is gone";
-                    return Err(Error::new(ErrorKind::PeerLost, NAME, Some(peer.rank), detail));
+                    Error::new(ErrorKind::PeerLost, NAME, Some(peer.rank), "its process is gone")
                 }
-                Err(error) => {
-                    return Err(Error::system(NAME, Some(peer.rank), "handing memory over", error));
-                }
-            }
+                Err(error) => Error::system(NAME, Some(peer.rank), "handing memory over", error),
+            };
+            peer.is_out_of_reach = true;
+            self.failure.get_or_insert(error);
         }
-        Ok(())
     }
 
     /// Takes the memory that has arrived.
-    fn receive(&mut self) -> Result<(), Error> {
-        let bytes = self.memory.bytes();
+    fn receive(&mut self) {
         let mut callers = Vec::new();
-        self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
-            descriptors::shortage(NAME, (self.rank, None), "accept ranks that hand memory over", &e)
-        })?;
-        for caller in callers {
-            let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, .. } = caller.greeting.hello else {
-                continue;
-            };
-            let own = &self.address.cookie;
-            let known = |peer: &&mut Peer| {
-                let ends = Ends { caller: &peer.address.cookie, callee: own };
-                peer.rank == rank && caller.greeting.is_between(ends)
-            };
-            let Some(peer) = self.peers.iter_mut().find(known) else { continue };
-            let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { continue };
-            let fd = fd.map_err(|e| {
-                descriptors::shortage(NAME, (self.rank, Some(rank)), "take the memory that a peer shares", &e)
-            })?;
-            let map =
-                memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
-                    map.back(0, bytes)?;
-                    Ok(map)
-                });
-            let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;
-            peer.memory = Some(SharedMemory { map, is_shared: true });
+        if let Err(e) = self.newcomers.receive(&self.epoll, &mut callers) {
+            let to_do = "accept ranks that hand memory over";
+            let error = descriptors::shortage(NAME, (self.rank, None), to_do, &e);
+            self.failure.get_or_insert(error);
         }
+        for caller in callers {
+            if let Err(error) = self.take(caller) {
+                self.failure.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Takes the memory that a peer hands over.
+    fn take(&mut self, caller: Caller) -> Result<(), Error> {
+        let bytes = self.memory.bytes();
+        let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, .. } = caller.greeting.hello else {
+            return Ok(());
+        };
+        let own = &self.address.cookie;
+        let known = |peer: &&mut Peer| {
+            let ends = Ends { caller: &peer.address.cookie, callee: own };
+            peer.rank == rank && caller.greeting.is_between(ends)
+        };
+        let Some(peer) = self.peers.iter_mut().find(known) else { return Ok(()) };
+        let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { return Ok(()) };
+        let fd = fd.map_err(|e| {
+            descriptors::shortage(NAME, (self.rank, Some(rank)), "take the memory that a peer shares", &e)
+        })?;
+        let map = memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
+            map.back(0, bytes)?;
+            Ok(map)
+        });
+        let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;
+        peer.memory = Some(SharedMemory { map, is_shared: true });
         Ok(())
     }
 
@@ -283,7 +308,7 @@ fn whole_pages(bytes: usize) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn handed_round(ranks: u32) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
+    fn introduced(ranks: u32) -> Vec<MemorySharing> {
         let mut all: Vec<MemorySharing> = (0..ranks).map(|_| MemorySharing::new(5000).unwrap()).collect();
         let addresses: Vec<Vec<u8>> = all.iter().map(MemorySharing::address).collect();
         for (rank, sharing) in (0..).zip(&mut all) {
@@ -291,6 +316,11 @@ mod tests {
             let others: Vec<(u32, &[u8])> = others.map(|(peer, address)| (peer, &address[..])).collect();
             sharing.introduce(rank, &others).unwrap();
         }
+        all
+    }
+
+    fn handed_round(ranks: u32) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
+        let mut all = introduced(ranks);
         for _ in 0..2 {
             for sharing in &mut all {
                 sharing.poll().unwrap();
@@ -332,5 +362,18 @@ mod tests {
         let error = here.poll().unwrap_err();
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));
         assert!(here.introduce(0, &[(2, b"nonsense")]).is_err());
+    }
+    /// The memory of rank 0 cannot be mapped, as if the others had no address space for it.
+    #[test]
+    fn a_rank_that_cannot_take_memory_gives_its_own_before_it_says_so() {
+        let mut all = introduced(3);
+        all[0].fd = memfd::create_sealed("kolo-test", 4096).unwrap();
+        assert!(!all[0].poll().unwrap());
+        for rank in [1, 2] {
+            let error = all[rank].poll().unwrap_err();
+            assert_eq!((error.kind, error.peer), (ErrorKind::System, Some(0)));
+        }
+        assert!(all[0].poll().unwrap(), "rank 0 has the memory of both");
+        assert_eq!(all[2].waiting_for(), [0], "the error concerns one peer");
     }
 }

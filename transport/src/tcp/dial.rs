@@ -24,6 +24,10 @@ use crate::sys::descriptors::{self, STARVED_FOR};
 /// this rank's hello among strangers' while its pending connections were full.
 const RETRIES: u32 = 3;
 
+/// Time until the first of these attempts; each further one takes four times as long. Room among pending connections is
+/// a matter of milliseconds, unless strangers flood the peer.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
 /// Time after which the next address is tried beside those that have not let this end connect, as in RFC 8305: a
 /// kernel answers at once, even for a process that is busy.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(250);
@@ -39,7 +43,7 @@ pub(super) struct Dial {
     /// Number of the endpoint that must answer.
     target: u64,
     loopback: bool,
-    waiting: VecDeque<(Candidate, u32)>,
+    waiting: VecDeque<Waiting>,
     attempts: Vec<Attempt>,
     /// Time at which the next address is tried although none has failed.
     next_at: Instant,
@@ -66,6 +70,15 @@ struct Attempt {
     answer: [u8; ANSWER_BYTES],
     received: usize,
     congestion: String,
+}
+
+/// An address that is to be tried.
+#[derive(Debug)]
+struct Waiting {
+    candidate: Candidate,
+    try_number: u32,
+    /// Time before which it is not tried.
+    at: Instant,
 }
 
 /// A connection made by dialing.
@@ -109,7 +122,10 @@ impl Dial {
             key,
             target,
             loopback,
-            waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
+            waiting: candidates
+                .iter()
+                .map(|to| Waiting { candidate: to.clone(), try_number: 0, at: now })
+                .collect(),
             attempts: Vec::new(),
             next_at: now,
             failures: Vec::new(),
@@ -154,6 +170,11 @@ impl Dial {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }
 
+    /// Gives up, and returns the connections over which the peer may have received the hello, or a part of it.
+    pub(super) fn into_begun(self) -> impl Iterator<Item = Socket> {
+        self.attempts.into_iter().filter(|attempt| attempt.sent > 0).map(|attempt| attempt.socket)
+    }
+
     /// Makes progress. Calls `opened` with every new socket before it connects.
     pub(super) fn step(
         &mut self,
@@ -187,9 +208,9 @@ impl Dial {
                 Err(Broken::Early(why)) => {
                     let attempt = &self.attempts[at];
                     if attempt.try_number < RETRIES {
-                        let again = (attempt.candidate.clone(), attempt.try_number + 1);
-                        self.waiting.push_back(again);
-                        self.attempts.swap_remove(at);
+                        let Attempt { candidate, try_number, .. } = self.attempts.swap_remove(at);
+                        let at = now + RETRY_AFTER * 4_u32.pow(try_number);
+                        self.waiting.push_back(Waiting { candidate, try_number: try_number + 1, at });
                         self.next_at = now;
                     } else {
                         self.fail(at, &why, now);
@@ -232,7 +253,7 @@ impl Dial {
             }
         }
         while now >= self.next_at() {
-            let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
+            let Some(Waiting { candidate, try_number, at }) = self.waiting.pop_front() else { break };
             let to = candidate.to;
             match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
                 Ok(attempt) => {
@@ -245,7 +266,7 @@ impl Dial {
                     if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
                         return Err(error);
                     }
-                    self.waiting.push_front((candidate, try_number));
+                    self.waiting.push_front(Waiting { candidate, try_number, at });
                     self.next_at = now + LOOK_AGAIN;
                 }
                 Err(error) => {
@@ -261,14 +282,15 @@ impl Dial {
         Ok(())
     }
 
-    /// Returns the time at which the next address is tried.
+    /// Returns the time at which the next address is tried. Those that are tried again are the last.
     fn next_at(&self) -> Instant {
-        match self.attempts.iter().map(|attempt| attempt.since).max() {
+        let next_at = match self.attempts.iter().map(|attempt| attempt.since).max() {
             Some(last) if self.hungry_since.is_none() && !self.has_begun_hello() => {
                 self.next_at.min(last + CONNECT_PATIENCE)
             }
             _ => self.next_at,
-        }
+        };
+        self.waiting.front().map_or(next_at, |first| next_at.max(first.at))
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
@@ -460,6 +482,31 @@ mod tests {
             }
             assert_eq!(attempts_after(wait - Duration::from_millis(1)).0, 1);
             assert_eq!(attempts_after(wait).0, 2);
+        }
+    }
+    #[test]
+    fn an_address_that_hangs_up_is_tried_again_after_a_while() {
+        let busy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = busy.local_addr().unwrap();
+        let candidate = Candidate { to, interface: "lo".into(), distance: 0, from: None };
+        let (options, mut now) = (TcpOptions::default(), Instant::now());
+        let mut dial = Dial::new(([0; HELLO_BYTES], key_of(&[7; 16])), 1, true, &[candidate], now);
+        for pause in [20, 80, 320].map(Duration::from_millis) {
+            assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+            drop(busy.accept().unwrap());
+            let began = Instant::now();
+            while !dial.attempts.is_empty() {
+                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+                assert!(began.elapsed() < Duration::from_secs(20), "it notices");
+            }
+            assert_eq!(dial.due(&options), Some(now + pause));
+            now += pause;
+        }
+        assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+        drop(busy.accept().unwrap());
+        let began = Instant::now();
+        while !matches!(dial.step(now, &options, |_| {}), Dialed::Failed { is_silent: false, .. }) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
         }
     }
 }

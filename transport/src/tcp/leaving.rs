@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use socket2::Socket;
 
 use super::endpoint::TcpEndpoint;
-use super::link::{SCRATCH_BYTES, State, Workspace};
+use super::link::{SCRATCH_BYTES, State, Strands, Workspace};
 use super::socket::{self, Stop, TcpInfo};
 
 /// Time between two looks at the sockets of an endpoint that is dropped.
@@ -32,8 +32,15 @@ impl TcpEndpoint {
             }
             let State::Open(first) = std::mem::replace(&mut link.state, State::Gone) else { continue };
             let strands = link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands);
-            let strands = strands.filter_map(|strand| strand.socket.take()).map(|socket| (socket, true));
-            for (socket, is_awaited) in strands.chain([(first, false)]) {
+            let strands = strands.filter_map(|strand| strand.socket.take());
+            let dials = match std::mem::replace(&mut link.strands, Strands::None) {
+                Strands::Dialing(dials) => dials,
+                Strands::None | Strands::Wanted => Vec::new(),
+            };
+            // The peer may take these for strands already. Its answers must be read like all else.
+            let half_made = dials.into_iter().flat_map(|(_, dial)| dial.into_begun());
+            let further = strands.chain(half_made).map(|socket| (socket, true));
+            for (socket, is_awaited) in further.chain([(first, false)]) {
                 // This fails if the peer has gone already, which does no harm.
                 let _ = socket.shutdown(Shutdown::Write);
                 self.leaving.push(Leaving { socket, is_awaited });
@@ -80,5 +87,47 @@ impl Drop for TcpEndpoint {
             }
             std::thread::sleep(PAUSE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::super::dial::Dial;
+    use super::super::route::Candidate;
+    use super::super::tests::{deliver, until, world};
+    use super::*;
+    use crate::endpoint::Channel;
+
+    #[test]
+    fn a_strand_that_the_peer_has_welcomed_ends_without_a_reset() {
+        let mut ends = world(2);
+        deliver(&mut ends, 0, 1, 0, 10);
+        let (mut far, mut near) = (ends.pop().expect("two"), ends.pop().expect("two"));
+        let (target, now) = (far.me.instance, Instant::now());
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, far.port()));
+        let candidate = Candidate { to, interface: "lo".into(), distance: 0, from: None };
+        let hello = near.me.hello(Channel { peer: 1, index: 0 }, 1, target);
+        let mut dial = Dial::new(hello, target, true, &[candidate], now);
+        until("a hello", || {
+            let _ = dial.step(now, &near.options, |_| {});
+            dial.has_said_hello().then_some(())
+        });
+        let number = near.peers[1].links[0] as usize;
+        near.links[number].strands = Strands::Dialing(vec![(0, dial)]);
+        let number = far.peers[0].links[0] as usize;
+        until("a welcome", || {
+            far.connect(&mut Vec::new());
+            far.links[number].bundle.is_some().then_some(())
+        });
+
+        drop(near);
+        let bundle = far.links[number].bundle.as_ref().expect("welcomed");
+        let strand = bundle.strands[1].socket.as_ref().expect("a connection");
+        let stop = until("its end", || {
+            socket::recv_bytes(strand, &mut [0]).err().filter(|stop| !matches!(stop, Stop::Blocked))
+        });
+        assert!(matches!(stop, Stop::Closed(None)), "{stop:?}");
     }
 }

@@ -20,6 +20,12 @@ pub(super) enum Stop {
     Closed(Option<io::Error>),
 }
 
+/// Returns whether the kernel gave a connection up because nothing came from the peer's host.
+pub(super) fn is_silence(error: Option<&io::Error>) -> bool {
+    let code = error.and_then(io::Error::raw_os_error);
+    matches!(code, Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH))
+}
+
 /// Sends as much of the list as the kernel takes, which is more than nothing.
 pub(super) fn send(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
     transfer(io, |message| {

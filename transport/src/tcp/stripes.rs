@@ -120,6 +120,13 @@ pub(super) struct Incoming {
     pub(super) has_ended: bool,
 }
 
+impl Incoming {
+    /// Returns whether no part has begun to arrive that is not whole.
+    pub(super) const fn is_between_parts(&self) -> bool {
+        self.left == 0 && self.header_bytes == 0
+    }
+}
+
 impl Strand {
     pub(super) fn new(socket: Option<Socket>, path: usize) -> Self {
         let cursor = Cursor::START;

@@ -8,7 +8,7 @@ use super::inbound::Halt;
 use super::link::{Link, State, Strands};
 use super::options::TcpOptions;
 use super::park::{Stir, Whose};
-use super::socket::Stop;
+use super::socket::{Stop, is_silence};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 
@@ -137,7 +137,7 @@ impl TcpEndpoint {
 fn closed(link: &Link, position: &str, source: Option<io::Error>, options: &TcpOptions) -> Error {
     let channel = link.channel;
     let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
-    let cause = if source.as_ref().is_some_and(is_silence) {
+    let cause = if is_silence(source.as_ref()) {
         let whose = if is_relayed { "the host of rank 0, which relays it," } else { "the peer's host" };
         format!(
             "{whose} does not answer, or the network to it is down; a connection without traffic ends after {} s of \
@@ -154,11 +154,6 @@ fn closed(link: &Link, position: &str, source: Option<io::Error>, options: &TcpO
     let detail = format!("the connection of channel {} ended {position}: {cause}", channel.index);
     let error = Error::new(ErrorKind::PeerLost, NAME, Some(channel.peer), detail);
     Error { source: source.map(std::sync::Arc::new), ..error }
-}
-
-/// Returns whether the kernel gave the connection up because nothing came from the peer's host.
-fn is_silence(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH))
 }
 
 #[cfg(test)]

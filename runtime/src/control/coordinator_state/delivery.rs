@@ -49,13 +49,25 @@ impl CoordinatorState {
                 return true;
             }
             self.unreached.extend(in_flight.unreached());
-            let waiting: Vec<u32> = in_flight.waiting.iter().copied().collect();
-            tracing::debug!(ranks = ranks::compact(&waiting), "a message was not forwarded to them");
-            for &rank in &in_flight.waiting {
-                self.send_frame(rank, in_flight.frame.clone());
-            }
+            self.send_directly(in_flight);
             false
         });
         self.in_flight = all;
+    }
+
+    /// Sends all messages directly to ranks that may still lack them, for when the coordinator closes: an exchange that is
+    /// complete must not fail on some ranks.
+    pub(super) fn send_all_directly(&mut self) {
+        for in_flight in std::mem::take(&mut self.in_flight) {
+            self.send_directly(&in_flight);
+        }
+    }
+
+    fn send_directly(&mut self, in_flight: &InFlight) {
+        let waiting: Vec<u32> = in_flight.waiting.iter().copied().collect();
+        if !waiting.is_empty() {
+            tracing::debug!(ranks = ranks::compact(&waiting), "a message was not forwarded to them");
+        }
+        waiting.into_iter().for_each(|rank| self.send_frame(rank, in_flight.frame.clone()));
     }
 }

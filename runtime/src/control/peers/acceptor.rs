@@ -22,7 +22,7 @@ use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
 use crate::control::OnSilence;
 use crate::control::connect::Received;
-use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, reject};
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
 use crate::control::incoming::{ACCEPTED_MAX, Accepted, Incoming};
 use crate::control::pending::{PendingConnections, ProgressCell};
@@ -273,16 +273,12 @@ impl Acceptor {
     ) -> Option<Greeted> {
         let Accepted { mut stream, origin, .. } = caller;
         let _ = stream.set_nodelay(true);
-        let mut begun = false;
         let wanted = tokio::select! {
             biased;
-            wanted = self.read_wanted(&mut stream, progress, &mut begun) => wanted?,
-            rejected = evicted => {
-                if !begun {
-                    reject(&mut stream, rejected.unwrap_or_default());
-                }
-                return None;
-            }
+            wanted = self.read_wanted(&mut stream, progress) => wanted?,
+            // The caller is told nothing: it may be an endpoint, which takes every answer but its own for a stranger's,
+            // and does not dial again.
+            _ = evicted => return None,
         };
         match wanted {
             Wanted::Endpoint(hello) => self.endpoints.hand(stream.into_std().ok()?, origin, &hello),
@@ -297,16 +293,9 @@ impl Acceptor {
         Some(Greeted::HandedOn)
     }
 
-    /// Reads from a caller until it is known which service it wants. `begun` is set once the caller has said
-    /// something. Returns `None` for a stranger.
-    async fn read_wanted(
-        &self,
-        stream: &mut TcpStream,
-        progress: &ProgressCell,
-        begun: &mut bool,
-    ) -> Option<Wanted> {
+    /// Reads from a caller until it is known which service it wants. Returns `None` for a stranger.
+    async fn read_wanted(&self, stream: &mut TcpStream, progress: &ProgressCell) -> Option<Wanted> {
         let magic = read_magic(stream).await.ok()?;
-        *begun = true;
         if Port::is_hello(&magic) {
             return Some(Wanted::Endpoint(read_hello(stream, magic).await.ok()?));
         }
@@ -416,4 +405,33 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
 async fn answer(stream: &mut BoxedStream, answer: &Answer) -> io::Result<()> {
     stream.write_all(&encode(answer)).await?;
     stream.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_caller_that_has_said_nothing_makes_room_without_a_word() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let acceptor = Acceptor {
+            credentials: Credentials::default(),
+            services: Registry::default(),
+            endpoints: Port::new(at),
+            relay: Arc::default(),
+            counters: Arc::default(),
+            shortage: Arc::default(),
+        };
+        let served = tokio::spawn(serve(listener, 1, acceptor));
+        let mut first = TcpStream::connect(at).await.unwrap();
+        let _second = TcpStream::connect(at).await.unwrap();
+        let mut heard = Vec::new();
+        let end = tokio::time::timeout(Duration::from_secs(20), first.read_to_end(&mut heard));
+        assert_eq!(end.await.expect("it makes room").unwrap(), 0, "{heard:?}");
+        served.abort();
+    }
 }

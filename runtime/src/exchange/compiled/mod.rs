@@ -295,7 +295,7 @@ impl CompiledExchange {
     }
 
     /// Returns whether this rank has published in the current exchange.
-    fn is_published(&self) -> bool {
+    pub(crate) fn is_published(&self) -> bool {
         matches!(self.step, Step::Published)
     }
 

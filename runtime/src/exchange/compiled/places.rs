@@ -283,6 +283,11 @@ impl CompiledExchange {
         }
     }
 
+    /// Returns whether a rank took its memory back before this rank's earlier reads were complete.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.area.is_withdrawn()
+    }
+
     /// Takes back memory that others may be reading, when a communicator is given up: data that they read from now on
     /// is not used.
     pub(crate) fn withdraw(&self) {

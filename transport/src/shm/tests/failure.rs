@@ -6,6 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 
 use super::*;
 use crate::shm::address::Address;
+use crate::sys::unix;
 
 fn aborted() -> Error {
     Error::new(ErrorKind::Aborted, "shm", None, "test")
@@ -226,4 +227,29 @@ fn a_good_bye_without_any_token_is_no_loss() {
     let refused = send(&mut a, channel(1, 0), 7, &[], 1).map(|_| ()).expect_err("refused");
     assert_eq!(refused.kind, ErrorKind::PeerLost);
     pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
+}
+
+/// The owner of an endpoint may leave Kolo for long once its message is done.
+#[test]
+fn a_message_is_not_done_before_the_peer_has_the_memory_that_holds_it() {
+    let (mut a, mut b) = pair();
+    // Connections lie in the backlog even when their other ends are closed.
+    while unix::connect(&b.identity.name).is_ok() {}
+    let sent = pattern(1, 1000);
+    let (from, empty) = (piece(&sent), piece(&[]));
+    assert_eq!(send(&mut a, channel(1, 0), 7, &from, 1).expect("posts"), Posted::Pending);
+    assert_eq!(send(&mut a, channel(1, 1), 8, &empty, 2).expect("posts"), Posted::Pending);
+    assert!(!a.is_flushed());
+    let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+    assert!(!a.poll(&mut of_a) && of_a.is_empty(), "{of_a:?}");
+
+    b.poll(&mut of_b);
+    a.poll(&mut of_a);
+    assert!(is_done(&of_a, 1) && is_done(&of_a, 2) && a.is_flushed(), "{of_a:?}");
+    let received = vec![0; sent.len()];
+    let into = piece(&received);
+    if receive(&mut b, channel(0, 0), 7, &into, 3).expect("posts") == Posted::Pending {
+        pump(&mut [&mut b], &mut [of_b], |events| is_done(&events[0], 3));
+    }
+    assert!(received == sent);
 }

@@ -3,7 +3,7 @@
 use socket2::Socket;
 
 use super::super::link::{SCRATCH_BYTES, Workspace};
-use super::super::socket;
+use super::super::socket::{self, is_silence};
 use super::super::stripes::{Bundle, Incoming};
 use super::super::wire::{HEADER_BYTES, Header, Part};
 use super::{Halt, Inbound, Landing, Recv, Striped};
@@ -60,7 +60,11 @@ impl Inbound {
                         }
                     }
                     Ok(Step::Ahead) | Err(Halt::Blocked) => break,
-                    Err(Halt::Closed(None)) if strand.inward.left == 0 && strand.inward.header_bytes == 0 => {
+                    Err(Halt::Closed(source))
+                        if strand.inward.is_between_parts() && !is_silence(source.as_ref()) =>
+                    {
+                        // Even a reset says nothing about the other strands: a peer that leaves resets a strand whose
+                        // welcome it has not read.
                         strand.inward.has_ended = true;
                     }
                     Err(halt) => return (total + moved, halt),

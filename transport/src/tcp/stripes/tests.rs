@@ -198,6 +198,45 @@ fn parts_that_make_no_sense_are_refused() {
     assert!(matches!(verdict(&[good[0], part(0, 64, 1)], &[]), Halt::Corrupt(_)));
 }
 
+/// Sends a message over the first of two connections after the second has been reset, and returns the events and the last
+/// halt at the receiver. With `ends_early`, the first ends too, before the message is whole.
+fn after_a_reset(ends_early: bool) -> (Vec<Event>, Halt) {
+    const LEN: usize = 1 << 20;
+    let [mut near, mut far] = links(2);
+    // Bytes that nobody reads, such as an answer to a hello, make the end of a connection a reset.
+    let mut strand = far.bundle.as_ref().unwrap().strands[1].socket.as_ref().unwrap();
+    strand.write_all(b"welcome").unwrap();
+    near.bundle.as_mut().unwrap().strands.truncate(1);
+    let (source, mut target) = (payload(0, LEN), vec![0; LEN]);
+    let list = [Piece { ptr: source.as_ptr().cast_mut(), len: LEN }];
+    near.outbound.queue.push_back(Send::new(Token(1), 5, LEN, Pieces::new(&list).0));
+    let places = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
+    let landing = Landing::Place(Pieces::new(&places).0);
+    far.inbound.queue.push_back(Recv { token: Token(1), tag: 5, len: LEN, landing, conditional: false });
+    let (mut work, mut ways, mut events) = (Workspace::new(), paths(1), Vec::new());
+    loop {
+        if !near.outbound.queue.is_empty() && matches!(near.state, State::Open(_)) {
+            let _ = near.transmit(&mut ways, &mut work, 100_000, |_| {});
+        }
+        let (_, halt) = far.receive(&mut work, usize::MAX, true, &mut events);
+        if !events.is_empty() || !matches!(halt, Halt::Blocked | Halt::Budget) {
+            assert!(events.is_empty() || target == source);
+            return (events, halt);
+        }
+        if ends_early {
+            near.state = State::Gone;
+        }
+    }
+}
+
+#[test]
+fn a_reset_between_parts_is_the_end_of_one_connection() {
+    let (events, halt) = after_a_reset(false);
+    assert!(matches!(events[..], [Event::Done(Token(1))]), "{events:?}, {halt:?}");
+    let (events, halt) = after_a_reset(true);
+    assert!(events.is_empty() && matches!(halt, Halt::Closed(_)), "{events:?}, {halt:?}");
+}
+
 #[test]
 fn strands_carry_what_they_are_fast_enough_for() {
     const LEN: usize = 4 << 20;
