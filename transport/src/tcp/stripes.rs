@@ -19,13 +19,15 @@
 //! 2. A strand is read only while the front receive is a striped message that fits, or one that is dropped. Bytes of
 //!    other messages stay in the kernel, as on the first connection.
 //! 3. Parts come from a peer: each is checked against the message's length, and no byte is taken twice.
+//! 4. The end of a strand between parts ends only that strand. A reset ends the link, because it may have discarded parts
+//!    that the sender has reported as sent; only a strand that has never carried a part may be reset alone.
 
 use socket2::Socket;
 
 use super::congestion::{self, Losses};
 use super::link::Workspace;
 use super::outbound::Send;
-use super::socket::{self, Stop, TcpInfo};
+use super::socket::{self, Stop, TcpInfo, is_silence};
 use super::window::Window;
 use super::wire::{HEADER_BYTES, Header, Part};
 use crate::endpoint::GRAIN_BYTES;
@@ -116,14 +118,18 @@ pub(super) struct Incoming {
     /// The end of the received bytes that does not fill a grain yet, for a consumer.
     pub(super) grain: [u8; GRAIN_BYTES],
     pub(super) grain_bytes: usize,
+    /// Whether the stream has brought anything for this end.
+    pub(super) has_brought: bool,
     /// Whether the stream has ended.
     pub(super) has_ended: bool,
 }
 
 impl Incoming {
-    /// Returns whether no part has begun to arrive that is not whole.
-    pub(super) const fn is_between_parts(&self) -> bool {
-        self.left == 0 && self.header_bytes == 0
+    /// Returns whether the stream may end here for that reason, without the loss of the peer.
+    pub(super) fn may_end(&self, reason: Option<&std::io::Error>) -> bool {
+        // A peer that leaves resets a strand whose welcome it has not read. Silence of its host concerns all strands.
+        let is_harmless = reason.is_none() || !self.has_brought && !is_silence(reason);
+        self.left == 0 && self.header_bytes == 0 && is_harmless
     }
 }
 
@@ -131,6 +137,8 @@ impl Strand {
     pub(super) fn new(socket: Option<Socket>, path: usize) -> Self {
         let cursor = Cursor::START;
         let head = [0; 2 * HEADER_BYTES];
+        // The first strand brings the headers of messages.
+        let has_brought = socket.is_none();
         Self {
             socket,
             path,
@@ -148,6 +156,7 @@ impl Strand {
                 cursor,
                 grain: [0; GRAIN_BYTES],
                 grain_bytes: 0,
+                has_brought,
                 has_ended: false,
             },
         }

@@ -3,7 +3,7 @@
 use socket2::Socket;
 
 use super::super::link::{SCRATCH_BYTES, Workspace};
-use super::super::socket::{self, is_silence};
+use super::super::socket;
 use super::super::stripes::{Bundle, Incoming};
 use super::super::wire::{HEADER_BYTES, Header, Part};
 use super::{Halt, Inbound, Landing, Recv, Striped};
@@ -46,7 +46,8 @@ impl Inbound {
         for (at, strand) in bundle.strands.iter_mut().enumerate() {
             let socket = strand.socket.as_ref().unwrap_or(first);
             let mut moved = 0;
-            while !strand.inward.has_ended {
+            // A reset behind the last byte is left for the next message.
+            while !strand.inward.has_ended && !self.is_whole() {
                 if moved >= budget {
                     is_dry = false;
                     break;
@@ -60,11 +61,7 @@ impl Inbound {
                         }
                     }
                     Ok(Step::Ahead) | Err(Halt::Blocked) => break,
-                    Err(Halt::Closed(source))
-                        if strand.inward.is_between_parts() && !is_silence(source.as_ref()) =>
-                    {
-                        // Even a reset says nothing about the other strands: a peer that leaves resets a strand whose
-                        // welcome it has not read.
+                    Err(Halt::Closed(source)) if strand.inward.may_end(source.as_ref()) => {
                         strand.inward.has_ended = true;
                     }
                     Err(halt) => return (total + moved, halt),
@@ -170,7 +167,7 @@ impl Inbound {
         }
         note(&mut self.runs, offset, offset + len)?;
         (strand.offset, strand.left, strand.header_bytes, strand.grain_bytes) = (offset, len, 0, 0);
-        strand.cursor = Cursor::START;
+        (strand.cursor, strand.has_brought) = (Cursor::START, true);
         if !striped.is_dropped
             && let Some(Recv { landing: Landing::Place(pieces), .. }) = self.queue.front()
         {

@@ -230,11 +230,61 @@ fn after_a_reset(ends_early: bool) -> (Vec<Event>, Halt) {
 }
 
 #[test]
-fn a_reset_between_parts_is_the_end_of_one_connection() {
+fn a_reset_before_the_first_part_is_the_end_of_one_connection() {
     let (events, halt) = after_a_reset(false);
     assert!(matches!(events[..], [Event::Done(Token(1))]), "{events:?}, {halt:?}");
     let (events, halt) = after_a_reset(true);
     assert!(events.is_empty() && matches!(halt, Halt::Closed(_)), "{events:?}, {halt:?}");
+}
+
+/// Resets one of two connections after the second has brought a part of a message of 128 KiB, and returns the receiver's
+/// events and its last halt.
+fn after_a_part(len: usize, reset: usize) -> (Vec<Event>, Halt) {
+    const LEN: usize = STRIPED_BYTES;
+    let [mut near, mut far] = links(2);
+    let mut target = vec![0; LEN];
+    let places = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
+    for token in [1, 2].map(Token) {
+        let landing = Landing::Place(Pieces::new(&places).0);
+        far.inbound.queue.push_back(Recv { token, tag: 5, len: LEN, landing, conditional: false });
+    }
+    let header = Header { tag: 5, len: LEN as u64, sequence: 0, striped: true };
+    let State::Open(first) = &mut near.state else { panic!() };
+    first.write_all(&header.encode()).unwrap();
+    let mut second = near.bundle.as_ref().unwrap().strands[1].socket.as_ref().unwrap();
+    second.write_all(&Part { offset: 0, len: len as u64, sequence: 0 }.encode()).unwrap();
+    second.write_all(&vec![1; len]).unwrap();
+    let (mut work, mut events) = (Workspace::new(), Vec::new());
+    let mut receive =
+        |far: &mut Link, events: &mut Vec<Event>| far.receive(&mut work, usize::MAX, true, events).1;
+    if len < LEN {
+        assert!(matches!(receive(&mut far, &mut events), Halt::Blocked));
+    }
+    // Bytes that nobody reads make the end of a connection a reset.
+    let State::Open(first) = &far.state else { panic!() };
+    let mut strand = far.bundle.as_ref().unwrap().strands[reset].socket.as_ref().unwrap_or(first);
+    strand.write_all(b"unread").unwrap();
+    if reset == 0 {
+        near.state = State::Gone;
+    } else {
+        near.bundle.as_mut().unwrap().strands.truncate(1);
+    }
+    let halt = receive(&mut far, &mut events);
+    (events, halt)
+}
+
+#[test]
+fn a_reset_after_a_part_is_the_loss_of_the_peer() {
+    for reset in [0, 1] {
+        let (events, halt) = after_a_part(STRIPED_BYTES / 2, reset);
+        assert!(events.is_empty() && matches!(halt, Halt::Closed(Some(_))), "{reset}: {events:?}, {halt:?}");
+    }
+    // If nothing of this message is missing, the reset concerns the next one.
+    let (events, halt) = after_a_part(STRIPED_BYTES, 1);
+    assert!(
+        matches!(events[..], [Event::Done(Token(1))]) && matches!(halt, Halt::Blocked),
+        "{events:?}, {halt:?}"
+    );
 }
 
 #[test]
