@@ -43,6 +43,7 @@ pub(super) struct Dial {
     /// Number of the endpoint that must answer.
     target: u64,
     loopback: bool,
+    /// The addresses that are to be tried, in order of their times.
     waiting: VecDeque<Waiting>,
     attempts: Vec<Attempt>,
     /// Time at which the next address is tried although none has failed.
@@ -206,12 +207,8 @@ impl Dial {
                     self.fail(at, &why, now);
                 }
                 Err(Broken::Early(why)) => {
-                    let attempt = &self.attempts[at];
-                    if attempt.try_number < RETRIES {
-                        let Attempt { candidate, try_number, .. } = self.attempts.swap_remove(at);
-                        let at = now + RETRY_AFTER * 4_u32.pow(try_number);
-                        self.waiting.push_back(Waiting { candidate, try_number: try_number + 1, at });
-                        self.next_at = now;
+                    if self.attempts[at].try_number < RETRIES {
+                        self.postpone(at, now);
                     } else {
                         self.fail(at, &why, now);
                     }
@@ -282,7 +279,7 @@ impl Dial {
         Ok(())
     }
 
-    /// Returns the time at which the next address is tried. Those that are tried again are the last.
+    /// Returns the time at which the next address is tried.
     fn next_at(&self) -> Instant {
         let next_at = match self.attempts.iter().map(|attempt| attempt.since).max() {
             Some(last) if self.hungry_since.is_none() && !self.has_begun_hello() => {
@@ -291,6 +288,15 @@ impl Dial {
             _ => self.next_at,
         };
         self.waiting.front().map_or(next_at, |first| next_at.max(first.at))
+    }
+
+    /// Ends an attempt that is to be repeated after a while. Addresses that have not been tried yet go first.
+    fn postpone(&mut self, at: usize, now: Instant) {
+        let Attempt { candidate, try_number, .. } = self.attempts.swap_remove(at);
+        let at = now + RETRY_AFTER * 4_u32.pow(try_number);
+        let place = self.waiting.partition_point(|other| other.at <= at);
+        self.waiting.insert(place, Waiting { candidate, try_number: try_number + 1, at });
+        self.next_at = now;
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
@@ -455,18 +461,18 @@ mod tests {
         (listener, queued)
     }
 
+    fn candidate(listener: &TcpListener) -> Candidate {
+        let to = listener.local_addr().unwrap();
+        Candidate { to, interface: "lo".into(), distance: 0, from: None }
+    }
+
     #[test]
     fn an_address_that_lets_nobody_connect_delays_the_next_one_less() {
         let (silent, _queued) = silent();
         let open = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let options = TcpOptions::default();
         for (first, wait) in [(&silent, CONNECT_PATIENCE), (&open, options.dial_patience)] {
-            let candidates = [first, &open].map(|at| Candidate {
-                to: at.local_addr().unwrap(),
-                interface: "lo".into(),
-                distance: 0,
-                from: None,
-            });
+            let candidates = [first, &open].map(candidate);
             let began = Instant::now();
             let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
             let mut dial = Dial::new(hello, 1, true, &candidates, began);
@@ -484,11 +490,11 @@ mod tests {
             assert_eq!(attempts_after(wait).0, 2);
         }
     }
+
     #[test]
     fn an_address_that_hangs_up_is_tried_again_after_a_while() {
         let busy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let to = busy.local_addr().unwrap();
-        let candidate = Candidate { to, interface: "lo".into(), distance: 0, from: None };
+        let candidate = candidate(&busy);
         let (options, mut now) = (TcpOptions::default(), Instant::now());
         let mut dial = Dial::new(([0; HELLO_BYTES], key_of(&[7; 16])), 1, true, &[candidate], now);
         for pause in [20, 80, 320].map(Duration::from_millis) {
@@ -508,5 +514,25 @@ mod tests {
         while !matches!(dial.step(now, &options, |_| {}), Dialed::Failed { is_silent: false, .. }) {
             assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
         }
+    }
+
+    #[test]
+    fn of_addresses_that_hung_up_the_one_that_is_due_first_is_tried_first() {
+        let (options, now) = (TcpOptions::default(), Instant::now());
+        let mut dial = Dial::new(([0; HELLO_BYTES], key_of(&[7; 16])), 1, true, &[], now);
+        for try_number in [2, 0, 1] {
+            let busy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let attempt = Attempt::start(candidate(&busy), try_number, true, now, &options).unwrap();
+            dial.attempts.push(attempt);
+            drop(busy.accept().unwrap());
+            let began = Instant::now();
+            while !dial.attempts.is_empty() {
+                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+                assert!(began.elapsed() < Duration::from_secs(20), "it notices");
+            }
+        }
+        let times: Vec<_> = dial.waiting.iter().map(|waiting| waiting.at - now).collect();
+        assert_eq!(times, [20, 80, 320].map(Duration::from_millis));
+        assert_eq!(dial.due(&options), Some(now + RETRY_AFTER));
     }
 }
