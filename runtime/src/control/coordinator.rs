@@ -521,8 +521,8 @@ async fn introduce(
     hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
 }
 
-/// Tells a connection why it is closed in favour of another. A rank tries again.
-fn reject(stream: &mut TcpStream, rejected: u64) {
+/// Tells a connection why it is closed in favour of another. A rank or an endpoint tries again.
+pub(super) fn reject(stream: &mut TcpStream, rejected: u64) {
     if let Some(answer) = too_many(rejected) {
         // Bytes left unread would turn the answer into a reset.
         let _ = stream.try_read(&mut [0; 256]);

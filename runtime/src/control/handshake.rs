@@ -23,6 +23,7 @@ use std::io;
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac};
 use kolo_transport::foreign::printable_bytes;
+use kolo_transport::tcp::{OWNER_IS_FULL, OWNER_MAGIC};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -32,14 +33,14 @@ use super::sealed::SessionKeys;
 use crate::job::limits::PROTOCOL;
 use crate::job::{JobSecret, RendezvousKey, mac};
 
-const MAGIC: [u8; 8] = *b"KOLOctl\n";
+const MAGIC: [u8; 8] = OWNER_MAGIC;
 const PREAMBLE_BYTES: usize = 64;
 const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
 const FLAG_RENDEZVOUS: u32 = 2;
-/// Flag of a coordinator that closes this connection because there are too many. The nonce then begins with the number
-/// of connections that it has rejected.
-const FLAG_FULL: u32 = 4;
+/// Flag of a coordinator or member that closes this connection because there are too many. The nonce then begins with the
+/// number of connections that it has rejected.
+const FLAG_FULL: u32 = OWNER_IS_FULL;
 
 /// Flag of a caller that wants to reach the member at its own port, not the coordinator that may share that port.
 const FLAG_MEMBER: u32 = 8;
@@ -243,7 +244,7 @@ impl Preamble {
     }
 }
 
-/// Makes the coordinator's message to a connection that it closes for lack of room.
+/// Makes the message of a coordinator or member to a connection that it closes for lack of room.
 pub(crate) fn too_many(rejected: u64) -> Option<[u8; PREAMBLE_BYTES]> {
     let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
     preamble.nonce[..8].copy_from_slice(&rejected.to_le_bytes());

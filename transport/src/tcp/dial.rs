@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::congestion;
 use super::options::TcpOptions;
+use super::port::Port;
 use super::relay::{self, Calling, Detour, RelayCall};
 use super::route::Candidate;
 use super::socket::{self, Stop, TcpInfo};
@@ -20,8 +21,8 @@ use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
-/// Number of repeated attempts for an address whose connection broke before the answer: the peer may have rejected
-/// this rank's hello among strangers' while its pending connections were full.
+/// Number of repeated attempts for an address whose connection broke before the answer, or that had no room: the peer may
+/// have rejected this rank's hello among strangers' while its pending connections were full.
 const RETRIES: u32 = 3;
 
 /// Time until the first of these attempts; each further one takes four times as long. Room among pending connections is
@@ -313,7 +314,7 @@ enum Broken {
     For(String),
     /// The packets do not reach the address.
     Unreachable(String),
-    /// The connection closed before the answer.
+    /// The connection closed before the answer, or there was no room for it.
     Early(String),
 }
 
@@ -425,6 +426,9 @@ impl Attempt {
             }
         }
         match Answer::decode(&self.answer) {
+            None if Port::is_full(&self.answer) => {
+                Err(Broken::Early("the peer has too many pending connections".into()))
+            }
             None => Err(Broken::For("something other than Kolo answers there".into())),
             // These two verdicts come from ends that cannot prove anything to this rank. They end only this attempt.
             Some(answer) if matches!(answer.verdict, Verdict::Version | Verdict::Cookie) => {
@@ -444,8 +448,10 @@ impl Attempt {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+    use super::super::port::{OWNER_IS_FULL, OWNER_MAGIC};
     use super::super::wire::key_of;
     use super::*;
 
@@ -534,5 +540,32 @@ mod tests {
         let times: Vec<_> = dial.waiting.iter().map(|waiting| waiting.at - now).collect();
         assert_eq!(times, [20, 80, 320].map(Duration::from_millis));
         assert_eq!(dial.due(&options), Some(now + RETRY_AFTER));
+    }
+
+    #[test]
+    fn an_address_without_room_is_tried_again() {
+        for (flags, is_tried_again) in [(OWNER_IS_FULL, true), (0, false)] {
+            let full = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let (options, now) = (TcpOptions::default(), Instant::now());
+            let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
+            let mut dial = Dial::new(hello, 1, true, &[candidate(&full)], now);
+            while !dial.has_said_hello() {
+                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+                assert!(now.elapsed() < Duration::from_secs(20), "no connection");
+            }
+            let (mut stream, _) = full.accept().unwrap();
+            stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
+            let mut answer = [0; 64];
+            answer[..8].copy_from_slice(&OWNER_MAGIC);
+            answer[12..16].copy_from_slice(&flags.to_le_bytes());
+            stream.write_all(&answer).unwrap();
+            let mut last = Dialed::Waiting;
+            while !dial.attempts.is_empty() {
+                last = dial.step(now, &options, |_| {});
+                assert!(now.elapsed() < Duration::from_secs(20), "it notices");
+            }
+            assert_eq!(dial.waiting.len(), usize::from(is_tried_again));
+            assert_eq!(matches!(last, Dialed::Waiting), is_tried_again, "{last:?}");
+        }
     }
 }

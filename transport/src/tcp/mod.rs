@@ -66,7 +66,7 @@ pub use address::Network;
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
 pub use options::{Congestion, Family, TcpOptions};
-pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port};
+pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, OWNER_IS_FULL, OWNER_MAGIC, Port};
 pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
 pub use survey::{dialled, networks};

@@ -26,6 +26,13 @@ pub const HELLO_START_BYTES: usize = 10;
 /// Number of bytes from which a hello is recognised.
 pub const HELLO_MAGIC_BYTES: usize = 8;
 
+/// First bytes of what the owner of a port says for itself, to its own callers.
+pub const OWNER_MAGIC: [u8; 8] = *b"KOLOctl\n";
+
+/// Flag of an owner that closes a connection for lack of room, before it knows whom the connection is for. The flags are
+/// the little-endian word at the bytes 12 to 15.
+pub const OWNER_IS_FULL: u32 = 4;
+
 /// Maximum number of connections that wait until their endpoint is polled: as many as the backlog of a listener would
 /// hold.
 const MAIL_MAX: usize = 4096;
@@ -91,6 +98,14 @@ impl Port {
     #[must_use]
     pub fn is_hello(magic: &[u8; HELLO_MAGIC_BYTES]) -> bool {
         Hello::decode(magic).is_ok()
+    }
+
+    /// Returns whether the owner of a port answers that it has no room, so that the caller may try again.
+    #[must_use]
+    pub fn is_full(answer: &[u8]) -> bool {
+        let flags =
+            answer.get(12..).and_then(|rest| rest.first_chunk()).map(|flags| u32::from_le_bytes(*flags));
+        answer.starts_with(&OWNER_MAGIC) && flags.is_some_and(|flags| flags & OWNER_IS_FULL != 0)
     }
 
     /// Returns how many bytes to read before [`Port::hand`], including `start`. For a hello of another version, that

@@ -22,7 +22,7 @@ use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
 use crate::control::OnSilence;
 use crate::control::connect::Received;
-use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
+use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters, reject};
 use crate::control::handshake::{Credentials, Start, greet_after, is_for_member, read_magic, read_start};
 use crate::control::incoming::{ACCEPTED_MAX, Accepted, Incoming};
 use crate::control::pending::{PendingConnections, ProgressCell};
@@ -276,9 +276,13 @@ impl Acceptor {
         let wanted = tokio::select! {
             biased;
             wanted = self.read_wanted(&mut stream, progress) => wanted?,
-            // The caller is told nothing: it may be an endpoint, which takes every answer but its own for a stranger's,
-            // and does not dial again.
-            _ = evicted => return None,
+            rejected = evicted => {
+                // A caller that has had this member's greeting takes everything behind it for something else.
+                if progress.is_silent() {
+                    reject(&mut stream, rejected.unwrap_or_default());
+                }
+                return None;
+            }
         };
         match wanted {
             Wanted::Endpoint(hello) => self.endpoints.hand(stream.into_std().ok()?, origin, &hello),
@@ -413,9 +417,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::control::handshake::{Rejection, greet_coordinator};
 
+    /// A rank that joins reads the answer like that of any coordinator, and an endpoint dials again.
     #[tokio::test(flavor = "current_thread")]
-    async fn a_caller_that_has_said_nothing_makes_room_without_a_word() {
+    async fn a_caller_that_makes_room_is_told_so() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
         let acceptor = Acceptor {
@@ -431,7 +437,13 @@ mod tests {
         let _second = TcpStream::connect(at).await.unwrap();
         let mut heard = Vec::new();
         let end = tokio::time::timeout(Duration::from_secs(20), first.read_to_end(&mut heard));
-        assert_eq!(end.await.expect("it makes room").unwrap(), 0, "{heard:?}");
+        end.await.expect("it makes room").unwrap();
+        assert!(Port::is_full(&heard), "{heard:?}");
+        let (mut rank, mut member) = tokio::io::duplex(1024);
+        member.write_all(&heard).await.unwrap();
+        let told = greet_coordinator(&mut rank, &Credentials::default()).await.err();
+        let is_told = |why: &str| why.contains("too many pending connections");
+        assert!(matches!(&told, Some(Rejection::Foreign(why)) if is_told(why)), "{told:?}");
         served.abort();
     }
 }
