@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
-use crate::numbers::limit;
+use crate::numbers::{self, limit};
 use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
 
@@ -323,9 +323,12 @@ impl Comm {
         op: u8,
         root: u32,
     ) -> PyResult<String> {
-        // The buffers are not touched, but null pointers would be refused.
-        let somewhere = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
-        let call = Addresses::new((collective, somewhere, somewhere, count, data_type, op, 1.0, root))?;
+        // The buffers are not touched, but null pointers and overlaps would be refused. Vectors are reduced in place, as calls
+        // without an output do; blocks go to another buffer, which lies beyond the longest one that can be addressed.
+        let from = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
+        let has_blocks = numbers::collective(collective)?.has_block_per_rank();
+        let to = if has_blocks { from + isize::MAX as usize } else { from };
+        let call = Addresses::new((collective, from, to, count, data_type, op, 1.0, root))?;
         self.with(py, move |comm| comm.explain(&call.get()))
     }
 }
