@@ -200,7 +200,9 @@ impl Engine {
     /// Returns whether another component carries the operation out and has not concluded it.
     pub(crate) fn is_elsewhere(&self, id: Id) -> bool {
         match id {
-            Id::Operation { slot, .. } => matches!(self.slots[slot as usize].phase, Phase::Elsewhere),
+            Id::Operation { slot, .. } => {
+                matches!(self.slots[slot as usize].phase, Phase::Elsewhere) && !self.is_done(id)
+            }
             Id::Transfer { .. } => false,
         }
     }
