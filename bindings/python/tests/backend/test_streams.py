@@ -165,6 +165,10 @@ def test_a_stream_that_stands_still_is_a_time_out():
             dist.group.WORLD.set_timeout(timedelta(seconds=1))
             with pytest.raises(kolo.torch.Timeout, match="the GPU stream has not reached this operation"):
                 dist.all_reduce(torch.ones(3))
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            while not work.is_completed():
+                pass
+            assert isinstance(work.exception(), kolo.torch.Timeout) and not work.is_success()
             os._exit(0)
 
     forked(2, body, limit=20)
