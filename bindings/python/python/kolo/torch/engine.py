@@ -118,11 +118,11 @@ class Engine:
                 works = tuple(self.launcher.start(event, start) for start in starts)
         except Error as error:
             if span is not None:
-                span.end_with((), 0.0)
+                span.end_with(())
             raise self.failed(error) from None
         limit = self.limit(opts)
         if span is not None:
-            span.end_with(works, limit)
+            span.end_with(works)
         return self._handed_out(self.work(self, works, outputs, after, limit, span))
 
     def begin(self, start):

@@ -9,6 +9,7 @@ for its operation.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from pathlib import Path
 
@@ -54,11 +55,11 @@ class Span:
         if _thread_state is not None:
             _thread_state[0](self._state)
 
-    def end_with(self, works: tuple, seconds: float) -> None:
+    def end_with(self, works: tuple) -> None:
         """Ends the event when these works are complete. Each event has its own thread, since a receive may outlast operations that
-        were started after it."""
+        were started after it. The thread sets no limit: only the program's own waits end an operation."""
         if _thread_state is not None:
-            threading.Thread(target=self._follow, args=(works, seconds), name="kolo-profiler", daemon=True).start()
+            threading.Thread(target=self._follow, args=(works,), name="kolo-profiler", daemon=True).start()
 
     def wait(self) -> None:
         """Returns once the event is in the profile, so that the program may then end the profiler."""
@@ -69,10 +70,10 @@ class Span:
         else:
             self._over.wait(_END_SECONDS)
 
-    def _follow(self, works: tuple, seconds: float) -> None:
+    def _follow(self, works: tuple) -> None:
         try:
             for work in works:
-                work.wait(seconds)
+                work.wait(math.inf)
         except Exception:
             pass  # the program's own wait raises it
         _, put = _thread_state
