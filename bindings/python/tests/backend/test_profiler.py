@@ -10,6 +10,7 @@ from group_ranks import run
 from torch._C._distributed_c10d import _get_work_registry_size, _set_allow_inflight_collective_as_graph_input
 
 import kolo.torch
+from kolo.torch import profiling
 
 
 def events(profile, name):
@@ -105,6 +106,19 @@ def test_a_receive_that_outlasts_a_send_does_not_keep_its_event():
             dist.send(torch.ones(1), other, tag=1)
             receive.wait()
         assert len(events(profile, "all_reduce")) == 1
+
+    run(2, body)
+
+
+def test_events_end_with_the_wait_on_other_processors(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert profiling._functions() is None
+    monkeypatch.setattr(profiling, "_thread_state", None)
+
+    def body():
+        for name, (call, shapes) in CALLS.items():
+            found = events(profiled(call), name.strip())
+            assert [event.input_shapes for event in found] == [shapes], (name, found)
 
     run(2, body)
 

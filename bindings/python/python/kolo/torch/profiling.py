@@ -2,14 +2,15 @@
 
 An operation ends on a thread that torch's profiler does not know, but an event can only be ended on a thread that it knows.
 Torch's own backends therefore move the calling thread's state to the other thread, by C++ functions that Python does not expose.
-So this module calls the two functions by their symbols in libc10. Where they are missing, an event ends when the program waits
-for its operation.
+So this module calls the two functions by their symbols in libc10. Where they are missing, and on processors other than x86-64, an
+event ends when the program waits for its operation.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import platform
 import threading
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _POINTERS = ctypes.c_void_p * 2
 
 
 def _functions():
+    if platform.machine() != "x86_64":
+        return None  # other calling conventions pass the address of a result in a register that ctypes does not set
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         both = getattr(library, _TAKE), getattr(library, _PUT)
