@@ -91,6 +91,13 @@ def test_average_factor_bool_and_complex(ranks):
             x = torch.ones(7, dtype=dtype)
             dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
             assert torch.all(x == n / 2)
+        # As coming-from-nccl.md says, an average divides the sum, which may be too large for the type.
+        x = torch.full((7,), 40_000.0, dtype=torch.float16)
+        dist.all_reduce(x, ReduceOp.AVG)
+        assert torch.all(x == (40_000 if n == 1 else torch.inf))
+        x = torch.full((7,), 40_000.0, dtype=torch.float16)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(1 / n))
+        assert torch.allclose(x.float(), torch.tensor(40_000.0), rtol=2e-3)
         for dtype in COMPLEX:
             x = torch.full((4,), complex(1, me), dtype=dtype)
             dist.all_reduce(x)
