@@ -126,11 +126,18 @@ impl Comm {
     }
 
     /// Makes a communicator of the listed ranks, in this order; only these ranks call it. They wait for each other for `seconds`, by
-    /// default for as long as they would to join a job.
-    #[pyo3(signature = (ranks, seconds=None))]
-    fn group(&self, py: Python<'_>, ranks: Vec<u32>, seconds: Option<f64>) -> PyResult<Self> {
+    /// default for as long as they would to join a job. With a `number`, which may be used once, the call matches that of the same
+    /// number, in whatever order the ranks' threads make their groups.
+    #[pyo3(signature = (ranks, seconds=None, number=None))]
+    fn group(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<u32>,
+        seconds: Option<f64>,
+        number: Option<u32>,
+    ) -> PyResult<Self> {
         let make = move |comm: &Communicator| match seconds {
-            Some(seconds) => comm.group_within(&ranks, None, limit(seconds)),
+            Some(seconds) => comm.group_within(&ranks, number, limit(seconds)),
             None => comm.group(&ranks),
         };
         self.with(py, make).map(Self::new)

@@ -161,6 +161,18 @@ def test_destroying_with_works_outstanding():
     run(2, body, end=False)
 
 
+def test_destroying_with_a_sparse_all_reduce_outstanding():
+    def body():
+        me = dist.get_rank()
+        x = torch.sparse_coo_tensor([[me]], [2.0], (2,))
+        work = dist.all_reduce(x, async_op=True)
+        if me == 1:
+            assert work.wait() and x.to_dense().tolist() == [2.0, 2.0]
+        dist.destroy_process_group()
+
+    run(2, body, end=False)
+
+
 def test_profiler_events():
     def body():
         with torch.profiler.profile() as profile:

@@ -235,14 +235,20 @@ def test_a_monitored_barrier_names_who_is_absent():
     run(4, body, limit=SOON)
 
 
-def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group():
+@pytest.mark.parametrize("way", ["blocking", "waited", "polled", "waited less"])
+def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group(way):
     def body():
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
             store.get("over")
             return
+        if way == "waited less":
+            dist.group.WORLD.set_timeout(timedelta(seconds=SOON))
         with pytest.raises(kolo.torch.Timeout):
-            dist.all_reduce(torch.ones(2).to_sparse())
+            work = dist.all_reduce(torch.ones(2).to_sparse(), async_op=way != "blocking")
+            while way == "polled" and not work.is_completed():
+                pass
+            work.wait(timedelta(seconds=0.2 if way == "waited less" else 0))
         assert isinstance(dist.group.WORLD._engine.failure, kolo.torch.Timeout)
         store.set("over", "")
 

@@ -316,6 +316,35 @@ def test_sparse_all_reduce():
     run(3, body)
 
 
+def test_sparse_all_reduces_do_not_block_their_caller():
+    def body():
+        me = dist.get_rank()
+        store = dist.distributed_c10d._get_default_store()
+
+        def sparse(value):
+            return torch.sparse_coo_tensor([[0, me + 1]], [value, value], (5,))
+
+        first, second, dense = sparse(1.0), sparse(2.0), torch.ones(3)
+        if me == 2:
+            store.get("started")  # by a rank that would otherwise wait for this one
+        works = [dist.all_reduce(first, async_op=me != 1), dist.all_reduce(second, async_op=True)]
+        # Other operations may be called before the sparse ones end, elsewhere or here.
+        works.append(dist.all_reduce(dense, async_op=True))
+        if me == 0:
+            store.set("started", "")
+        dist.all_reduce(torch.ones(3), group=dist.new_group([0, 1, 2]))
+        for work in reversed(works):
+            if work is not None:
+                assert work.wait() and work.is_completed() and work.exception() is None
+        for tensor, value in ((first, 1.0), (second, 2.0)):
+            assert torch.all(dense == 3)
+            assert tensor.to_dense().tolist() == [3 * value, value, value, value, 0]
+        future = dist.all_reduce(first, dist.ReduceOp.AVG, async_op=True).get_future()
+        assert future.wait()[0].to_dense().tolist() == [3.0, 1.0, 1.0, 1.0, 0.0]
+
+    run(3, body)
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_large_tensors(transport, monkeypatch):
     monkeypatch.setenv("KOLO_TRANSPORT", transport)
