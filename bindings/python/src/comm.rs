@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
-use crate::numbers::limit;
+use crate::numbers::{self, limit};
 use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
 
@@ -126,11 +126,18 @@ impl Comm {
     }
 
     /// Makes a communicator of the listed ranks, in this order; only these ranks call it. They wait for each other for `seconds`, by
-    /// default for as long as they would to join a job.
-    #[pyo3(signature = (ranks, seconds=None))]
-    fn group(&self, py: Python<'_>, ranks: Vec<u32>, seconds: Option<f64>) -> PyResult<Self> {
+    /// default for as long as they would to join a job. With a `number`, which may be used once, the call matches that of the same
+    /// number, in whatever order the ranks' threads make their groups.
+    #[pyo3(signature = (ranks, seconds=None, number=None))]
+    fn group(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<u32>,
+        seconds: Option<f64>,
+        number: Option<u32>,
+    ) -> PyResult<Self> {
         let make = move |comm: &Communicator| match seconds {
-            Some(seconds) => comm.group_within(&ranks, None, limit(seconds)),
+            Some(seconds) => comm.group_within(&ranks, number, limit(seconds)),
             None => comm.group(&ranks),
         };
         self.with(py, make).map(Self::new)
@@ -323,9 +330,12 @@ impl Comm {
         op: u8,
         root: u32,
     ) -> PyResult<String> {
-        // The buffers are not touched, but null pointers would be refused.
-        let somewhere = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
-        let call = Addresses::new((collective, somewhere, somewhere, count, data_type, op, 1.0, root))?;
+        // The buffers are not touched, but null pointers and overlaps would be refused. Vectors are reduced in place, as calls
+        // without an output do; blocks go to another buffer, which lies beyond the longest one that can be addressed.
+        let from = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
+        let has_blocks = numbers::collective(collective)?.has_block_per_rank();
+        let to = if has_blocks { from + isize::MAX as usize } else { from };
+        let call = Addresses::new((collective, from, to, count, data_type, op, 1.0, root))?;
         self.with(py, move |comm| comm.explain(&call.get()))
     }
 }

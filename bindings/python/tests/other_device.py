@@ -8,6 +8,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "elsewhere"
 
+#: Copies to the host that the caller does not wait for, to be made by :func:`finish_copies`; ``None`` if all are made at once.
+pending: list | None = None
+
 
 class Elsewhere(torch.Tensor):
     """A tensor on the device."""
@@ -28,8 +31,18 @@ class Elsewhere(torch.Tensor):
 def _copy_from(source, target, non_blocking=False):
     """Copies to the device, from it, or within it."""
     values = source.held if isinstance(source, Elsewhere) else source
+    if non_blocking and pending is not None and not isinstance(target, Elsewhere):
+        pending.append((values.clone(), target))
+        return target
     (target.held if isinstance(target, Elsewhere) else target).copy_(values)
     return target
+
+
+def finish_copies() -> None:
+    """Does what a device does when it reaches the copies in its queue."""
+    while pending:
+        values, target = pending.pop(0)
+        target.copy_(values)
 
 
 def install() -> None:
@@ -41,6 +54,7 @@ def install() -> None:
         "empty_strided": lambda size, _stride, dtype=None, **_: Elsewhere(torch.empty(size, dtype=dtype)),
         "_copy_from": _copy_from,
         "view": lambda tensor, size: Elsewhere(tensor.held.view(size)),
+        "cat": lambda tensors, dim=0: Elsewhere(torch.cat([tensor.held for tensor in tensors], dim)),
         "detach": lambda tensor: Elsewhere(tensor.held),
     }.items():
         library.impl(name, body, "PrivateUse1")

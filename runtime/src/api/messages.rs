@@ -139,10 +139,18 @@ impl Communicator {
         Ok((core, tickets))
     }
 
-    /// Checks that no message is longer than can be addressed, and that the memory of receives overlaps no other.
+    /// Checks that every message has memory that can be addressed, and that the memory of receives overlaps no other.
     fn check_memory(&self, label: &str, transfers: &[Transfer]) -> Result<()> {
         if let Some(long) = transfers.iter().find(|transfer| !is_addressable(transfer.message.bytes)) {
             let problem = format!("a message of {} bytes is more than can be addressed", long.message.bytes);
+            return Err(self.usage(label, problem));
+        }
+        let has_none = |transfer: &&Transfer| transfer.message.data.is_null() && transfer.message.bytes > 0;
+        if let Some(Transfer { message, .. }) = transfers.iter().find(has_none) {
+            let bytes = message.bytes;
+            let problem = format!(
+                "a null pointer was given for a message of {bytes} bytes; pass memory that holds them"
+            );
             return Err(self.usage(label, problem));
         }
         let range = |transfer: &Transfer| {
@@ -203,5 +211,34 @@ impl Communicator {
         // SAFETY: the caller's promise.
         let tickets = unsafe { self.start_transfers(&[transfer], keep) }?;
         Ok(tickets[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cluster;
+
+    #[test]
+    fn a_null_pointer_is_refused_unless_the_message_is_empty() {
+        Cluster::local(2, |comm| {
+            let message =
+                |bytes| RawMessage { data: std::ptr::null_mut(), bytes, data_type: DataType::U8, tag: 0 };
+            let other = 1 - comm.rank();
+            for transfer in [Transfer::send(message(8), other), Transfer::recv(message(8), other)] {
+                // SAFETY: the call is refused before anything uses the memory.
+                let refused = unsafe { comm.post(&[transfer], None) };
+                let text = refused.map(|_| ()).expect_err("refused").to_string();
+                assert!(text.contains("null pointer was given for a message of 8 bytes"), "{text}");
+            }
+            // SAFETY: the messages are empty.
+            let posted = unsafe {
+                comm.post(&[Transfer::send(message(0), other), Transfer::recv(message(0), other)], None)
+            };
+            let (core, tickets) = posted.expect("posted");
+            drop(core);
+            assert_eq!(tickets.len(), 2);
+        })
+        .expect("the cluster");
     }
 }

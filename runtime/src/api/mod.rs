@@ -11,6 +11,8 @@ mod collectives;
 mod elastic;
 #[cfg(test)]
 mod elastic_tests;
+#[cfg(test)]
+mod floats_tests;
 mod gpu;
 mod grow;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::communicator::{Shared, on_gpus};
 use crate::config::Determinism;
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::reduce::{Folding, combine_fn};
+use crate::reduce::{DefaultFloats, Folding, combine_fn};
 use crate::types::{Element, ReduceOp};
 
 impl Communicator {
@@ -155,6 +155,7 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
         let how =
             Folding { combine, element_bytes: folded.data_type.size(), canonical: true, scratch: &scratch };
         let input = folded.input;
+        let _floats = DefaultFloats::enter();
         // SAFETY: the caller's promise: the input has `own` vectors of `bytes` bytes each, and lies apart from the
         // output.
         unsafe { how.fold(folded.output, bytes, own, |shard| input.wrapping_add(shard * bytes)) };

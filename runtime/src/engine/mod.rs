@@ -46,6 +46,8 @@ use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
+use crate::reduce::DefaultFloats;
+
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
 /// while one operation fills, one streams and one drains.
 const GROUPS: u16 = 4;
@@ -149,6 +151,7 @@ impl Engine {
     /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
     /// touches them.
     pub(crate) unsafe fn start(&mut self, mut job: Job, mode: Mode) -> Id {
+        let _floats = DefaultFloats::enter();
         let group = match mode {
             Mode::Blocking => 0,
             Mode::Asynchronous => {
@@ -200,7 +203,9 @@ impl Engine {
     /// Returns whether another component carries the operation out and has not concluded it.
     pub(crate) fn is_elsewhere(&self, id: Id) -> bool {
         match id {
-            Id::Operation { slot, .. } => matches!(self.slots[slot as usize].phase, Phase::Elsewhere),
+            Id::Operation { slot, .. } => {
+                matches!(self.slots[slot as usize].phase, Phase::Elsewhere) && !self.is_done(id)
+            }
             Id::Transfer { .. } => false,
         }
     }
@@ -243,6 +248,7 @@ impl Engine {
     /// Does a bounded amount of work: polls the links and advances the operations of completed messages. Returns
     /// whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
+        let _floats = DefaultFloats::enter();
         let copied = self.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
         if !self.staged.is_empty() && self.skips_links() {

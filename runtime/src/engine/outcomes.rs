@@ -8,9 +8,11 @@ impl Engine {
         match id {
             Id::Operation { slot, generation } => {
                 let entry = &self.slots[slot as usize];
+                // A slot with another generation serves a later operation.
                 match entry.phase {
-                    Phase::Queued(_) | Phase::Elsewhere => false,
-                    Phase::Running => entry.operation.generation() != generation,
+                    // The operation takes the next generation when it starts.
+                    Phase::Queued(_) => entry.operation.generation().wrapping_add(1) != generation,
+                    Phase::Running | Phase::Elsewhere => entry.operation.generation() != generation,
                     Phase::Done | Phase::Free => true,
                 }
             }

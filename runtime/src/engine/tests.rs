@@ -418,6 +418,47 @@ fn calls_that_are_over_at_once_may_be_queued_in_any_number() {
 }
 
 #[test]
+fn an_operation_stays_done_when_its_slot_serves_another() {
+    let task = Task::new(Collective::AllReduce, 2).in_place();
+    let mut engine = engines(2).swap_remove(0);
+    let mut data = vec![1_u32; 10];
+    let at: *mut u8 = data.as_mut_ptr().cast();
+    let start = |engine: &mut Engine| {
+        let buffers = Buffers { input: at, output: at };
+        let job = job(Algorithm::Ring, &task, 0, 10, buffers, ReduceOp::Sum);
+        // SAFETY: the vector outlives the engine.
+        unsafe { engine.start(job, Mode::Blocking) }
+    };
+    let slot = |id: Id| match id {
+        Id::Operation { slot, .. } | Id::Transfer { slot, .. } => slot,
+    };
+    let over = |engine: &mut Engine| {
+        let id = engine.admit(None);
+        engine.conclude(id);
+        engine.finish(id);
+        id
+    };
+
+    let (first, second) = (over(&mut engine), engine.admit(None));
+    assert_eq!(slot(first), slot(second));
+    assert!(
+        engine.is_done(first) && !engine.is_elsewhere(first),
+        "the slot's operation is carried out elsewhere"
+    );
+    engine.conclude(first);
+    assert!(!engine.is_done(second) && engine.is_elsewhere(second));
+    engine.conclude(second);
+    engine.finish(second);
+
+    let (third, running) = (over(&mut engine), start(&mut engine));
+    assert_eq!(slot(third), slot(running));
+    assert!(engine.is_done(third) && !engine.is_done(running), "the slot's operation is running");
+    let (fourth, queued) = (over(&mut engine), start(&mut engine));
+    assert_eq!(slot(fourth), slot(queued));
+    assert!(engine.is_done(fourth) && !engine.is_done(queued), "the slot's operation is queued");
+}
+
+#[test]
 fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
     let task = Task::new(Collective::AllReduce, 2).in_place();
     let mut engines = engines(2);

@@ -7,6 +7,7 @@
 //! * `f16_blocks` is the one exception: its conversions of `f16` need intrinsics.
 //! * `table` maps types and operators to functions; `isa` says which of them this processor can run.
 //! * `fold` reduces many operands to one, in their order or along the canonical `tree`.
+//! * `floats` gives the calling thread the default floating-point mode. Every executor enters it before it reduces.
 //! * `scale` multiplies before a reduction, for PreMulSum, and divides after it, for Avg.
 //!
 //! # Rules
@@ -19,10 +20,11 @@
 //!    an empty payload, whatever payloads the operands have; and -0 is less than +0 for `Min` and `Max`. Test:
 //!    `instruction_sets_agree_and_commute_in_bits`.
 //! 3. **No alignment.** Pointers may have any alignment. Aligned ones are faster.
-//! 4. The floating-point environment is the default one: rounding to nearest even, subnormals kept. If a program makes
-//!    its threads flush subnormals to zero, its sums have subnormals flushed.
+//! 4. **The default floating-point mode.** Values are rounded to the nearest, to even in a tie, and subnormals are kept,
+//!    whatever mode the program has given its threads. Test: `a_rank_that_flushes_subnormals_gets_the_bits_of_the_others`.
 
 mod f16_blocks;
+mod floats;
 mod fold;
 mod half_bits;
 mod isa;
@@ -37,6 +39,9 @@ mod tree;
 
 use std::fmt;
 
+pub(crate) use floats::DefaultFloats;
+#[cfg(test)]
+pub(crate) use floats::flush_subnormals;
 pub(crate) use fold::Folding;
 pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;

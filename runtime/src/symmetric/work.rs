@@ -9,7 +9,7 @@ use kolo_transport::shm::copy_streaming;
 use super::locations::BufferLocations;
 use super::memory::Allocation;
 use crate::call::{Call, reduces};
-use crate::reduce::{Combine, Folding, STREAMING_BYTES, divide, scale};
+use crate::reduce::{Combine, DefaultFloats, Folding, STREAMING_BYTES, divide, scale};
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of each buffer between two checks of abort and deadline: some tens of microseconds.
@@ -127,6 +127,7 @@ impl Job {
     /// Sources are readable and targets writable for the length of their item. Nobody else writes either or reads the
     /// targets. A target is one of its item's sources, or overlaps no source of any item.
     pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
+        let _floats = DefaultFloats::enter();
         let mut left = PIECE_BYTES;
         while let Some(item) = self.items.get(self.done) {
             let len = BLOCK_BYTES.min(item.bytes - self.at);

@@ -320,3 +320,15 @@ def test_numbers_out_of_range_name_the_rank_and_the_operation(value):
             assert (caught.value.rank, caught.value.operation) == (0, operation)
 
     run(1, body)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_rank_explains_every_collective(ranks):
+    def body(comm):
+        for collective in kolo._kolo.COLLECTIVES:
+            for count in (0, 1, 5, 1 << 20, 1 << 40):
+                for root in range(ranks):
+                    text = comm.explain(collective, count, root=root)
+                    assert text == comm.broadcast_object(text, root), (collective, count, root)
+
+    run(ranks, body)

@@ -1,11 +1,15 @@
 """Works and futures."""
 
 import threading
+import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from group_ranks import run
+
+import kolo.torch
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -59,6 +63,32 @@ def test_a_started_operation_needs_nobody_to_wait():
         assert torch.all(x == 2)
 
     run(2, body)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "recv"])
+def test_polls_end_with_the_time_out(name):
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            # Waits for rank 0's data in vain, longer than rank 0 does.
+            with pytest.raises(kolo.torch.Aborted, match="not finished after 1.0 s"):
+                dist.recv(torch.zeros(1), 0, tag=9)
+            store.set("over", "")
+            return
+        dist.group.WORLD.set_timeout(timedelta(seconds=1))
+        x = torch.ones(3)
+        work = dist.all_reduce(x, async_op=True) if name == "all_reduce" else dist.irecv(x, 1)
+        began = time.monotonic()
+        while not work.is_completed():
+            assert time.monotonic() < began + 20
+        assert not work.is_success() and work.is_completed()
+        error = work.exception()
+        assert isinstance(error, kolo.torch.Timeout) and "not finished after 1.0 s" in str(error), error
+        with pytest.raises(kolo.torch.Timeout):
+            work.wait()
+        store.get("over")
+
+    run(2, body, end=False)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -127,6 +157,18 @@ def test_destroying_with_works_outstanding():
         futures = [work.get_future() for work in works[:2]]
         dist.destroy_process_group()
         assert all(future.done() for future in futures)
+
+    run(2, body, end=False)
+
+
+def test_destroying_with_a_sparse_all_reduce_outstanding():
+    def body():
+        me = dist.get_rank()
+        x = torch.sparse_coo_tensor([[me]], [2.0], (2,))
+        work = dist.all_reduce(x, async_op=True)
+        if me == 1:
+            assert work.wait() and x.to_dense().tolist() == [2.0, 2.0]
+        dist.destroy_process_group()
 
     run(2, body, end=False)
 

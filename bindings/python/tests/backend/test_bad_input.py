@@ -39,6 +39,36 @@ def test_tensors_on_different_or_unknown_devices():
     run(2, body)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor whose values are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError(function)
+
+
+def test_tensors_without_memory():
+    def body():
+        wrapper, x = Wrapper((2,)), torch.ones(2)
+        other = 1 - dist.get_rank()
+        refused("a Wrapper, which has no memory of its own", lambda: dist.send(wrapper, other))
+        refused("a Wrapper", lambda: dist.recv(wrapper, other))
+        refused("a Wrapper", lambda: dist.all_reduce(wrapper))
+        refused("a Wrapper", lambda: dist.reduce_scatter(x, [wrapper, wrapper]))
+        refused("a Wrapper", lambda: dist.all_gather([wrapper, wrapper], x))
+        # What sharded training does with parameters that it has set aside.
+        x.untyped_storage().resize_(0)
+        refused("null pointer", lambda: dist.send(x, other))
+        refused("null pointer", lambda: dist.all_reduce(x))
+        dist.barrier()
+
+    run(2, body)
+
+
 def test_types_that_an_operator_is_not_defined_for():
     def body():
         refused("bit_and is not defined for f32", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
@@ -205,14 +235,20 @@ def test_a_monitored_barrier_names_who_is_absent():
     run(4, body, limit=SOON)
 
 
-def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group():
+@pytest.mark.parametrize("way", ["blocking", "waited", "polled", "waited less"])
+def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group(way):
     def body():
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
             store.get("over")
             return
+        if way == "waited less":
+            dist.group.WORLD.set_timeout(timedelta(seconds=SOON))
         with pytest.raises(kolo.torch.Timeout):
-            dist.all_reduce(torch.ones(2).to_sparse())
+            work = dist.all_reduce(torch.ones(2).to_sparse(), async_op=way != "blocking")
+            while way == "polled" and not work.is_completed():
+                pass
+            work.wait(timedelta(seconds=0.2 if way == "waited less" else 0))
         assert isinstance(dist.group.WORLD._engine.failure, kolo.torch.Timeout)
         store.set("over", "")
 

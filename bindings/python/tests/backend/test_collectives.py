@@ -91,6 +91,13 @@ def test_average_factor_bool_and_complex(ranks):
             x = torch.ones(7, dtype=dtype)
             dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
             assert torch.all(x == n / 2)
+        # As coming-from-nccl.md says, an average divides the sum, which may be too large for the type.
+        x = torch.full((7,), 40_000.0, dtype=torch.float16)
+        dist.all_reduce(x, ReduceOp.AVG)
+        assert torch.all(x == (40_000 if n == 1 else torch.inf))
+        x = torch.full((7,), 40_000.0, dtype=torch.float16)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(1 / n))
+        assert torch.allclose(x.float(), torch.tensor(40_000.0), rtol=2e-3)
         for dtype in COMPLEX:
             x = torch.full((4,), complex(1, me), dtype=dtype)
             dist.all_reduce(x)
@@ -305,6 +312,35 @@ def test_sparse_all_reduce():
         want[0] = torch.tensor([3.0, 6.0])
         want[1:4] = torch.tensor([3.0, 4.0])
         assert torch.equal(x.to_dense(), want)
+
+    run(3, body)
+
+
+def test_sparse_all_reduces_do_not_block_their_caller():
+    def body():
+        me = dist.get_rank()
+        store = dist.distributed_c10d._get_default_store()
+
+        def sparse(value):
+            return torch.sparse_coo_tensor([[0, me + 1]], [value, value], (5,))
+
+        first, second, dense = sparse(1.0), sparse(2.0), torch.ones(3)
+        if me == 2:
+            store.get("started")  # by a rank that would otherwise wait for this one
+        works = [dist.all_reduce(first, async_op=me != 1), dist.all_reduce(second, async_op=True)]
+        # Other operations may be called before the sparse ones end, elsewhere or here.
+        works.append(dist.all_reduce(dense, async_op=True))
+        if me == 0:
+            store.set("started", "")
+        dist.all_reduce(torch.ones(3), group=dist.new_group([0, 1, 2]))
+        for work in reversed(works):
+            if work is not None:
+                assert work.wait() and work.is_completed() and work.exception() is None
+        for tensor, value in ((first, 1.0), (second, 2.0)):
+            assert torch.all(dense == 3)
+            assert tensor.to_dense().tolist() == [3 * value, value, value, value, 0]
+        future = dist.all_reduce(first, dist.ReduceOp.AVG, async_op=True).get_future()
+        assert future.wait()[0].to_dense().tolist() == [3.0, 1.0, 1.0, 1.0, 0.0]
 
     run(3, body)
 

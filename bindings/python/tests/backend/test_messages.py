@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from group_ranks import run
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2]
@@ -22,6 +23,41 @@ def test_send_and_receive(dtype):
             base = torch.zeros(2, 3, dtype=dtype)
             dist.recv(base.t(), 0)
             assert torch.equal(base.view(torch.uint8), x.view(torch.uint8))
+
+    run(2, body)
+
+
+def test_results_of_functional_collectives_are_tensors_like_others():
+    """Torch wraps such a result in a tensor without memory of its own, which waits when it is used."""
+
+    def body():
+        me, group = dist.get_rank(), dist.group.WORLD
+
+        def made():
+            return functional.all_reduce(torch.full((3,), me + 1.0), "sum", group)
+
+        first, into, other = made(), made(), made()
+        assert type(first) is not torch.Tensor and first.data_ptr() == 0
+        y = torch.zeros(3)
+        if me == 0:
+            dist.send(first, 1)
+            dist.send(first * 2, 1)
+        else:
+            dist.recv(y, 0)
+            dist.recv(into, 0)
+            assert torch.all(y == 3) and torch.all(into == 6)
+        dist.all_reduce(other)
+        assert torch.all(other == 6)
+        both = [made(), made()]
+        dist.all_gather(both, made())
+        assert all(torch.all(x == 3) for x in both)
+        dist.reduce_scatter(y, [made(), made()])
+        assert torch.all(y == 6)
+        group.allreduce_coalesced([other, y]).wait()
+        assert torch.all(other == 12) and torch.all(y == 12)
+        joined = functional.all_gather_tensor(torch.full((3,), 5.0), 0, group)
+        dist.all_gather_into_tensor(joined, made())
+        assert torch.all(joined == 3)
 
     run(2, body)
 

@@ -1,6 +1,7 @@
 """What torch's tools for observing operations see: events, sequence numbers, the work registry, the flight record."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from group_ranks import run
 from torch._C._distributed_c10d import _get_work_registry_size, _set_allow_inflight_collective_as_graph_input
 
 import kolo.torch
+from kolo.torch import profiling
 
 
 def events(profile, name):
@@ -104,6 +106,39 @@ def test_a_receive_that_outlasts_a_send_does_not_keep_its_event():
             dist.send(torch.ones(1), other, tag=1)
             receive.wait()
         assert len(events(profile, "all_reduce")) == 1
+
+    run(2, body)
+
+
+def test_events_end_with_the_wait_on_other_processors(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert profiling._functions() is None
+    monkeypatch.setattr(profiling, "_thread_state", None)
+
+    def body():
+        for name, (call, shapes) in CALLS.items():
+            found = events(profiled(call), name.strip())
+            assert [event.input_shapes for event in found] == [shapes], (name, found)
+
+    run(2, body)
+
+
+def test_the_profiler_sets_no_time_limit():
+    def body():
+        dist.barrier()
+        dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+        x = torch.zeros(1)
+        if dist.get_rank() == 0:
+            with torch.profiler.profile() as profile:
+                receive = dist.irecv(x, 1)
+                time.sleep(1)  # longer than the time-out, as between two steps of a pipeline
+                dist.send(x, 1)
+                receive.wait()
+            assert x.item() == 7 and len(events(profile, "recv")) == 1
+        else:
+            dist.group.WORLD.set_timeout(timedelta(seconds=30))
+            dist.recv(x, 0)
+            dist.send(x.fill_(7), 0)
 
     run(2, body)
 

@@ -1,6 +1,7 @@
 """Where the ranks of ``init_process_group`` meet, and how they get their numbers."""
 
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -206,6 +207,20 @@ def test_nobody_says_how_many():
             dist.init_process_group("kolo", timeout=SECONDS)
 
     run(1, None, body)
+
+
+@pytest.mark.parametrize("address", ["::1", "127.0.0.1"])
+def test_the_store_is_found_over_both_kinds_of_addresses(address, monkeypatch):
+    if address == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    monkeypatch.setattr("kolo._kolo.reachable_at", lambda: [address])
+
+    def body(rank, ranks, folder):
+        os.environ["KOLO_HOST_ID"] = f"host-{rank}"
+        dist.init_process_group("kolo", timeout=SECONDS)
+        expect(rank, ranks)
+
+    run(2, "Slurm", body)
 
 
 def test_the_store_is_found_between_hosts():

@@ -158,6 +158,44 @@ def test_waiting_makes_the_current_stream_wait_for_what_is_copied_back():
     forked(2, body)
 
 
+def test_the_values_of_small_tensors_are_joined_once_they_are_there(monkeypatch):
+    """The device is of another vendor than Kolo knows, so its tensors go through the host."""
+    other_device = pytest.importorskip("other_device", reason="this torch makes no devices in Python")
+
+    class Foreign(Device):
+        def takes(self, tensor):
+            return tensor.is_cpu
+
+        def room(self, tensor, shape):
+            return torch.zeros(shape, dtype=tensor.dtype)
+
+        def mark(self, tensors):
+            event = super().mark(tensors)
+            if event is not None:
+                wait = event.synchronize
+                event.synchronize = lambda: wait() or other_device.finish_copies()
+            return event
+
+    monkeypatch.setattr("kolo.torch.tensors._is_near", lambda tensor: True)
+    monkeypatch.setattr(other_device, "pending", [])
+
+    def body(rank, ranks, folder):
+        other_device.install()
+        with device(Foreign(lambda tensor: not tensor.is_cpu)) as stand_in:
+            join(rank, ranks, folder)
+            small = [torch.full((3,), rank + 1.0).to(other_device.NAME) for _ in range(2)]
+            half = torch.full((4,), 0.5, dtype=torch.float16).to(other_device.NAME)
+            work = dist.group.WORLD.allreduce_coalesced([*small, half])
+            assert not work.is_completed()
+            stand_in.reached.set()
+            work.wait()
+            assert [x.cpu().tolist() for x in small] == [[3.0] * 3] * 2
+            assert half.cpu().tolist() == [1.0] * 4
+            dist.destroy_process_group()
+
+    forked(2, body)
+
+
 def test_a_stream_that_stands_still_is_a_time_out():
     def body(rank, ranks, folder):
         with device(Device()):
@@ -165,6 +203,10 @@ def test_a_stream_that_stands_still_is_a_time_out():
             dist.group.WORLD.set_timeout(timedelta(seconds=1))
             with pytest.raises(kolo.torch.Timeout, match="the GPU stream has not reached this operation"):
                 dist.all_reduce(torch.ones(3))
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            while not work.is_completed():
+                pass
+            assert isinstance(work.exception(), kolo.torch.Timeout) and not work.is_success()
             os._exit(0)
 
     forked(2, body, limit=20)

@@ -31,7 +31,7 @@ use limits::Served;
 use places::{Outcome, Places, Stand};
 
 use crate::call::{Call, Forced};
-use crate::reduce::Combine;
+use crate::reduce::{Combine, DefaultFloats};
 use crate::wait::Turnstile;
 
 /// The exchange area of the host, with the facts that its collectives need.
@@ -212,6 +212,7 @@ impl CompiledExchange {
         if !self.has_turn(cursor.turn) {
             return Ok(false);
         }
+        let _floats = DefaultFloats::enter();
         if cursor.in_place.is_possible() {
             // SAFETY: the caller's promise, passed on.
             match unsafe { self.advance_in_place(call, cursor)? } {

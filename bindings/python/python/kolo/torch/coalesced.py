@@ -9,7 +9,7 @@ import torch
 from .engine import Engine
 from .errors import Usage
 from .operations import _operator, _options, _unfit
-from .tensors import check_devices, copy_back, reduced_as, staged_to_reduce
+from .tensors import check_devices, concatenated, copy_back, reduced_as, staged_to_reduce
 from .work import Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
@@ -27,8 +27,8 @@ class Coalesced:
         check_devices(tensors)
         starts, after = [], []
         for part in _parts(tensors):
-            buffers = [staged_to_reduce(tensor) for tensor in part]
-            whole = buffers[0] if len(part) == 1 else torch.cat([buffer.reshape(-1) for buffer in buffers])
+            # Joined on their device, since it may fill a copy on the host later.
+            whole = staged_to_reduce(part[0] if len(part) == 1 else concatenated(part))
             kind, count = reduced_as(whole, op)
             arguments = (ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0)
             starts.append(partial(self._engine.comm.start, arguments, whole))

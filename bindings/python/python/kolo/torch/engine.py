@@ -42,6 +42,7 @@ class Engine:
         "at_first",
         "failure",
         "launcher",
+        "gatherer",
         "__weakref__",
     )
 
@@ -61,6 +62,8 @@ class Engine:
         self.at_first = None
         #: The first error of the communicator, as opposed to the caller's errors. It is never raised, so that it holds no frames.
         self.failure: Error | None = None
+        #: The thread that all-reduces sparse tensors, from the first one on.
+        self.gatherer = None
         #: ``None`` where no tensor can be on a GPU, so that calls need not check.
         self.launcher = Launcher(name) if streams.cuda.available() else None
         if self.launcher is not None:
@@ -118,11 +121,11 @@ class Engine:
                 works = tuple(self.launcher.start(event, start) for start in starts)
         except Error as error:
             if span is not None:
-                span.end_with((), 0.0)
+                span.end_with(())
             raise self.failed(error) from None
         limit = self.limit(opts)
         if span is not None:
-            span.end_with(works, limit)
+            span.end_with(works)
         return self._handed_out(self.work(self, works, outputs, after, limit, span))
 
     def begin(self, start):
@@ -157,11 +160,15 @@ class Engine:
     def abort(self, reason: str) -> None:
         if not self.comm.closed:
             self.comm.abort(reason)
+        if self.gatherer is not None:
+            self.gatherer.abort(reason)
 
     def close(self) -> None:
         """Leaves the group; waits a little until the data of started operations has left."""
         if self.launcher is not None:
             self.launcher.close(_JOIN_SECONDS)
+        if self.gatherer is not None:
+            self.gatherer.close(_JOIN_SECONDS)
         self.comm.close()
         self.completion.close(_JOIN_SECONDS)
         _live.discard(self)

@@ -2,13 +2,15 @@
 
 An operation ends on a thread that torch's profiler does not know, but an event can only be ended on a thread that it knows.
 Torch's own backends therefore move the calling thread's state to the other thread, by C++ functions that Python does not expose.
-So this module calls the two functions by their symbols in libc10. Where they are missing, an event ends when the program waits
-for its operation.
+So this module calls the two functions by their symbols in libc10. Where they are missing, and on processors other than x86-64, an
+event ends when the program waits for its operation.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+import platform
 import threading
 from pathlib import Path
 
@@ -28,6 +30,8 @@ _POINTERS = ctypes.c_void_p * 2
 
 
 def _functions():
+    if platform.machine() != "x86_64":
+        return None  # other calling conventions pass the address of a result in a register that ctypes does not set
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         both = getattr(library, _TAKE), getattr(library, _PUT)
@@ -54,11 +58,11 @@ class Span:
         if _thread_state is not None:
             _thread_state[0](self._state)
 
-    def end_with(self, works: tuple, seconds: float) -> None:
+    def end_with(self, works: tuple) -> None:
         """Ends the event when these works are complete. Each event has its own thread, since a receive may outlast operations that
-        were started after it."""
+        were started after it. The thread sets no limit: only the program's own waits end an operation."""
         if _thread_state is not None:
-            threading.Thread(target=self._follow, args=(works, seconds), name="kolo-profiler", daemon=True).start()
+            threading.Thread(target=self._follow, args=(works,), name="kolo-profiler", daemon=True).start()
 
     def wait(self) -> None:
         """Returns once the event is in the profile, so that the program may then end the profiler."""
@@ -69,10 +73,10 @@ class Span:
         else:
             self._over.wait(_END_SECONDS)
 
-    def _follow(self, works: tuple, seconds: float) -> None:
+    def _follow(self, works: tuple) -> None:
         try:
             for work in works:
-                work.wait(seconds)
+                work.wait(math.inf)
         except Exception:
             pass  # the program's own wait raises it
         _, put = _thread_state

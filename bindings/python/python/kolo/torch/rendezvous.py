@@ -30,6 +30,8 @@ _TIMEOUT = timedelta(minutes=30)
 
 #: Bytes of rank 0's notice to the others: a port, and the addresses of one host.
 _NOTICE_BYTES = 4096
+#: Connections that may wait for rank 0 to accept them; the system has its own limit too.
+_BACKLOG = 4096
 #: The longest time, in seconds, until an address of rank 0 answers.
 _PROBE_SECONDS = 3.0
 _NONCE = "kolo/nonce"
@@ -117,8 +119,7 @@ def _meet(connect, timeout: timedelta) -> Rendezvous:
 
 def _serve(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:
     one_host = len(set(comm.hosts)) == 1
-    where = "127.0.0.1" if one_host else ""
-    listener = socket.create_server((where, 0), backlog=4096)
+    listener = _listener(one_host)
     port = listener.getsockname()[1]
     store = dist.TCPStore(
         "127.0.0.1", port, comm.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -129,6 +130,16 @@ def _serve(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:
     notice = json.dumps({"port": port, "nonce": nonce, "addresses": addresses[:64]}).encode()
     Communicator(comm).broadcast(bytearray(notice.ljust(_NOTICE_BYTES)))
     return store
+
+
+def _listener(one_host: bool) -> socket.socket:
+    """Listens on this host only, or at all its addresses of both families if the system offers that."""
+    if one_host:
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0), backlog=_BACKLOG)  # this host has no IPv6
 
 
 def _find(comm: _kolo.Comm, timeout: timedelta) -> dist.Store:

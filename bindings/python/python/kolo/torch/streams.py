@@ -119,6 +119,9 @@ class Launched:
         self._started = threading.Event()
         self._work = None
         self._error: Exception | None = None
+        #: The time of the first poll with a limit, and the error once that has passed.
+        self._polled: float | None = None
+        self._late: Timeout | None = None
 
     def begun(self, work, error: Exception | None) -> None:
         self._work, self._error = work, error
@@ -127,17 +130,34 @@ class Launched:
     def wait(self, seconds: float):
         deadline = time.monotonic() + seconds
         if not self._started.wait(min(seconds, threading.TIMEOUT_MAX)):
-            raise Timeout(f"not started after {seconds:.1f} s: the GPU stream has not reached this operation")
+            raise _not_started(seconds)
         if self._error is not None:
             raise self._error
         return self._work.wait(max(deadline - time.monotonic(), 0.0))
 
+    def done_within(self, seconds: float) -> bool:
+        if self._started.is_set() and self._late is None:
+            return self._work is None or self._work.done_within(seconds)
+        if self._polled is None:
+            self._polled = time.monotonic()
+        if self._late is None and time.monotonic() >= self._polled + seconds:
+            self._late = _not_started(seconds)
+        return self._late is not None
+
     def done(self) -> bool:
+        if self._late is not None:
+            return True
         return self._started.is_set() and (self._work is None or self._work.done())
 
     def exception(self):
+        if self._late is not None:
+            return self._late
         if not self._started.is_set():
             return None
         if self._error is not None:
             return self._error if isinstance(self._error, Error) else Error(str(self._error))
         return self._work.exception()
+
+
+def _not_started(seconds: float) -> Timeout:
+    return Timeout(f"not started after {seconds:.1f} s: the GPU stream has not reached this operation")

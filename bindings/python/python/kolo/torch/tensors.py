@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch.distributed import ReduceOp
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..numbers import (
     AVG,
@@ -82,6 +83,10 @@ _OPS = {
 _OPS_BY_NUMBER = tuple(number for _, number in sorted((int(op), number) for op, number in _OPS.items()))
 
 
+#: Classes whose tensors have memory of their own; tensors of other classes may be wrappers around another tensor.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
 def operator(op) -> tuple[int, float]:
     """Returns Kolo's number of torch's operator, and its factor."""
     # Torch also accepts the bare kind, such as ReduceOp.SUM.
@@ -135,6 +140,8 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
     The stream of a device may write the values later; the engine makes operations wait for that.
     """
+    if type(tensor) not in _PLAIN:
+        tensor = _unwrapped(tensor)
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
@@ -157,6 +164,7 @@ def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 def concatenated(tensors) -> torch.Tensor:
     """Returns the values of some tensors, one after another."""
+    tensors = [_unwrapped(tensor) for tensor in tensors]
     for tensor in tensors:
         check(tensor)
     return torch.cat([_near(tensor).reshape(-1) for tensor in tensors])
@@ -164,6 +172,8 @@ def concatenated(tensors) -> torch.Tensor:
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor itself if Kolo can write it in place, else new memory, to be used with :func:`copying_back`."""
+    if type(tensor) not in _PLAIN:
+        tensor = _unwrapped(tensor)
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
@@ -190,6 +200,8 @@ def room_in(source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def copying_back(tensor: torch.Tensor, room: torch.Tensor):
     """Returns a function to call when Kolo has written ``room``; ``None`` if that is the tensor itself."""
+    if type(tensor) not in _PLAIN:
+        tensor = _unwrapped(tensor)
     return None if room is tensor else lambda: copy_back(tensor, room)
 
 
@@ -214,6 +226,7 @@ def _copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
 
 def adjoining(tensors) -> bool:
     """Returns whether tensors of one length lie one after another in host memory, as the parts of a larger tensor do."""
+    tensors = [_unwrapped(tensor) for tensor in tensors]
     first = tensors[0]
     if not first.is_cpu:
         return False
@@ -225,6 +238,22 @@ def adjoining(tensors) -> bool:
     # Adjoining memory may belong to different owners by chance; parts of one tensor share its storage.
     storage = first.untyped_storage().data_ptr()
     return all(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor that has the memory: the result of a functional collective stands for another tensor.
+
+    Other wrappers, such as ``DTensor``, are refused, since only they know how their values are stored.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return tensor.trigger_wait()
+    is_near = tensor.is_cpu or tensor.is_cuda
+    if is_near and tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
+        kind = type(tensor).__name__
+        raise Usage(f"a {kind}, which has no memory of its own; pass the tensor that it wraps (of a DTensor: to_local())")
+    return tensor
 
 
 def _is_near(tensor: torch.Tensor) -> bool:

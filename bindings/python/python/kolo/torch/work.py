@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from ..errors import Error
 from . import streams
-from .errors import translate
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -68,7 +67,8 @@ class KoloWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        if not all(work.done() for work in self._works):
+        """Returns whether the operation is over. Once the time-out has passed since the first call, the operation has failed."""
+        if not all(work.done_within(self._seconds) for work in self._works):
             return False
         # Programs that poll read the outputs next.
         if self._after_lock is not None and self.exception() is None:
@@ -82,7 +82,7 @@ class KoloWork(dist.Work):
         for work in self._works:
             error = work.exception() if work.done() else None
             if error is not None:
-                return translate(error)
+                return self._engine.failed(error)
         return None
 
     def result(self) -> list:
