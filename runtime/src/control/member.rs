@@ -71,6 +71,8 @@ pub(crate) struct State {
     pub(super) communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
+    /// Aborts that the coordinator has told this rank of, and whether each was a revocation.
+    echoes: VecDeque<(u64, bool)>,
     /// Communicators that this rank has dropped, the last ones.
     dropped: VecDeque<u64>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
@@ -239,6 +241,7 @@ impl Shared {
             }),
             FromCoordinator::Aborted { communicator, cause } => {
                 // The coordinator tells all members.
+                remember(&mut self.lock().echoes, (communicator, cause.kind == AbortKind::Revoked));
                 let _ = self.aborted_by_member(communicator, cause);
             }
             FromCoordinator::Lost { rank, loss } => self.change(|state| {
@@ -338,6 +341,13 @@ impl Shared {
         told
     }
 
+    /// Whether the coordinator has told its members of an abort of this kind, or of a revocation.
+    pub(crate) fn has_echo(&self, communicator: u64, kind: AbortKind) -> bool {
+        let state = self.lock();
+        let mut echoes = state.echoes.iter().filter(|(id, _)| *id == communicator);
+        echoes.any(|(_, is_revoked)| *is_revoked || kind != AbortKind::Revoked)
+    }
+
     /// Ends the communicators that were split off one which this rank revokes.
     pub(crate) fn revoke_below(&self, communicator: u64, cause: &AbortCause) {
         self.change(|state| state.revoke_below(communicator, self.rank, cause));
@@ -421,6 +431,7 @@ pub(crate) fn serve(
             next_ticket: 1,
             communicators: HashMap::new(),
             early_aborts: VecDeque::new(),
+            echoes: VecDeque::new(),
             dropped: VecDeque::new(),
             fenced: HashMap::new(),
         }),

@@ -162,6 +162,18 @@ impl Control {
         }
     }
 
+    /// Tells members that a communicator is aborted, if the coordinator does not show soon that it has told them.
+    pub(super) fn tell_members_unless_echoed(
+        &self,
+        members: &Arc<[u32]>,
+        communicator: u64,
+        cause: AbortCause,
+    ) {
+        if let Some(peers) = &self.inner.peers {
+            peers.abort_unless_echoed(members, communicator, cause);
+        }
+    }
+
     /// Makes a control plane for some ranks, and possibly newcomers, all of which call this. The rank that becomes rank
     /// 0 runs the coordinator. Blocks until all have come, one of them is gone or silent, an alarm sounds, or the
     /// deadline passes.

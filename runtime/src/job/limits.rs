@@ -127,6 +127,11 @@ pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 /// They hear it within milliseconds unless they are stopped, and they wait as long for it before they blame a rank.
 pub(crate) const ABORT_DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Time within which the coordinator echoes an abort to the rank that has sent it. After that, the rank tells the other
+/// members itself. A coordinator of thousands of ranks answers within some ten milliseconds; a false alarm costs a few
+/// connections.
+pub(crate) const ABORT_ECHO: Duration = Duration::from_millis(100);
+
 /// Longest time that the closing coordinator waits for its last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
