@@ -296,7 +296,9 @@ impl Search {
         while let Some(outcome) = attempts.join_next().await {
             match outcome {
                 Ok(Ok(reached)) => return Ok(reached),
-                Ok(Err((address, Rejection::Foreign(cause)))) => causes.push(format!("{address}: {cause}")),
+                Ok(Err((address, Rejection::Foreign(cause) | Rejection::OtherJob(cause)))) => {
+                    causes.push(format!("{address}: {cause}"));
+                }
                 Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
                 Err(_) => {}
             }
@@ -462,7 +464,9 @@ fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
 
 fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
     match rejection {
-        Rejection::Foreign(cause) => AttemptError::Retry(format!("{at}: {cause}")),
+        Rejection::Foreign(cause) | Rejection::OtherJob(cause) => {
+            AttemptError::Retry(format!("{at}: {cause}"))
+        }
         Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Disagreement,

@@ -3,7 +3,7 @@
 //!
 //! Per job and process, one task owns the connections to other members and the open agreements (`rounds`, state
 //! machines of [`kolo_membership`]). A connection is opened when there is a message to send, and opened again when it
-//! ends. Only a refusal by the system proves that the member has ended (`listener`).
+//! ends. Only a refusal by the system, or another process at its port, proves that the member has ended (`listener`).
 
 pub(super) mod acceptor;
 mod connection;
