@@ -55,6 +55,11 @@ impl Until {
             Self::GivingUp(deadline) | Self::Deciding(deadline) => deadline,
         }
     }
+
+    /// Whether all members are to decide without the late ones by now.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Deciding(deadline) if Instant::now() >= deadline)
+    }
 }
 
 /// Reason why a member did not take part in a decision.
