@@ -19,6 +19,8 @@ from .handles import FRAME_BYTES, NONCE_BYTES, Handle, answer_context, framed, u
 #: Seconds that a new connection has to authenticate itself, and the most connections that may be doing so at once.
 _GREETING_SECONDS, _STRANGERS = 10.0, 256
 _PAUSE = 0.05
+#: Most meetings of which a listener remembers how they ended. Members have forgotten older ones too.
+_REMEMBERED = 1024
 #: The system's errors for an address to which there is no route from here.
 _NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
@@ -90,9 +92,14 @@ class Listener:
     def refuse(self, meeting: int, why: str) -> None:
         """Sends away the visitors that wait for a meeting, and those that come for it later."""
         with self.changed:
-            self.refused[meeting] = why
+            _remember(self.refused, meeting, why)
             for visitor in self.visitors.pop(meeting, ()):
                 visitor.dismiss(self.handle.key, error=why)
+
+    def decide(self, meeting: int, members: list[str]) -> None:
+        """Records the incarnations of the members that go on after a meeting."""
+        with self.changed:
+            _remember(self.decided, meeting, members)
 
     def close(self) -> None:
         """Ends the thread; waiting visitors lose their connection. May be called again."""
@@ -203,6 +210,14 @@ class Listener:
                     self.changed.notify_all()
                 if not left:
                     del self.visitors[meeting]
+
+
+def _remember(ends: dict[int, object], meeting: int, end: object) -> None:
+    """Adds how a meeting has ended, and forgets the oldest ones."""
+    ends.pop(meeting, None)
+    ends[meeting] = end
+    while len(ends) > _REMEMBERED:
+        del ends[next(iter(ends))]
 
 
 class _Stranger:

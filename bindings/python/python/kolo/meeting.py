@@ -282,8 +282,7 @@ def decide(listener: Listener, number: int, handles: list[str], left: list[int])
             answers = list(asking.map(lambda member: _decision(member, number), out))
         if any(answer is not None and listener.handle.incarnation not in answer for answer in answers):
             return False
-    with listener.changed:
-        listener.decided[number] = [members[at].incarnation for at in left]
+    listener.decide(number, [members[at].incarnation for at in left])
     return True
 
 

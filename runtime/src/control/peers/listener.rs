@@ -213,6 +213,8 @@ impl Listener {
     /// Sends connections from members of this job to `events` from now on.
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.services.send_modify(|services| {
+            // The control planes of communicators that this process has dropped.
+            services.worlds.retain(|_, events| events.strong_count() > 0);
             services.worlds.insert(cookie, events.downgrade());
         });
     }
@@ -547,6 +549,19 @@ mod tests {
         listener.leave_behind(this, &many, 5, Scope::Some);
         assert!(matches!(connect(this, 2).await, Some(ConnectError::Gone(_))));
         assert!(told(connect(this, 10).await).is_of(5));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_listener_forgets_the_control_planes_that_have_ended() {
+        let listener = Listener::open_for_threads().unwrap();
+        let (kept, _inbox) = mpsc::unbounded_channel();
+        listener.move_in([0; 16], &kept);
+        for job in 1..100 {
+            let (events, _inbox) = mpsc::unbounded_channel();
+            listener.move_in([job; 16], &events);
+        }
+        let worlds = &listener.services.borrow().worlds;
+        assert!(worlds.len() <= 2 && worlds.contains_key(&[0; 16]), "{} control planes", worlds.len());
     }
 
     /// With a narrow KOLO_PORT_RANGE, a rank that is started again has the port of the one that has died.
