@@ -10,9 +10,9 @@ use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
 use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
-use super::{AbortCause, AbortKind, Control, ControlRuntime, Membership};
+use super::{AbortCause, AbortKind, Control, ControlRuntime, Membership, Purpose, Until};
 use crate::error::Error;
-use crate::job::limits::MAX_HELLO_FRAME;
+use crate::job::limits::{GOODBYE_TIMEOUT, MAX_HELLO_FRAME};
 use crate::join::{JoinSpec, Locator};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -129,6 +129,23 @@ fn members_of_a_silent_coordinator(count: u32) -> Vec<Membership> {
         let joining: Vec<_> = (1..count).map(|rank| scope.spawn(move || join(rank))).collect();
         joining.into_iter().map(|joining| joining.join().unwrap()).collect()
     })
+}
+
+#[test]
+fn nobody_waits_for_the_goodbye_of_a_stopped_rank_0_that_was_left_behind() {
+    let members = members_of_a_silent_coordinator(4);
+    std::thread::scope(|scope| {
+        for member in members {
+            scope.spawn(move || {
+                let until = Until::GivingUp(Instant::now() + LONG);
+                let agreed = member.agree(Purpose::Agree, 1, Duration::from_millis(300), until).unwrap();
+                assert!(!agreed.members.contains(0) && agreed.members.len() == 3, "{agreed:?}");
+                let leaves = Instant::now();
+                drop(member);
+                assert!(leaves.elapsed() < GOODBYE_TIMEOUT, "{:?}", leaves.elapsed());
+            });
+        }
+    });
 }
 
 #[test]

@@ -75,6 +75,8 @@ pub(crate) struct State {
     echoes: VecDeque<(u64, bool)>,
     /// Communicators that this rank has dropped, the last ones.
     dropped: VecDeque<u64>,
+    /// Ranks that do not answer and without which the others have gone on. No rank waits for their goodbyes.
+    left_behind: BTreeSet<u32>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
 }
@@ -384,6 +386,17 @@ impl Shared {
         first.into_iter().chain(others).collect()
     }
 
+    /// Records that the members of all ranks' communicator have gone on without these ranks.
+    pub(crate) fn leave_behind(&self, ranks: impl Iterator<Item = u32>) {
+        self.lock().left_behind.extend(ranks);
+    }
+
+    /// Returns the ranks that were left behind and have not said goodbye.
+    pub(crate) fn left_behind(&self) -> Vec<u32> {
+        let state = self.lock();
+        state.left_behind.difference(&state.departed).copied().collect()
+    }
+
     /// Records that the others have gone on without this rank. `by` is one of them.
     pub(crate) fn fence(&self, communicator: u64, by: u32) {
         tracing::warn!(rank = self.rank, "the other members have gone on without this rank");
@@ -433,6 +446,7 @@ pub(crate) fn serve(
             early_aborts: VecDeque::new(),
             echoes: VecDeque::new(),
             dropped: VecDeque::new(),
+            left_behind: BTreeSet::new(),
             fenced: HashMap::new(),
         }),
         changed: Condvar::new(),

@@ -347,8 +347,13 @@ impl Inner {
         }
         self.wait_for_abort_delivery();
         self.announce(&ToCoordinator::Goodbye);
-        self.wait_for_goodbye();
-        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
+        // Ranks that were left behind say nothing any more.
+        let left_behind = self.shared.left_behind();
+        if !left_behind.contains(&0) {
+            self.wait_for_goodbye();
+        }
+        let lingers =
+            departure == Departure::Orderly && left_behind.is_empty() && !self.shared.anything_aborted();
         self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 

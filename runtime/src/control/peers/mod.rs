@@ -476,7 +476,12 @@ impl Task {
             let scope = if has_all { Scope::Job } else { Scope::Some };
             self.listener.leave_behind(self.shared.cookie, &ranks, communicator, scope);
             self.awaiting_ack.retain(|rank| !ranks.contains(rank));
+            if scope == Scope::Job {
+                let silent = ranks.into_iter().filter(|rank| !self.gone.contains_key(rank));
+                self.shared.leave_behind(silent);
+            }
         }
+        self.rounds.reply();
         for (key, state) in self.rounds.take_ends() {
             if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()

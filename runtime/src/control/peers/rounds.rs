@@ -50,6 +50,8 @@ pub(super) struct Rounds {
     news: Vec<(u64, Vec<u32>)>,
     /// Decisions that the listener must remember.
     decided: Vec<Decided>,
+    /// Outcomes for waiting programs.
+    replies: Vec<(Reply, Agreed)>,
     longest_silence: Duration,
 }
 
@@ -83,6 +85,7 @@ impl Rounds {
             fenced: BTreeMap::new(),
             news: Vec::new(),
             decided: Vec::new(),
+            replies: Vec::new(),
             longest_silence: USUAL_SILENCE,
         }
     }
@@ -273,7 +276,7 @@ impl Rounds {
         }
     }
 
-    /// Returns the messages to send, each with its world rank. Also tells waiting programs how their agreements ended.
+    /// Returns the messages to send, each with its world rank.
     pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
         let now = self.clock();
         let mut messages = Vec::new();
@@ -288,10 +291,11 @@ impl Rounds {
             }
             if let Some(reply) = round.reply.take() {
                 round.is_told = true;
-                let _ = reply.send(match state.clone() {
+                let agreed = match state.clone() {
                     State::Decided(decision) => Agreed::Decided(decision),
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },
-                });
+                };
+                self.replies.push((reply, agreed));
             }
             if let (State::Decided(decision), Some(me), false) =
                 (&state, place(&round.members, self.me), round.is_over)
@@ -310,6 +314,14 @@ impl Rounds {
             round.is_over |= matches!(state, State::Decided(_));
         }
         messages
+    }
+
+    /// Tells waiting programs how their agreements ended. A program may then leave the job at once, so this comes after
+    /// everything else that follows from the decisions.
+    pub(super) fn reply(&mut self) {
+        for (reply, agreed) in self.replies.drain(..) {
+            let _ = reply.send(agreed);
+        }
     }
 
     /// Returns the ranks without which agreements were decided since the last call, by communicator.
@@ -380,6 +392,7 @@ mod tests {
         }
         stays.gone(0);
         stays.take_messages();
+        [leaves, stays].iter_mut().for_each(Rounds::reply);
         let [theirs, own] = outcomes.map(|outcome| outcome.try_recv().expect("it is decided"));
         let (Agreed::Decided(theirs), Agreed::Decided(own)) = (theirs, own) else { panic!("not decided") };
         assert_eq!((&own, own.flags, own.members.len()), (&theirs, 1, 2));
