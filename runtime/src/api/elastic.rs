@@ -131,6 +131,10 @@ impl Communicator {
             Error::Timeout { context, waiting_for, .. } => {
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
+            // The rank in this communicator, not the one that was offered in the next.
+            Error::Join { kind, problem, remedy, .. } => {
+                Error::Join { rank: Some(self.rank()), kind, problem, remedy }
+            }
             other => other,
         })
     }

@@ -364,6 +364,11 @@ impl Shared {
         state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
+    /// Returns the rank in a communicator of one of its members.
+    pub(crate) fn place_in(&self, communicator: u64, rank: u32) -> Option<u32> {
+        self.lock().communicators.get(&communicator)?.index(rank)
+    }
+
     /// Returns the communicators that this rank shares with another rank, each with the other's rank in it.
     pub(crate) fn communicators_with(&self, rank: u32) -> Vec<(u64, u32)> {
         let state = self.lock();

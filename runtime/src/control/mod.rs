@@ -86,7 +86,7 @@ pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
 };
-pub(crate) use regroup::{Disagreement, Purpose, RegroupSpec, Until};
+pub(crate) use regroup::{Absence, Disagreement, Purpose, RegroupSpec, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
@@ -430,8 +430,8 @@ pub(crate) fn derive(seed: &[u8; 32], label: &[u8]) -> [u8; 32] {
     mac(seed, label, &[]).finalize().into_bytes().into()
 }
 
-/// Reports that a rank will not come, and why.
-type Alarm = oneshot::Receiver<(u32, String)>;
+/// Reports that a process will not come.
+type Alarm = oneshot::Receiver<Absence>;
 
 struct Joined {
     shared: Arc<Shared>,
@@ -490,15 +490,15 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
 async fn first_of<T>(
     spec: &JoinSpec,
     welcome: impl Future<Output = Result<T>>,
-    alarmed: impl Future<Output = (u32, String)>,
+    alarmed: impl Future<Output = Absence>,
 ) -> Result<T> {
     tokio::select! {
         biased;
         joined = welcome => joined,
-        (rank, how) = alarmed => Err(Error::Join {
+        absence = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
-            problem: format!("rank {rank} cannot take part: {how}"),
+            problem: absence.to_string(),
             remedy: "Call shrink or grow again".into(),
         }),
     }

@@ -16,7 +16,7 @@ use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Listener, Locality};
 use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
-use super::regroup::Regroup;
+use super::regroup::{Absence, Regroup};
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
@@ -39,7 +39,7 @@ pub(crate) struct Applicant {
 /// A place in the group that a newcomer has been offered, with its connection to the member that offered it.
 pub(crate) struct Offer {
     pub(crate) admission: Admission,
-    alarm: Option<oneshot::Receiver<(u32, String)>>,
+    alarm: Option<oneshot::Receiver<Absence>>,
     reader: AbortHandle,
 }
 
@@ -268,10 +268,11 @@ async fn listen(
     mut reader: BufReader<ReadHalf<BoxedStream>>,
     queue: queue::UnboundedSender<bytes::Bytes>,
     silent_after: Duration,
-    sound: oneshot::Sender<(u32, String)>,
+    sound: oneshot::Sender<Absence>,
 ) {
     while let Some(ToNewcomer::Beat | ToNewcomer::Welcome { .. }) = hear(&mut reader, silent_after).await {}
-    let _ = sound.send((0, "the members have abandoned the attempt for now".to_owned()));
+    let why = "the members have abandoned the attempt for now".to_owned();
+    let _ = sound.send(Absence { rank: None, why });
     drop(queue);
 }
 

@@ -242,7 +242,24 @@ pub(crate) struct RegroupSpec<'a> {
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
     /// Reports that another rank will not come.
-    pub(crate) alarm: Option<oneshot::Receiver<(u32, String)>>,
+    pub(crate) alarm: Option<oneshot::Receiver<Absence>>,
+}
+
+/// The news that a process will not come to a regrouping.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Absence {
+    /// Its rank in the communicator that regroups. `None` for a newcomer, or if the reason names it.
+    pub(crate) rank: Option<u32>,
+    pub(crate) why: String,
+}
+
+impl std::fmt::Display for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} cannot take part: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
 }
 
 impl Membership {

@@ -28,6 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::abort::AbortCause;
 use super::coordinator::BoxedStream;
 use super::member::Shared;
+use super::regroup::Absence;
 use super::runtime::ControlRuntime;
 use super::wire::{PeerInfo, encode};
 use crate::job::limits::{ABORT_ECHO, AGREEMENT_BEAT};
@@ -120,7 +121,7 @@ pub(super) enum Event {
         ranks: Vec<u32>,
         later: RoundKey,
         silent_after: Duration,
-        alarm: oneshot::Sender<(u32, String)>,
+        alarm: oneshot::Sender<Absence>,
     },
     Abort(Abort),
     /// An abort that the coordinator has been asked to tell.
@@ -226,7 +227,7 @@ impl Peers {
         ranks: Vec<u32>,
         later: RoundKey,
         silent_after: Duration,
-    ) -> oneshot::Receiver<(u32, String)> {
+    ) -> oneshot::Receiver<Absence> {
         let (alarm, alarmed) = oneshot::channel();
         let _ = self.events.send(Event::Watch { ranks, later, silent_after, alarm });
         alarmed
