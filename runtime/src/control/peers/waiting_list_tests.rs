@@ -176,7 +176,7 @@ async fn a_waiting_list_has_an_end() {
     let is_welcome = |(answer, _, _): &(ToNewcomer, _, _)| matches!(answer, ToNewcomer::Welcome { .. });
     assert!(streams[..MAX_WAITING_NEWCOMERS].iter().all(is_welcome));
     assert!(
-        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Refused { problem, .. } if problem.contains("the maximum"))
+        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Full { problem } if problem.contains("the maximum"))
     );
     assert_eq!(waiting_list.newcomers().len(), MAX_WAITING_NEWCOMERS);
 }
