@@ -78,8 +78,8 @@ class Listener:
         self.changed = threading.Condition()
         #: The visitors that wait, by the number of the meeting that they came for.
         self.visitors: dict[int, list[Visitor]] = {}
-        #: Meetings that can no longer be joined, and why.
-        self.refused: dict[int, str] = {}
+        #: Meetings that can no longer be joined, and what visitors are told about each.
+        self.refused: dict[int, dict] = {}
         #: For each meeting, the incarnations of the members that go on after it, as far as this process has agreed to.
         self.decided: dict[int, list[str]] = {}
         self._wake, self._woken = socket.socketpair()
@@ -89,12 +89,13 @@ class Listener:
         _listeners.add(self)
         self._thread.start()
 
-    def refuse(self, meeting: int, why: str) -> None:
-        """Sends away the visitors that wait for a meeting, and those that come for it later."""
+    def refuse(self, meeting: int, why: str, **more) -> None:
+        """Sends away the visitors that wait for a meeting, and those that come for it later. ``more`` describes the error."""
         with self.changed:
-            _remember(self.refused, meeting, why)
+            told = {"error": why, **more}
+            _remember(self.refused, meeting, told)
             for visitor in self.visitors.pop(meeting, ()):
-                visitor.dismiss(self.handle.key, error=why)
+                visitor.dismiss(self.handle.key, **told)
 
     def decide(self, meeting: int, members: list[str]) -> None:
         """Records the incarnations of the members that go on after a meeting."""
@@ -192,7 +193,7 @@ class Listener:
             if visitor.said.get("at") is None:
                 visitor.dismiss(key, decided=self.decided.get(meeting))
             elif meeting in self.refused:
-                visitor.dismiss(key, error=self.refused[meeting])
+                visitor.dismiss(key, **self.refused[meeting])
             else:
                 visitor.tell(key, missing=None)
                 self.visitors.setdefault(meeting, []).append(visitor)

@@ -42,6 +42,22 @@ def test_a_uuid_that_only_the_first_has_used():
     run(3, body)
 
 
+def test_a_late_member_gets_the_error_of_the_others():
+    def body(me):
+        handles = me.handles("a")
+        if me.start == 2:
+            me.store.wait(["over-0", "over-1"])
+        with pytest.raises(kolo.torch.Timeout, match="had not come") as raised:
+            reconfigure(7, handles, 1)
+        assert raised.value.peer == 2
+        me.meet_in_store("over")
+        # The group is unchanged, and meets again.
+        reconfigure(8, handles)
+        expect(me.start, 3)
+
+    run(3, body)
+
+
 def test_a_listener_forgets_the_oldest_meetings():
     listener = kolo.listener.Listener(0)
     try:
