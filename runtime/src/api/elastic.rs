@@ -131,6 +131,10 @@ impl Communicator {
             Error::Timeout { context, waiting_for, .. } => {
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
+            // The rank in this communicator, not the one that was offered in the next.
+            Error::Join { kind, problem, remedy, .. } => {
+                Error::Join { rank: Some(self.rank()), kind, problem, remedy }
+            }
             other => other,
         })
     }
@@ -144,19 +148,16 @@ impl Communicator {
     ) -> Result<Self> {
         let mut in_vain = 0;
         loop {
-            let left = self.decide(purpose, operation, u64::MAX, until)?;
+            // A rank whose time is over has none to make a communicator, so no rank begins.
+            let flags = if until.is_over() { 0 } else { u64::MAX };
+            let left = self.decide(purpose, operation, flags, until)?;
             if left.flags == 0 {
                 return Err(self.came_too_late(operation));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
             let (made, admitted) = form(&ranks, left.seed)
                 .map_or_else(|error| (Err(error), Vec::new()), |(made, admitted)| (Ok(made), admitted));
-            let own = match &made {
-                Ok(_) => IS_MADE | MAY_RETRY,
-                Err(error) if may_be_theirs(error) => MAY_RETRY,
-                Err(_) => 0,
-            };
-            let met = self.agree_on(Purpose::Confirm, operation, own, until);
+            let met = self.agree_on(Purpose::Confirm, operation, outcome_flags(&made), until);
             match (met, made) {
                 (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
                     if purpose == Purpose::Shrink || made.all_enter(until.deadline()) {
@@ -188,7 +189,9 @@ impl Communicator {
                         // this one. All ranks see and count the same.
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
-                            return Err(problem.unwrap_or_else(|| self.not_made(operation)));
+                            // If the time was too short, no rank is to blame.
+                            let problem = problem.filter(|_| !until.is_over());
+                            return Err(problem.unwrap_or_else(|| self.not_made(operation, until)));
                         }
                     }
                 }
@@ -262,7 +265,10 @@ impl Communicator {
         ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
     }
 
-    fn not_made(&self, operation: &str) -> Error {
+    fn not_made(&self, operation: &str, until: Until) -> Error {
+        if until.is_over() {
+            return self.came_too_late(operation);
+        }
         let reason = "another rank could not make its part of the new communicator; see that rank's own \
                       error for the reason";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
@@ -270,8 +276,8 @@ impl Communicator {
     }
 
     fn came_too_late(&self, operation: &str) -> Error {
-        let reason =
-            "a live rank did not make this call in time; every rank that did make it gets this error";
+        let reason = "a live rank did not make this call in time, or the time was too short to complete it; every \
+             rank gets this error";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
@@ -339,6 +345,15 @@ impl Communicator {
                 Error::Unsupported { context, problem: problem.to_owned() }
             }
         }
+    }
+}
+
+/// Returns the flags that tell the others how making a communicator has ended here.
+const fn outcome_flags(made: &Result<Communicator>) -> u64 {
+    match made {
+        Ok(_) => IS_MADE | MAY_RETRY,
+        Err(error) if may_be_theirs(error) => MAY_RETRY,
+        Err(_) => 0,
     }
 }
 

@@ -25,6 +25,12 @@ const IS_HERE: u64 = 8;
 /// Flag: no newcomer waits at this rank's port for a copy of its state.
 const NOBODY_ASKS: u64 = 16;
 
+/// Flag: this rank's time for the step was not over when it reached the end. Otherwise no time is left to repeat it.
+const IS_IN_TIME: u64 = 32;
+
+/// Flags of all ranks if a step with a limit is to be repeated.
+const REPEATS: u64 = MAY_REPEAT | IS_HERE | IS_IN_TIME;
+
 /// A change of a group's members: see [`Survivors::on_change`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -208,22 +214,25 @@ impl Survivors {
                 return done;
             }
             let before = self.comm.world_size();
-            if limit.is_some()
-                && (agreed.flags & (MAY_REPEAT | IS_HERE) != MAY_REPEAT | IS_HERE
-                    || agreed.ranks.len() as u32 == before)
-            {
+            if limit.is_some() && (agreed.flags & REPEATS != REPEATS || agreed.ranks.len() as u32 == before) {
                 // A late rank comes to the next step too, so no rank waits for it here. All ranks see the same bits.
                 self.is_spent = true;
-                let is_late = agreed.flags & IS_HERE == 0;
+                let is_late =
+                    agreed.flags & IS_HERE == 0 || agreed.flags & (MAY_REPEAT | IS_IN_TIME) == MAY_REPEAT;
                 let (kind, why) =
                     if is_late { (AbortReason::Timeout, LATE) } else { (AbortReason::Revoked, FAILED) };
                 return Err(done.err().unwrap_or_else(|| self.gave_up(kind, why)));
             }
             self.is_spent = limit.is_some();
-            self.become_those(match limit {
-                Some(_) => self.comm.shrink_until(until)?,
-                None => self.comm.shrink()?,
-            });
+            let next = match limit {
+                Some(_) => self.comm.shrink_until(until),
+                None => self.comm.shrink(),
+            };
+            if let (Err(Error::Aborted { kind: AbortReason::Timeout, .. }), true) = (&next, done.is_err()) {
+                // The time ran out while the members agreed. The step's own error says more.
+                return done;
+            }
+            self.become_those(next?);
             let left = self.comm.world_size();
             if agreed.flags & MAY_REPEAT == 0 || left == before {
                 return Err(done.err().unwrap_or_else(|| self.gave_up(AbortReason::Revoked, FAILED)));
@@ -291,7 +300,8 @@ impl Survivors {
         let is_full = self.comm.world_size() >= self.up_to;
         let nobody_waits = if is_full || !self.comm.has_candidates() { NOBODY_WAITS } else { 0 };
         let nobody_asks = if self.comm.is_asked_for_state() { 0 } else { NOBODY_ASKS };
-        let vote = vote | nobody_waits | nobody_asks | IS_HERE;
+        let in_time = if limit.is_none_or(|limit| Instant::now() < limit) { IS_IN_TIME } else { 0 };
+        let vote = vote | nobody_waits | nobody_asks | IS_HERE | in_time;
         let agreed = match limit {
             Some(limit) => self.comm.agree_until(vote, Until::Deciding(limit))?,
             None => self.comm.agree(vote)?,

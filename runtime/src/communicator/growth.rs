@@ -24,8 +24,8 @@ use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
-    AbortCause, AbortKind, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey, MemberAddress,
-    Membership, Offer, RegroupSpec, WaitingList, derive,
+    AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey,
+    MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::deadline_after;
@@ -70,7 +70,8 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     let members: Arc<[u32]> = (0..count).collect();
     let watch = Arc::new(interim.register(INTERIM, members.clone()));
     let attempt = || -> Result<Growth> {
-        let lists = exchange(shared, &interim, &members, places, deadline)?;
+        let lists = exchange(shared, &interim, &members, places, deadline)
+            .map_err(|error| renumbered(error, shared.group.rank, left.ranks))?;
         let assignment = assigned(shared, left.ranks, places, &lists)?;
         let lineage = lineage(shared, left.ranks, &assignment);
         let at = match &assignment.slots[0].1 {
@@ -84,13 +85,13 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let (place, world_size) = (place.unwrap_or_default() as u32, assignment.slots.len() as u32);
         let (sound, alarm) = oneshot::channel();
         // Weak, since the hook belongs to the flag.
+        let ranks = left.ranks.to_vec();
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
         watch.abort_flag().on_raise(Box::new(move || {
             let taken = sound.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             if let Some((sound, flag)) = taken {
                 let cause = flag.upgrade().and_then(|flag| flag.cause());
-                let cause = cause.map_or_else(String::new, |cause| cause.to_string());
-                let _ = sound.send((own as u32, cause));
+                let _ = cause.map(|cause| sound.send(absence(cause, &ranks)));
             }
         }));
         let next = control.regroup(spec(regroup_id, place, world_size, at, Some(alarm)))?;
@@ -109,6 +110,37 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let reason = format!("rank {} has given up: {error}", shared.group.rank);
         watch.abort(AbortCause::new(own as u32, AbortKind::Transport, reason));
     })
+}
+
+/// Makes the news of a member's abort among the interim members, which are these ranks of the communicator.
+fn absence(cause: AbortCause, ranks: &[u32]) -> Absence {
+    match cause.kind {
+        AbortKind::PeerLost => Absence { rank: ranks.get(cause.by as usize).copied(), why: cause.reason },
+        // The reason names the rank that has given up, or the newcomer that is gone.
+        _ => Absence { rank: None, why: cause.reason },
+    }
+}
+
+/// Translates the ranks in an error from those of the interim members to those of the communicator.
+fn renumbered(mut error: Error, own: u32, ranks: &[u32]) -> Error {
+    let translate = |rank: &mut u32| *rank = ranks.get(*rank as usize).copied().unwrap_or(*rank);
+    match &mut error {
+        Error::PeerLost { context, peer, .. } => {
+            context.rank = own;
+            translate(peer);
+        }
+        Error::Aborted { context, by, .. } => {
+            context.rank = own;
+            translate(by);
+        }
+        Error::Timeout { context, waiting_for, .. } => {
+            context.rank = own;
+            waiting_for.iter_mut().for_each(|awaited| translate(&mut awaited.rank));
+        }
+        Error::Usage { context, .. } => context.rank = own,
+        _ => {}
+    }
+    error
 }
 
 /// Assembles the parts of the communicator, once all ranks are there.
@@ -301,4 +333,31 @@ pub(super) fn open_waiting_list(shared: &Shared) -> Option<Arc<WaitingList>> {
     };
     let make = || WaitingList::new(group, shared.config.silent_after, Box::new(check));
     shared.world.control.waiting_list(group, make)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::LossCause;
+
+    /// Ranks 0 and 2 of the communicator are gone, so the interim member 1 is rank 3.
+    const LEFT: [u32; 3] = [1, 3, 4];
+
+    #[test]
+    fn news_of_a_loss_names_the_rank_in_the_callers_communicator() {
+        let lost = AbortCause::new(1, AbortKind::PeerLost, "its connection broke");
+        assert_eq!(absence(lost, &LEFT).to_string(), "rank 3 cannot take part: its connection broke");
+        let newcomer = AbortCause::new(1, AbortKind::Transport, "a newcomer is gone: process 7 on node1");
+        assert_eq!(absence(newcomer, &LEFT).to_string(), "a newcomer is gone: process 7 on node1");
+    }
+
+    #[test]
+    fn errors_among_the_interim_members_name_ranks_of_the_communicator() {
+        let (context, detail) = (context(2), "gone".to_owned());
+        let error = Error::PeerLost { context, peer: 0, cause: LossCause::Closed, detail };
+        match renumbered(error, 4, &LEFT) {
+            Error::PeerLost { context, peer, .. } => assert_eq!((context.rank, peer), (4, 1)),
+            other => panic!("{other}"),
+        }
+    }
 }

@@ -11,7 +11,6 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::OnSilence;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
@@ -21,6 +20,7 @@ use super::stream::{self, TcpHandle};
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
+use super::{OnSilence, forwards};
 use crate::error::{Error, JOIN_REMEDY, JoinFailure, Result};
 use crate::job::Cookie;
 use crate::job::limits::{
@@ -72,10 +72,11 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Messages that other ranks pass on through the listener arrive here too.
-    fn new(stream: ReadHalf<BoxedStream>, listener: Option<&Listener>) -> Self {
+    /// Messages that other ranks pass on through the listener arrive here too. Survivors pass on none, and leave those
+    /// at their listener to the control plane before, whose members may still use it. Their keys are those of this one.
+    fn new(spec: &JoinSpec, stream: ReadHalf<BoxedStream>, listener: Option<&Listener>) -> Self {
         let (to, received) = mpsc::channel(FRAMES_MAX);
-        if let Some(listener) = listener {
+        if let Some(listener) = listener.filter(|_| forwards(spec)) {
             listener.take_forwarded(to.clone());
         }
         Self { received, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
@@ -296,7 +297,9 @@ impl Search {
         while let Some(outcome) = attempts.join_next().await {
             match outcome {
                 Ok(Ok(reached)) => return Ok(reached),
-                Ok(Err((address, Rejection::Foreign(cause)))) => causes.push(format!("{address}: {cause}")),
+                Ok(Err((address, Rejection::Foreign(cause) | Rejection::OtherJob(cause)))) => {
+                    causes.push(format!("{address}: {cause}"));
+                }
                 Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
                 Err(_) => {}
             }
@@ -321,7 +324,7 @@ impl Search {
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
         let (read, writer) = tokio::io::split(stream);
-        let mut inbox = Inbox::new(read, listener);
+        let mut inbox = Inbox::new(spec, read, listener);
         let mut early = Vec::new();
         loop {
             let (frame, is_forwarded) = match inbox.next().await {
@@ -462,7 +465,9 @@ fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
 
 fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
     match rejection {
-        Rejection::Foreign(cause) => AttemptError::Retry(format!("{at}: {cause}")),
+        Rejection::Foreign(cause) | Rejection::OtherJob(cause) => {
+            AttemptError::Retry(format!("{at}: {cause}"))
+        }
         Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Disagreement,
@@ -474,7 +479,39 @@ fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptErro
 
 #[cfg(test)]
 mod tests {
+    use super::super::peers::acceptor::Opening;
+    use super::super::peers::listener::Locality;
     use super::*;
+    use crate::join::SurvivorRendezvous;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn survivors_leave_forwarded_messages_to_the_control_plane_before() {
+        let listener = Listener::open_for_threads().unwrap();
+        let before = JoinSpec::local(2).remove(1);
+        let regroup = Regroup {
+            listener: Listener::open_for_threads().unwrap().into(),
+            at: listener.address().clone(),
+            locality: Locality::SameHost,
+            regroup_id: [0; 32],
+        };
+        let locator = Locator::Survivors(SurvivorRendezvous(std::sync::Arc::new(regroup)));
+        let after = JoinSpec { locator, ..before.clone() };
+        let (pipes, _other_ends): (Vec<_>, Vec<_>) = (0..2).map(|_| tokio::io::duplex(64)).unzip();
+        let mut inboxes: Vec<Inbox> = [&before, &after]
+            .into_iter()
+            .zip(pipes)
+            .map(|(spec, pipe)| {
+                Inbox::new(spec, tokio::io::split(Box::new(pipe) as BoxedStream).0, Some(&listener))
+            })
+            .collect();
+        let (at, patience) = (listener.address(), Duration::from_secs(20));
+        let credentials = at.credentials(&before);
+        let mut stream =
+            listener.connect(at, Locality::SameHost, credentials, &Opening::Forward, patience).await.unwrap();
+        stream.write_all(&encode(&7_u8)).await.unwrap();
+        let received = tokio::time::timeout(patience, inboxes[0].next()).await.expect("it is for this one");
+        assert!(matches!(received, Received::Forwarded(_)), "{received:?}");
+    }
 
     #[test]
     fn what_keeps_a_rank_out_is_told_though_the_last_attempt_met_something_else() {

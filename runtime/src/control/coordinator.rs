@@ -434,7 +434,9 @@ impl Driver {
             };
             counters.rejected.fetch_add(1, Ordering::Relaxed);
             match rejection {
-                Rejection::Foreign(problem) => tracing::debug!(%origin, problem, "a connection was rejected"),
+                Rejection::Foreign(problem) | Rejection::OtherJob(problem) => {
+                    tracing::debug!(%origin, problem, "a connection was rejected")
+                }
                 Rejection::Misfit { problem, remedy } => {
                     tracing::warn!(%origin, problem, remedy, "a process was turned away");
                     let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;

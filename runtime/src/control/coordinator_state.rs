@@ -242,7 +242,7 @@ impl CoordinatorState {
                 Ok(())
             }
             ToCoordinator::Abort { communicator, members, cause } => {
-                self.abort(rank, communicator, &members, cause);
+                self.abort(communicator, &members, cause);
                 Ok(())
             }
             ToCoordinator::Ask { ticket, target, communicator } => {
@@ -413,7 +413,7 @@ impl CoordinatorState {
         self.deliver(deliveries);
     }
 
-    fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {
+    fn abort(&mut self, communicator: u64, members: &[u32], cause: AbortCause) {
         let word = (communicator, cause.kind == AbortKind::Revoked);
         if self.aborted.contains(&word) {
             return; // the first abort of this kind is on its way to everybody
@@ -421,13 +421,11 @@ impl CoordinatorState {
         remember(&mut self.aborted, word);
         self.exchanges.forget(communicator);
         let frame = encode(&FromCoordinator::Aborted { communicator, cause });
-        for &member in members {
-            if member != rank
-                && let Some(connection) = self.connection_of(member)
-            {
-                self.actions.push(Action::Send { connection, frame: frame.clone() });
-            }
-        }
+        // The sender is told too. Without this echo, it would tell the others itself.
+        let connections = members.iter().filter_map(|member| self.connection_of(*member));
+        let sends = connections.map(|connection| Action::Send { connection, frame: frame.clone() });
+        let sends: Vec<Action> = sends.collect();
+        self.actions.extend(sends);
     }
 
     fn answer(&mut self, asker: u32, ticket: u64, account: Account) {

@@ -1,6 +1,8 @@
-//! A coordinator that breaks the protocol causes an error, not a panic.
+//! Coordinators that break the protocol or say nothing. The former cause an error, not a panic.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -8,9 +10,9 @@ use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
 use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
-use super::{Control, ControlRuntime};
+use super::{AbortCause, AbortKind, Control, ControlRuntime, Membership, Purpose, Until};
 use crate::error::Error;
-use crate::job::limits::MAX_HELLO_FRAME;
+use crate::job::limits::{GOODBYE_TIMEOUT, MAX_HELLO_FRAME};
 use crate::join::{JoinSpec, Locator};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -88,4 +90,80 @@ fn an_exchange_must_bring_one_blob_per_member() {
             ),
         }
     }
+}
+
+/// Returns the memberships of ranks 1 to `count` - 1 in one communicator, whose coordinator says nothing after the
+/// welcome, as if its process were stopped.
+fn members_of_a_silent_coordinator(count: u32) -> Vec<Membership> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let serve = async move {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        tell.send(listener.local_addr().unwrap().port()).unwrap();
+        let (mut streams, mut ranks) = (Vec::new(), BTreeMap::from([(0, (peer(0), None))]));
+        while ranks.len() < count as usize {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            greet_rank(&mut stream, &Credentials::default(), |_| ()).await.unwrap();
+            let hello = read_frame(&mut stream, MAX_HELLO_FRAME).await.unwrap().unwrap();
+            let Ok(ToCoordinator::Hello(hello)) = decode(&hello) else { panic!("a hello comes first") };
+            ranks.insert(hello.peer.rank, (hello.peer, hello.listener));
+            streams.push(stream);
+        }
+        let (peers, listeners) = ranks.into_values().unzip();
+        let welcome = encode(&FromCoordinator::Welcome { cookie: [3; 16], peers, listeners });
+        for stream in &mut streams {
+            stream.write_all(&welcome).await.unwrap();
+        }
+        tokio::time::sleep(LONG).await;
+    };
+    std::thread::spawn(|| {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(serve);
+    });
+    let port = told.recv_timeout(LONG).unwrap();
+    let join = |rank| {
+        let locator = Locator::Tcp { host: "127.0.0.1".into(), port };
+        let spec = JoinSpec { timeout: LONG, ..JoinSpec::new(rank, count, locator, "a test") };
+        let control = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap();
+        control.register(7, (0..count).collect::<Arc<[u32]>>())
+    };
+    std::thread::scope(|scope| {
+        let joining: Vec<_> = (1..count).map(|rank| scope.spawn(move || join(rank))).collect();
+        joining.into_iter().map(|joining| joining.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn nobody_waits_for_the_goodbye_of_a_stopped_rank_0_that_was_left_behind() {
+    let members = members_of_a_silent_coordinator(4);
+    std::thread::scope(|scope| {
+        for member in members {
+            scope.spawn(move || {
+                let until = Until::GivingUp(Instant::now() + LONG);
+                let agreed = member.agree(Purpose::Agree, 1, Duration::from_millis(300), until).unwrap();
+                assert!(!agreed.members.contains(0) && agreed.members.len() == 3, "{agreed:?}");
+                let leaves = Instant::now();
+                drop(member);
+                assert!(leaves.elapsed() < GOODBYE_TIMEOUT, "{:?}", leaves.elapsed());
+            });
+        }
+    });
+}
+
+#[test]
+fn an_abort_and_a_revocation_reach_the_members_though_rank_0_is_stopped() {
+    let members = members_of_a_silent_coordinator(3);
+    members[0].abort(AbortCause::new(1, AbortKind::User, "enough"));
+    for member in &members {
+        member.abort_flag().wait(Instant::now() + LONG);
+        let cause = member.abort_flag().cause().expect("rank 1 has aborted");
+        assert_eq!((cause.by, &*cause.reason), (1, "enough"));
+        assert!(!member.abort_flag().is_revoked());
+    }
+    members[1].revoke(AbortCause::new(2, AbortKind::Revoked, ""));
+    let until = Instant::now() + LONG;
+    while !members.iter().all(|member| member.abort_flag().is_revoked()) {
+        assert!(Instant::now() < until, "a revocation after an abort is told too");
+        std::thread::yield_now();
+    }
+    // Each waits for an answer to its goodbye.
+    std::thread::scope(|scope| members.into_iter().for_each(|member| drop(scope.spawn(|| drop(member)))));
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc as queue;
 
 use super::coordinator::BoxedStream;
@@ -13,7 +13,7 @@ use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Locality};
 use super::peers::snapshots::{FromFetcher, Hash, ToFetcher, hear};
-use super::peers::waiting_list::{GroupId, MemberAddress};
+use super::peers::waiting_list::{BEAT, GroupId, MemberAddress};
 use super::runtime::ControlRuntime;
 use super::wire::{encode, invalid};
 use crate::error::Result;
@@ -153,12 +153,17 @@ async fn attend(way: &Way, report: &Sender<News>) -> String {
 
 async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    let ToFetcher::Offered { version, digest, .. } = hear(&mut read, 0).await?.0 else {
+    let ToFetcher::Offered { version, digest, .. } = first_word(&mut read, &mut write).await? else {
         return Err(invalid("it has not said what it offers".to_owned()));
     };
     let (ask, mut jobs) = queue::unbounded_channel();
     let _ = report.send(News::Offered { source, version, digest, requests: Requests(ask) });
-    while let Some(job) = jobs.recv().await {
+    loop {
+        let Ok(job) = tokio::time::timeout(BEAT, jobs.recv()).await else {
+            beat(&mut write).await?;
+            continue;
+        };
+        let Some(job) = job else { break };
         let (request, expected) = match job {
             Job::Chunk { index, bytes } => (FromFetcher::Chunk { index: index as u32 }, bytes),
             Job::Hash { index } => (FromFetcher::Hash { index: index as u32 }, 0),
@@ -178,6 +183,25 @@ async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io:
         }
     }
     Ok(())
+}
+
+/// Waits until the member has a copy. Tells it at every beat that this newcomer is there.
+async fn first_word(
+    read: &mut (impl AsyncRead + Unpin),
+    write: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<ToFetcher> {
+    let mut hearing = std::pin::pin!(hear(read, 0));
+    loop {
+        match tokio::time::timeout(BEAT, &mut hearing).await {
+            Ok(heard) => return heard.map(|(said, _)| said),
+            Err(_) => beat(write).await?,
+        }
+    }
+}
+
+async fn beat(write: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    write.write_all(&encode(&FromFetcher::Beat)).await?;
+    write.flush().await
 }
 
 #[cfg(test)]

@@ -146,6 +146,8 @@ pub(crate) enum Rejection {
     /// The other side is not Kolo, or the connection broke. Another attempt may succeed, and there is nothing to
     /// report.
     Foreign(String),
+    /// The other side is Kolo, but has another rendezvous key or none, so it is not the process that was looked for.
+    OtherJob(String),
     /// The other side is Kolo, but its version, secret or settings do not fit.
     Misfit { problem: String, remedy: String },
 }
@@ -232,10 +234,10 @@ impl Preamble {
             _ => {}
         }
         match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
-            (true, false) => Err(Rejection::Foreign(format!(
+            (true, false) => Err(Rejection::OtherJob(format!(
                 "{them} belongs to another job: it has no rendezvous key, but this job's rendezvous named one"
             ))),
-            (false, true) => Err(Rejection::Foreign(format!(
+            (false, true) => Err(Rejection::OtherJob(format!(
                 "{them} belongs to another job: it requires the key of a rendezvous (file, store, board), \
                  but this process was only given an address"
             ))),
@@ -252,7 +254,7 @@ pub(crate) fn too_many(rejected: u64) -> Option<[u8; PREAMBLE_BYTES]> {
 }
 
 fn other_job(them: &str) -> Rejection {
-    Rejection::Foreign(format!("{them} belongs to another job: it has another rendezvous key"))
+    Rejection::OtherJob(format!("{them} belongs to another job: it has another rendezvous key"))
 }
 
 fn different_secrets(them: &str) -> Rejection {

@@ -33,6 +33,7 @@ fn problem(result: Greeting) -> String {
     match result {
         Err(Rejection::Misfit { problem, .. }) => problem,
         Err(Rejection::Foreign(problem)) => format!("foreign: {problem}"),
+        Err(Rejection::OtherJob(problem)) => format!("other job: {problem}"),
         Ok(_) => panic!("expected a rejection"),
     }
 }
@@ -65,7 +66,7 @@ async fn all_keys_must_agree() {
     for (rank, coordinator) in [(Some(1), Some(2)), (Some(1), None), (None, Some(2))] {
         let (rank, coordinator) = both(&keys(Some("same"), rank), &keys(Some("same"), coordinator)).await;
         for told in [problem(rank), problem(coordinator)] {
-            assert!(told.starts_with("foreign: ") && told.contains("another job"), "{told}");
+            assert!(told.starts_with("other job: ") && told.contains("another job"), "{told}");
         }
     }
 }

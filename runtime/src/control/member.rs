@@ -71,8 +71,12 @@ pub(crate) struct State {
     pub(super) communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
+    /// Aborts that the coordinator has told this rank of, and whether each was a revocation.
+    echoes: VecDeque<(u64, bool)>,
     /// Communicators that this rank has dropped, the last ones.
     dropped: VecDeque<u64>,
+    /// Ranks that do not answer and without which the others have gone on. No rank waits for their goodbyes.
+    left_behind: BTreeSet<u32>,
     /// Communicators whose other members have gone on without this rank, each with one of these members.
     fenced: HashMap<u64, u32>,
 }
@@ -239,6 +243,7 @@ impl Shared {
             }),
             FromCoordinator::Aborted { communicator, cause } => {
                 // The coordinator tells all members.
+                remember(&mut self.lock().echoes, (communicator, cause.kind == AbortKind::Revoked));
                 let _ = self.aborted_by_member(communicator, cause);
             }
             FromCoordinator::Lost { rank, loss } => self.change(|state| {
@@ -338,6 +343,13 @@ impl Shared {
         told
     }
 
+    /// Whether the coordinator has told its members of an abort of this kind, or of a revocation.
+    pub(crate) fn has_echo(&self, communicator: u64, kind: AbortKind) -> bool {
+        let state = self.lock();
+        let mut echoes = state.echoes.iter().filter(|(id, _)| *id == communicator);
+        echoes.any(|(_, is_revoked)| *is_revoked || kind != AbortKind::Revoked)
+    }
+
     /// Ends the communicators that were split off one which this rank revokes.
     pub(crate) fn revoke_below(&self, communicator: u64, cause: &AbortCause) {
         self.change(|state| state.revoke_below(communicator, self.rank, cause));
@@ -350,6 +362,11 @@ impl Shared {
             return None; // Rank 0 may remain for some time so that the others can leave in good order.
         }
         state.communicators.get(&communicator).map(|registered| registered.members.clone())
+    }
+
+    /// Returns the rank in a communicator of one of its members.
+    pub(crate) fn place_in(&self, communicator: u64, rank: u32) -> Option<u32> {
+        self.lock().communicators.get(&communicator)?.index(rank)
     }
 
     /// Returns the communicators that this rank shares with another rank, each with the other's rank in it.
@@ -372,6 +389,17 @@ impl Shared {
         };
         let others = state.lost.iter().filter(|(_, loss)| is_silent(loss)).map(|(rank, _)| *rank);
         first.into_iter().chain(others).collect()
+    }
+
+    /// Records that the members of all ranks' communicator have gone on without these ranks.
+    pub(crate) fn leave_behind(&self, ranks: impl Iterator<Item = u32>) {
+        self.lock().left_behind.extend(ranks);
+    }
+
+    /// Returns the ranks that were left behind and have not said goodbye.
+    pub(crate) fn left_behind(&self) -> Vec<u32> {
+        let state = self.lock();
+        state.left_behind.difference(&state.departed).copied().collect()
     }
 
     /// Records that the others have gone on without this rank. `by` is one of them.
@@ -421,7 +449,9 @@ pub(crate) fn serve(
             next_ticket: 1,
             communicators: HashMap::new(),
             early_aborts: VecDeque::new(),
+            echoes: VecDeque::new(),
             dropped: VecDeque::new(),
+            left_behind: BTreeSet::new(),
             fenced: HashMap::new(),
         }),
         changed: Condvar::new(),

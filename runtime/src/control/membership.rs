@@ -99,13 +99,16 @@ impl Membership {
         self.tell(cause);
     }
 
-    /// Tells the other members, through the coordinator or, if it is gone, through their listeners.
+    /// Tells the other members, through the coordinator or, if it is gone or stopped, through their listeners.
     fn tell(&self, cause: AbortCause) {
         let (shared, communicator) = (self.control.shared(), self.communicator);
         let standing = shared.lock().coordinator.clone();
         match standing {
             CoordinatorStanding::Open => {
-                shared.send(&ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause });
+                let abort =
+                    |cause| ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause };
+                shared.send(&abort(cause.clone()));
+                self.control.tell_members_unless_echoed(&self.members, communicator, cause);
             }
             // All ranks notice the loss of rank 0 by themselves.
             CoordinatorStanding::Lost(_) if cause.kind != AbortKind::Revoked => {}

@@ -86,7 +86,7 @@ pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
 };
-pub(crate) use regroup::{Disagreement, Purpose, RegroupSpec, Until};
+pub(crate) use regroup::{Absence, Disagreement, Purpose, RegroupSpec, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
@@ -347,8 +347,13 @@ impl Inner {
         }
         self.wait_for_abort_delivery();
         self.announce(&ToCoordinator::Goodbye);
-        self.wait_for_goodbye();
-        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
+        // Ranks that were left behind say nothing any more.
+        let left_behind = self.shared.left_behind();
+        if !left_behind.contains(&0) {
+            self.wait_for_goodbye();
+        }
+        let lingers =
+            departure == Departure::Orderly && left_behind.is_empty() && !self.shared.anything_aborted();
         self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 
@@ -425,8 +430,8 @@ pub(crate) fn derive(seed: &[u8; 32], label: &[u8]) -> [u8; 32] {
     mac(seed, label, &[]).finalize().into_bytes().into()
 }
 
-/// Reports that a rank will not come, and why.
-type Alarm = oneshot::Receiver<(u32, String)>;
+/// Reports that a process will not come.
+type Alarm = oneshot::Receiver<Absence>;
 
 struct Joined {
     shared: Arc<Shared>,
@@ -485,15 +490,15 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
 async fn first_of<T>(
     spec: &JoinSpec,
     welcome: impl Future<Output = Result<T>>,
-    alarmed: impl Future<Output = (u32, String)>,
+    alarmed: impl Future<Output = Absence>,
 ) -> Result<T> {
     tokio::select! {
         biased;
         joined = welcome => joined,
-        (rank, how) = alarmed => Err(Error::Join {
+        absence = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
-            problem: format!("rank {rank} cannot take part: {how}"),
+            problem: absence.to_string(),
             remedy: "Call shrink or grow again".into(),
         }),
     }

@@ -16,7 +16,7 @@ use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Listener, Locality};
 use super::peers::waiting_list::{Admission, FromNewcomer, MemberAddress, Newcomer, ToNewcomer, beat, hear};
-use super::regroup::Regroup;
+use super::regroup::{Absence, Regroup};
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
@@ -39,7 +39,7 @@ pub(crate) struct Applicant {
 /// A place in the group that a newcomer has been offered, with its connection to the member that offered it.
 pub(crate) struct Offer {
     pub(crate) admission: Admission,
-    alarm: Option<oneshot::Receiver<(u32, String)>>,
+    alarm: Option<oneshot::Receiver<Absence>>,
     reader: AbortHandle,
 }
 
@@ -55,7 +55,8 @@ enum AttemptError {
     Silent(String),
     /// The newcomer has waited there, and the member is gone.
     Lost(String),
-    Fatal(Error),
+    /// The member refuses it. Another may let it in: the port may belong to another job by now.
+    Misfit(Error),
 }
 
 impl Applicant {
@@ -98,7 +99,7 @@ impl Applicant {
 
     /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
     /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
-    /// whenever no listener lets the newcomer in.
+    /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
@@ -107,12 +108,14 @@ impl Applicant {
     ) -> Result<Offer> {
         let mut known: Vec<MemberAddress> = Vec::new();
         let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
+        // The last refusal, after which another member let the newcomer wait and left.
+        let mut refusal = None;
         loop {
             let invitation = invite()?;
             let mut addresses = invitation.addresses.clone();
             addresses.extend(known.iter().filter(|address| !invitation.addresses.contains(address)).cloned());
             let mut causes = Vec::new();
-            let (mut any_silent, mut has_waited) = (false, false);
+            let (mut any_silent, mut has_waited, mut misfit) = (false, false, None);
             for address in addresses {
                 match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
@@ -125,19 +128,23 @@ impl Applicant {
                         has_waited = true;
                         causes.push(cause);
                     }
-                    Err(AttemptError::Fatal(error)) => return Err(error),
+                    Err(AttemptError::Misfit(error)) => misfit = misfit.or(Some(error)),
                 }
                 out_of_time(until)?;
             }
             if has_waited {
                 (closed_since, reach_by) = (None, Instant::now() + reach);
+                refusal = misfit.or(refusal);
                 continue;
+            }
+            if let Some(error) = misfit {
+                return Err(error);
             }
             let since = *closed_since.get_or_insert_with(Instant::now);
             let is_over = !any_silent && since.elapsed() > CLOSED_AFTER;
             if is_over || Instant::now() >= reach_by {
                 causes.truncate(4);
-                return Err(nobody(&causes.join("; ")));
+                return Err(refusal.unwrap_or_else(|| nobody(&causes.join("; "))));
             }
             std::thread::sleep(RETRY_MOST);
         }
@@ -165,7 +172,7 @@ impl Applicant {
                 Ok(stream) => wait_for_admission(stream, newcomer, silent_after, &tell, until).await,
                 Err(ConnectError::Silent(cause)) => Err(AttemptError::Silent(cause)),
                 Err(ConnectError::Misfit { problem, remedy }) => {
-                    Err(AttemptError::Fatal(misfit(problem, remedy)))
+                    Err(AttemptError::Misfit(misfit(problem, remedy)))
                 }
                 Err(error) => Err(AttemptError::Closed(error.text())),
             };
@@ -239,9 +246,10 @@ async fn wait_for_admission(
             match hear(&mut reader, silent_after).await {
                 Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
+                Some(ToNewcomer::Full { problem }) => return Err(AttemptError::Silent(problem)),
                 Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
-                    return Err(AttemptError::Fatal(misfit(problem, remedy)));
+                    return Err(AttemptError::Misfit(misfit(problem, remedy)));
                 }
                 None => {
                     return Err(AttemptError::Lost(
@@ -268,10 +276,11 @@ async fn listen(
     mut reader: BufReader<ReadHalf<BoxedStream>>,
     queue: queue::UnboundedSender<bytes::Bytes>,
     silent_after: Duration,
-    sound: oneshot::Sender<(u32, String)>,
+    sound: oneshot::Sender<Absence>,
 ) {
     while let Some(ToNewcomer::Beat | ToNewcomer::Welcome { .. }) = hear(&mut reader, silent_after).await {}
-    let _ = sound.send((0, "the members have abandoned the attempt for now".to_owned()));
+    let why = "the members have abandoned the attempt for now".to_owned();
+    let _ = sound.send(Absence { rank: None, why });
     drop(queue);
 }
 
@@ -307,5 +316,114 @@ fn interrupted() -> Error {
         kind: JoinFailure::Interrupted,
         problem: "the control thread ended while joining".to_owned(),
         remedy: "Keep the ControlRuntime alive until the communicator is made".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peers::waiting_list::WaitingList;
+    use super::*;
+    use crate::control::GroupId;
+    use crate::job::limits::MAX_WAITING_NEWCOMERS;
+
+    const GROUP: GroupId = [9; 16];
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn spec() -> JoinSpec {
+        JoinSpec::local(1).remove(0)
+    }
+
+    /// Opens a listener with a waiting list that refuses newcomers with these settings.
+    fn open(runtime: &ControlRuntime, refused: &'static [u8]) -> (Arc<Listener>, Arc<WaitingList>) {
+        let (report, opened) = mpsc::sync_channel(1);
+        runtime.spawn(async move { report.send(Listener::open_for_threads().unwrap()).unwrap() });
+        let listener = Arc::new(opened.recv_timeout(LONG).unwrap());
+        let refuses = move |newcomer: &Newcomer| {
+            (newcomer.settings == refused).then(|| ("other settings".to_owned(), "change them".to_owned()))
+        };
+        let list = listener.waiting_list(GROUP, || WaitingList::new(GROUP, LONG, Box::new(refuses)));
+        (listener, list)
+    }
+
+    fn applicant(invitation: &Invitation, settings: &[u8], runtime: &ControlRuntime) -> Applicant {
+        Applicant::new(invitation, spec(), settings.to_vec(), None, LONG, runtime.clone()).unwrap()
+    }
+
+    /// Fills a waiting list. The newcomers wait as long as the result exists.
+    fn fill(list: &WaitingList, listener: &Arc<Listener>, runtime: &ControlRuntime) -> Vec<BoxedStream> {
+        let (report, done) = mpsc::sync_channel(1);
+        let at = listener.clone();
+        runtime.spawn(async move {
+            let mut streams = Vec::new();
+            for _ in 0..MAX_WAITING_NEWCOMERS {
+                let own = Listener::open_for_threads().unwrap();
+                let (credentials, opening) =
+                    (at.address().credentials(&spec()), Opening::Wait { group: GROUP });
+                let connect = own.connect(at.address(), Locality::SameHost, credentials, &opening, LONG);
+                let mut stream = connect.await.unwrap();
+                let listener = own.address().clone();
+                let (hostname, version) = ("node7".to_owned(), VERSION.to_owned());
+                let hello = Newcomer {
+                    listener,
+                    hostname,
+                    pid: 1,
+                    host_key: 3,
+                    version,
+                    slot: None,
+                    settings: vec![0],
+                };
+                stream.write_all(&encode(&FromNewcomer::Hello(hello))).await.unwrap();
+                streams.push(stream);
+            }
+            report.send(streams).unwrap();
+        });
+        let streams = done.recv_timeout(LONG).unwrap();
+        wait_for("the list is full", || list.newcomers().len() == MAX_WAITING_NEWCOMERS);
+        streams
+    }
+
+    fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + LONG;
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_newcomer_that_one_listener_does_not_let_in_waits_at_the_next() {
+        let runtime = ControlRuntime::new().unwrap();
+        let (refuses, full, fits) = (open(&runtime, &[1]), open(&runtime, &[]), open(&runtime, &[]));
+        let _others = fill(&full.1, &full.0, &runtime);
+        let addresses: Vec<MemberAddress> = [&refuses, &full, &fits]
+            .map(|(listener, _)| MemberAddress { listener: listener.address().clone(), host_key: 3 })
+            .into();
+        let invitation = Invitation { group: GROUP, addresses: addresses.clone(), secret: None };
+        std::thread::scope(|scope| {
+            let applicant = applicant(&invitation, &[1], &runtime);
+            let waits = scope.spawn(move || applicant.wait(&|| Ok(invitation.clone()), LONG, None));
+            wait_for("the newcomer waits", || waits.is_finished() || !fits.1.newcomers().is_empty());
+            let id = fits.1.newcomers().first().map(Newcomer::id);
+            let Some(id) = id else { panic!("{}", waits.join().unwrap().err().expect("it does not wait")) };
+            let (at, lineage) = (addresses[2].clone(), Vec::new());
+            let admission =
+                Admission { at, regroup_id: [1; 32], rank: 2, world_size: 3, patience: LONG, lineage };
+            let _admitted = fits.1.admit(id, admission, Box::new(|| ())).expect("it waits");
+            assert!(waits.join().unwrap().is_ok());
+        });
+    }
+
+    #[test]
+    fn a_refusal_is_final_if_no_listener_lets_the_newcomer_in() {
+        let runtime = ControlRuntime::new().unwrap();
+        let (refuses, full) = (open(&runtime, &[1]), open(&runtime, &[]));
+        let _others = fill(&full.1, &full.0, &runtime);
+        let address =
+            |listener: &Listener| MemberAddress { listener: listener.address().clone(), host_key: 3 };
+        let addresses = vec![address(&refuses.0), address(&full.0)];
+        let invitation = Invitation { group: GROUP, addresses, secret: None };
+        let applicant = applicant(&invitation, &[1], &runtime);
+        let error = applicant.wait(&|| Ok(invitation.clone()), LONG, None).err().expect("no place");
+        assert!(error.to_string().contains("other settings"), "{error}");
     }
 }

@@ -55,6 +55,11 @@ impl Until {
             Self::GivingUp(deadline) | Self::Deciding(deadline) => deadline,
         }
     }
+
+    /// Whether all members are to decide without the late ones by now.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Deciding(deadline) if Instant::now() >= deadline)
+    }
 }
 
 /// Reason why a member did not take part in a decision.
@@ -162,6 +167,18 @@ impl Control {
         }
     }
 
+    /// Tells members that a communicator is aborted, if the coordinator does not show soon that it has told them.
+    pub(super) fn tell_members_unless_echoed(
+        &self,
+        members: &Arc<[u32]>,
+        communicator: u64,
+        cause: AbortCause,
+    ) {
+        if let Some(peers) = &self.inner.peers {
+            peers.abort_unless_echoed(members, communicator, cause);
+        }
+    }
+
     /// Makes a control plane for some ranks, and possibly newcomers, all of which call this. The rank that becomes rank
     /// 0 runs the coordinator. Blocks until all have come, one of them is gone or silent, an alarm sounds, or the
     /// deadline passes.
@@ -225,7 +242,24 @@ pub(crate) struct RegroupSpec<'a> {
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
     /// Reports that another rank will not come.
-    pub(crate) alarm: Option<oneshot::Receiver<(u32, String)>>,
+    pub(crate) alarm: Option<oneshot::Receiver<Absence>>,
+}
+
+/// The news that a process will not come to a regrouping.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Absence {
+    /// Its rank in the communicator that regroups. `None` for a newcomer, or if the reason names it.
+    pub(crate) rank: Option<u32>,
+    pub(crate) why: String,
+}
+
+impl std::fmt::Display for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} cannot take part: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
 }
 
 impl Membership {

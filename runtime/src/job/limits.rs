@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 9;
+pub(crate) const PROTOCOL: u32 = 10;
 
 /// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
 /// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
@@ -104,6 +104,15 @@ pub(crate) const MAX_LISTENER_BYTES: usize = 32 + MAX_LISTENER_ADDRESSES * 33;
 /// each other who is waiting.
 pub(crate) const MAX_WAITING_NEWCOMERS: usize = 64;
 
+/// Longest silence of a newcomer that fetches a copy of the state, and longest time for one answer to it. It says
+/// something at every beat, except while it waits for a chunk, which it does for 5 s at most. A newcomer that was away
+/// for longer connects again, and continues where it was.
+pub(crate) const FETCHER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Age of the last word of any newcomer beyond which a copy of the state is not given to a further one: five beats. The
+/// newcomers for which it was made may be gone, and it grows old.
+pub(crate) const COPY_UNHEARD: Duration = Duration::from_secs(1);
+
 /// Most listeners that an invitation names. Its text, of some 150 characters per listener, stays short enough for a
 /// variable.
 pub(crate) const MAX_MEMBER_ADDRESSES: usize = 16;
@@ -126,6 +135,11 @@ pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that a leaving rank waits until members have heard that it has given up, if no coordinator tells them.
 /// They hear it within milliseconds unless they are stopped, and they wait as long for it before they blame a rank.
 pub(crate) const ABORT_DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Time within which the coordinator echoes an abort to the rank that has sent it. After that, the rank tells the other
+/// members itself. A coordinator of thousands of ranks answers within some ten milliseconds; a false alarm costs a few
+/// connections.
+pub(crate) const ABORT_ECHO: Duration = Duration::from_millis(100);
 
 /// Longest time that the closing coordinator waits for its last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);

@@ -19,6 +19,8 @@ from .handles import FRAME_BYTES, NONCE_BYTES, Handle, answer_context, framed, u
 #: Seconds that a new connection has to authenticate itself, and the most connections that may be doing so at once.
 _GREETING_SECONDS, _STRANGERS = 10.0, 256
 _PAUSE = 0.05
+#: Most meetings of which a listener remembers how they ended. Members have forgotten older ones too.
+_REMEMBERED = 1024
 #: The system's errors for an address to which there is no route from here.
 _NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
@@ -76,8 +78,8 @@ class Listener:
         self.changed = threading.Condition()
         #: The visitors that wait, by the number of the meeting that they came for.
         self.visitors: dict[int, list[Visitor]] = {}
-        #: Meetings that can no longer be joined, and why.
-        self.refused: dict[int, str] = {}
+        #: Meetings that can no longer be joined, and what visitors are told about each.
+        self.refused: dict[int, dict] = {}
         #: For each meeting, the incarnations of the members that go on after it, as far as this process has agreed to.
         self.decided: dict[int, list[str]] = {}
         self._wake, self._woken = socket.socketpair()
@@ -87,12 +89,18 @@ class Listener:
         _listeners.add(self)
         self._thread.start()
 
-    def refuse(self, meeting: int, why: str) -> None:
-        """Sends away the visitors that wait for a meeting, and those that come for it later."""
+    def refuse(self, meeting: int, why: str, **more) -> None:
+        """Sends away the visitors that wait for a meeting, and those that come for it later. ``more`` describes the error."""
         with self.changed:
-            self.refused[meeting] = why
+            told = {"error": why, **more}
+            _remember(self.refused, meeting, told)
             for visitor in self.visitors.pop(meeting, ()):
-                visitor.dismiss(self.handle.key, error=why)
+                visitor.dismiss(self.handle.key, **told)
+
+    def decide(self, meeting: int, members: list[str]) -> None:
+        """Records the incarnations of the members that go on after a meeting."""
+        with self.changed:
+            _remember(self.decided, meeting, members)
 
     def close(self) -> None:
         """Ends the thread; waiting visitors lose their connection. May be called again."""
@@ -185,7 +193,7 @@ class Listener:
             if visitor.said.get("at") is None:
                 visitor.dismiss(key, decided=self.decided.get(meeting))
             elif meeting in self.refused:
-                visitor.dismiss(key, error=self.refused[meeting])
+                visitor.dismiss(key, **self.refused[meeting])
             else:
                 visitor.tell(key, missing=None)
                 self.visitors.setdefault(meeting, []).append(visitor)
@@ -203,6 +211,14 @@ class Listener:
                     self.changed.notify_all()
                 if not left:
                     del self.visitors[meeting]
+
+
+def _remember(ends: dict[int, object], meeting: int, end: object) -> None:
+    """Adds how a meeting has ended, and forgets the oldest ones."""
+    ends.pop(meeting, None)
+    ends[meeting] = end
+    while len(ends) > _REMEMBERED:
+        del ends[next(iter(ends))]
 
 
 class _Stranger:

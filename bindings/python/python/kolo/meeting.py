@@ -56,8 +56,8 @@ class Meeting:
             try:
                 comm = self._lead(settings)
             except BaseException as error:
-                # Members that wait, and those that come later, get the same reason.
-                self._listener.refuse(self._number, f"{used} for a meeting that failed: {error}")
+                # Members that wait, and those that come later, get the same error.
+                self._listener.refuse(self._number, f"{used} for a meeting that failed: {error}", **_described(error))
                 raise
             self._listener.refuse(self._number, used)
             return comm
@@ -73,7 +73,7 @@ class Meeting:
             self._gather()
             return self._join_with_them(settings)
         except Error as error:
-            self._dismiss(error=str(error), kind=type(error).__name__)
+            self._dismiss(error=str(error), **_described(error))
             raise
 
     def _join_with_them(self, settings: dict[str, str]) -> _kolo.Comm:
@@ -188,9 +188,10 @@ class Meeting:
                     except _AGAIN as error:
                         cause = error  # the first member says what comes next
                 missing = said.get("missing", missing)
-                said = visit.hear(self._deadline + _GRACE)
-        except TimeoutError:
-            raise (self._failed(cause) if cause else self._late([0] if missing is None else missing)) from None
+                try:
+                    said = visit.hear(self._deadline + _GRACE)
+                except TimeoutError:
+                    raise (self._failed(cause) if cause else self._late([0] if missing is None else missing)) from None
         finally:
             visit.close()
         raise self._lost(0, "its connection broke while members met")
@@ -213,7 +214,8 @@ class Meeting:
     def _told(self, said: dict) -> Error:
         kind = {"PeerLost": PeerLost, "Timeout": Timeout, "Mismatch": Mismatch}.get(said.get("kind"), Join)
         text = said["error"]
-        return kind(text if text.startswith("reconfigure") else f"{self._name()}: {text}", rank=self.rank)
+        text = text if text.startswith("reconfigure") else f"{self._name()}: {text}"
+        return kind(text, rank=self.rank, operation="reconfigure", peer=said.get("peer"))
 
     # Both.
 
@@ -271,6 +273,11 @@ class Meeting:
         return f"rank {at} ({self._members[at].who()})"
 
 
+def _described(error: BaseException) -> dict:
+    """Returns what lets another member raise the same error."""
+    return {"kind": type(error).__name__, "peer": getattr(error, "peer", None)}
+
+
 def decide(listener: Listener, number: int, handles: list[str], left: list[int]) -> bool:
     """Returns whether this process may go on with the members ``left`` of a meeting. It may not if other members have gone on
     without it: they have left their communicator, which from here looks as if they had ended."""
@@ -282,8 +289,7 @@ def decide(listener: Listener, number: int, handles: list[str], left: list[int])
             answers = list(asking.map(lambda member: _decision(member, number), out))
         if any(answer is not None and listener.handle.incarnation not in answer for answer in answers):
             return False
-    with listener.changed:
-        listener.decided[number] = [members[at].incarnation for at in left]
+    listener.decide(number, [members[at].incarnation for at in left])
     return True
 
 

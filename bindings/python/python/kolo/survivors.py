@@ -27,6 +27,12 @@ _IS_HERE = 8
 #: No newcomer waits at this rank's port for a copy of its state.
 _NOBODY_ASKS = 16
 
+#: This rank's time for the step was not over when it reached the end. Otherwise no time is left to repeat it.
+_IS_IN_TIME = 32
+
+#: What all ranks must have set for a step with a time-out to be repeated.
+_REPEATS = _MAY_REPEAT | _IS_HERE | _IS_IN_TIME
+
 
 class Change(NamedTuple):
     """How the members of a group have changed."""
@@ -143,6 +149,8 @@ class Survivors:
                 vote |= _NOBODY_WAITS
             if not is_asked:
                 vote |= _NOBODY_ASKS
+            if end is None or time.monotonic() < end:
+                vote |= _IS_IN_TIME
             flags, there = self._comm.agree(vote | _IS_HERE, timeout=_left(end))
             self._is_due = flags & (_NOBODY_WAITS | _IS_HERE) == _IS_HERE
             self._is_asked = flags & (_NOBODY_ASKS | _IS_HERE) == _IS_HERE
@@ -150,15 +158,22 @@ class Survivors:
                 return result
             before = self._comm.world_size
             self._is_spent = end is not None
-            repeats = flags & _MAY_REPEAT and flags & _IS_HERE and len(there) < before
+            repeats = flags & _REPEATS == _REPEATS and len(there) < before
             if self._is_spent and not repeats:
                 # A late rank comes to the next step too, so nothing waits for it here. All ranks decide from the same flags.
-                if problem is None and not flags & _IS_HERE:
+                is_late = not flags & _IS_HERE or flags & (_MAY_REPEAT | _IS_IN_TIME) == _MAY_REPEAT
+                if problem is None and is_late:
                     problem = self._gave_up(
                         Aborted, "the step was abandoned: a live rank did not finish it in time"
                     )
                 raise problem or self._gave_up(Revoked, _FAILED)
-            self._become(self._comm.shrink(timeout=_left(end)))
+            try:
+                self._become(self._comm.shrink(timeout=_left(end)))
+            except Aborted as error:
+                if end is None or problem is None or type(error) is not Aborted:
+                    raise
+                # The time ran out while the members agreed. The step's own error says more.
+                raise problem from error
             if not flags & _MAY_REPEAT or self._comm.world_size == before:
                 raise problem or self._gave_up(Revoked, _FAILED)
             self._check_number(before)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from members import SECONDS, expect, reconfigure, run
 from torch._C._distributed_c10d import ErrorType
 
+import kolo.listener
 import kolo.torch
 
 
@@ -39,6 +40,34 @@ def test_a_uuid_that_only_the_first_has_used():
         me.meet_in_store("told")
 
     run(3, body)
+
+
+def test_a_late_member_gets_the_error_of_the_others():
+    def body(me):
+        handles = me.handles("a")
+        if me.start == 2:
+            me.store.wait(["over-0", "over-1"])
+        with pytest.raises(kolo.torch.Timeout, match="had not come") as raised:
+            reconfigure(7, handles, 1)
+        assert raised.value.peer == 2
+        me.meet_in_store("over")
+        # The group is unchanged, and meets again.
+        reconfigure(8, handles)
+        expect(me.start, 3)
+
+    run(3, body)
+
+
+def test_a_listener_forgets_the_oldest_meetings():
+    listener = kolo.listener.Listener(0)
+    try:
+        for meeting in range(3000):
+            listener.refuse(meeting, "over")
+            listener.decide(meeting, ["a"])
+        for ends in (listener.refused, listener.decided):
+            assert len(ends) <= 1024 and 2999 in ends and 0 not in ends
+    finally:
+        listener.close()
 
 
 def test_lists_that_make_no_sense():

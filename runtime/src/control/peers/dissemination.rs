@@ -1,6 +1,49 @@
 //! Dissemination of messages to all members without a coordinator.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{PeerMessage, Task};
+use crate::control::abort::AbortCause;
+use crate::control::wire::encode;
+
+/// An abort of a communicator, to be told to its members.
+pub(in crate::control) struct Abort {
+    pub(super) members: Arc<[u32]>,
+    pub(super) communicator: u64,
+    pub(super) cause: AbortCause,
+}
+
+impl Task {
+    pub(super) fn disseminate(&mut self, abort: Abort) {
+        let Abort { members, communicator, cause } = abort;
+        let abort = encode(&PeerMessage::Abort { communicator, cause });
+        let silent = self.shared.silent();
+        for rank in targets(&members, self.shared.rank) {
+            if self.gone.contains_key(&rank) {
+                continue;
+            }
+            self.send(rank, abort.clone());
+            if silent.contains(&rank) {
+                continue; // No answer is expected from this rank.
+            }
+            // Its answer confirms the earlier messages.
+            self.send(rank, encode(&PeerMessage::Ping));
+            self.awaiting_ack.insert(rank);
+        }
+    }
+
+    /// Tells the members of aborts that the coordinator has not told in time. Its process is stopped, or its host cut
+    /// off.
+    pub(super) fn disseminate_unechoed(&mut self, now: Instant) {
+        for (_, abort) in self.unechoed.extract_if(.., |(due, _)| *due <= now).collect::<Vec<_>>() {
+            if !self.shared.has_echo(abort.communicator, abort.cause.kind) {
+                self.disseminate(abort);
+            }
+        }
+    }
+}
 
 /// Returns the members to which this member passes on news for all, when it hears it first: those at distances of 1, 2,
 /// 4 ... in both directions. News thus reaches all members in as many steps as their number has binary digits, even

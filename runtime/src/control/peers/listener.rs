@@ -6,8 +6,9 @@
 //! they know it. The handshake and the sealed stream are those of the coordinator.
 //!
 //! A listener exists for as long as its process has a place in the job. The system refuses connections to the port of a
-//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]). A stopped process accepts
-//! connections and stays silent.
+//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]). So does the answer of a process
+//! with another key, such as a rank that was started again and has the same port. A stopped process accepts connections
+//! and stays silent.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -212,6 +213,8 @@ impl Listener {
     /// Sends connections from members of this job to `events` from now on.
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.services.send_modify(|services| {
+            // The control planes of communicators that this process has dropped.
+            services.worlds.retain(|_, events| events.strong_count() > 0);
             services.worlds.insert(cookie, events.downgrade());
         });
     }
@@ -442,8 +445,8 @@ fn draw() -> Result<(u64, RendezvousKey)> {
     Ok((id, key.try_into().expect("sixteen bytes")))
 }
 
-/// Connects to a listener's port. The member is gone if every address refuses the connection, and silent if one does
-/// not answer.
+/// Connects to a listener's port. The member is gone if every address refuses the connection or belongs to another
+/// process, and silent if one does not answer.
 async fn connect_to_port(
     at: &ListenerAddress,
     locality: Locality,
@@ -494,6 +497,10 @@ async fn attempt(
         Ok(Err(Rejection::Misfit { problem, remedy })) => {
             Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
         }
+        // The listener would know its own key. Its process has ended, and another has its port now.
+        Ok(Err(Rejection::OtherJob(cause))) => Err(ConnectError::Gone(format!(
+            "another process has {address} now ({cause}): its process has ended"
+        ))),
         Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
         Err(_) => Err(silent("it accepts connections but says nothing")),
     }
@@ -542,6 +549,39 @@ mod tests {
         listener.leave_behind(this, &many, 5, Scope::Some);
         assert!(matches!(connect(this, 2).await, Some(ConnectError::Gone(_))));
         assert!(told(connect(this, 10).await).is_of(5));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_listener_forgets_the_control_planes_that_have_ended() {
+        let listener = Listener::open_for_threads().unwrap();
+        let (kept, _inbox) = mpsc::unbounded_channel();
+        listener.move_in([0; 16], &kept);
+        for job in 1..100 {
+            let (events, _inbox) = mpsc::unbounded_channel();
+            listener.move_in([job; 16], &events);
+        }
+        let worlds = &listener.services.borrow().worlds;
+        assert!(worlds.len() <= 2 && worlds.contains_key(&[0; 16]), "{} control planes", worlds.len());
+    }
+
+    /// With a narrow KOLO_PORT_RANGE, a rank that is started again has the port of the one that has died.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_port_that_another_process_has_now_proves_the_end_of_the_one_before() {
+        let mut spec = JoinSpec::new(0, 2, Locator::Local(Default::default()), "a test");
+        spec.one_host = true;
+        let (now, own) =
+            (Listener::open_port(&spec).await.unwrap(), Listener::open_port(&spec).await.unwrap());
+        let before = ListenerAddress { id: 5, key: [5; 16], ..now.address().clone() };
+        let opening = Opening::Connect { cookie: [7; 16], from: 1 };
+        for locality in [Locality::SameHost, Locality::OtherHost] {
+            let credentials = before.credentials(&spec);
+            let error =
+                own.connect(&before, locality, credentials, &opening, Duration::from_secs(20)).await.err();
+            match error {
+                Some(ConnectError::Gone(text)) => assert!(text.contains("its process has ended"), "{text}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

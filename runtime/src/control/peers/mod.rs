@@ -3,7 +3,7 @@
 //!
 //! Per job and process, one task owns the connections to other members and the open agreements (`rounds`, state
 //! machines of [`kolo_membership`]). A connection is opened when there is a message to send, and opened again when it
-//! ends. Only a refusal by the system proves that the member has ended (`listener`).
+//! ends. Only a refusal by the system, or another process at its port, proves that the member has ended (`listener`).
 
 pub(super) mod acceptor;
 mod connection;
@@ -28,13 +28,14 @@ use tokio::sync::{mpsc, oneshot};
 use super::abort::AbortCause;
 use super::coordinator::BoxedStream;
 use super::member::Shared;
+use super::regroup::Absence;
 use super::runtime::ControlRuntime;
 use super::wire::{PeerInfo, encode};
-use crate::job::limits::AGREEMENT_BEAT;
+use crate::job::limits::{ABORT_ECHO, AGREEMENT_BEAT};
 use crate::join::JoinSpec;
 use acceptor::{Opening, Scope};
 use connection::Connection;
-use dissemination::targets;
+use dissemination::Abort;
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
@@ -120,13 +121,11 @@ pub(super) enum Event {
         ranks: Vec<u32>,
         later: RoundKey,
         silent_after: Duration,
-        alarm: oneshot::Sender<(u32, String)>,
+        alarm: oneshot::Sender<Absence>,
     },
-    Abort {
-        members: Arc<[u32]>,
-        communicator: u64,
-        cause: AbortCause,
-    },
+    Abort(Abort),
+    /// An abort that the coordinator has been asked to tell.
+    AbortUnlessEchoed(Abort),
     /// A sender that is dropped once every rank that was told of an abort has answered or is gone.
     AwaitDelivery(std::sync::mpsc::SyncSender<()>),
 }
@@ -186,6 +185,7 @@ impl Peers {
             reconnects: Reconnects::new(Instant::now()),
             awaiting_ack: BTreeSet::new(),
             delivery_waiters: Vec::new(),
+            unechoed: Vec::new(),
         };
         runtime.spawn(task.run());
     }
@@ -227,7 +227,7 @@ impl Peers {
         ranks: Vec<u32>,
         later: RoundKey,
         silent_after: Duration,
-    ) -> oneshot::Receiver<(u32, String)> {
+    ) -> oneshot::Receiver<Absence> {
         let (alarm, alarmed) = oneshot::channel();
         let _ = self.events.send(Event::Watch { ranks, later, silent_after, alarm });
         alarmed
@@ -235,7 +235,13 @@ impl Peers {
 
     /// Tells members that a communicator is aborted. They pass it on: see [`dissemination`].
     pub(super) fn abort(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
-        let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
+        let _ = self.events.send(Event::Abort(Abort { members: members.clone(), communicator, cause }));
+    }
+
+    /// Does the same, unless the coordinator soon shows that it has told the members.
+    pub(super) fn abort_unless_echoed(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
+        let abort = Abort { members: members.clone(), communicator, cause };
+        let _ = self.events.send(Event::AbortUnlessEchoed(abort));
     }
 
     /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for
@@ -281,6 +287,8 @@ struct Task {
     /// Ranks that were told of an abort and have not answered.
     awaiting_ack: BTreeSet<u32>,
     delivery_waiters: Vec<std::sync::mpsc::SyncSender<()>>,
+    /// Aborts that the coordinator should tell, each with the time until which it may.
+    unechoed: Vec<(Instant, Abort)>,
 }
 
 impl Task {
@@ -313,7 +321,8 @@ impl Task {
         let rounds = self.rounds.next_wakeup();
         // A member that waits for an answer also checks its connections.
         let reconnect = rounds.or(ping).and(self.reconnects.due());
-        [rounds, ping, connect, reconnect].into_iter().flatten().min()
+        let unechoed = self.unechoed.iter().map(|(due, _)| *due).min();
+        [rounds, ping, connect, reconnect, unechoed].into_iter().flatten().min()
     }
 
     fn handle(&mut self, event: Event) {
@@ -353,7 +362,8 @@ impl Task {
                 self.next_ping = since;
                 self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
-            Event::Abort { members, communicator, cause } => self.disseminate(&members, communicator, cause),
+            Event::Abort(abort) => self.disseminate(abort),
+            Event::AbortUnlessEchoed(abort) => self.unechoed.push((Instant::now() + ABORT_ECHO, abort)),
             Event::AwaitDelivery(told) => self.delivery_waiters.push(told),
         }
     }
@@ -423,23 +433,6 @@ impl Task {
         self.shared.fence(communicator, by);
     }
 
-    fn disseminate(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
-        let abort = encode(&PeerMessage::Abort { communicator, cause });
-        let silent = self.shared.silent();
-        for rank in targets(members, self.shared.rank) {
-            if self.gone.contains_key(&rank) {
-                continue;
-            }
-            self.send(rank, abort.clone());
-            if silent.contains(&rank) {
-                continue; // No answer is expected from this rank.
-            }
-            // Its answer confirms the earlier messages.
-            self.send(rank, encode(&PeerMessage::Ping));
-            self.awaiting_ack.insert(rank);
-        }
-    }
-
     fn receive(&mut self, rank: u32, message: PeerMessage) {
         match message {
             PeerMessage::Round { key, message } => {
@@ -458,7 +451,7 @@ impl Task {
             PeerMessage::Closed { key } => self.rounds.closed(rank, key),
             PeerMessage::Abort { communicator, cause } => {
                 if let Some(members) = self.shared.aborted_by_member(communicator, cause.clone()) {
-                    self.disseminate(&members, communicator, cause);
+                    self.disseminate(Abort { members, communicator, cause });
                 }
             }
             PeerMessage::Ping => self.send(rank, encode(&PeerMessage::Pong)),
@@ -484,7 +477,12 @@ impl Task {
             let scope = if has_all { Scope::Job } else { Scope::Some };
             self.listener.leave_behind(self.shared.cookie, &ranks, communicator, scope);
             self.awaiting_ack.retain(|rank| !ranks.contains(rank));
+            if scope == Scope::Job {
+                let silent = ranks.into_iter().filter(|rank| !self.gone.contains_key(rank));
+                self.shared.leave_behind(silent);
+            }
         }
+        self.rounds.reply();
         for (key, state) in self.rounds.take_ends() {
             if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()
@@ -505,6 +503,7 @@ impl Task {
                 self.connect(rank);
             }
         }
+        self.disseminate_unechoed(now);
         self.reconnect_slow(now);
         self.keep_watch(now);
         if self.awaiting_ack.is_empty() {

@@ -28,17 +28,19 @@ struct Round {
     agreement: Agreement,
     /// Where to send the result if the program has called and waits.
     reply: Option<Reply>,
-    is_over: bool,
     /// Whether the program has been told how it ended.
     is_told: bool,
 }
 
-/// All agreements. Decided ones are kept for members that ask late.
+/// All agreements.
 #[derive(Debug)]
 pub(super) struct Rounds {
     me: u32,
     started: Instant,
+    /// Agreements that are not decided. Only these are visited at every event.
     rounds: BTreeMap<RoundKey, Round>,
+    /// Decided agreements, kept for members that ask late.
+    over: BTreeMap<RoundKey, Round>,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, State)>,
@@ -50,6 +52,8 @@ pub(super) struct Rounds {
     news: Vec<(u64, Vec<u32>)>,
     /// Decisions that the listener must remember.
     decided: Vec<Decided>,
+    /// Outcomes for waiting programs.
+    replies: Vec<(Reply, Agreed)>,
     longest_silence: Duration,
 }
 
@@ -77,12 +81,14 @@ impl Rounds {
             me,
             started: now,
             rounds: BTreeMap::new(),
+            over: BTreeMap::new(),
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
             fenced: BTreeMap::new(),
             news: Vec::new(),
             decided: Vec::new(),
+            replies: Vec::new(),
             longest_silence: USUAL_SILENCE,
         }
     }
@@ -105,8 +111,9 @@ impl Rounds {
     ) -> Option<&mut Round> {
         let now = self.clock();
         let me = place(&members, self.me)?;
-        if !self.rounds.contains_key(&key) {
-            self.forget_some();
+        self.touched.insert(key);
+        if self.over.contains_key(&key) {
+            return self.over.get_mut(&key);
         }
         let round = self.rounds.entry(key).or_insert_with(|| {
             let settings = Settings {
@@ -120,22 +127,21 @@ impl Rounds {
             for gone in known_gone.iter().filter_map(|rank| place(&members, *rank)) {
                 agreement.gone(gone, now);
             }
-            Round { members, agreement, reply: None, is_over: false, is_told: false }
+            Round { members, agreement, reply: None, is_told: false }
         });
-        self.touched.insert(key);
         Some(round)
     }
 
-    /// Keeps the number of rounds bounded by dropping the oldest that are over. Rounds that were decided on behalf of a
+    /// Keeps a decided round, and drops the oldest one if there are too many. Rounds that were decided on behalf of a
     /// late program stay, because it will ask how they ended, once for each call that it has missed.
-    fn forget_some(&mut self) {
-        let may_go =
-            |round: &Round| round.is_over && (round.is_told || !round.agreement.has_voted_by_proxy());
-        if self.rounds.len() >= MAX_REMEMBERED
-            && let Some(oldest) = self.rounds.iter().find(|(_, round)| may_go(round)).map(|(key, _)| *key)
+    fn keep(&mut self, key: RoundKey) {
+        let may_go = |round: &Round| round.is_told || !round.agreement.has_voted_by_proxy();
+        if self.over.len() >= MAX_REMEMBERED
+            && let Some(oldest) = self.over.iter().find(|(_, round)| may_go(round)).map(|(key, _)| *key)
         {
-            self.rounds.remove(&oldest);
+            self.over.remove(&oldest);
         }
+        self.over.extend(self.rounds.remove(&key).map(|round| (key, round)));
     }
 
     pub(super) fn vote(
@@ -199,14 +205,14 @@ impl Rounds {
     ) -> Receipt {
         let now = self.clock();
         let is_out = self.left_behind.get(&key.communicator).is_some_and(|ranks| ranks.contains(&from));
-        let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
-        let known = self.rounds.get(&key).map(|round| round.members.clone());
+        let known = self.over.get(&key).map(|round| round.members.clone());
+        let is_over = known.is_some();
         if is_out && !is_over {
             // The sender takes part in a later agreement than the one that was decided without it.
             return Receipt::LeftBehind;
         }
         let members = members.filter(|_| is_over || !self.fenced.contains_key(&key.communicator));
-        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return Receipt::Closed };
+        let Some(members) = members.or(known) else { return Receipt::Closed };
         let Some(place) = place(&members, from) else { return Receipt::Closed };
         if message.is_within(members.len() as u32)
             && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
@@ -226,7 +232,7 @@ impl Rounds {
             {
                 let _ = reply.send(Agreed::LeftBehind { by });
             }
-            key.communicator != communicator || round.is_over
+            key.communicator != communicator
         });
     }
 
@@ -273,12 +279,14 @@ impl Rounds {
         }
     }
 
-    /// Returns the messages to send, each with its world rank. Also tells waiting programs how their agreements ended.
+    /// Returns the messages to send, each with its world rank.
     pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
         let now = self.clock();
         let mut messages = Vec::new();
         for key in std::mem::take(&mut self.touched) {
-            let Some(round) = self.rounds.get_mut(&key) else { continue };
+            let is_over = self.over.contains_key(&key);
+            let rounds = if is_over { &mut self.over } else { &mut self.rounds };
+            let Some(round) = rounds.get_mut(&key) else { continue };
             for (to, message) in round.agreement.take_messages() {
                 messages.push((round.members[to as usize], key, message));
             }
@@ -288,13 +296,14 @@ impl Rounds {
             }
             if let Some(reply) = round.reply.take() {
                 round.is_told = true;
-                let _ = reply.send(match state.clone() {
+                let agreed = match state.clone() {
                     State::Decided(decision) => Agreed::Decided(decision),
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },
-                });
+                };
+                self.replies.push((reply, agreed));
             }
             if let (State::Decided(decision), Some(me), false) =
-                (&state, place(&round.members, self.me), round.is_over)
+                (&state, place(&round.members, self.me), is_over)
             {
                 let out =
                     (0..).zip(round.members.iter()).filter(|(place, _)| !decision.members.contains(*place));
@@ -307,9 +316,19 @@ impl Rounds {
                     self.news.push((key.communicator, out));
                 }
             }
-            round.is_over |= matches!(state, State::Decided(_));
+            if !is_over && matches!(state, State::Decided(_)) {
+                self.keep(key);
+            }
         }
         messages
+    }
+
+    /// Tells waiting programs how their agreements ended. A program may then leave the job at once, so this comes after
+    /// everything else that follows from the decisions.
+    pub(super) fn reply(&mut self) {
+        for (reply, agreed) in self.replies.drain(..) {
+            let _ = reply.send(agreed);
+        }
     }
 
     /// Returns the ranks without which agreements were decided since the last call, by communicator.
@@ -344,10 +363,50 @@ mod tests {
 
     /// Votes, and returns the outcome to come.
     fn vote(rounds: &mut Rounds, members: &Arc<[u32]>, flags: u64) -> std::sync::mpsc::Receiver<Agreed> {
+        vote_in(rounds, KEY, members, flags)
+    }
+
+    fn vote_in(
+        rounds: &mut Rounds,
+        key: RoundKey,
+        members: &Arc<[u32]>,
+        flags: u64,
+    ) -> std::sync::mpsc::Receiver<Agreed> {
         let (reply, outcome) = std::sync::mpsc::channel();
         let vote = Vote { kinds: 1, flags, seed: [0; 32] };
-        rounds.vote(KEY, members.clone(), vote, LONG, reply, (&BTreeSet::new(), &[]));
+        rounds.vote(key, members.clone(), vote, LONG, reply, (&BTreeSet::new(), &[]));
         outcome
+    }
+
+    /// A step costs the same however many have come before.
+    #[test]
+    fn decided_agreements_are_kept_but_not_visited() {
+        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
+        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
+        for number in 0..2 * MAX_REMEMBERED as u64 {
+            let key = RoundKey { number, ..KEY };
+            let outcomes = all.each_mut().map(|rounds| vote_in(rounds, key, &members, 1));
+            for _ in 0..3 {
+                for me in [0, 1] {
+                    for (to, key, message) in all[me].take_messages() {
+                        all[to as usize].receive(me as u32, key, message, Some(members.clone()), &none);
+                    }
+                }
+            }
+            all.iter_mut().for_each(Rounds::reply);
+            let is_decided = |outcome: std::sync::mpsc::Receiver<Agreed>| {
+                matches!(outcome.try_recv(), Ok(Agreed::Decided(_)))
+            };
+            assert!(outcomes.into_iter().all(is_decided), "agreement {number}");
+        }
+        for rounds in &all {
+            assert_eq!((rounds.rounds.len(), rounds.over.len()), (0, MAX_REMEMBERED));
+        }
+        // A member that asks late is answered.
+        let key = RoundKey { number: 2 * MAX_REMEMBERED as u64 - 1, ..KEY };
+        all[0].receive(1, key, Message::Asked, None, &none);
+        let answers = all[0].take_messages();
+        assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
     }
 
     /// Rank 0 decides, and its messages are lost together with the connection. It leaves, and its process goes on.
@@ -380,6 +439,7 @@ mod tests {
         }
         stays.gone(0);
         stays.take_messages();
+        [leaves, stays].iter_mut().for_each(Rounds::reply);
         let [theirs, own] = outcomes.map(|outcome| outcome.try_recv().expect("it is decided"));
         let (Agreed::Decided(theirs), Agreed::Decided(own)) = (theirs, own) else { panic!("not decided") };
         assert_eq!((&own, own.flags, own.members.len()), (&theirs, 1, 2));

@@ -2,19 +2,21 @@
 //!
 //! A newcomer presents the key of the listener and waits. The members notice the request and take a copy at the same
 //! step. Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
+//! The newcomer says something at every beat, because the end of its host closes no connection.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
 use crate::control::coordinator::BoxedStream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
-use crate::job::limits::{MAX_HELLO_FRAME, MAX_WAITING_NEWCOMERS};
+use crate::job::limits::{COPY_UNHEARD, FETCHER_TIMEOUT, MAX_HELLO_FRAME, MAX_WAITING_NEWCOMERS};
 
 pub(crate) type Hash = [u8; 32];
 
@@ -30,8 +32,14 @@ pub(crate) struct Snapshot {
 /// A request from a newcomer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::control) enum FromFetcher {
-    Chunk { index: u32 },
-    Hash { index: u32 },
+    Chunk {
+        index: u32,
+    },
+    Hash {
+        index: u32,
+    },
+    /// The newcomer is there.
+    Beat,
 }
 
 /// A message from the member.
@@ -59,6 +67,8 @@ pub(crate) struct SnapshotServer {
     visitors: AtomicUsize,
     /// Number of visitors for whom there is no copy yet.
     waiting: AtomicUsize,
+    /// Time of the last word from a visitor that has the copy.
+    heard: Mutex<Option<Instant>>,
 }
 
 impl SnapshotServer {
@@ -75,6 +85,7 @@ impl SnapshotServer {
     /// Serves this copy from now on, if a newcomer is there to fetch it.
     pub(crate) fn serve(&self, copy: Snapshot) {
         if self.visitors.load(Ordering::Relaxed) > 0 {
+            self.note_heard();
             self.copy.send_replace(Some(Arc::new(copy)));
         }
         // The last newcomer may have left before the copy was there.
@@ -87,36 +98,74 @@ impl SnapshotServer {
         }
     }
 
+    fn note_heard(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Drops the copy if the newcomers for which it was made have fallen silent. They may still fetch it if they are
+    /// there after all.
+    fn drop_unheard(&self) {
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.is_some_and(|heard| heard.elapsed() > COPY_UNHEARD) {
+            self.copy.send_replace(None);
+        }
+    }
+
     /// Whether one more newcomer may come.
     pub(super) fn has_room(&self) -> bool {
         self.visitors.load(Ordering::Relaxed) < MAX_WAITING_NEWCOMERS
     }
 
-    /// Serves a newcomer until it leaves or the snapshot server is dropped.
+    /// Serves a newcomer until it leaves or falls silent, or the snapshot server is dropped.
     pub(super) async fn receive(self: Arc<Self>, stream: BoxedStream) -> io::Result<()> {
+        self.drop_unheard();
         let visit = Visit::new(&self, |server| &server.visitors);
-        let (mut read, mut write) = tokio::io::split(stream);
+        let (read, mut write) = tokio::io::split(stream);
         let mut copies = self.copy.subscribe();
         let waits = Visit::new(&self, |server| &server.waiting);
         // The copy at hand may have been taken for a newcomer that is about to leave. It serves this one as well.
+        let server = Arc::downgrade(&self);
         drop(self);
+        let heard = || server.upgrade().map(|server| server.note_heard()).is_some();
+        let mut request = Box::pin(next_request(read, heard));
         let copy = tokio::select! {
             copy = copies.wait_for(Option::is_some) => copy.ok().and_then(|copy| copy.clone()),
-            _ = read_frame(&mut read, MAX_HELLO_FRAME) => None,
+            _ = &mut request => None,
         };
         drop(waits);
         let Some(copy) = copy else { return Ok(()) };
         let chunks = u32::try_from(copy.chunks.len()).map_err(|_| invalid("too many chunks".to_owned()))?;
         let offered = ToFetcher::Offered { version: copy.version, digest: copy.digest, chunks };
-        say(&mut write, &offered, &[]).await?;
-        while let Some(frame) = read_frame(&mut read, MAX_HELLO_FRAME).await? {
-            if visit.server.strong_count() == 0 {
-                break;
-            }
-            answer(&mut write, &copy, decode(&frame)?).await?;
+        timeout(FETCHER_TIMEOUT, say(&mut write, &offered, &[])).await??;
+        let (mut read, mut asked) = request.await;
+        while let Some(request) = asked?.filter(|_| heard()) {
+            timeout(FETCHER_TIMEOUT, answer(&mut write, &copy, request)).await??;
+            (read, asked) = next_request(read, heard).await;
         }
+        drop(visit);
         Ok(())
     }
+}
+
+/// Reads the next request. Returns `None` once the newcomer has left or is silent, or `heard`, which is told of every
+/// beat, wants no more.
+async fn next_request<R: AsyncRead + Unpin>(
+    mut read: R,
+    heard: impl Fn() -> bool,
+) -> (R, io::Result<Option<FromFetcher>>) {
+    let request = async {
+        loop {
+            let frame = timeout(FETCHER_TIMEOUT, read_frame(&mut read, MAX_HELLO_FRAME)).await;
+            let Some(frame) = frame.unwrap_or(Ok(None))? else { return Ok(None) };
+            match decode(&frame)? {
+                FromFetcher::Beat if heard() => {}
+                FromFetcher::Beat => return Ok(None),
+                request => return Ok(Some(request)),
+            }
+        }
+    };
+    let request = request.await;
+    (read, request)
 }
 
 async fn answer(
@@ -142,6 +191,7 @@ async fn answer(
             let hash = hash.await.map_err(io::Error::other)?;
             say(write, &ToFetcher::Hash { hash }, &[]).await
         }
+        FromFetcher::Beat => Ok(()),
     }
 }
 
@@ -189,5 +239,72 @@ impl Drop for Visit {
             (self.count)(&server).fetch_sub(1, Ordering::Relaxed);
             server.release();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::DuplexStream;
+
+    use super::*;
+
+    fn snapshot(version: u64) -> Snapshot {
+        Snapshot { version, digest: [0; 32], chunks: vec![Box::new([1; 8])] }
+    }
+
+    /// Connects a newcomer, which the server then serves.
+    async fn visit(server: &Arc<SnapshotServer>, visitors: usize) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(4096);
+        tokio::spawn(server.clone().receive(Box::new(far)));
+        while server.visitors.load(Ordering::Relaxed) < visitors {
+            tokio::task::yield_now().await;
+        }
+        near
+    }
+
+    async fn offered(stream: &mut DuplexStream) -> u64 {
+        match hear(stream, 0).await.unwrap().0 {
+            ToFetcher::Offered { version, .. } => version,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_copy_of_a_newcomer_whose_host_has_vanished_is_dropped() {
+        let server = Arc::new(SnapshotServer::default());
+        let mut vanished = visit(&server, 1).await;
+        server.serve(snapshot(3));
+        assert_eq!(offered(&mut vanished).await, 3);
+        tokio::time::sleep(FETCHER_TIMEOUT + Duration::from_secs(1)).await;
+        assert!(server.version().is_none() && server.visitors.load(Ordering::Relaxed) == 0);
+        // It may also vanish before there is a copy.
+        let _vanished = visit(&server, 1).await;
+        assert!(server.is_asked());
+        tokio::time::sleep(FETCHER_TIMEOUT + Duration::from_secs(1)).await;
+        assert!(!server.is_asked(), "no copy is made for it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_whose_newcomers_are_silent_is_not_for_a_further_one() {
+        let server = Arc::new(SnapshotServer::default());
+        let mut first = visit(&server, 1).await;
+        server.serve(snapshot(3));
+        assert_eq!(offered(&mut first).await, 3);
+        for _ in 0..100 {
+            first.write_all(&encode(&FromFetcher::Beat)).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let mut second = visit(&server, 2).await;
+        assert_eq!(offered(&mut second).await, 3, "the first one still fetches it");
+        tokio::time::sleep(COPY_UNHEARD + Duration::from_millis(100)).await;
+        let mut third = visit(&server, 3).await;
+        assert!(server.is_asked() && server.version().is_none());
+        server.serve(snapshot(9));
+        assert_eq!(offered(&mut third).await, 9);
+        // Those that were only slow go on with their copy.
+        first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
+        assert_eq!(hear(&mut first, 8).await.unwrap().1, [1; 8]);
     }
 }

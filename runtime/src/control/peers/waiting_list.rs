@@ -98,6 +98,11 @@ pub(in crate::control) enum ToNewcomer {
         #[serde(deserialize_with = "foreign")]
         remedy: String,
     },
+    /// There is no room at this listener for now.
+    Full {
+        #[serde(deserialize_with = "foreign")]
+        problem: String,
+    },
     Beat,
     Admitted(Admission),
 }
@@ -249,9 +254,11 @@ impl WaitingList {
         let FromNewcomer::Hello(newcomer) = hello else {
             return Err(invalid("it has not said who it is".into()));
         };
-        if let Some((problem, remedy)) = self.objection(&newcomer) {
-            let problem = clip(problem, usize::MAX);
-            stream.write_all(&encode(&ToNewcomer::Refused { problem, remedy })).await?;
+        let objection = self
+            .objection(&newcomer)
+            .map(|(problem, remedy)| ToNewcomer::Refused { problem: clip(problem, usize::MAX), remedy });
+        if let Some(answer) = objection.or_else(|| self.lack_of_room()) {
+            stream.write_all(&encode(&answer)).await?;
             return stream.flush().await;
         }
         let (read, write) = tokio::io::split(stream);
@@ -282,24 +289,19 @@ impl WaitingList {
                 format!("the group runs Kolo {VERSION}, but the newcomer runs {}", newcomer.version);
             return Some((problem, "Install the same version on every host".to_owned()));
         }
-        {
-            let state = self.lock();
-            if state.members.contains(&newcomer.id()) {
-                let problem = format!("{} has the identity of a current or former member", newcomer.who());
-                return Some((
-                    problem,
-                    "Join with a new builder: each builder draws a new identity".to_owned(),
-                ));
-            }
-            if state.waiting.len() >= MAX_WAITING_NEWCOMERS {
-                let problem = format!(
-                    "{MAX_WAITING_NEWCOMERS} newcomers are already waiting at this listener, which is the \
-                     maximum"
-                );
-                return Some((problem, "Let the group take some in first".to_owned()));
-            }
+        if self.lock().members.contains(&newcomer.id()) {
+            let problem = format!("{} has the identity of a current or former member", newcomer.who());
+            let remedy = "Join with a new builder: each builder draws a new identity";
+            return Some((problem, remedy.to_owned()));
         }
         (self.check)(newcomer)
+    }
+
+    fn lack_of_room(&self) -> Option<ToNewcomer> {
+        let problem = format!(
+            "{MAX_WAITING_NEWCOMERS} newcomers are already waiting at this listener, which is the maximum"
+        );
+        (self.lock().waiting.len() >= MAX_WAITING_NEWCOMERS).then_some(ToNewcomer::Full { problem })
     }
 }
 

@@ -126,7 +126,7 @@ async fn strangers_and_garbage_do_no_harm() {
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
     let outcome = own.connect(listener.address(), Locality::SameHost, credentials, &opening, PATIENCE).await;
-    let Err(ConnectError::Silent(text)) = outcome else { panic!("it was let in") };
+    let Err(ConnectError::Gone(text)) = outcome else { panic!("it was let in") };
     assert!(text.contains("another rendezvous key"), "{text}");
     // So is a caller with another secret.
     let mut credentials = listener.address().credentials(&spec());
@@ -176,7 +176,7 @@ async fn a_waiting_list_has_an_end() {
     let is_welcome = |(answer, _, _): &(ToNewcomer, _, _)| matches!(answer, ToNewcomer::Welcome { .. });
     assert!(streams[..MAX_WAITING_NEWCOMERS].iter().all(is_welcome));
     assert!(
-        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Refused { problem, .. } if problem.contains("the maximum"))
+        matches!(&streams[MAX_WAITING_NEWCOMERS].0, ToNewcomer::Full { problem } if problem.contains("the maximum"))
     );
     assert_eq!(waiting_list.newcomers().len(), MAX_WAITING_NEWCOMERS);
 }

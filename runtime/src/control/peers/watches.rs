@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::rounds::RoundKey;
 use super::{PeerMessage, Task};
+use crate::control::regroup::Absence;
 use crate::control::wire::encode;
 use crate::job::limits::AGREEMENT_BEAT;
 
@@ -16,20 +17,21 @@ pub(super) struct Watch {
     pub(super) later: RoundKey,
     pub(super) silent_after: Duration,
     pub(super) since: Instant,
-    pub(super) alarm: Option<oneshot::Sender<(u32, String)>>,
+    pub(super) alarm: Option<oneshot::Sender<Absence>>,
 }
 
 impl Task {
     /// Reports a member that has given up. It may have taken another one for silent and gone on to the agreement that
     /// follows.
     pub(super) fn note_given_up(&mut self, rank: u32, key: RoundKey) {
+        let place = self.shared.place_in(key.communicator, rank);
         for watch in &mut self.watches {
             let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
             if is_later
                 && watch.ranks.contains(&rank)
                 && let Some(alarm) = watch.alarm.take()
             {
-                let _ = alarm.send((rank, "it has given up".to_owned()));
+                let _ = alarm.send(Absence { rank: place, why: "it has given up".to_owned() });
             }
         }
     }
@@ -46,8 +48,9 @@ impl Task {
             };
             let is_wanted = watch.alarm.as_ref().is_some_and(|alarm| !alarm.is_closed());
             match gone.or_else(silent) {
-                Some(found) => {
-                    let _ = watch.alarm.take().map(|alarm| alarm.send(found));
+                Some((rank, why)) => {
+                    let rank = self.shared.place_in(watch.later.communicator, rank);
+                    let _ = watch.alarm.take().map(|alarm| alarm.send(Absence { rank, why }));
                     false
                 }
                 None => is_wanted,
