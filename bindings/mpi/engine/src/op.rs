@@ -69,6 +69,13 @@ pub enum Op {
     },
 }
 
+/// An operator of a call, with the handle that the call gave for the type of the elements.
+#[derive(Clone, Debug)]
+pub struct Reducer {
+    op: Arc<Op>,
+    of: c_int,
+}
+
 static OPS: Table<Arc<Op>> = Table::new(0x6);
 
 fn builtins() -> &'static [Arc<Op>] {
@@ -95,18 +102,25 @@ pub(crate) fn lookup(handle: c_int) -> Outcome<Arc<Op>> {
 }
 
 /// Returns the operator of a handle for a reduction of elements of a type; fails if it is not defined for the type.
-pub(crate) fn reducing(handle: c_int, of: &Type) -> Outcome<Arc<Op>> {
+pub(crate) fn reducing(handle: c_int, type_handle: c_int, of: &Type) -> Outcome<Reducer> {
     let op = lookup(handle)?;
     match &*op {
         Op::Builtin(Builtin::Replace | Builtin::NoOp) => {
-            fail(Class::Op, "MPI_REPLACE and MPI_NO_OP are for one-sided calls only")
+            return fail(Class::Op, "MPI_REPLACE and MPI_NO_OP are for one-sided calls only");
         }
-        Op::Builtin(builtin) => numbers::check(*builtin, of).map(|()| op),
-        Op::User { .. } => Ok(op),
+        Op::Builtin(builtin) => numbers::check(*builtin, of)?,
+        Op::User { .. } => {}
     }
+    Ok(Reducer { op, of: type_handle })
 }
 
-impl Op {
+impl Reducer {
+    /// Returns whether this is an operator of the program.
+    #[must_use]
+    pub fn is_user(&self) -> bool {
+        matches!(*self.op, Op::User { .. })
+    }
+
     /// Computes `inout = input op inout` for `count` elements.
     ///
     /// # Errors
@@ -115,12 +129,15 @@ impl Op {
         if count == 0 {
             return Ok(());
         }
-        match self {
+        match &*self.op {
             // SAFETY: callers own both memories, of `count` elements each.
-            Self::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
-            Self::User { function, large, .. } => {
-                let temporary = of.builtin_handle().is_none().then(|| datatype::register(Arc::clone(of)));
-                let handle = temporary.or(of.builtin_handle()).unwrap_or_default();
+            Op::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
+            Op::User { function, large, .. } => {
+                let given =
+                    of.builtin_handle().or_else(|| datatype::is_handle_of(self.of, of).then_some(self.of));
+                // The program may have freed the type before a started call ends.
+                let temporary = given.is_none().then(|| datatype::register(Arc::clone(of)));
+                let handle = given.or(temporary).unwrap_or_default();
                 let mut user = flavor::to_user(Kind::Type, handle);
                 // An `int` may not hold the length, so such a function is called for one piece after another.
                 let most = if *large { count } else { c_int::MAX as usize };
@@ -221,5 +238,5 @@ pub unsafe fn reduce_local(
     op: c_int,
 ) -> Outcome {
     let of = datatype::committed(handle)?;
-    reducing(op, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
+    reducing(op, handle, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
 }

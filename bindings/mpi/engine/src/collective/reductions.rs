@@ -10,14 +10,14 @@ use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, count};
 use crate::comm::{self, Comm};
 use crate::error::Outcome;
-use crate::op::{self, Op};
+use crate::op::{self, Reducer};
 
 /// The arguments of a reduction.
 struct Reduction {
     comm: Arc<Comm>,
     own: Buffer,
     op: c_int,
-    user: Arc<Op>,
+    user: Reducer,
 }
 
 impl Reduction {
@@ -30,7 +30,7 @@ impl Reduction {
         comm: Arc<Comm>,
     ) -> Outcome<Self> {
         let own = Buffer::new(if is_in_place(sendbuf) { recvbuf } else { sendbuf }, n, of)?;
-        let user = op::reducing(op, &own.of)?;
+        let user = op::reducing(op, of, &own.of)?;
         if comm.inter.is_some() && is_in_place(sendbuf) {
             return inter::in_place();
         }
@@ -98,7 +98,7 @@ pub unsafe fn reduce(
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         let own = || inter::buffer(sendbuf, n, of);
-        return inter::reduce(how, &comm, of_both, own, || Buffer::new(recvbuf, n, of), op, to);
+        return inter::reduce(how, &comm, of_both, own, || Buffer::new(recvbuf, n, of), (op, of), to);
     }
     let to = root(&comm, to)?;
     let is_root = comm.rank == to;

@@ -173,6 +173,11 @@ pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
     of.builtin_handle().unwrap_or_else(|| register(Arc::clone(of)))
 }
 
+/// Returns whether a handle is one of a type.
+pub(crate) fn is_handle_of(handle: c_int, of: &Arc<Type>) -> bool {
+    TYPES.get(handle).is_some_and(|found| Arc::ptr_eq(&found, of))
+}
+
 /// Removes a handle that was made for a callback.
 pub(crate) fn unregister(handle: c_int) {
     if let Some(of) = TYPES.remove(handle) {
