@@ -172,6 +172,11 @@ fn messages() {
 }
 
 #[test]
+fn statuses() {
+    with_ranks("statuses", &[1, 2]);
+}
+
+#[test]
 fn lifetimes() {
     with_ranks("lifetimes", &[1, 2, 3]);
 }

@@ -197,6 +197,7 @@ const fn place(handle: u32) -> usize {
 
 fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
     let size: usize = parts.iter().map(|part| part.basic.size()).sum();
+    let elements = parts.iter().map(|part| part.count as i64).sum();
     let align = parts.iter().map(|part| part.basic.align()).max().unwrap_or(1);
     let end = parts.iter().map(|part| part.offset + part.basic.size() as i64).max().unwrap_or(0);
     let made = Made {
@@ -209,6 +210,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
     };
     Type {
         size,
+        elements,
         lower: 0,
         extent,
         true_lower: 0,

@@ -31,6 +31,8 @@ use crate::handle::{Held, Table};
 #[derive(Debug)]
 pub struct Type {
     size: usize,
+    /// Number of values of basic types.
+    elements: i64,
     pub(crate) lower: i64,
     pub(crate) extent: i64,
     pub(crate) true_lower: i64,
