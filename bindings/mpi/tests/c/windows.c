@@ -45,6 +45,32 @@ static void impossible_on_one_rank(void) {
   CHECK(!MPI_Barrier(comm) && !MPI_Comm_free(&comm));
 }
 
+/* A rank reaches its own memory of a window that is not shared, and that of no other rank. */
+static void queries(void) {
+  MPI_Win window;
+  MPI_Aint bytes;
+  int unit, *memory, *found;
+  for (int allocated = 0; allocated < 2; allocated++) {
+    int own[4], unit_here = rank + 1;
+    memory = own;
+    if (allocated) CHECK(!MPI_Win_allocate(sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+    else CHECK(!MPI_Win_create(own, sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+    CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+    for (int r = 0; r < size; r++) {
+      CHECK(!MPI_Win_shared_query(window, r, &bytes, &unit, &found) && unit == r + 1);
+      CHECK(r == rank ? bytes == sizeof own && found == memory : bytes == 0 && !found);
+    }
+    CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found));
+    CHECK(bytes == sizeof own && unit == unit_here && found == memory);
+    FAILS(MPI_ERR_RANK, MPI_Win_shared_query(window, size, &bytes, &unit, &found));
+    CHECK(!MPI_Win_free(&window));
+  }
+  CHECK(!MPI_Win_create(NULL, 0, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+  CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found) && bytes == 0 && !found && !MPI_Win_free(&window));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(MPI_Win_shared_query(window, rank, &bytes, &unit, &found) != MPI_SUCCESS && !MPI_Win_free(&window));
+}
+
 enum { TURNS = 500, PART = 1 << 14 };
 
 static MPI_Win common;
@@ -75,7 +101,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), queries();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

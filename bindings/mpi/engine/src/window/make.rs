@@ -266,11 +266,13 @@ pub unsafe fn win_shared_query(
     base: *mut c_void,
 ) -> Outcome {
     let window = lookup(win)?;
-    let Some(segment) = &window.segment else {
-        return fail(Class::RmaFlavor, "the window has no shared memory");
-    };
+    if window.flavor == WIN_FLAVOR_DYNAMIC {
+        return fail(Class::RmaFlavor, "a dynamic window has no memory of its own");
+    }
+    let own = window.comm.rank as usize;
     let at = match rank {
-        // `MPI_PROC_NULL` selects the first rank that has any memory.
+        // `MPI_PROC_NULL` selects the first rank that has any memory, of those whose memory this rank can reach.
+        PROC_NULL if window.segment.is_none() => own,
         PROC_NULL => window.parts.iter().position(|part| part.size > 0).unwrap_or(0),
         _ => usize::try_from(rank).unwrap_or(usize::MAX),
     };
@@ -280,10 +282,15 @@ pub unsafe fn win_shared_query(
             format!("rank {rank} is out of range for a window of {}", window.parts.len()),
         );
     };
+    let (reachable, address) = match &window.segment {
+        Some(segment) => (part.size, segment.address(at)),
+        None if at == own => (part.size, window.base),
+        None => (0, 0),
+    };
     // SAFETY: the caller's promise.
     unsafe {
-        put(size, part.size)?;
+        put(size, reachable)?;
         put(unit, part.unit)?;
-        put(base.cast(), if part.size == 0 { 0 } else { segment.address(at) })
+        put(base.cast(), if reachable == 0 { 0 } else { address })
     }
 }
