@@ -71,6 +71,23 @@ static void queries(void) {
   CHECK(MPI_Win_shared_query(window, rank, &bytes, &unit, &found) != MPI_SUCCESS && !MPI_Win_free(&window));
 }
 
+/* A compare-and-swap is for integers, logical values and bytes. */
+static void swaps(void) {
+  long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
+  MPI_Win window;
+  CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_FLOAT, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_DOUBLE, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_LONG_DOUBLE, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_C_DOUBLE_COMPLEX, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_2INT, 0, 0, window));
+  CHECK(!MPI_Compare_and_swap(new, old, got, MPI_LONG_LONG, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 7 && got[0] == 0);
+  CHECK(!MPI_Compare_and_swap(old, new, got, MPI_BYTE, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 0);
+  CHECK(!MPI_Compare_and_swap(new, old, got, MPI_C_BOOL, 0, 0, window) && !MPI_Win_unlock_all(window) && memory[0] != 0);
+  CHECK(!MPI_Win_free(&window));
+}
+
 enum { TURNS = 500, PART = 1 << 14 };
 
 static MPI_Win common;
@@ -101,7 +118,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), queries();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), queries(), swaps();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

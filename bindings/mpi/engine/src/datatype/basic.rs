@@ -46,6 +46,25 @@ pub enum Basic {
 }
 
 impl Basic {
+    /// Returns whether this is a floating-point or a complex number.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            Self::F16
+                | Self::Bf16
+                | Self::F32
+                | Self::F64
+                | Self::Long
+                | Self::Quad
+                | Self::C16
+                | Self::C32
+                | Self::C64
+                | Self::CLong
+                | Self::CQuad
+        )
+    }
+
     /// Returns the size in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
