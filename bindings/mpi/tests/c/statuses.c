@@ -23,9 +23,47 @@ static void elements_of_long_types(void) {
   CHECK(!MPI_Type_free(&type) && !MPI_Type_free(&member));
 }
 
+static void fill(MPI_Status *statuses, int n) {
+  memset(statuses, 0x5a, n * sizeof *statuses);
+}
+
+static int is_empty(const MPI_Status *status) {
+  int count, cancelled;
+  CHECK(!MPI_Get_count(status, MPI_BYTE, &count) && !MPI_Test_cancelled(status, &cancelled));
+  return status->MPI_ERROR == MPI_SUCCESS && status->MPI_SOURCE == MPI_ANY_SOURCE && status->MPI_TAG == MPI_ANY_TAG && !count && !cancelled;
+}
+
+/* The empty status says that there is no error, whatever the status was before. */
+static void empty_statuses(void) {
+  int value, flag, n, indices[2];
+  MPI_Request inactive, requests[2];
+  MPI_Status status, statuses[2];
+  CHECK(!MPI_Recv_init(&value, 1, MPI_INT, 0, 5, MPI_COMM_SELF, &inactive));
+  requests[0] = MPI_REQUEST_NULL, requests[1] = inactive;
+  for (int which = 0; which < 2; which++) {
+    fill(&status, 1);
+    CHECK(!MPI_Wait(&requests[which], &status) && is_empty(&status));
+    fill(&status, 1);
+    CHECK(!MPI_Test(&requests[which], &flag, &status) && flag && is_empty(&status));
+    fill(&status, 1);
+    CHECK(!MPI_Request_get_status(requests[which], &flag, &status) && flag && is_empty(&status));
+  }
+  fill(statuses, 2);
+  CHECK(!MPI_Waitall(2, requests, statuses) && is_empty(&statuses[0]) && is_empty(&statuses[1]));
+  fill(statuses, 2);
+  CHECK(!MPI_Testall(2, requests, &flag, statuses) && flag && is_empty(&statuses[0]) && is_empty(&statuses[1]));
+  fill(statuses, 2);
+  CHECK(!MPI_Request_get_status_all(2, requests, &flag, statuses) && flag && is_empty(&statuses[0]) && is_empty(&statuses[1]));
+  fill(&status, 1);
+  CHECK(!MPI_Request_get_status_any(2, requests, &n, &flag, &status) && flag && n == MPI_UNDEFINED && is_empty(&status));
+  fill(&status, 1);
+  CHECK(!MPI_Waitany(2, requests, &n, &status) && n == MPI_UNDEFINED && is_empty(&status));
+  CHECK(!MPI_Request_get_status_some(2, requests, &n, indices, statuses) && n == MPI_UNDEFINED && !MPI_Request_free(&inactive));
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  elements_of_long_types();
+  elements_of_long_types(), empty_statuses();
   CHECK(!MPI_Finalize());
   return 0;
 }
