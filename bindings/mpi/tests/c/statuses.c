@@ -61,9 +61,41 @@ static void empty_statuses(void) {
   CHECK(!MPI_Request_get_status_some(2, requests, &n, indices, statuses) && n == MPI_UNDEFINED && !MPI_Request_free(&inactive));
 }
 
+/* A call writes to a status only what it has to tell. Its error field belongs to calls with several statuses that fail. */
+static void fields_that_stay(void) {
+  int value = -1, flag, n;
+  MPI_Request requests[3];
+  MPI_Status before[3], statuses[3];
+  fill(before, 3), fill(statuses, 3);
+  for (int i = 0; i < 3; i++) CHECK(!MPI_Irecv(&value, 1, MPI_INT, 0, i, MPI_COMM_SELF, &requests[i]));
+  CHECK(!MPI_Testall(3, requests, &flag, statuses) && !flag && !memcmp(before, statuses, sizeof statuses));
+  CHECK(!MPI_Test(&requests[0], &flag, statuses) && !flag && !MPI_Testany(3, requests, &n, &flag, statuses) && !flag);
+  CHECK(!MPI_Iprobe(0, 9, MPI_COMM_SELF, &flag, statuses) && !flag && !memcmp(before, statuses, sizeof statuses));
+  int numbers[] = {-1, -2, -77, 0x40000000, 0x12345678, 255};
+  for (int i = 0; i < 3; i++) {
+    statuses[i].MPI_ERROR = statuses[i].MPI_SOURCE = statuses[i].MPI_TAG = numbers[i];
+    CHECK(!MPI_Send(&rank, 1, MPI_INT, 0, i, MPI_COMM_SELF) && !MPI_Wait(&requests[i], &statuses[i]));
+    CHECK(statuses[i].MPI_ERROR == numbers[i] && statuses[i].MPI_SOURCE == 0 && statuses[i].MPI_TAG == i && value == rank);
+  }
+  for (int i = 3; i < 6; i++) {
+    statuses[0].MPI_ERROR = numbers[i];
+    CHECK(!MPI_Sendrecv(&rank, 1, MPI_INT, 0, i, &value, 1, MPI_INT, 0, i, MPI_COMM_SELF, statuses) && statuses[0].MPI_ERROR == numbers[i]);
+  }
+  /* Calls with several statuses set the error fields if one of the operations has failed. */
+  int two[2] = {1, 2};
+  fill(statuses, 3);
+  CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+  for (int i = 0; i < 2; i++) CHECK(!MPI_Irecv(&value, 1, MPI_INT, 0, i, MPI_COMM_SELF, &requests[i]));
+  for (int i = 0; i < 2; i++) CHECK(!MPI_Send(two, i + 1, MPI_INT, 0, i, MPI_COMM_SELF));
+  FAILS(MPI_ERR_IN_STATUS, MPI_Waitall(2, requests, statuses));
+  FAILS(MPI_ERR_TRUNCATE, statuses[1].MPI_ERROR);
+  CHECK(statuses[0].MPI_ERROR == MPI_SUCCESS && statuses[0].MPI_TAG == 0 && statuses[1].MPI_TAG == 1);
+  CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_ARE_FATAL));
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  elements_of_long_types(), empty_statuses();
+  elements_of_long_types(), empty_statuses(), fields_that_stay();
   CHECK(!MPI_Finalize());
   return 0;
 }
