@@ -175,9 +175,9 @@ fn scope(function: &Function) -> String {
     for argument in &function.arguments {
         let name = &argument.name;
         match argument.kind.as_str() {
-            "comm" => return format!("Scope::Comm({})", passed_handle(name)),
-            "win" => return format!("Scope::Win({})", passed_handle(name)),
-            "session" => return format!("Scope::Session({})", passed_handle(name)),
+            "comm" | "&comm" => return format!("Scope::Comm({})", passed_handle(name)),
+            "win" | "&win" => return format!("Scope::Win({})", passed_handle(name)),
+            "session" | "&session" => return format!("Scope::Session({})", passed_handle(name)),
             "file" => return format!("Scope::File({})", passed_handle(name)),
             _ => {}
         }
@@ -221,6 +221,10 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             && !before.contains(&format!("let {} =", passed_handle(name)))
         {
             before += &format!("let {} = {};", passed_handle(name), passing.given);
+        }
+        // A call that frees an object has its handle only before the call.
+        if matches!(argument.kind.as_str(), "&comm" | "&win" | "&session") {
+            before += &format!("let {} = *{};", passed_handle(name), passing.given);
         }
     }
     let (names, given) = (names.join(", "), given.join(", "));
