@@ -45,6 +45,32 @@ static void impossible_on_one_rank(void) {
   CHECK(!MPI_Barrier(comm) && !MPI_Comm_free(&comm));
 }
 
+/* Epochs that must not overlap, and the end of a window inside one. */
+static void epochs(void) {
+  MPI_Win window;
+  MPI_Group group;
+  int value = 0, copy = rank;
+  CHECK(!MPI_Win_create(&value, sizeof value, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_get_group(window, &group));
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Win_post(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  CHECK(!MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Put(&copy, 1, MPI_INT, 0, 0, 1, MPI_INT, window) && !MPI_Win_complete(window) && !MPI_Win_wait(window) && value == rank);
+  CHECK(!MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Win_unlock(0, window) && !MPI_Win_lock_all(0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  CHECK(!MPI_Win_unlock_all(window) && !MPI_Win_fence(0, window) && !MPI_Win_free(&window) && !MPI_Group_free(&group));
+}
+
 /* A rank reaches its own memory of a window that is not shared, and that of no other rank. */
 static void queries(void) {
   MPI_Win window;
@@ -118,7 +144,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), queries(), swaps();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

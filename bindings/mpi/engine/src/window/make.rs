@@ -221,6 +221,7 @@ pub unsafe fn win_free(win: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     let handle = unsafe { *win };
     let window = lookup(handle)?;
+    window.is_idle()?;
     window.attributes.delete_all(handle)?;
     window.barrier()?;
     forget(&window);
