@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kolo::Collective;
 
 use super::buffers::Buffer;
+use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, slice};
 use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
-use crate::staging::Staging;
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     if let Some(comm) = fast::members(how, comm) {
@@ -22,37 +22,6 @@ pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
         algorithms::barrier(s);
         Ok(())
     })
-}
-
-/// The data of a buffer as one run of bytes, for a blocking call.
-struct Packed {
-    own: Option<Staging>,
-    flat: Option<Memory>,
-}
-
-impl Packed {
-    fn of(buffer: &Buffer, filled: bool) -> Self {
-        let flat = buffer.flat();
-        let own = if flat.is_none() { Some(Staging::new(buffer.bytes())) } else { None };
-        let mut packed = Self { own, flat };
-        if filled && flat.is_none() {
-            buffer.pack_into(packed.memory());
-        }
-        packed
-    }
-
-    fn memory(&mut self) -> Memory {
-        match (self.flat, &mut self.own) {
-            (None, Some(own)) => Memory { at: own.ptr(), len: own.len() },
-            (flat, _) => flat.unwrap_or(fast::NOTHING),
-        }
-    }
-
-    fn unpack(&mut self, into: &Buffer) {
-        if self.flat.is_none() {
-            into.unpack_from(self.memory());
-        }
-    }
 }
 
 pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, comm: c_int) -> Outcome {
