@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use kolo::{DataType, ReduceOp};
 
 use crate::args::{count, put};
+use crate::collective::buffers::not_in_place;
 use crate::constants::OP_NULL;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
@@ -238,5 +239,12 @@ pub unsafe fn reduce_local(
     op: c_int,
 ) -> Outcome {
     let of = datatype::committed(handle)?;
+    if n > 0 {
+        not_in_place(input)?;
+        not_in_place(inout)?;
+        if input == inout.cast_const() && of.size() > 0 {
+            return fail(Class::Buffer, "both buffers are the same: the result would overwrite the input");
+        }
+    }
     reducing(op, handle, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::Buffer;
+use super::buffers::{Buffer, aliased, apart, not_in_place};
 use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
@@ -75,6 +75,9 @@ unsafe fn listed(
     let one = Buffer::new(at, 0, of)?;
     // SAFETY: the caller's promise.
     let (counts, places) = unsafe { (counts.list(ranks)?, places.list(ranks)?) };
+    if counts.iter().any(|count| *count > 0) {
+        not_in_place(at)?;
+    }
     counts
         .iter()
         .zip(places)
@@ -155,6 +158,7 @@ pub unsafe fn gather(
     let in_place = is_in_place(sendbuf) && is_root;
     let own = if in_place { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
+    apart(&own, &parts)?;
     let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
     if is_root && bytes != recv.bytes() {
         return fail(
@@ -215,6 +219,7 @@ pub unsafe fn gatherv(
         true => unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? },
         false => Vec::new(),
     };
+    apart(&own, &parts)?;
     gather_to(how, &comm, own.as_ref(), &parts, to)
 }
 
@@ -257,6 +262,7 @@ pub unsafe fn scatter(
     let in_place = is_in_place(recvbuf) && is_root;
     let own = if in_place { None } else { Some(Buffer::new(recvbuf, recvcount, recvtype)?) };
     let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
+    apart(&parts, &own)?;
     let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
     if is_root && bytes != send.bytes() {
         return fail(
@@ -311,6 +317,7 @@ pub unsafe fn scatterv(
         true => unsafe { listed(sendbuf, sendcounts, displs, sendtype, comm.size() as usize)? },
         false => Vec::new(),
     };
+    apart(&parts, &own)?;
     scatter_from(how, &comm, &parts, own.as_ref(), from)
 }
 
@@ -348,6 +355,10 @@ pub unsafe fn allgather(
         && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
         && own.len == block.len
     {
+        let of_own = block.at.wrapping_add(comm.rank as usize * block.len);
+        if own.len > 0 && (own.at == block.at || own.at == of_own) {
+            return aliased();
+        }
         return fast::transfer(&comm, Collective::AllGather, own, block, block.len, 0);
     }
     let comm = comm::lookup(comm)?;
@@ -359,6 +370,7 @@ pub unsafe fn allgather(
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
+    apart(&own, [&recv, &recv.moved(i64::from(comm.rank) * recv.count as i64 * recv.of.extent)])?;
     if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
         return fail(
             Class::Count,
@@ -400,6 +412,7 @@ pub unsafe fn allgatherv(
     // SAFETY: the caller's promise.
     let parts = unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? };
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    apart(&own, &parts)?;
     if how != How::Blocking || comm.size() == 1 {
         return gather_all(how, &comm, own.as_ref(), &parts);
     }
@@ -426,6 +439,7 @@ pub unsafe fn allgatherv(
 
 /// Sends a block to each rank and receives one from each.
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
+    apart(out.unwrap_or_default(), into)?;
     go(how, comm, |s| {
         let data = match out {
             Some(out) => sources(s, out),
@@ -454,6 +468,9 @@ pub unsafe fn alltoall(
         && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
         && own.len == block.len
     {
+        if own.len > 0 && own.at == block.at {
+            return aliased();
+        }
         return fast::transfer(&comm, Collective::AllToAll, own, block, block.len, 0);
     }
     let comm = comm::lookup(comm)?;
@@ -466,6 +483,7 @@ pub unsafe fn alltoall(
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
+    apart(&send, [&recv])?;
     if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
         return fail(
             Class::Count,
