@@ -25,6 +25,7 @@ pub mod flavor;
 mod group;
 mod handle;
 mod handlers;
+mod hints;
 mod info;
 mod long_double;
 mod message;

@@ -97,6 +97,39 @@ static void queries(void) {
   CHECK(MPI_Win_shared_query(window, rank, &bytes, &unit, &found) != MPI_SUCCESS && !MPI_Win_free(&window));
 }
 
+static int has(MPI_Info info, const char *key, const char *value) {
+  char found[64] = "";
+  int flag;
+  CHECK(!MPI_Info_get(info, key, sizeof found - 1, found, &flag));
+  return value ? flag && !strcmp(found, value) : !flag;
+}
+
+/* Objects have the defaults of the standard's hints, keep those that the program has set, and show no others. */
+static void hints(void) {
+  MPI_Win window;
+  MPI_Comm comm, other;
+  MPI_Info info, found;
+  int *memory;
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "no_locks", "true") && !MPI_Info_set(info, "ours", "1"));
+  CHECK(!MPI_Info_set(info, "accumulate_ops", "never") && !MPI_Info_set(info, "mpi_assert_no_any_tag", "true"));
+  CHECK(!MPI_Win_allocate(4, 4, info, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_get_info(window, &found));
+  CHECK(has(found, "no_locks", "true") && has(found, "accumulate_ordering", "rar,raw,war,waw") && has(found, "same_size", "false"));
+  CHECK(has(found, "accumulate_ops", "same_op_no_op") && has(found, "same_disp_unit", "false") && has(found, "ours", NULL));
+  CHECK(has(found, "alloc_shared_noncontig", NULL) && has(found, "mpi_assert_no_any_tag", NULL) && !MPI_Info_free(&found));
+  CHECK(!MPI_Info_delete(info, "no_locks") && !MPI_Info_set(info, "accumulate_ordering", "none") && !MPI_Win_set_info(window, info));
+  CHECK(!MPI_Win_get_info(window, &found) && has(found, "no_locks", "true") && has(found, "accumulate_ordering", "none"));
+  CHECK(!MPI_Info_free(&found) && !MPI_Win_free(&window));
+  CHECK(!MPI_Info_set(info, "alloc_shared_noncontig", "true"));
+  CHECK(!MPI_Win_allocate_shared(4, 4, info, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_get_info(window, &found));
+  CHECK(has(found, "alloc_shared_noncontig", "true") && !MPI_Info_free(&found) && !MPI_Win_free(&window));
+  CHECK(!MPI_Comm_dup_with_info(MPI_COMM_WORLD, info, &comm) && !MPI_Comm_get_info(comm, &found));
+  CHECK(has(found, "mpi_assert_no_any_tag", "true") && has(found, "mpi_assert_no_any_source", "false") && has(found, "ours", NULL));
+  CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Info_create(&info));
+  CHECK(!MPI_Info_set(info, "mpi_assert_exact_length", "true") && !MPI_Comm_set_info(comm, info) && !MPI_Comm_dup(comm, &other));
+  CHECK(!MPI_Comm_get_info(other, &found) && has(found, "mpi_assert_no_any_tag", "true") && has(found, "mpi_assert_exact_length", "true"));
+  CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Comm_free(&comm) && !MPI_Comm_free(&other));
+}
+
 /* A compare-and-swap is for integers, logical values and bytes. */
 static void swaps(void) {
   long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
@@ -144,7 +177,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps(), hints();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

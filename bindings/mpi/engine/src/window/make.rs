@@ -16,6 +16,7 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::flavor;
+use crate::hints;
 use crate::info::{self, Pairs};
 use crate::net;
 use crate::world;
@@ -54,6 +55,10 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
     let inner = comm::lookup(handle)?;
     comm::release(handle);
     let parts = parts(&inner, &own)?;
+    let of_shared: &[hints::Hint] =
+        if own.flavor == WIN_FLAVOR_SHARED { &hints::OF_SHARED_WINDOWS } else { &[] };
+    let mut shown_hints = hints::defaults(hints::OF_WINDOWS.iter().chain(of_shared));
+    hints::merge(&mut shown_hints, own.info);
     let (shown_flavor, shown_model) = flavor::window_out(own.flavor, WIN_UNIFIED);
     let window = Arc::new(Window {
         handle: AtomicI32::new(WIN_NULL),
@@ -72,7 +77,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         attributes: Attributes::default(),
         handler: Mutex::default(),
         name: Mutex::default(),
-        info: Mutex::new(own.info),
+        info: Mutex::new(shown_hints),
     });
     know(&window);
     let handle = WINDOWS.insert(Arc::clone(&window));
