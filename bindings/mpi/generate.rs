@@ -96,7 +96,7 @@ fn plain(of: &str, name: &str) -> Passing {
 
 fn checked(of: &str, name: &str) -> Passing {
     let mut passing = plain(of, name);
-    passing.before = format!("if {name}.is_null() {{ return null(\"{name}\"); }}");
+    passing.before = format!("if {name}.is_null() {{ return null(\"{name}\", @scope, \"MPI_@name\"); }}");
     passing
 }
 
@@ -169,6 +169,13 @@ fn scope(function: &Function) -> String {
     if function.name.starts_with("T_") {
         return "Scope::Tools".to_owned();
     }
+    match function.name.as_str() {
+        "Session_init" => return format!("Scope::Given(Kind::Session, {})", passed_handle("handler")),
+        "Comm_create_from_group" | "Intercomm_create_from_groups" => {
+            return format!("Scope::Given(Kind::Comm, {})", passed_handle("handler"));
+        }
+        _ => {}
+    }
     if matches!(function.name.as_str(), "File_open" | "File_close" | "File_delete") {
         return "Scope::File(0)".to_owned();
     }
@@ -193,7 +200,8 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     use std::fmt::Write as _;
     let (mut signature, mut before, mut given, mut after, mut names) =
         (String::new(), String::new(), Vec::new(), String::new(), Vec::new());
-    let mut always = String::new();
+    // The handles that say whose error handler is called come first, since a NULL argument is an error too.
+    let (mut handles, mut always) = (String::new(), String::new());
     if let Some(how) = function.how {
         given.push(how.replace("request_", "request_to"));
     }
@@ -217,10 +225,8 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             "info" if function.how.is_some() => {}
             _ => given.push(passing.given.clone()),
         }
-        if matches!(argument.kind.as_str(), "comm" | "win" | "session" | "file")
-            && !before.contains(&format!("let {} =", passed_handle(name)))
-        {
-            before += &format!("let {} = {};", passed_handle(name), passing.given);
+        if matches!(argument.kind.as_str(), "comm" | "win" | "session" | "file" | "errh") {
+            handles += &format!("let {} = {};", passed_handle(name), passing.given);
         }
         // A call that frees an object has its handle only before the call.
         if matches!(argument.kind.as_str(), "&comm" | "&win" | "&session") {
@@ -235,11 +241,18 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
         }
         false => format!("engine::calls::{engine}({given})"),
     };
+    let scope = scope(function);
+    // A call that frees an object has no handle before its own argument is checked.
+    let frees = function
+        .arguments
+        .iter()
+        .any(|argument| matches!(argument.kind.as_str(), "&comm" | "&win" | "&session"));
+    let scope_of_null = if frees { "Scope::Process" } else { &scope };
+    let before = handles + &before.replace("@scope", scope_of_null).replace("@name", name);
     let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };
     let _ = write!(
         out,
-        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {}, \"MPI_{name}\")) }}\n}}\n",
-        scope(function)
+        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {scope}, \"MPI_{name}\")) }}\n}}\n"
     );
     for prefix in ["MPI", "PMPI"] {
         let _ = write!(

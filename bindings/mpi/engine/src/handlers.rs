@@ -91,6 +91,8 @@ pub enum Scope {
     Session(c_int),
     /// A file, or the null handle for errors that occur before there is a file.
     File(c_int),
+    /// An object in the making, with the handler that the call gives it.
+    Given(Kind, c_int),
     /// The tools interface, whose errors go to no handler.
     Tools,
     /// No object: the error goes to the communicator of this process alone, or to that of all.
@@ -113,6 +115,7 @@ fn handler_of(scope: Scope) -> Handler {
         Scope::Win(handle) => window::lookup(handle).map(|win| win.handler()),
         Scope::Session(handle) => session::lookup(handle).map(|session| session.handler()),
         Scope::File(handle) => Ok(file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler())),
+        Scope::Given(_, handle) => given(handle),
         Scope::Tools => Ok(Handler::Return),
         Scope::Process => of_process().map(|(handler, _)| handler),
     };
@@ -133,6 +136,8 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
                 Scope::Win(handle) => (Kind::Win, handle),
                 Scope::Session(handle) => (Kind::Session, handle),
                 Scope::File(handle) => (Kind::File, handle),
+                Scope::Given(Kind::Session, _) => (Kind::Session, SESSION_NULL),
+                Scope::Given(kind, _) => (kind, COMM_NULL),
                 Scope::Process | Scope::Tools => {
                     (Kind::Comm, of_process().map_or(COMM_SELF, |(_, handle)| handle))
                 }
@@ -161,10 +166,23 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
         return failure.class;
     }
     let code = error::encode(failure);
-    if world::is_running() {
-        invoke(failure.comm.map_or(scope, Scope::Comm), code, call);
+    // The first session may fail before anything runs.
+    let is_given = matches!(scope, Scope::Given(..));
+    if is_given || world::is_running() {
+        invoke(failure.comm.filter(|_| !is_given).map_or(scope, Scope::Comm), code, call);
     }
     code
+}
+
+/// Fails a call with NULL for an argument that has to be an address.
+///
+/// # Errors
+/// Always.
+pub fn null(what: &str, scope: Scope) -> Outcome {
+    match scope {
+        Scope::Tools => Err(Fail::code(T_INVALID)),
+        _ => fail(Class::Arg, format!("{what} is NULL")),
+    }
 }
 
 /// Fails a call of a function that Kolo does not have.

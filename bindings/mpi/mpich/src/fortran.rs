@@ -31,7 +31,7 @@ macro_rules! statuses {
 /// Copies a status. Fails for null and for `MPI_STATUS_IGNORE`.
 unsafe fn copy(from: *const Status, to: *mut Status) -> c_int {
     if from.is_null() || from.addr() == 1 || to.is_null() || to.addr() == 1 {
-        return super::null("a status");
+        return super::null("a status", Scope::Process, "MPI_Status_c2f or a relative");
     }
     // SAFETY: the caller's promise.
     unsafe { *to = *from };
