@@ -82,6 +82,24 @@ fn functions(table: &str) -> Vec<Function> {
     all
 }
 
+/// Returns the engine's name of the null handle of a kind of objects that calls make.
+fn null_of(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "comm" => "COMM_NULL",
+        "type" => "DATATYPE_NULL",
+        "op" => "OP_NULL",
+        "group" => "GROUP_NULL",
+        "info" => "INFO_NULL",
+        "errh" => "ERRHANDLER_NULL",
+        // The two kinds of handles have one null handle in the engine.
+        "req" | "msg" => "REQUEST_NULL",
+        "win" => "WIN_NULL",
+        "session" => "SESSION_NULL",
+        "file" => "FILE_NULL",
+        _ => return None,
+    })
+}
+
 /// A front end's handling of an argument: its C type in Rust, the code before the call, the engine's argument, and the code after.
 struct Passing {
     of: String,
@@ -201,7 +219,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     let (mut signature, mut before, mut given, mut after, mut names) =
         (String::new(), String::new(), Vec::new(), String::new(), Vec::new());
     // The handles that say whose error handler is called come first, since a NULL argument is an error too.
-    let (mut handles, mut always) = (String::new(), String::new());
+    let (mut handles, mut always, mut failed) = (String::new(), String::new(), String::new());
     if let Some(how) = function.how {
         given.push(how.replace("request_", "request_to"));
     }
@@ -215,6 +233,15 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
         names.push(name.clone());
         before += &passing.before;
         before.push(' ');
+        // A failed call leaves the null handle. Writing it before the call might change an input, such as a type of a list.
+        if let Some((inner, null)) =
+            argument.kind.strip_prefix('*').and_then(|kind| Some((kind, null_of(kind)?)))
+        {
+            let null = format!("engine::constants::{null}");
+            let is_same = abi == Abi::Mpich && inner != "file";
+            let shown = if is_same { null } else { format!("{inner}_out({null})") };
+            failed += &format!("*{name} = {shown};");
+        }
         match passing.after.strip_prefix('!') {
             Some(text) => always += text,
             None => after += &passing.after,
@@ -250,6 +277,9 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     let scope_of_null = if frees { "Scope::Process" } else { &scope };
     let before = handles + &before.replace("@scope", scope_of_null).replace("@name", name);
     let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };
+    if !failed.is_empty() {
+        always += &format!("if outcome.is_err() {{ {failed} }}");
+    }
     let _ = write!(
         out,
         "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {scope}, \"MPI_{name}\")) }}\n}}\n"

@@ -78,6 +78,39 @@ static void no_aliases(MPI_Comm comm) {
   CHECK(!MPI_Type_free(&first) && !MPI_Type_free(&second) && !MPI_Type_free(&out) && !MPI_Type_free(&in));
 }
 
+/* A call that fails to make an object leaves the null handle. An input of the same call is still read. */
+static void null_handles(void) {
+  MPI_Comm comm = MPI_COMM_WORLD;
+  MPI_Datatype types[2] = {MPI_INT, MPI_DOUBLE}, wrong = MPI_INT;
+  MPI_Group group = MPI_GROUP_EMPTY;
+  MPI_Op op = MPI_SUM;
+  MPI_Info info = MPI_INFO_ENV;
+  MPI_Errhandler handler = MPI_ERRORS_RETURN;
+  MPI_Win window, no_window = MPI_WIN_NULL;
+  MPI_File file;
+  MPI_Message message;
+  MPI_Session session;
+  MPI_Request request;
+  int value, lengths[2] = {1, 1}, bytes;
+  MPI_Aint places[2] = {0, 8};
+  memset(&window, 0x55, sizeof window), memset(&file, 0x55, sizeof file), memset(&message, 0x55, sizeof message);
+  memset(&session, 0x55, sizeof session), memset(&request, 0x55, sizeof request);
+  CHECK(MPI_Comm_dup(MPI_COMM_NULL, &comm) && comm == MPI_COMM_NULL);
+  CHECK(MPI_Type_contiguous(-1, MPI_INT, &wrong) && wrong == MPI_DATATYPE_NULL);
+  CHECK(MPI_Group_union(MPI_GROUP_NULL, MPI_GROUP_EMPTY, &group) && group == MPI_GROUP_NULL);
+  CHECK(MPI_Op_create(NULL, 1, &op) && op == MPI_OP_NULL && MPI_Info_dup(MPI_INFO_NULL, &info) && info == MPI_INFO_NULL);
+  CHECK(MPI_Comm_get_errhandler(MPI_COMM_NULL, &handler) && handler == MPI_ERRHANDLER_NULL);
+  CHECK(MPI_Win_create(&value, -1, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && window == no_window);
+  CHECK(MPI_File_open(MPI_COMM_SELF, "", 0, MPI_INFO_NULL, &file) && file == MPI_FILE_NULL);
+  CHECK(MPI_Mprobe(0, -7, MPI_COMM_SELF, &message, MPI_STATUS_IGNORE) && message == MPI_MESSAGE_NULL);
+  CHECK(MPI_Session_init(MPI_INFO_NULL, MPI_ERRHANDLER_NULL, &session) && session == MPI_SESSION_NULL);
+  CHECK(MPI_Isend(&value, 1, MPI_INT, -7, 0, MPI_COMM_SELF, &request) && request == MPI_REQUEST_NULL);
+  memset(&request, 0x55, sizeof request);
+  CHECK(MPI_Ibarrier(MPI_COMM_NULL, &request) && request == MPI_REQUEST_NULL);
+  CHECK(!MPI_Type_create_struct(2, lengths, places, types, &types[0]) && !MPI_Type_size(types[0], &bytes) && bytes == 12);
+  CHECK(!MPI_Type_free(&types[0]));
+}
+
 int main(int argc, char **argv) {
   int flag, value = 0, class, length;
   char text[MPI_MAX_ERROR_STRING + 1];
@@ -104,7 +137,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
-  aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
+  aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF), null_handles();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;
