@@ -69,6 +69,13 @@ static void reductions(MPI_Comm comm) {
   CHECK(!MPI_Allreduce(&best, &found, 1, MPI_DOUBLE_INT, MPI_MAXLOC, comm));
   int place = n > 1 ? 1 : 0;
   CHECK(found.place == place && found.value == (place * 5) % 3);
+  /* Pairs of Fortran's numbers, whose indices are numbers of the same type. */
+  int integers[2] = {own, -own};
+  float reals[2] = {(float)own, (float)-own};
+  double doubles[2] = {own, -own};
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, integers, 1, MPI_2INTEGER, MPI_MAXLOC, comm) && integers[0] == n - 1 && integers[1] == 1 - n);
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, reals, 1, MPI_2REAL, MPI_MAXLOC, comm) && reals[0] == n - 1 && reals[1] == 1 - n);
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, doubles, 1, MPI_2DOUBLE_PRECISION, MPI_MAXLOC, comm) && doubles[0] == n - 1 && doubles[1] == 1 - n);
   MPI_Datatype matrix;
   MPI_Op product;
   CHECK(!MPI_Type_contiguous(4, MPI_LONG, &matrix) && !MPI_Type_commit(&matrix) && !MPI_Op_create(product_of_matrices, 0, &product));

@@ -2,6 +2,7 @@
 #include "test.h"
 
 static int handled;
+static MPI_Comm_errhandler_fn handler;
 static void handler(MPI_Comm *comm, int *code, ...) {
   (void)comm, (void)code;
   handled++;
