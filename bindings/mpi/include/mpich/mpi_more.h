@@ -14,6 +14,33 @@ typedef struct {
 extern MPI_F08_status *MPI_F08_STATUS_IGNORE;
 extern MPI_F08_status *MPI_F08_STATUSES_IGNORE;
 
+/* Operators and error handlers whose functions have a state. A destructor, unless it is NULL, is called with the state when nothing uses
+   the function any more. */
+typedef void MPIX_Destructor_function(void *state);
+typedef void MPIX_User_function_x(void *in, void *inout, MPI_Count length, MPI_Datatype type, void *state);
+typedef void MPIX_Comm_errhandler_function_x(MPI_Comm object, int code, void *state);
+typedef void MPIX_Win_errhandler_function_x(MPI_Win object, int code, void *state);
+typedef void MPIX_File_errhandler_function_x(MPI_File object, int code, void *state);
+typedef void MPIX_Session_errhandler_function_x(MPI_Session object, int code, void *state);
+int MPIX_Op_create_x(MPIX_User_function_x *function, MPIX_Destructor_function *destructor, int commutes, void *state, MPI_Op *op);
+int PMPIX_Op_create_x(MPIX_User_function_x *function, MPIX_Destructor_function *destructor, int commutes, void *state, MPI_Op *op);
+int MPIX_Comm_create_errhandler_x(MPIX_Comm_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                  MPI_Errhandler *handler);
+int PMPIX_Comm_create_errhandler_x(MPIX_Comm_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                   MPI_Errhandler *handler);
+int MPIX_Win_create_errhandler_x(MPIX_Win_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                 MPI_Errhandler *handler);
+int PMPIX_Win_create_errhandler_x(MPIX_Win_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                  MPI_Errhandler *handler);
+int MPIX_File_create_errhandler_x(MPIX_File_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                  MPI_Errhandler *handler);
+int PMPIX_File_create_errhandler_x(MPIX_File_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                   MPI_Errhandler *handler);
+int MPIX_Session_create_errhandler_x(MPIX_Session_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                     MPI_Errhandler *handler);
+int PMPIX_Session_create_errhandler_x(MPIX_Session_errhandler_function_x *function, MPIX_Destructor_function *destructor, void *state,
+                                      MPI_Errhandler *handler);
+
 /* Fault tolerance: going on after the loss of processes. */
 #define MPIX_ERR_PROC_FAILED 101
 #define MPIX_ERR_REVOKED 103
