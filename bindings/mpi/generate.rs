@@ -82,6 +82,24 @@ fn functions(table: &str) -> Vec<Function> {
     all
 }
 
+/// Returns the engine's name of the null handle of a kind of objects that calls make.
+fn null_of(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "comm" => "COMM_NULL",
+        "type" => "DATATYPE_NULL",
+        "op" => "OP_NULL",
+        "group" => "GROUP_NULL",
+        "info" => "INFO_NULL",
+        "errh" => "ERRHANDLER_NULL",
+        // The two kinds of handles have one null handle in the engine.
+        "req" | "msg" => "REQUEST_NULL",
+        "win" => "WIN_NULL",
+        "session" => "SESSION_NULL",
+        "file" => "FILE_NULL",
+        _ => return None,
+    })
+}
+
 /// A front end's handling of an argument: its C type in Rust, the code before the call, the engine's argument, and the code after.
 struct Passing {
     of: String,
@@ -96,7 +114,7 @@ fn plain(of: &str, name: &str) -> Passing {
 
 fn checked(of: &str, name: &str) -> Passing {
     let mut passing = plain(of, name);
-    passing.before = format!("if {name}.is_null() {{ return null(\"{name}\"); }}");
+    passing.before = format!("if {name}.is_null() {{ return null(\"{name}\", @scope, \"MPI_@name\"); }}");
     passing
 }
 
@@ -169,15 +187,22 @@ fn scope(function: &Function) -> String {
     if function.name.starts_with("T_") {
         return "Scope::Tools".to_owned();
     }
+    match function.name.as_str() {
+        "Session_init" => return format!("Scope::Given(Kind::Session, {})", passed_handle("handler")),
+        "Comm_create_from_group" | "Intercomm_create_from_groups" => {
+            return format!("Scope::Given(Kind::Comm, {})", passed_handle("handler"));
+        }
+        _ => {}
+    }
     if matches!(function.name.as_str(), "File_open" | "File_close" | "File_delete") {
         return "Scope::File(0)".to_owned();
     }
     for argument in &function.arguments {
         let name = &argument.name;
         match argument.kind.as_str() {
-            "comm" => return format!("Scope::Comm({})", passed_handle(name)),
-            "win" => return format!("Scope::Win({})", passed_handle(name)),
-            "session" => return format!("Scope::Session({})", passed_handle(name)),
+            "comm" | "&comm" => return format!("Scope::Comm({})", passed_handle(name)),
+            "win" | "&win" => return format!("Scope::Win({})", passed_handle(name)),
+            "session" | "&session" => return format!("Scope::Session({})", passed_handle(name)),
             "file" => return format!("Scope::File({})", passed_handle(name)),
             _ => {}
         }
@@ -193,7 +218,8 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     use std::fmt::Write as _;
     let (mut signature, mut before, mut given, mut after, mut names) =
         (String::new(), String::new(), Vec::new(), String::new(), Vec::new());
-    let mut always = String::new();
+    // The handles that say whose error handler is called come first, since a NULL argument is an error too.
+    let (mut handles, mut always, mut failed) = (String::new(), String::new(), String::new());
     if let Some(how) = function.how {
         given.push(how.replace("request_", "request_to"));
     }
@@ -207,6 +233,15 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
         names.push(name.clone());
         before += &passing.before;
         before.push(' ');
+        // A failed call leaves the null handle. Writing it before the call might change an input, such as a type of a list.
+        if let Some((inner, null)) =
+            argument.kind.strip_prefix('*').and_then(|kind| Some((kind, null_of(kind)?)))
+        {
+            let null = format!("engine::constants::{null}");
+            let is_same = abi == Abi::Mpich && inner != "file";
+            let shown = if is_same { null } else { format!("{inner}_out({null})") };
+            failed += &format!("*{name} = {shown};");
+        }
         match passing.after.strip_prefix('!') {
             Some(text) => always += text,
             None => after += &passing.after,
@@ -217,10 +252,12 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             "info" if function.how.is_some() => {}
             _ => given.push(passing.given.clone()),
         }
-        if matches!(argument.kind.as_str(), "comm" | "win" | "session" | "file")
-            && !before.contains(&format!("let {} =", passed_handle(name)))
-        {
-            before += &format!("let {} = {};", passed_handle(name), passing.given);
+        if matches!(argument.kind.as_str(), "comm" | "win" | "session" | "file" | "errh") {
+            handles += &format!("let {} = {};", passed_handle(name), passing.given);
+        }
+        // A call that frees an object has its handle only before the call.
+        if matches!(argument.kind.as_str(), "&comm" | "&win" | "&session") {
+            before += &format!("let {} = *{};", passed_handle(name), passing.given);
         }
     }
     let (names, given) = (names.join(", "), given.join(", "));
@@ -231,11 +268,21 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
         }
         false => format!("engine::calls::{engine}({given})"),
     };
+    let scope = scope(function);
+    // A call that frees an object has no handle before its own argument is checked.
+    let frees = function
+        .arguments
+        .iter()
+        .any(|argument| matches!(argument.kind.as_str(), "&comm" | "&win" | "&session"));
+    let scope_of_null = if frees { "Scope::Process" } else { &scope };
+    let before = handles + &before.replace("@scope", scope_of_null).replace("@name", name);
     let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };
+    if !failed.is_empty() {
+        always += &format!("if outcome.is_err() {{ {failed} }}");
+    }
     let _ = write!(
         out,
-        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {}, \"MPI_{name}\")) }}\n}}\n",
-        scope(function)
+        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {scope}, \"MPI_{name}\")) }}\n}}\n"
     );
     for prefix in ["MPI", "PMPI"] {
         let _ = write!(

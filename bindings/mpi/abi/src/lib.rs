@@ -18,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use engine::args::Counts;
 use engine::constants::UNDEFINED;
 use engine::error::{Class, Outcome, fail};
+use engine::flavor::Kind;
 use engine::{How, Scope};
 
 use handles::*;
@@ -49,8 +50,8 @@ fn code_out(code: c_int) -> c_int {
 }
 
 #[cold]
-fn null(what: &str) -> c_int {
-    code_out(engine::finish(fail(Class::Arg, format!("{what} is NULL")), Scope::Process, "MPI"))
+fn null(what: &str, scope: Scope, name: &str) -> c_int {
+    code_out(engine::finish(engine::calls::null(what, scope), scope, name))
 }
 
 #[cold]

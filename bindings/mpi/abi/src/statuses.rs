@@ -35,13 +35,40 @@ pub(crate) fn from_abi(status: &AbiStatus) -> Status {
     Status {
         count_low: status.inside[COUNT_LOW],
         count_high: status.inside[COUNT_HIGH],
-        source: rank_in(status.source),
-        tag: tag_in(status.tag),
-        error: err_in(status.error),
+        source: known(status.source, rank_in, rank_out),
+        tag: known(status.tag, tag_in, tag_out),
+        error: known(status.error, err_in, err_out),
     }
 }
 
-/// The program's statuses and copies in the engine's layout, which are written back when this value is dropped.
+/// A number that the engine never writes. It stands for numbers of the program that mean nothing in this ABI.
+const STRANGE: c_int = c_int::MIN | 0xff;
+
+/// Returns the engine's number, from which the program's number follows again.
+fn known(number: c_int, translate: fn(c_int) -> c_int, back: fn(c_int) -> c_int) -> c_int {
+    let engine = translate(number);
+    if back(engine) == number { engine } else { STRANGE }
+}
+
+/// Writes those fields of a status that differ from what they were.
+fn write_back(program: &mut AbiStatus, before: &Status, now: &Status) {
+    let new = to_abi(now);
+    if now.source != before.source {
+        program.source = new.source;
+    }
+    if now.tag != before.tag {
+        program.tag = new.tag;
+    }
+    if now.error != before.error {
+        program.error = new.error;
+    }
+    if (now.count_low, now.count_high) != (before.count_low, before.count_high) {
+        program.inside = new.inside;
+    }
+}
+
+/// The program's statuses and copies in the engine's layout. The fields that the engine changes are written back when this value is
+/// dropped. The others may have any value, and stay as they are.
 pub(crate) struct Place {
     program: *mut AbiStatus,
     engine: Vec<Status>,
@@ -84,7 +111,8 @@ impl Drop for Place {
         let all = if self.len == 1 { std::slice::from_ref(&self.one) } else { &self.engine };
         for (at, status) in all.iter().enumerate() {
             // SAFETY: the promise to `new`; the call is over.
-            unsafe { *self.program.add(at) = to_abi(status) };
+            let program = unsafe { &mut *self.program.add(at) };
+            write_back(program, &from_abi(program), status);
         }
     }
 }

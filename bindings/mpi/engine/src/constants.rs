@@ -54,6 +54,7 @@ numbers! {
     MODE_APPEND = 128;
     MODE_SEQUENTIAL = 256;
     MODE_ALL = 511;
+    T_INVALID = 74;
     T_NOT_SUPPORTED = 78;
     SEEK_SET = 600;
     SEEK_CUR = 602;

@@ -27,11 +27,50 @@ pub enum Handler {
     User(Arc<User>),
 }
 
+/// `void handler(handle, int code, void *state)`. Handles narrower than an address are in its lower half.
+type Stateful = unsafe extern "C" fn(usize, c_int, *mut c_void);
+
 /// An error handler that the program has made.
 #[derive(Debug)]
 pub struct User {
-    function: Option<Function>,
+    callback: Option<Callback>,
     handle: Mutex<(c_int, usize)>,
+}
+
+#[derive(Debug)]
+enum Callback {
+    Plain(Function),
+    Stateful(Stateful, State),
+}
+
+/// The state of a function of the program, as MPICH's bindings for Fortran give it. Dropping it calls the program's destructor.
+#[derive(Debug)]
+pub(crate) struct State {
+    at: usize,
+    destructor: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+impl State {
+    /// # Safety
+    /// `destructor` is null, or a function of this type.
+    pub(crate) unsafe fn new(at: *mut c_void, destructor: *const c_void) -> Self {
+        // SAFETY: the caller's promise.
+        let destructor = unsafe { std::mem::transmute::<*const c_void, Option<_>>(destructor) };
+        Self { at: at as usize, destructor }
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.at as *mut c_void
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Some(destructor) = self.destructor {
+            // SAFETY: calls the program's function with its own state, once. Test: `older`.
+            unsafe { destructor(self.address()) };
+        }
+    }
 }
 
 static HANDLERS: Table<Arc<User>> = Table::new(0x5);
@@ -75,9 +114,28 @@ fn handle_of(handler: &Handler) -> c_int {
 unsafe fn create(function: *const c_void, handler: *mut c_int) -> Outcome {
     // SAFETY: by the standard, the program passes such a function.
     let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
-    let user = User { function, handle: Mutex::new((0, 0)) };
+    // SAFETY: the caller's promise.
+    unsafe { register(function.map(Callback::Plain), handler) }
+}
+
+unsafe fn register(callback: Option<Callback>, handler: *mut c_int) -> Outcome {
+    let user = User { callback, handle: Mutex::new((0, 0)) };
     // SAFETY: the caller's promise.
     unsafe { put(handler, handle_of(&Handler::User(Arc::new(user)))) }
+}
+
+/// Makes an error handler with a state, for objects of any kind.
+pub unsafe fn create_errhandler_x(
+    function: *const c_void,
+    destructor: *const c_void,
+    state: *mut c_void,
+    handler: *mut c_int,
+) -> Outcome {
+    // SAFETY: the program passes such a function, or null.
+    let function = unsafe { std::mem::transmute::<*const c_void, Option<Stateful>>(function) };
+    let Some(function) = function else { return fail(Class::Arg, "the function is NULL") };
+    // SAFETY: the caller's promise.
+    unsafe { register(Some(Callback::Stateful(function, State::new(state, destructor))), handler) }
 }
 
 /// The object that an error concerns.
@@ -91,6 +149,8 @@ pub enum Scope {
     Session(c_int),
     /// A file, or the null handle for errors that occur before there is a file.
     File(c_int),
+    /// An object in the making, with the handler that the call gives it.
+    Given(Kind, c_int),
     /// The tools interface, whose errors go to no handler.
     Tools,
     /// No object: the error goes to the communicator of this process alone, or to that of all.
@@ -113,6 +173,7 @@ fn handler_of(scope: Scope) -> Handler {
         Scope::Win(handle) => window::lookup(handle).map(|win| win.handler()),
         Scope::Session(handle) => session::lookup(handle).map(|session| session.handler()),
         Scope::File(handle) => Ok(file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler())),
+        Scope::Given(_, handle) => given(handle),
         Scope::Tools => Ok(Handler::Return),
         Scope::Process => of_process().map(|(handler, _)| handler),
     };
@@ -133,14 +194,21 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
                 Scope::Win(handle) => (Kind::Win, handle),
                 Scope::Session(handle) => (Kind::Session, handle),
                 Scope::File(handle) => (Kind::File, handle),
+                Scope::Given(Kind::Session, _) => (Kind::Session, SESSION_NULL),
+                Scope::Given(kind, _) => (kind, COMM_NULL),
                 Scope::Process | Scope::Tools => {
                     (Kind::Comm, of_process().map_or(COMM_SELF, |(_, handle)| handle))
                 }
             };
             let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
-            if let Some(function) = user.function {
+            match &user.callback {
                 // SAFETY: calls the program's function with the standard's arguments.
-                unsafe { function(&raw mut handle, &raw mut code) };
+                Some(Callback::Plain(function)) => unsafe { function(&raw mut handle, &raw mut code) },
+                // SAFETY: calls the program's function with the arguments of its type.
+                Some(Callback::Stateful(function, state)) => unsafe {
+                    function(handle, code, state.address())
+                },
+                None => {}
             }
         }
     }
@@ -161,10 +229,23 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
         return failure.class;
     }
     let code = error::encode(failure);
-    if world::is_running() {
-        invoke(failure.comm.map_or(scope, Scope::Comm), code, call);
+    // The first session may fail before anything runs.
+    let is_given = matches!(scope, Scope::Given(..));
+    if is_given || world::is_running() {
+        invoke(failure.comm.filter(|_| !is_given).map_or(scope, Scope::Comm), code, call);
     }
     code
+}
+
+/// Fails a call with NULL for an argument that has to be an address.
+///
+/// # Errors
+/// Always.
+pub fn null(what: &str, scope: Scope) -> Outcome {
+    match scope {
+        Scope::Tools => Err(Fail::code(T_INVALID)),
+        _ => fail(Class::Arg, format!("{what} is NULL")),
+    }
 }
 
 /// Fails a call of a function that Kolo does not have.

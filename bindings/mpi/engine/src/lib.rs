@@ -25,6 +25,7 @@ pub mod flavor;
 mod group;
 mod handle;
 mod handlers;
+mod hints;
 mod info;
 mod long_double;
 mod message;
@@ -79,7 +80,7 @@ pub mod calls {
     pub use crate::handlers::*;
     pub use crate::info::*;
     pub use crate::message::*;
-    pub use crate::op::{op_commutative, op_create, op_create_c, op_free, reduce_local};
+    pub use crate::op::{op_commutative, op_create, op_create_c, op_create_x, op_free, reduce_local};
     pub use crate::partitioned::*;
     pub use crate::request::*;
     pub use crate::session::{

@@ -6,11 +6,13 @@ use std::sync::{Arc, OnceLock};
 use kolo::{DataType, ReduceOp};
 
 use crate::args::{count, put};
+use crate::collective::buffers::not_in_place;
 use crate::constants::OP_NULL;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
 use crate::flavor::{self, Kind};
 use crate::handle::Table;
+use crate::handlers::State;
 use crate::numbers;
 
 /// The standard's operators, by the last digit of their handles.
@@ -53,20 +55,40 @@ const ALL: [Builtin; 14] = [
 /// `void function(in, inout, length, type)`. The length and the type are passed by pointer; the length is an `int` or an `MPI_Count`.
 type Function = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut usize);
 
+/// `void function(in, inout, length, type, state)`. A handle narrower than an address is in its lower half.
+type Stateful = unsafe extern "C" fn(*mut c_void, *mut c_void, i64, usize, *mut c_void);
+
+/// A function of the program.
+#[derive(Debug)]
+enum Callback {
+    /// The length is an `int`.
+    Short(Function),
+    /// The length is an `MPI_Count`.
+    Long(Function),
+    Stateful(Stateful, State),
+}
+
 /// An operator.
 #[derive(Debug)]
 pub enum Op {
     /// One of the standard's operators.
     Builtin(Builtin),
     /// An operator that the program has made.
-    User {
-        /// The program's function.
-        function: Function,
-        /// Whether the operator is commutative.
-        commutes: bool,
-        /// Whether the length is an `MPI_Count`.
-        large: bool,
-    },
+    User(User),
+}
+
+/// An operator that the program has made.
+#[derive(Debug)]
+pub struct User {
+    callback: Callback,
+    commutes: bool,
+}
+
+/// An operator of a call, with the handle that the call gave for the type of the elements.
+#[derive(Clone, Debug)]
+pub struct Reducer {
+    op: Arc<Op>,
+    of: c_int,
 }
 
 static OPS: Table<Arc<Op>> = Table::new(0x6);
@@ -95,18 +117,25 @@ pub(crate) fn lookup(handle: c_int) -> Outcome<Arc<Op>> {
 }
 
 /// Returns the operator of a handle for a reduction of elements of a type; fails if it is not defined for the type.
-pub(crate) fn reducing(handle: c_int, of: &Type) -> Outcome<Arc<Op>> {
+pub(crate) fn reducing(handle: c_int, type_handle: c_int, of: &Type) -> Outcome<Reducer> {
     let op = lookup(handle)?;
     match &*op {
         Op::Builtin(Builtin::Replace | Builtin::NoOp) => {
-            fail(Class::Op, "MPI_REPLACE and MPI_NO_OP are for one-sided calls only")
+            return fail(Class::Op, "MPI_REPLACE and MPI_NO_OP are for one-sided calls only");
         }
-        Op::Builtin(builtin) => numbers::check(*builtin, of).map(|()| op),
-        Op::User { .. } => Ok(op),
+        Op::Builtin(builtin) => numbers::check(*builtin, of)?,
+        Op::User(_) => {}
     }
+    Ok(Reducer { op, of: type_handle })
 }
 
-impl Op {
+impl Reducer {
+    /// Returns whether this is an operator of the program.
+    #[must_use]
+    pub fn is_user(&self) -> bool {
+        matches!(*self.op, Op::User(_))
+    }
+
     /// Computes `inout = input op inout` for `count` elements.
     ///
     /// # Errors
@@ -115,28 +144,43 @@ impl Op {
         if count == 0 {
             return Ok(());
         }
-        match self {
+        match &*self.op {
             // SAFETY: callers own both memories, of `count` elements each.
-            Self::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
-            Self::User { function, large, .. } => {
-                let temporary = of.builtin_handle().is_none().then(|| datatype::register(Arc::clone(of)));
-                let handle = temporary.or(of.builtin_handle()).unwrap_or_default();
-                let mut user = flavor::to_user(Kind::Type, handle);
-                // An `int` may not hold the length, so such a function is called for one piece after another.
-                let most = if *large { count } else { c_int::MAX as usize };
-                for from in (0..count).step_by(most) {
-                    let piece = most.min(count - from);
-                    let (mut length, mut short) = (piece as i64, piece as c_int);
-                    let length = if *large { (&raw mut length).cast() } else { (&raw mut short).cast() };
-                    let at = (from as i64 * of.extent) as isize;
-                    let (input, inout) = (input.wrapping_offset(at), inout.wrapping_offset(at));
-                    // SAFETY: calls the program's function with the standard's arguments.
-                    unsafe { function(input.cast(), inout.cast(), length, &raw mut user) };
-                }
+            Op::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
+            Op::User(user) => {
+                let given =
+                    of.builtin_handle().or_else(|| datatype::is_handle_of(self.of, of).then_some(self.of));
+                // The program may have freed the type before a started call ends.
+                let temporary = given.is_none().then(|| datatype::register(Arc::clone(of)));
+                let handle = given.or(temporary).unwrap_or_default();
+                user.callback.call(input, inout, count, of, flavor::to_user(Kind::Type, handle));
                 if let Some(handle) = temporary {
                     datatype::unregister(handle);
                 }
                 Ok(())
+            }
+        }
+    }
+}
+
+impl Callback {
+    fn call(&self, input: *mut u8, inout: *mut u8, count: usize, of: &Type, mut handle: usize) {
+        // An `int` may not hold the length, so such a function is called for one piece after another.
+        let most = if matches!(self, Self::Short(_)) { c_int::MAX as usize } else { count };
+        for from in (0..count).step_by(most) {
+            let piece = most.min(count - from);
+            let (mut length, mut short) = (piece as i64, piece as c_int);
+            let at = (from as i64 * of.extent) as isize;
+            let (input, inout) = (input.wrapping_offset(at).cast(), inout.wrapping_offset(at).cast());
+            // SAFETY: calls the program's function with the arguments of its type.
+            unsafe {
+                match self {
+                    Self::Short(function) => function(input, inout, (&raw mut short).cast(), &raw mut handle),
+                    Self::Long(function) => function(input, inout, (&raw mut length).cast(), &raw mut handle),
+                    Self::Stateful(function, state) => {
+                        function(input, inout, length, handle, state.address());
+                    }
+                }
             }
         }
     }
@@ -174,23 +218,49 @@ pub(crate) fn for_kolo(op: Builtin, basic: Basic) -> Option<(ReduceOp, DataType)
     Some((op, data))
 }
 
-unsafe fn create(function: *const c_void, commutes: c_int, large: bool, op: *mut c_int) -> Outcome {
+unsafe fn create(
+    function: *const c_void,
+    commutes: c_int,
+    callback: fn(Function) -> Callback,
+    op: *mut c_int,
+) -> Outcome {
     // SAFETY: by the standard, the program passes such a function.
     let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
-    let Some(function) = function else { return fail(Class::Arg, "the function is NULL") };
-    let user = Op::User { function, commutes: commutes != 0, large };
     // SAFETY: the caller's promise.
-    unsafe { put(op, OPS.insert(Arc::new(user))) }
+    unsafe { register(function.map(callback), commutes, op) }
+}
+
+unsafe fn register(callback: Option<Callback>, commutes: c_int, op: *mut c_int) -> Outcome {
+    let Some(callback) = callback else { return fail(Class::Arg, "the function is NULL") };
+    let user = User { callback, commutes: commutes != 0 };
+    // SAFETY: the caller's promise.
+    unsafe { put(op, OPS.insert(Arc::new(Op::User(user)))) }
+}
+
+/// Makes an operator whose function has a state.
+pub unsafe fn op_create_x(
+    function: *const c_void,
+    destructor: *const c_void,
+    commutes: c_int,
+    state: *mut c_void,
+    op: *mut c_int,
+) -> Outcome {
+    // SAFETY: the program passes such functions, or null.
+    unsafe {
+        let function = std::mem::transmute::<*const c_void, Option<Stateful>>(function);
+        let callback = function.map(|function| Callback::Stateful(function, State::new(state, destructor)));
+        register(callback, commutes, op)
+    }
 }
 
 pub unsafe fn op_create(function: *const c_void, commutes: c_int, op: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { create(function, commutes, false, op) }
+    unsafe { create(function, commutes, Callback::Short, op) }
 }
 
 pub unsafe fn op_create_c(function: *const c_void, commutes: c_int, op: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { create(function, commutes, true, op) }
+    unsafe { create(function, commutes, Callback::Long, op) }
 }
 
 pub unsafe fn op_free(op: *mut c_int) -> Outcome {
@@ -207,7 +277,7 @@ pub unsafe fn op_free(op: *mut c_int) -> Outcome {
 pub unsafe fn op_commutative(op: c_int, commutes: *mut c_int) -> Outcome {
     let answer = match &*lookup(op)? {
         Op::Builtin(builtin) => !matches!(builtin, Builtin::Replace | Builtin::NoOp),
-        Op::User { commutes, .. } => *commutes,
+        Op::User(user) => user.commutes,
     };
     // SAFETY: the caller's promise.
     unsafe { put(commutes, answer.into()) }
@@ -221,5 +291,12 @@ pub unsafe fn reduce_local(
     op: c_int,
 ) -> Outcome {
     let of = datatype::committed(handle)?;
-    reducing(op, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
+    if n > 0 {
+        not_in_place(input)?;
+        not_in_place(inout)?;
+        if input == inout.cast_const() && of.size() > 0 {
+            return fail(Class::Buffer, "both buffers are the same: the result would overwrite the input");
+        }
+    }
+    reducing(op, handle, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
 }

@@ -21,6 +21,10 @@ pub struct Session {
 
 static SESSIONS: Table<Arc<Session>> = Table::new(0xe);
 
+/// Values of the hint `thread_level`. Sessions have the last one, whichever is requested.
+const LEVELS: [&str; 4] =
+    ["MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"];
+
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 
 impl Session {
@@ -61,7 +65,15 @@ fn members(name: &str) -> Outcome<Group> {
 }
 
 pub unsafe fn session_init(hints: c_int, handler: c_int, into: *mut c_int) -> Outcome {
-    info::pairs(hints)?;
+    let hints = info::pairs(hints)?;
+    if let Some((_, level)) = hints.iter().find(|(key, _)| key == "thread_level")
+        && !LEVELS.contains(&level.as_str())
+    {
+        return fail(
+            Class::InfoValue,
+            format!("the thread_level is '{level}', and not one of {}", LEVELS.join(", ")),
+        );
+    }
     let handler = handlers::given(handler)?;
     world::open_session()?;
     // SAFETY: the front end has checked it.
@@ -115,7 +127,7 @@ pub unsafe fn session_get_nth_pset(
 
 pub unsafe fn session_get_info(session: c_int, into: *mut c_int) -> Outcome {
     lookup(session)?;
-    let level = ("thread_level".to_owned(), "MPI_THREAD_MULTIPLE".to_owned());
+    let level = ("thread_level".to_owned(), LEVELS[3].to_owned());
     // SAFETY: the caller's promise.
     unsafe { put(into, info::make(vec![level])) }
 }

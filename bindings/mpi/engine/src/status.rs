@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use crate::args::put;
+use crate::args::{self, put};
 use crate::constants::{Status, UNDEFINED};
-use crate::datatype::{self, Type};
+use crate::datatype;
 use crate::error::{Class, Outcome, fail};
 
 unsafe fn read(status: *const Status) -> Outcome<Status> {
@@ -37,32 +37,10 @@ pub unsafe fn get_count(status: *const Status, of: c_int, count: *mut i64) -> Ou
     unsafe { put(count, whole) }
 }
 
-/// Returns the number of basic elements in `bytes` bytes of a type; `None` if the bytes end within an element.
-fn elements(of: &Type, bytes: i64) -> Outcome<Option<i64>> {
-    let size = of.size() as i64;
-    if size == 0 {
-        return Ok((bytes == 0).then_some(0));
-    }
-    let parts = of.parts()?;
-    let each: i64 = parts.iter().map(|part| part.count as i64).sum();
-    let (whole, mut rest) = (bytes / size, bytes % size);
-    let mut found = whole * each;
-    for part in parts.iter() {
-        let width = part.basic.size() as i64;
-        let fits = (rest / width).min(part.count as i64);
-        found += fits;
-        rest -= fits * width;
-        if fits < part.count as i64 {
-            break;
-        }
-    }
-    Ok((rest == 0).then_some(found))
-}
-
 pub unsafe fn get_elements(status: *const Status, of: c_int, count: *mut i64) -> Outcome {
     // SAFETY: the caller's promise.
     let (status, of) = (unsafe { read(status) }?, datatype::committed(of)?);
-    let found = elements(&of, status.bytes())?.unwrap_or(i64::from(UNDEFINED));
+    let found = of.values_in(status.bytes()).unwrap_or(i64::from(UNDEFINED));
     // SAFETY: the caller's promise.
     unsafe { put(count, found) }
 }
@@ -73,19 +51,10 @@ pub unsafe fn get_elements_x(status: *const Status, of: c_int, count: *mut i64) 
 }
 
 pub unsafe fn status_set_elements(status: *mut Status, of: c_int, count: i64) -> Outcome {
-    let of = datatype::committed(of)?;
-    let parts = of.parts()?;
-    let each: i64 = parts.iter().map(|part| part.count as i64).sum();
-    let mut bytes = 0;
-    if each > 0 {
-        bytes = count / each * of.size() as i64;
-        let mut rest = count % each;
-        for part in parts.iter() {
-            let taken = rest.min(part.count as i64);
-            bytes += taken * part.basic.size() as i64;
-            rest -= taken;
-        }
-    }
+    let (of, count) = (datatype::committed(of)?, args::count(count)?);
+    let Some(bytes) = of.bytes_of_values(count as i64) else {
+        return fail(Class::Count, format!("{count} elements have more bytes than a status can hold"));
+    };
     // SAFETY: the caller's promise.
     unsafe { write(status) }?.set_bytes(bytes);
     Ok(())

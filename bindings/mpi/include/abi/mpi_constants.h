@@ -1,5 +1,8 @@
 /* The standard's other constants, with the numbers of the ABI of the MPI-5 standard. */
 /* Types of Fortran and of C++. */
+#define MPI_2DOUBLE_PRECISION KOLO_HANDLE(MPI_Datatype, 0x231)
+#define MPI_2INTEGER KOLO_HANDLE(MPI_Datatype, 0x232)
+#define MPI_2REAL KOLO_HANDLE(MPI_Datatype, 0x230)
 #define MPI_CHARACTER KOLO_HANDLE(MPI_Datatype, 0x21e)
 #define MPI_COMPLEX KOLO_HANDLE(MPI_Datatype, 0x21b)
 #define MPI_COMPLEX16 KOLO_HANDLE(MPI_Datatype, 0x2e3)
@@ -62,6 +65,7 @@
 #define MPI_F_SOURCE 0
 #define MPI_F_STATUS_SIZE 8
 #define MPI_F_TAG 1
+#define MPI_HOST 503
 #define MPI_IO 502
 #define MPI_LASTUSEDCODE 506
 #define MPI_MAX_PORT_NAME 1024

@@ -1,5 +1,8 @@
 /* The standard's other constants, with the numbers of the MPICH ABI. */
 /* Types of Fortran and of C++. */
+#define MPI_2DOUBLE_PRECISION KOLO_HANDLE(MPI_Datatype, 0x4c001023)
+#define MPI_2INTEGER KOLO_HANDLE(MPI_Datatype, 0x4c000820)
+#define MPI_2REAL KOLO_HANDLE(MPI_Datatype, 0x4c000821)
 #define MPI_CHARACTER KOLO_HANDLE(MPI_Datatype, 0x4c00011a)
 #define MPI_COMPLEX KOLO_HANDLE(MPI_Datatype, 0x4c00081e)
 #define MPI_COMPLEX16 KOLO_HANDLE(MPI_Datatype, 0x4c00102a)

@@ -10,7 +10,7 @@ macro_rules! calls {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name(comm: c_int $(, $argument: *mut c_int)?) -> c_int {
             $(if $argument.is_null() {
-                return super::null(stringify!($argument));
+                return super::null(stringify!($argument), Scope::Comm(comm), stringify!($name));
             })?
             // SAFETY: the caller's promise: the result is valid for writing.
             let outcome = super::guard(stringify!($name), || unsafe { engine::calls::$engine(comm $(, $argument)?) });

@@ -1,5 +1,5 @@
-//! Support for MPICH's Fortran bindings (`libmpifort.so.12`): addresses that they compare with, and attributes whose values are integers.
-//! The bindings call all other functions by the standard's names.
+//! Support for MPICH's Fortran bindings (`libmpifort.so.12`): addresses that they compare with, attributes whose values are integers, and
+//! operators and error handlers with a state. The bindings call all other functions by the standard's names.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -31,7 +31,7 @@ macro_rules! statuses {
 /// Copies a status. Fails for null and for `MPI_STATUS_IGNORE`.
 unsafe fn copy(from: *const Status, to: *mut Status) -> c_int {
     if from.is_null() || from.addr() == 1 || to.is_null() || to.addr() == 1 {
-        return super::null("a status");
+        return super::null("a status", Scope::Process, "MPI_Status_c2f or a relative");
     }
     // SAFETY: the caller's promise.
     unsafe { *to = *from };
@@ -155,4 +155,72 @@ pub(crate) unsafe extern "C" fn MPII_Keyval_set_proxy(
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn MPII_Grequest_set_lang_f77(_: c_int) {
     super::missing("MPI_Grequest_start of Fortran", Scope::Process);
+}
+
+macro_rules! with_state {
+    ($($name:ident, $profiled:ident;)+) => {$(
+        /// Makes an error handler from a function with a state, as the bindings of MPICH 4.3 and later do.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(
+            function: *const c_void,
+            destructor: *const c_void,
+            state: *mut c_void,
+            handler: *mut c_int,
+        ) -> c_int {
+            let name = stringify!($name);
+            // SAFETY: the caller's promise: functions of the right types, and a place for a handle or NULL.
+            let outcome = super::guard(name, || unsafe {
+                engine::calls::create_errhandler_x(function, destructor, state, handler)
+            });
+            engine::finish(outcome, Scope::Process, name)
+        }
+
+        /// The same function under its profiling name.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $profiled(
+            function: *const c_void,
+            destructor: *const c_void,
+            state: *mut c_void,
+            handler: *mut c_int,
+        ) -> c_int {
+            // SAFETY: as above.
+            unsafe { $name(function, destructor, state, handler) }
+        }
+    )+};
+}
+
+with_state! {
+    MPIX_Comm_create_errhandler_x, PMPIX_Comm_create_errhandler_x;
+    MPIX_Win_create_errhandler_x, PMPIX_Win_create_errhandler_x;
+    MPIX_File_create_errhandler_x, PMPIX_File_create_errhandler_x;
+    MPIX_Session_create_errhandler_x, PMPIX_Session_create_errhandler_x;
+}
+
+/// Makes an operator from a function with a state, as the bindings of MPICH 4.3 and later do.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn MPIX_Op_create_x(
+    function: *const c_void,
+    destructor: *const c_void,
+    commutes: c_int,
+    state: *mut c_void,
+    op: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's promise: functions of the right types, and a place for a handle or NULL.
+    let outcome = super::guard("MPIX_Op_create_x", || unsafe {
+        engine::calls::op_create_x(function, destructor, commutes, state, op)
+    });
+    engine::finish(outcome, Scope::Process, "MPIX_Op_create_x")
+}
+
+/// The same function under its profiling name.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn PMPIX_Op_create_x(
+    function: *const c_void,
+    destructor: *const c_void,
+    commutes: c_int,
+    state: *mut c_void,
+    op: *mut c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { MPIX_Op_create_x(function, destructor, commutes, state, op) }
 }

@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use engine::args::Counts;
 use engine::constants::{Status, UNDEFINED, UNWEIGHTED, WEIGHTS_EMPTY};
 use engine::error::{Class, Outcome, fail};
+use engine::flavor::Kind;
 use engine::{How, Scope};
 
 #[allow(
@@ -42,8 +43,8 @@ const fn code_out(code: c_int) -> c_int {
 }
 
 #[cold]
-fn null(what: &str) -> c_int {
-    engine::finish(fail(Class::Arg, format!("{what} is NULL")), Scope::Process, "MPI")
+fn null(what: &str, scope: Scope, name: &str) -> c_int {
+    engine::finish(engine::calls::null(what, scope), scope, name)
 }
 
 #[cold]
@@ -207,7 +208,7 @@ macro_rules! abi_versions {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(major: *mut c_int, minor: *mut c_int) -> c_int {
             if major.is_null() || minor.is_null() {
-                return null("a version");
+                return null("a version", Scope::Process, "MPI_Abi_get_version");
             }
             // SAFETY: the caller's promise: places for numbers.
             unsafe {

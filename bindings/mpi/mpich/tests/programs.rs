@@ -1,5 +1,6 @@
 //! Compiles and runs C programs that use the libraries as a user would: each for both ABIs, if both have the functions that it calls.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -172,6 +173,11 @@ fn messages() {
 }
 
 #[test]
+fn statuses() {
+    with_ranks("statuses", &[1, 2]);
+}
+
+#[test]
 fn lifetimes() {
     with_ranks("lifetimes", &[1, 2, 3]);
 }
@@ -303,6 +309,53 @@ fn conversions_of_handles_have_all_their_names() {
             assert!(has(&format!("{prefix}_Abi_get_version")), "{}", abi.file);
         }
     }
+}
+
+/// Every function that a library has is declared in its header, under its own name and under its profiling name.
+#[test]
+fn functions_are_declared() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for abi in &ABIS {
+        let functions = exported_functions(abi);
+        assert!(functions.len() > 1000, "{}: {} functions", abi.file, functions.len());
+        for name in &functions {
+            let twin = name.strip_prefix('P').map_or_else(|| format!("P{name}"), str::to_owned);
+            assert!(functions.contains(&twin), "{}: {name} without {twin}", abi.file);
+        }
+        let addresses: Vec<String> = functions.iter().map(|name| format!("(any){name}")).collect();
+        let text = format!(
+            "#include <mpi.h>\ntypedef void (*any)(void);\nany all[] = {{{}}};\nint main(void) {{ return all[0] == 0; }}\n",
+            addresses.join(",\n")
+        );
+        let source = folder.path().join(format!("{}.c", abi.include));
+        std::fs::write(&source, text).unwrap();
+        compile(&cc, "c99", &source, &folder.path().join(abi.include), abi);
+    }
+}
+
+/// Returns the names of a library's functions, without those that only MPICH's bindings for Fortran know. Reads the ELF file's table of
+/// dynamic symbols.
+fn exported_functions(abi: &'static Abi) -> BTreeSet<String> {
+    const DYNAMIC_SYMBOLS: u64 = 11;
+    const FUNCTION: u64 = 2;
+    let file = std::fs::read(library(abi).join(abi.file)).unwrap();
+    let number = |at: usize, len: usize| {
+        file[at..at + len].iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let sections = number(0x28, 8) as usize;
+    let section = |nth: u64| sections + (nth * number(0x3a, 2)) as usize;
+    let symbols = (0..number(0x3c, 2)).map(section).find(|at| number(at + 4, 4) == DYNAMIC_SYMBOLS).unwrap();
+    let names = number(section(number(symbols + 40, 4)) + 24, 8) as usize;
+    let (from, len) = (number(symbols + 24, 8) as usize, number(symbols + 32, 8) as usize);
+    let function = |at: usize| {
+        let is_defined = number(at + 4, 1) & 15 == FUNCTION && number(at + 6, 2) != 0;
+        let name = &file[names + number(at, 4) as usize..];
+        let end = name.iter().position(|byte| *byte == 0)?;
+        std::str::from_utf8(&name[..end]).ok().filter(|_| is_defined)
+    };
+    let is_public = |name: &&str| name.trim_start_matches('P').starts_with("MPI_") || name.contains("MPIX_");
+    (from..from + len).step_by(24).filter_map(function).filter(is_public).map(str::to_owned).collect()
 }
 
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.

@@ -17,6 +17,39 @@ static void product_of_matrices(void *in, void *inout, int *count, MPI_Datatype 
   }
 }
 
+static MPI_Datatype expected;
+static int calls_with_it, calls_with_another;
+
+/* Adds pairs of ints; counts the calls by the handle of the type. */
+static void add_pairs(void *in, void *inout, int *count, MPI_Datatype *type) {
+  int bytes;
+  if (*type == expected) calls_with_it++;
+  else calls_with_another++;
+  if (MPI_Type_size(*type, &bytes) || bytes != 2 * sizeof(int)) abort();
+  for (int i = 0; i < 2 * *count; i++) ((int *)inout)[i] += ((int *)in)[i];
+}
+
+/* An operator of the program gets the handle that the call got, unless the program has freed it by then. */
+static void handles_of_types(void) {
+  int integers[1], values[2] = {1, rank}, sums[2];
+  MPI_Aint places[1];
+  MPI_Datatype pair, outer, inner;
+  MPI_Op op;
+  MPI_Request request;
+  CHECK(!MPI_Type_contiguous(2, MPI_INT, &pair) && !MPI_Type_commit(&pair) && !MPI_Op_create(add_pairs, 1, &op));
+  CHECK(!MPI_Type_contiguous(3, pair, &outer) && !MPI_Type_get_contents(outer, 1, 0, 1, integers, places, &inner));
+  for (int which = 0; which < 2; which++) {
+    expected = which ? inner : pair, calls_with_it = calls_with_another = 0, sums[0] = sums[1] = 0;
+    CHECK(!MPI_Reduce_local(values, sums, 1, expected, op) && calls_with_it == 1 && sums[0] == 1 && sums[1] == rank);
+    CHECK(!MPI_Allreduce(values, sums, 1, expected, op, MPI_COMM_WORLD) && sums[0] == size && sums[1] == size * (size - 1) / 2);
+    CHECK(!MPI_Iallreduce(values, sums, 1, expected, op, MPI_COMM_WORLD, &request) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
+    CHECK(calls_with_another == 0 && sums[0] == size && (rank > 0 || size == 1 || calls_with_it > 2));
+  }
+  CHECK(!MPI_Iallreduce(values, sums, 1, pair, op, MPI_COMM_WORLD, &request));
+  CHECK(!MPI_Type_free(&pair) && !MPI_Type_free(&outer) && !MPI_Type_free(&inner) && !MPI_Op_free(&op));
+  CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE) && sums[0] == size && sums[1] == size * (size - 1) / 2);
+}
+
 static void reductions(MPI_Comm comm) {
   int own, n;
   MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
@@ -36,6 +69,13 @@ static void reductions(MPI_Comm comm) {
   CHECK(!MPI_Allreduce(&best, &found, 1, MPI_DOUBLE_INT, MPI_MAXLOC, comm));
   int place = n > 1 ? 1 : 0;
   CHECK(found.place == place && found.value == (place * 5) % 3);
+  /* Pairs of Fortran's numbers, whose indices are numbers of the same type. */
+  int integers[2] = {own, -own};
+  float reals[2] = {(float)own, (float)-own};
+  double doubles[2] = {own, -own};
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, integers, 1, MPI_2INTEGER, MPI_MAXLOC, comm) && integers[0] == n - 1 && integers[1] == 1 - n);
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, reals, 1, MPI_2REAL, MPI_MAXLOC, comm) && reals[0] == n - 1 && reals[1] == 1 - n);
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, doubles, 1, MPI_2DOUBLE_PRECISION, MPI_MAXLOC, comm) && doubles[0] == n - 1 && doubles[1] == 1 - n);
   MPI_Datatype matrix;
   MPI_Op product;
   CHECK(!MPI_Type_contiguous(4, MPI_LONG, &matrix) && !MPI_Type_commit(&matrix) && !MPI_Op_create(product_of_matrices, 0, &product));
@@ -308,7 +348,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators(), corners(), edges(), keyvals(), first_calls();
+  topologies(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }

@@ -2,9 +2,114 @@
 #include "test.h"
 
 static int handled;
+static MPI_Comm_errhandler_fn handler;
 static void handler(MPI_Comm *comm, int *code, ...) {
   (void)comm, (void)code;
   handled++;
+}
+
+/* A call whose result would overwrite its input fails before anything is sent, and so does MPI_IN_PLACE in the wrong place. */
+static void aliases(MPI_Comm comm) {
+  int own, n, counts[2] = {1, 1}, places[2] = {0, 1}, bytes[2] = {0, 4}, a[4] = {1, 2, 3, 4}, b[4] = {0};
+  MPI_Request request;
+  MPI_Datatype types[2] = {MPI_INT, MPI_INT};
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(a, a, 2, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(a, a, 2, MPI_SHORT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Iallreduce(a, a, 2, MPI_INT, MPI_SUM, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(a, MPI_IN_PLACE, 2, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(MPI_IN_PLACE, MPI_IN_PLACE, 2, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Scan(a, a, 2, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_scatter_block(a, a, 1, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_scatter(a, a, counts, MPI_INT, MPI_SUM, comm));
+  if (own) FAILS(MPI_ERR_BUFFER, MPI_Exscan(a, a, 2, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(a, 1, MPI_INT, a, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(&a[own], 1, MPI_INT, a, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Iallgather(&a[own], 1, MPI_INT, a, 1, MPI_INT, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(a, 1, MPI_INT, MPI_IN_PLACE, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgatherv(&a[own], 1, MPI_INT, a, counts, places, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgatherv(a, 1, MPI_INT, MPI_IN_PLACE, counts, places, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Alltoall(a, 1, MPI_INT, a, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Ialltoall(a, 1, MPI_INT, a, 1, MPI_INT, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Alltoallv(a, counts, places, MPI_INT, a, counts, places, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Alltoallw(a, counts, bytes, types, a, counts, bytes, types, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Bcast(MPI_IN_PLACE, 1, MPI_INT, 0, comm));
+  if (own == n - 1) {
+    FAILS(MPI_ERR_BUFFER, MPI_Reduce(a, a, 2, MPI_INT, MPI_SUM, own, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Gather(&a[own], 1, MPI_INT, a, 1, MPI_INT, own, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Gatherv(&a[own], 1, MPI_INT, a, counts, places, MPI_INT, own, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Scatter(a, 1, MPI_INT, &a[own], 1, MPI_INT, own, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Scatterv(a, counts, places, MPI_INT, &a[own], 1, MPI_INT, own, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Scatter(MPI_IN_PLACE, 1, MPI_INT, a, 1, MPI_INT, own, comm));
+  } else {
+    FAILS(MPI_ERR_BUFFER, MPI_Reduce(MPI_IN_PLACE, a, 2, MPI_INT, MPI_SUM, n - 1, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Reduce(MPI_IN_PLACE, a, 2, MPI_SHORT, MPI_SUM, n - 1, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Gather(MPI_IN_PLACE, 1, MPI_INT, b, 1, MPI_INT, n - 1, comm));
+    FAILS(MPI_ERR_BUFFER, MPI_Scatter(a, 1, MPI_INT, MPI_IN_PLACE, 1, MPI_INT, n - 1, comm));
+  }
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_local(MPI_IN_PLACE, a, 1, MPI_INT, MPI_SUM));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_local(a, MPI_IN_PLACE, 1, MPI_INT, MPI_SUM));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_local(a, a, 1, MPI_INT, MPI_SUM));
+}
+
+/* No data, data at one address of which the types select different parts, and buffers that a rank does not use are no aliases. */
+static void no_aliases(MPI_Comm comm) {
+  int own, n, memory[4] = {7, 8, 0, 0}, one = 1, sum = 0, lengths[2] = {1, 1};
+  MPI_Aint places[2], behind = 8;
+  MPI_Datatype first, second, out, in;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  CHECK(!MPI_Allreduce(memory, memory, 0, MPI_INT, MPI_SUM, comm) && !MPI_Allreduce(NULL, NULL, 0, MPI_INT, MPI_SUM, comm));
+  CHECK(!MPI_Allgather(NULL, 0, MPI_INT, NULL, 0, MPI_INT, comm) && !MPI_Alltoall(memory, 0, MPI_INT, memory, 0, MPI_INT, comm));
+  CHECK(!MPI_Reduce_local(NULL, NULL, 0, MPI_INT, MPI_SUM));
+  CHECK(!MPI_Reduce(&one, own ? &one : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n));
+  CHECK(!MPI_Reduce(&one, own ? MPI_IN_PLACE : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n) && one == 1);
+  CHECK(!MPI_Exscan(&one, own ? &sum : &one, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
+  CHECK(!MPI_Type_contiguous(2, MPI_INT, &first) && !MPI_Type_commit(&first));
+  CHECK(!MPI_Type_create_hindexed(1, lengths, &behind, first, &second) && !MPI_Type_commit(&second));
+  CHECK(!MPI_Gather(memory, 1, first, memory, 1, second, 0, MPI_COMM_SELF) && memory[2] == 7 && memory[3] == 8);
+  /* Absolute addresses, with MPI_BOTTOM as both buffers. */
+  CHECK(!MPI_Get_address(&memory[0], &places[0]) && !MPI_Get_address(&memory[2], &places[1]));
+  CHECK(!MPI_Type_create_hindexed(1, lengths, &places[0], first, &out) && !MPI_Type_commit(&out));
+  CHECK(!MPI_Type_create_hindexed(1, lengths, &places[1], first, &in) && !MPI_Type_commit(&in));
+  memory[0] = 5, memory[1] = 6;
+  CHECK(!MPI_Allgather(MPI_BOTTOM, 1, out, MPI_BOTTOM, 1, in, MPI_COMM_SELF) && memory[2] == 5 && memory[3] == 6);
+  memory[0] = 3;
+  CHECK(!MPI_Alltoall(MPI_BOTTOM, 1, out, MPI_BOTTOM, 1, in, MPI_COMM_SELF) && memory[2] == 3);
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(MPI_BOTTOM, 1, out, MPI_BOTTOM, 1, out, MPI_COMM_SELF));
+  CHECK(!MPI_Type_free(&first) && !MPI_Type_free(&second) && !MPI_Type_free(&out) && !MPI_Type_free(&in));
+}
+
+/* A call that fails to make an object leaves the null handle. An input of the same call is still read. */
+static void null_handles(void) {
+  MPI_Comm comm = MPI_COMM_WORLD;
+  MPI_Datatype types[2] = {MPI_INT, MPI_DOUBLE}, wrong = MPI_INT;
+  MPI_Group group = MPI_GROUP_EMPTY;
+  MPI_Op op = MPI_SUM;
+  MPI_Info info = MPI_INFO_ENV;
+  MPI_Errhandler handler = MPI_ERRORS_RETURN;
+  MPI_Win window, no_window = MPI_WIN_NULL;
+  MPI_File file;
+  MPI_Message message;
+  MPI_Session session;
+  MPI_Request request;
+  int value, lengths[2] = {1, 1}, bytes;
+  MPI_Aint places[2] = {0, 8};
+  memset(&window, 0x55, sizeof window), memset(&file, 0x55, sizeof file), memset(&message, 0x55, sizeof message);
+  memset(&session, 0x55, sizeof session), memset(&request, 0x55, sizeof request);
+  CHECK(MPI_Comm_dup(MPI_COMM_NULL, &comm) && comm == MPI_COMM_NULL);
+  CHECK(MPI_Type_contiguous(-1, MPI_INT, &wrong) && wrong == MPI_DATATYPE_NULL);
+  CHECK(MPI_Group_union(MPI_GROUP_NULL, MPI_GROUP_EMPTY, &group) && group == MPI_GROUP_NULL);
+  CHECK(MPI_Op_create(NULL, 1, &op) && op == MPI_OP_NULL && MPI_Info_dup(MPI_INFO_NULL, &info) && info == MPI_INFO_NULL);
+  CHECK(MPI_Comm_get_errhandler(MPI_COMM_NULL, &handler) && handler == MPI_ERRHANDLER_NULL);
+  CHECK(MPI_Win_create(&value, -1, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && window == no_window);
+  CHECK(MPI_File_open(MPI_COMM_SELF, "", 0, MPI_INFO_NULL, &file) && file == MPI_FILE_NULL);
+  CHECK(MPI_Mprobe(0, -7, MPI_COMM_SELF, &message, MPI_STATUS_IGNORE) && message == MPI_MESSAGE_NULL);
+  CHECK(MPI_Session_init(MPI_INFO_NULL, MPI_ERRHANDLER_NULL, &session) && session == MPI_SESSION_NULL);
+  CHECK(MPI_Isend(&value, 1, MPI_INT, -7, 0, MPI_COMM_SELF, &request) && request == MPI_REQUEST_NULL);
+  memset(&request, 0x55, sizeof request);
+  CHECK(MPI_Ibarrier(MPI_COMM_NULL, &request) && request == MPI_REQUEST_NULL);
+  CHECK(!MPI_Type_create_struct(2, lengths, places, types, &types[0]) && !MPI_Type_size(types[0], &bytes) && bytes == 12);
+  CHECK(!MPI_Type_free(&types[0]));
 }
 
 int main(int argc, char **argv) {
@@ -33,6 +138,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
+  aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF), null_handles();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;

@@ -33,6 +33,59 @@ static int delete_by_proxy(void *function, int comm, int keyval, int kind, void 
   return MPI_SUCCESS;
 }
 
+/* A state counts the calls of its function, and those of its destructor in tens of thousands. */
+enum { DESTROYED = 10000 };
+static void destroy(void *state) {
+  *(int *)state += DESTROYED;
+}
+static void add(void *in, void *inout, MPI_Count length, MPI_Datatype type, void *state) {
+  CHECK(type == MPI_INT);
+  for (MPI_Count i = 0; i < length; i++) ((int *)inout)[i] += ((int *)in)[i];
+  ++*(int *)state;
+}
+static void on_error(MPI_Comm comm, int code, void *state) {
+  CHECK(comm == MPI_COMM_SELF && code != MPI_SUCCESS);
+  ++*(int *)state;
+}
+static void on_window_error(MPI_Win window, int code, void *state) {
+  CHECK(window != MPI_WIN_NULL && code != MPI_SUCCESS);
+  ++*(int *)state;
+}
+static void on_file_error(MPI_File file, int code, void *state) {
+  CHECK(file == MPI_FILE_NULL && code != MPI_SUCCESS);
+  ++*(int *)state;
+}
+
+/* Operators and error handlers with a state, whose destructor is called once nothing uses it. */
+static void states(void) {
+  int state = 0, value = 1, sum = 0;
+  MPI_Op op;
+  MPI_Errhandler handler;
+  MPI_Request request;
+  MPI_Win window;
+  MPI_File file;
+  CHECK(!MPIX_Op_create_x(add, destroy, 1, &state, &op) && !MPI_Reduce_local(&value, &sum, 1, MPI_INT, op) && sum == 1 && state == 1);
+  CHECK(!MPI_Iallreduce(&value, &sum, 1, MPI_INT, op, MPI_COMM_WORLD, &request) && !MPI_Op_free(&op));
+  CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE) && sum == size && state >= DESTROYED + 1 && state < 2 * DESTROYED);
+  CHECK(!MPIX_Op_create_x(add, NULL, 1, NULL, &op) && !MPI_Op_free(&op));
+
+  state = 0;
+  CHECK(!MPIX_Comm_create_errhandler_x(on_error, destroy, &state, &handler) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, handler));
+  CHECK(!MPI_Errhandler_free(&handler) && state == 0 && MPI_Send(&value, 1, MPI_INT, 7, 0, MPI_COMM_SELF) && state == 1);
+  CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN) && state == DESTROYED + 1);
+
+  state = 0;
+  CHECK(!MPI_Win_create(&value, sizeof value, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window));
+  CHECK(!MPIX_Win_create_errhandler_x(on_window_error, destroy, &state, &handler) && !MPI_Win_set_errhandler(window, handler));
+  CHECK(MPI_Win_unlock(0, window) && state == 1 && !MPI_Win_free(&window) && state == 1 && !MPI_Errhandler_free(&handler));
+  CHECK(state == DESTROYED + 1);
+
+  state = 0;
+  CHECK(!MPIX_File_create_errhandler_x(on_file_error, destroy, &state, &handler) && !MPI_File_set_errhandler(MPI_FILE_NULL, handler));
+  CHECK(MPI_File_open(MPI_COMM_SELF, "", 0, MPI_INFO_NULL, &file) && state == 1 && !MPI_Errhandler_free(&handler));
+  CHECK(!MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN) && state == DESTROYED + 1);
+}
+
 struct pair {
   double real;
   int whole;
@@ -89,6 +142,7 @@ int main(int argc, char **argv) {
   CHECK(!MPII_Comm_get_attr(comm, keyval, &wide, &flag, ADDRESS_WIDE) && flag && wide == 17);
   CHECK(!MPI_Comm_free(&comm) && deleted == 102 && !MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval) && deleted == 202);
   CHECK(!MPI_Comm_free_keyval(&keyval));
+  states();
   CHECK(!MPI_F_STATUS_IGNORE && !MPI_F_STATUSES_IGNORE && MPI_Comm_f2c(MPI_Comm_c2f(MPI_COMM_SELF)) == MPI_COMM_SELF);
 
   CHECK(!MPI_Finalize());

@@ -62,9 +62,38 @@ static void note(MPI_Session *session, int *code, ...) {
   errors += *session != MPI_SESSION_NULL && *code != MPI_SUCCESS;
 }
 
+static int given_errors;
+static void note_session(MPI_Session *session, int *code, ...) {
+  given_errors += *session == MPI_SESSION_NULL && *code != MPI_SUCCESS;
+}
+static void note_comm(MPI_Comm *comm, int *code, ...) {
+  given_errors += *comm == MPI_COMM_NULL && *code != MPI_SUCCESS;
+}
+
+/* The error handler that a call gives a new object is called if the call fails, also for a NULL argument, and before anything runs. */
+static void given_handlers(void) {
+  MPI_Session session;
+  MPI_Comm comm;
+  MPI_Errhandler of_sessions, of_comms;
+  MPI_Info info;
+  CHECK(!MPI_Session_create_errhandler(note_session, &of_sessions) && !MPI_Comm_create_errhandler(note_comm, &of_comms));
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "thread_level", "MPI_THREAD_SOME"));
+  given_errors = 0;
+  FAILS(MPI_ERR_INFO_VALUE, MPI_Session_init(info, of_sessions, &session));
+  FAILS(MPI_ERR_ARG, MPI_Session_init(MPI_INFO_NULL, of_sessions, NULL));
+  CHECK(given_errors == 2);
+  CHECK(!MPI_Info_set(info, "thread_level", "MPI_THREAD_SERIALIZED") && !MPI_Session_init(info, MPI_ERRORS_RETURN, &session));
+  FAILS(MPI_ERR_GROUP, MPI_Comm_create_from_group(MPI_GROUP_NULL, "tag", MPI_INFO_NULL, of_comms, &comm));
+  FAILS(MPI_ERR_ARG, MPI_Comm_create_from_group(MPI_GROUP_EMPTY, "tag", MPI_INFO_NULL, of_comms, NULL));
+  FAILS(MPI_ERR_GROUP, MPI_Intercomm_create_from_groups(MPI_GROUP_NULL, 0, MPI_GROUP_NULL, 0, "tag", MPI_INFO_NULL, of_comms, &comm));
+  CHECK(given_errors == 5 && !MPI_Errhandler_free(&of_sessions) && !MPI_Errhandler_free(&of_comms));
+  CHECK(!MPI_Session_finalize(&session) && !MPI_Info_free(&info));
+}
+
 int main(int argc, char **argv) {
   MPI_Session first, second;
   int flag;
+  given_handlers();
   CHECK(!MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &first) && first != MPI_SESSION_NULL);
   CHECK(!MPI_Initialized(&flag) && !flag);
   sets(first);

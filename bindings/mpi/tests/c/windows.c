@@ -45,6 +45,108 @@ static void impossible_on_one_rank(void) {
   CHECK(!MPI_Barrier(comm) && !MPI_Comm_free(&comm));
 }
 
+/* Epochs that must not overlap, and the end of a window inside one. */
+static void epochs(void) {
+  MPI_Win window;
+  MPI_Group group;
+  int value = 0, copy = rank;
+  CHECK(!MPI_Win_create(&value, sizeof value, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_get_group(window, &group));
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Win_post(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  CHECK(!MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Put(&copy, 1, MPI_INT, 0, 0, 1, MPI_INT, window) && !MPI_Win_complete(window) && !MPI_Win_wait(window) && value == rank);
+  CHECK(!MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Win_unlock(0, window) && !MPI_Win_lock_all(0, window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_free(&window));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Win_start(group, 0, window));
+  CHECK(!MPI_Win_unlock_all(window) && !MPI_Win_fence(0, window) && !MPI_Win_free(&window) && !MPI_Group_free(&group));
+}
+
+/* A rank reaches its own memory of a window that is not shared, and that of no other rank. */
+static void queries(void) {
+  MPI_Win window;
+  MPI_Aint bytes;
+  int unit, *memory, *found;
+  for (int allocated = 0; allocated < 2; allocated++) {
+    int own[4], unit_here = rank + 1;
+    memory = own;
+    if (allocated) CHECK(!MPI_Win_allocate(sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+    else CHECK(!MPI_Win_create(own, sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+    CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+    for (int r = 0; r < size; r++) {
+      CHECK(!MPI_Win_shared_query(window, r, &bytes, &unit, &found) && unit == r + 1);
+      CHECK(r == rank ? bytes == sizeof own && found == memory : bytes == 0 && !found);
+    }
+    CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found));
+    CHECK(bytes == sizeof own && unit == unit_here && found == memory);
+    FAILS(MPI_ERR_RANK, MPI_Win_shared_query(window, size, &bytes, &unit, &found));
+    CHECK(!MPI_Win_free(&window));
+  }
+  CHECK(!MPI_Win_create(NULL, 0, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+  CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found) && bytes == 0 && !found && !MPI_Win_free(&window));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(MPI_Win_shared_query(window, rank, &bytes, &unit, &found) != MPI_SUCCESS && !MPI_Win_free(&window));
+}
+
+static int has(MPI_Info info, const char *key, const char *value) {
+  char found[64] = "";
+  int flag;
+  CHECK(!MPI_Info_get(info, key, sizeof found - 1, found, &flag));
+  return value ? flag && !strcmp(found, value) : !flag;
+}
+
+/* Objects have the defaults of the standard's hints, keep those that the program has set, and show no others. */
+static void hints(void) {
+  MPI_Win window;
+  MPI_Comm comm, other;
+  MPI_Info info, found;
+  int *memory;
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "no_locks", "true") && !MPI_Info_set(info, "ours", "1"));
+  CHECK(!MPI_Info_set(info, "accumulate_ops", "never") && !MPI_Info_set(info, "mpi_assert_no_any_tag", "true"));
+  CHECK(!MPI_Win_allocate(4, 4, info, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_get_info(window, &found));
+  CHECK(has(found, "no_locks", "true") && has(found, "accumulate_ordering", "rar,raw,war,waw") && has(found, "same_size", "false"));
+  CHECK(has(found, "accumulate_ops", "same_op_no_op") && has(found, "same_disp_unit", "false") && has(found, "ours", NULL));
+  CHECK(has(found, "alloc_shared_noncontig", NULL) && has(found, "mpi_assert_no_any_tag", NULL) && !MPI_Info_free(&found));
+  CHECK(!MPI_Info_delete(info, "no_locks") && !MPI_Info_set(info, "accumulate_ordering", "none") && !MPI_Win_set_info(window, info));
+  CHECK(!MPI_Win_get_info(window, &found) && has(found, "no_locks", "true") && has(found, "accumulate_ordering", "none"));
+  CHECK(!MPI_Info_free(&found) && !MPI_Win_free(&window));
+  CHECK(!MPI_Info_set(info, "alloc_shared_noncontig", "true"));
+  CHECK(!MPI_Win_allocate_shared(4, 4, info, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_get_info(window, &found));
+  CHECK(has(found, "alloc_shared_noncontig", "true") && !MPI_Info_free(&found) && !MPI_Win_free(&window));
+  CHECK(!MPI_Comm_dup_with_info(MPI_COMM_WORLD, info, &comm) && !MPI_Comm_get_info(comm, &found));
+  CHECK(has(found, "mpi_assert_no_any_tag", "true") && has(found, "mpi_assert_no_any_source", "false") && has(found, "ours", NULL));
+  CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Info_create(&info));
+  CHECK(!MPI_Info_set(info, "mpi_assert_exact_length", "true") && !MPI_Comm_set_info(comm, info) && !MPI_Comm_dup(comm, &other));
+  CHECK(!MPI_Comm_get_info(other, &found) && has(found, "mpi_assert_no_any_tag", "true") && has(found, "mpi_assert_exact_length", "true"));
+  CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Comm_free(&comm) && !MPI_Comm_free(&other));
+}
+
+/* A compare-and-swap is for integers, logical values and bytes. */
+static void swaps(void) {
+  long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
+  MPI_Win window;
+  CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_FLOAT, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_DOUBLE, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_LONG_DOUBLE, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_C_DOUBLE_COMPLEX, 0, 0, window));
+  FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_2INT, 0, 0, window));
+  CHECK(!MPI_Compare_and_swap(new, old, got, MPI_LONG_LONG, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 7 && got[0] == 0);
+  CHECK(!MPI_Compare_and_swap(old, new, got, MPI_BYTE, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 0);
+  CHECK(!MPI_Compare_and_swap(new, old, got, MPI_C_BOOL, 0, 0, window) && !MPI_Win_unlock_all(window) && memory[0] != 0);
+  CHECK(!MPI_Win_free(&window));
+}
+
 enum { TURNS = 500, PART = 1 << 14 };
 
 static MPI_Win common;
@@ -75,7 +177,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps(), hints();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

@@ -1,10 +1,8 @@
 //! The schedules of collectives.
 
-use std::sync::Arc;
-
 use super::buffers::{Buffer, Scratch};
 use super::schedule::{Memory, Schedule};
-use crate::op::Op;
+use crate::op::Reducer;
 
 /// Waits until all ranks have entered: in round k, each rank sends a token to the rank 2^k further on.
 pub fn barrier(s: &mut Schedule) {
@@ -93,17 +91,17 @@ pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
     s.fence();
 }
 
-fn combine(s: &mut Schedule, op: &Arc<Op>, earlier: &Scratch, later: &Scratch) {
-    let (op, earlier, later) = (Arc::clone(op), earlier.clone(), later.clone());
+fn combine(s: &mut Schedule, op: &Reducer, earlier: &Scratch, later: &Scratch) {
+    let (op, earlier, later) = (op.clone(), earlier.clone(), later.clone());
     // MPI's operators take the earlier ranks' value first and write the result over the second argument, the later ranks' value.
-    let calls = matches!(*op, Op::User { .. });
+    let calls = op.is_user();
     let apply = move || op.apply(earlier.address(), later.address(), earlier.count, &earlier.of);
     if calls { s.call(apply) } else { s.run(apply) }
 }
 
 /// Reduces to rank 0 along a binomial tree, in the order of ranks, so that operators need not commute. On rank 0, the returned memory
 /// has the result.
-pub fn reduce_to_first(s: &mut Schedule, op: &Arc<Op>, own: Scratch) -> Scratch {
+pub fn reduce_to_first(s: &mut Schedule, op: &Reducer, own: Scratch) -> Scratch {
     let (rank, size) = (s.rank(), s.size());
     let mut sum = own;
     let mut step = 1;
@@ -126,7 +124,7 @@ pub fn reduce_to_first(s: &mut Schedule, op: &Arc<Op>, own: Scratch) -> Scratch 
 }
 
 /// Reduces to a root.
-pub fn reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, root: u32) {
+pub fn reduce(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, root: u32) {
     let sum = reduce_to_first(s, op, own);
     if root == 0 {
         if s.rank() == 0 {
@@ -144,14 +142,14 @@ pub fn reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, root:
 }
 
 /// Reduces to all ranks.
-pub fn all_reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer) {
+pub fn all_reduce(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer) {
     let sum = reduce_to_first(s, op, own);
     broadcast(s, sum.memory, 0);
     sum.store(s, into);
 }
 
 /// Reduces, and gives each rank its block of the result.
-pub fn reduce_scatter(s: &mut Schedule, op: &Arc<Op>, own: Scratch, counts: &[usize], into: &Buffer) {
+pub fn reduce_scatter(s: &mut Schedule, op: &Reducer, own: Scratch, counts: &[usize], into: &Buffer) {
     let sum = reduce_to_first(s, op, own);
     scatter_elements(s, &sum, counts, into);
 }
@@ -172,7 +170,7 @@ pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into:
 }
 
 /// Scans along the chain of ranks: each receives the result of the ranks before it, and sends its own to the next.
-pub fn scan(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, exclusive: bool) {
+pub fn scan(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, exclusive: bool) {
     let (rank, size) = (s.rank(), s.size());
     let mut sum = own.clone();
     if rank > 0 {

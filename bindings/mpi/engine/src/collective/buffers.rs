@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::schedule::{Memory, Schedule};
 use crate::args::count;
-use crate::constants::{BYTE, DATATYPE_NULL};
+use crate::constants::{BYTE, DATATYPE_NULL, IN_PLACE};
 use crate::datatype::{self, Type};
-use crate::error::Outcome;
+use crate::error::{Class, Outcome, fail};
 
 /// Elements of a type in the program's memory.
 #[derive(Clone, Debug)]
@@ -27,6 +27,9 @@ impl Buffer {
     pub fn new(at: *const c_void, n: i64, of: i32) -> Outcome<Self> {
         // Programs leave out the type of no elements.
         let of = if n == 0 && of == DATATYPE_NULL { BYTE } else { of };
+        if n > 0 {
+            not_in_place(at)?;
+        }
         Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
     }
 
@@ -53,6 +56,11 @@ impl Buffer {
     #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.at as *mut u8
+    }
+
+    /// Returns the address of the lowest byte of the first element; `None` if there is no data.
+    fn first_byte(&self) -> Option<usize> {
+        (self.bytes() > 0).then(|| self.at.wrapping_add(self.of.true_lower as usize))
     }
 
     /// Returns the bytes of data.
@@ -110,6 +118,39 @@ impl Buffer {
         // SAFETY: writes the program's elements; nothing else writes the bytes meanwhile.
         unsafe { self.of.unpack_range(memory.at, memory.len, self.address(), self.count, 0) };
     }
+}
+
+/// Fails for `MPI_IN_PLACE` as an argument that has to be a buffer.
+///
+/// # Errors
+/// [`Class::Buffer`].
+pub fn not_in_place(at: *const c_void) -> Outcome {
+    match at == IN_PLACE {
+        true => fail(Class::Buffer, "MPI_IN_PLACE cannot stand for this buffer: give an address"),
+        false => Ok(()),
+    }
+}
+
+/// Fails a call whose result would overwrite its input.
+///
+/// # Errors
+/// [`Class::Buffer`].
+pub fn aliased() -> Outcome {
+    fail(Class::Buffer, "data is sent from where data is received: use two buffers, or MPI_IN_PLACE")
+}
+
+/// Checks that no data to send begins where received data begins. Buffers may have the same address if their types select different bytes.
+///
+/// # Errors
+/// As [`aliased`].
+pub fn apart<'a>(
+    out: impl IntoIterator<Item = &'a Buffer>,
+    into: impl IntoIterator<Item = &'a Buffer>,
+) -> Outcome {
+    let mut starts: Vec<usize> = out.into_iter().filter_map(Buffer::first_byte).collect();
+    starts.sort_unstable();
+    let meets = |start: usize| starts.binary_search(&start).is_ok();
+    if into.into_iter().filter_map(Buffer::first_byte).any(meets) { aliased() } else { Ok(()) }
 }
 
 /// Elements in memory that a schedule owns, in the layout of their type, gaps included. Operators work on such memory.

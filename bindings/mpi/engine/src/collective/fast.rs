@@ -50,6 +50,10 @@ pub(super) fn operand(
     (n, of): (i64, c_int),
     op: c_int,
 ) -> Option<(*const u8, usize, (ReduceOp, DataType))> {
+    // The general path knows whether this matters.
+    if sendbuf == recvbuf || is_in_place(recvbuf) {
+        return None;
+    }
     let kolo = reducible(op, datatype::builtin(of)?)?;
     let input = if is_in_place(sendbuf) { recvbuf } else { sendbuf };
     Some((input.cast(), usize::try_from(n).ok()?, kolo))

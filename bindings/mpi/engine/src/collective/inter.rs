@@ -10,7 +10,7 @@ use super::{How, algorithms, go, is_in_place};
 use crate::comm::{Comm, Inter};
 use crate::constants::{PROC_NULL, ROOT};
 use crate::error::{Class, Outcome, fail};
-use crate::op::{self, Op};
+use crate::op::{self, Reducer};
 
 /// A rank's role in a collective that has a root.
 enum Role {
@@ -197,7 +197,7 @@ fn trade(s: &mut Schedule, inter: &Inter, data: &[Memory], into: &[Buffer]) {
 }
 
 /// Reduces in each group, and sends each group's result to the first rank of the other.
-fn cross(s: &mut Schedule, comm: &Comm, inter: &Inter, op: &Arc<Op>, own: Scratch) -> Scratch {
+fn cross(s: &mut Schedule, comm: &Comm, inter: &Inter, op: &Reducer, own: Scratch) -> Scratch {
     let other = own.alike(s);
     let sum = locally(s, comm, inter, |s| algorithms::reduce_to_first(s, op, own));
     if comm.rank == 0 {
@@ -212,7 +212,7 @@ pub(super) fn all_reduce(
     s: &mut Schedule,
     comm: &Comm,
     inter: &Inter,
-    op: &Arc<Op>,
+    op: &Reducer,
     own: Scratch,
     into: &Buffer,
 ) {
@@ -225,7 +225,7 @@ pub(super) fn reduce_scatter(
     s: &mut Schedule,
     comm: &Comm,
     inter: &Inter,
-    op: &Arc<Op>,
+    op: &Reducer,
     own: Scratch,
     (counts, into): (&[usize], &Buffer),
 ) {
@@ -239,14 +239,14 @@ pub(super) fn reduce(
     inter: &Inter,
     own: impl FnOnce() -> Outcome<Buffer>,
     into: impl FnOnce() -> Outcome<Buffer>,
-    op: c_int,
+    (op, of): (c_int, c_int),
     to: c_int,
 ) -> Outcome {
     match role(comm, inter, to)? {
         Role::Beside => go(how, comm, |_| Ok(())),
         Role::Root => {
             let into = into()?;
-            op::reducing(op, &into.of)?;
+            op::reducing(op, of, &into.of)?;
             go(how, comm, |s| {
                 let sum = Scratch::new(s, &into.of, into.count);
                 s.recv(inter.remote, sum.memory);
@@ -257,7 +257,7 @@ pub(super) fn reduce(
         }
         Role::Across(to) => {
             let own = own()?;
-            let op = op::reducing(op, &own.of)?;
+            let op = op::reducing(op, of, &own.of)?;
             go(how, comm, |s| {
                 let own = Scratch::load(s, &own);
                 let sum = locally(s, comm, inter, |s| algorithms::reduce_to_first(s, &op, own));

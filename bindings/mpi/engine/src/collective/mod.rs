@@ -5,6 +5,7 @@ pub mod buffers;
 mod fast;
 mod inter;
 mod neighbors;
+mod packed;
 mod reductions;
 pub mod schedule;
 mod transfers;

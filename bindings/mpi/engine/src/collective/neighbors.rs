@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::buffers::Buffer;
+use super::buffers::{Buffer, apart, not_in_place};
 use super::{How, go};
 use crate::args::Counts;
 use crate::comm::{self, Comm};
@@ -13,6 +13,7 @@ use crate::topology::Neighbors;
 /// Sends a block to each neighbour and receives one from each. If two neighbours are the same rank, messages match in the order of
 /// dimensions, with the two directions of each dimension crossed.
 fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outcome {
+    apart(out, into)?;
     let neighbors = Neighbors::of(comm)?;
     go(how, comm, |s| {
         let mut places = Vec::new();
@@ -53,6 +54,9 @@ unsafe fn listed(
     let one = Buffer::new(at, 0, of)?;
     // SAFETY: the caller's promise.
     let (counts, places) = unsafe { (counts.list(times)?, places.list(times)?) };
+    if counts.iter().any(|count| *count > 0) {
+        not_in_place(at)?;
+    }
     let block = |(count, place): (i64, i64)| {
         Ok(one.moved(place * one.of.extent).of_count(crate::args::count(count)?))
     };

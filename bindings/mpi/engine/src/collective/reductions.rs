@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::{Buffer, Scratch};
+use super::buffers::{Buffer, Scratch, aliased, not_in_place};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, count};
 use crate::comm::{self, Comm};
 use crate::error::Outcome;
-use crate::op::{self, Op};
+use crate::op::{self, Reducer};
 
 /// The arguments of a reduction.
 struct Reduction {
     comm: Arc<Comm>,
     own: Buffer,
     op: c_int,
-    user: Arc<Op>,
+    user: Reducer,
 }
 
 impl Reduction {
@@ -30,11 +30,22 @@ impl Reduction {
         comm: Arc<Comm>,
     ) -> Outcome<Self> {
         let own = Buffer::new(if is_in_place(sendbuf) { recvbuf } else { sendbuf }, n, of)?;
-        let user = op::reducing(op, &own.of)?;
+        let user = op::reducing(op, of, &own.of)?;
         if comm.inter.is_some() && is_in_place(sendbuf) {
             return inter::in_place();
         }
         Ok(Self { comm, own, op, user })
+    }
+
+    /// Checks that a place for a result of `count` elements is not that of the input.
+    fn check_result(&self, sendbuf: *const c_void, recvbuf: *const c_void, count: usize) -> Outcome {
+        if count == 0 {
+            return Ok(());
+        }
+        not_in_place(recvbuf)?;
+        // The types are the same, so data begins at the same byte if the addresses are the same.
+        let is_alias = sendbuf == recvbuf && self.own.bytes() > 0 && self.comm.inter.is_none();
+        if is_alias { aliased() } else { Ok(()) }
     }
 
     /// Returns Kolo's operator and type if Kolo's collectives can serve the call.
@@ -62,6 +73,7 @@ pub unsafe fn allreduce(
         return fast::reduction(&comm, Collective::AllReduce, (input, recvbuf.cast()), count, kolo, 0);
     }
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::lookup(comm)?)?;
+    call.check_result(sendbuf, recvbuf, call.own.count)?;
     if let Some(kolo) = call.fast(how) {
         let buffers = (call.own.address().cast_const(), recvbuf.cast());
         return fast::reduction(&call.comm, Collective::AllReduce, buffers, call.own.count, kolo, 0);
@@ -92,17 +104,24 @@ pub unsafe fn reduce(
         && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
     {
         let to = root(&comm, to)?;
+        if comm.rank != to && count > 0 {
+            not_in_place(sendbuf)?;
+        }
         let output = if comm.rank == to { recvbuf.cast() } else { std::ptr::null_mut() };
         return fast::reduction(&comm, Collective::Reduce, (input, output), count, kolo, to);
     }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
         let own = || inter::buffer(sendbuf, n, of);
-        return inter::reduce(how, &comm, of_both, own, || Buffer::new(recvbuf, n, of), op, to);
+        return inter::reduce(how, &comm, of_both, own, || Buffer::new(recvbuf, n, of), (op, of), to);
     }
     let to = root(&comm, to)?;
     let is_root = comm.rank == to;
+    if !is_root && n > 0 {
+        not_in_place(sendbuf)?;
+    }
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm)?;
+    call.check_result(sendbuf, recvbuf, if is_root { call.own.count } else { 0 })?;
     if let Some(kolo) = call.fast(how) {
         let output = if is_root { recvbuf.cast() } else { std::ptr::null_mut() };
         let buffers = (call.own.address().cast_const(), output);
@@ -164,6 +183,7 @@ fn scattered(
     let all: usize = counts.iter().sum();
     let rank = comm.rank as usize;
     let call = Reduction::new(sendbuf, recvbuf, all as i64, of, op, comm)?;
+    call.check_result(sendbuf, recvbuf, counts[rank])?;
     let into = Buffer::new(recvbuf, counts[rank] as i64, of)?;
     if let Some(kolo) = call.fast(how) {
         let in_place = is_in_place(sendbuf);
@@ -203,16 +223,19 @@ fn scanned(
     exclusive: bool,
 ) -> Outcome {
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::intra(comm)?)?;
+    // The first rank has no result of an exclusive scan.
+    let has_result = !exclusive || call.comm.rank > 0;
+    call.check_result(sendbuf, recvbuf, if has_result { call.own.count } else { 0 })?;
     if let Some(kolo) = call.fast(how) {
         let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
-        // The output of an exclusive scan is not significant on the first rank, which may pass NULL.
-        let is_unused = exclusive && call.comm.rank == 0 && recvbuf.is_null();
+        // The first rank may pass anything as the output of an exclusive scan, unless it is the input too.
+        let is_unused = !has_result && !is_in_place(sendbuf);
         let mut unused = vec![0_u8; if is_unused { call.own.bytes() } else { 0 }];
         let output = if is_unused { unused.as_mut_ptr() } else { recvbuf.cast() };
         let buffers = (call.own.address().cast_const(), output);
         return fast::reduction(&call.comm, collective, buffers, call.own.count, kolo, 0);
     }
-    let into = Buffer::new(recvbuf, n, of)?;
+    let into = if has_result { Buffer::new(recvbuf, n, of)? } else { Buffer::none() };
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
         algorithms::scan(s, &call.user, own, &into, exclusive);

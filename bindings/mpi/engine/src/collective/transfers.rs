@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::Buffer;
+use super::buffers::{Buffer, aliased, apart, not_in_place};
+use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, slice};
 use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
-use crate::staging::Staging;
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     if let Some(comm) = fast::members(how, comm) {
@@ -22,37 +22,6 @@ pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
         algorithms::barrier(s);
         Ok(())
     })
-}
-
-/// The data of a buffer as one run of bytes, for a blocking call.
-struct Packed {
-    own: Option<Staging>,
-    flat: Option<Memory>,
-}
-
-impl Packed {
-    fn of(buffer: &Buffer, filled: bool) -> Self {
-        let flat = buffer.flat();
-        let own = if flat.is_none() { Some(Staging::new(buffer.bytes())) } else { None };
-        let mut packed = Self { own, flat };
-        if filled && flat.is_none() {
-            buffer.pack_into(packed.memory());
-        }
-        packed
-    }
-
-    fn memory(&mut self) -> Memory {
-        match (self.flat, &mut self.own) {
-            (None, Some(own)) => Memory { at: own.ptr(), len: own.len() },
-            (flat, _) => flat.unwrap_or(fast::NOTHING),
-        }
-    }
-
-    fn unpack(&mut self, into: &Buffer) {
-        if self.flat.is_none() {
-            into.unpack_from(self.memory());
-        }
-    }
 }
 
 pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, comm: c_int) -> Outcome {
@@ -106,6 +75,9 @@ unsafe fn listed(
     let one = Buffer::new(at, 0, of)?;
     // SAFETY: the caller's promise.
     let (counts, places) = unsafe { (counts.list(ranks)?, places.list(ranks)?) };
+    if counts.iter().any(|count| *count > 0) {
+        not_in_place(at)?;
+    }
     counts
         .iter()
         .zip(places)
@@ -186,6 +158,7 @@ pub unsafe fn gather(
     let in_place = is_in_place(sendbuf) && is_root;
     let own = if in_place { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
+    apart(&own, &parts)?;
     let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
     if is_root && bytes != recv.bytes() {
         return fail(
@@ -246,6 +219,7 @@ pub unsafe fn gatherv(
         true => unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? },
         false => Vec::new(),
     };
+    apart(&own, &parts)?;
     gather_to(how, &comm, own.as_ref(), &parts, to)
 }
 
@@ -288,6 +262,7 @@ pub unsafe fn scatter(
     let in_place = is_in_place(recvbuf) && is_root;
     let own = if in_place { None } else { Some(Buffer::new(recvbuf, recvcount, recvtype)?) };
     let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
+    apart(&parts, &own)?;
     let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
     if is_root && bytes != send.bytes() {
         return fail(
@@ -342,6 +317,7 @@ pub unsafe fn scatterv(
         true => unsafe { listed(sendbuf, sendcounts, displs, sendtype, comm.size() as usize)? },
         false => Vec::new(),
     };
+    apart(&parts, &own)?;
     scatter_from(how, &comm, &parts, own.as_ref(), from)
 }
 
@@ -379,6 +355,10 @@ pub unsafe fn allgather(
         && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
         && own.len == block.len
     {
+        let of_own = block.at.wrapping_add(comm.rank as usize * block.len);
+        if own.len > 0 && (own.at == block.at || own.at == of_own) {
+            return aliased();
+        }
         return fast::transfer(&comm, Collective::AllGather, own, block, block.len, 0);
     }
     let comm = comm::lookup(comm)?;
@@ -390,6 +370,7 @@ pub unsafe fn allgather(
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
+    apart(&own, [&recv, &recv.moved(i64::from(comm.rank) * recv.count as i64 * recv.of.extent)])?;
     if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
         return fail(
             Class::Count,
@@ -431,6 +412,7 @@ pub unsafe fn allgatherv(
     // SAFETY: the caller's promise.
     let parts = unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? };
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    apart(&own, &parts)?;
     if how != How::Blocking || comm.size() == 1 {
         return gather_all(how, &comm, own.as_ref(), &parts);
     }
@@ -457,6 +439,7 @@ pub unsafe fn allgatherv(
 
 /// Sends a block to each rank and receives one from each.
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
+    apart(out.unwrap_or_default(), into)?;
     go(how, comm, |s| {
         let data = match out {
             Some(out) => sources(s, out),
@@ -485,6 +468,9 @@ pub unsafe fn alltoall(
         && let Some(block) = fast::run_of(recvbuf, recvcount, recvtype)
         && own.len == block.len
     {
+        if own.len > 0 && own.at == block.at {
+            return aliased();
+        }
         return fast::transfer(&comm, Collective::AllToAll, own, block, block.len, 0);
     }
     let comm = comm::lookup(comm)?;
@@ -497,6 +483,7 @@ pub unsafe fn alltoall(
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
+    apart(&send, [&recv])?;
     if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
         return fail(
             Class::Count,

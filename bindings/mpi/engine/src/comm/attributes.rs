@@ -1,12 +1,14 @@
-//! The attributes that the library sets on every communicator.
+//! The attributes that the library sets on every communicator, and the hints of communicators.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use super::Comm;
 use crate::constants::*;
 use crate::error::{self, Outcome};
+use crate::hints;
+use crate::info::Pairs;
 
 /// Returns the value of a predefined attribute: an address, or `Some(None)` if it is not set. `None` for all other keyvals.
 pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
@@ -30,4 +32,14 @@ pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Opti
         UNIVERSE_SIZE => Some(None),
         _ => None,
     })
+}
+
+impl Comm {
+    pub(super) fn hints(&self) -> Pairs {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_hints(&self, new: Pairs) {
+        hints::merge(&mut self.info.lock().unwrap_or_else(PoisonError::into_inner), new);
+    }
 }

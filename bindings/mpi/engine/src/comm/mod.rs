@@ -23,7 +23,7 @@ use crate::info::{self, Pairs};
 use crate::net::{self, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
 use crate::topology::Topology;
-use crate::world;
+use crate::{hints, world};
 pub(crate) use attributes::predefined_attribute;
 pub(crate) use inter::{Inter, from_groups};
 pub use survival::*;
@@ -154,7 +154,7 @@ impl Comm {
             attributes: Attributes::default(),
             name: Mutex::default(),
             handler: Mutex::default(),
-            info: Mutex::default(),
+            info: Mutex::new(hints::defaults(&hints::OF_COMMUNICATORS)),
             topology,
             buffers: Buffers::default(),
             acknowledged: Mutex::default(),
@@ -303,7 +303,7 @@ impl Comm {
             None => self.child(0, members, self.topology.clone())?,
             Some(_) => self.pair(0, members, Arc::clone(&self.peers))?,
         };
-        *copy.info.lock().unwrap_or_else(PoisonError::into_inner) = info;
+        copy.set_hints(info);
         self.attributes.copy_to(self.handle(), &copy.attributes)?;
         Ok(copy)
     }
@@ -314,10 +314,6 @@ impl Comm {
         if let Some(inter) = &self.inter {
             inter.union.context.store(number << 2, Ordering::Release);
         }
-    }
-
-    fn hints(&self) -> Pairs {
-        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -582,8 +578,7 @@ pub unsafe fn comm_get_name(comm: c_int, name: *mut c_char, length: *mut c_int) 
 }
 
 pub unsafe fn comm_set_info(comm: c_int, info: c_int) -> Outcome {
-    let (comm, hints) = (lookup(comm)?, info::pairs(info)?);
-    *comm.info.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+    lookup(comm)?.set_hints(info::pairs(info)?);
     Ok(())
 }
 

@@ -46,6 +46,25 @@ pub enum Basic {
 }
 
 impl Basic {
+    /// Returns whether this is a floating-point or a complex number.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            Self::F16
+                | Self::Bf16
+                | Self::F32
+                | Self::F64
+                | Self::Long
+                | Self::Quad
+                | Self::C16
+                | Self::C32
+                | Self::C64
+                | Self::CLong
+                | Self::CQuad
+        )
+    }
+
     /// Returns the size in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
@@ -197,6 +216,7 @@ const fn place(handle: u32) -> usize {
 
 fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
     let size: usize = parts.iter().map(|part| part.basic.size()).sum();
+    let elements = parts.iter().map(|part| part.count as i64).sum();
     let align = parts.iter().map(|part| part.basic.align()).max().unwrap_or(1);
     let end = parts.iter().map(|part| part.offset + part.basic.size() as i64).max().unwrap_or(0);
     let made = Made {
@@ -209,6 +229,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
     };
     Type {
         size,
+        elements,
         lower: 0,
         extent,
         true_lower: 0,

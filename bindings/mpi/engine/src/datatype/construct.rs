@@ -41,15 +41,18 @@ impl Bounds {
 
 struct Extents {
     size: i64,
+    elements: i64,
     bounds: Bounds,
     true_bounds: Bounds,
 }
 
 fn extents(made: &Made) -> Option<Extents> {
-    let mut all = Extents { size: 0, bounds: Bounds::NONE, true_bounds: Bounds::NONE };
+    let mut all = Extents { size: 0, elements: 0, bounds: Bounds::NONE, true_bounds: Bounds::NONE };
     let mut add = |at: i64, count: i64, of: &Type, repeat: i64, stride: i64| {
         let size = (of.size as i64).checked_mul(count)?.checked_mul(repeat)?;
         all.size = all.size.checked_add(size)?;
+        // Every value has at least one byte, so these products are not larger than those above.
+        all.elements += of.elements * count * repeat;
         if count == 0 || is_mark(of) {
             return Some(());
         }
@@ -109,7 +112,7 @@ fn present(made: &Made) -> Vec<&Type> {
 /// # Errors
 /// If sizes or displacements do not fit into 64 bits.
 pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
-    let Some(Extents { size, bounds: natural, true_bounds }) = extents(&made) else {
+    let Some(Extents { size, elements, bounds: natural, true_bounds }) = extents(&made) else {
         return fail(Class::Arg, "the datatype is larger than the address space");
     };
     let parts = present(&made);
@@ -126,6 +129,7 @@ pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
     let (true_low, true_high) = true_bounds.ends();
     let mut of = Type {
         size: size as usize,
+        elements,
         lower,
         extent,
         true_lower: true_low,

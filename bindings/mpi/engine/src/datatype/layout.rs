@@ -96,6 +96,74 @@ impl Type {
         Ok(parts.into())
     }
 
+    /// Returns the number of basic values in `bytes` bytes of elements; `None` if the bytes end within a value. Descends only into the last
+    /// element, since a list of all its parts might be too long.
+    pub(crate) fn values_in(&self, bytes: i64) -> Option<i64> {
+        let size = self.size as i64;
+        if size == 0 {
+            return (bytes == 0).then_some(0);
+        }
+        let (mut found, mut rest) = (bytes / size * self.elements, bytes % size);
+        match &self.made.blocks {
+            _ if rest == 0 => {}
+            Blocks::Basic(parts) => {
+                for part in parts {
+                    let fits = (rest / part.basic.size() as i64).min(part.count as i64);
+                    found += fits;
+                    rest -= fits * part.basic.size() as i64;
+                    if fits < part.count as i64 {
+                        break;
+                    }
+                }
+                return (rest == 0).then_some(found);
+            }
+            Blocks::Within(whole) => found += whole.values_in(rest)?,
+            Blocks::Even { .. } => found += self.made.types[0].values_in(rest)?,
+            Blocks::Listed(blocks) => {
+                for (_, count, which) in blocks {
+                    let of = &self.made.types[*which as usize];
+                    let taken = rest.min(count * of.size as i64);
+                    found += of.values_in(taken)?;
+                    rest -= taken;
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// Returns the bytes of the first `count` basic values of elements; `None` if they do not fit into 64 bits.
+    pub(crate) fn bytes_of_values(&self, count: i64) -> Option<i64> {
+        if self.elements == 0 {
+            return Some(0);
+        }
+        let mut rest = count % self.elements;
+        let mut bytes = (count / self.elements).checked_mul(self.size as i64)?;
+        let mut add = |more: Option<i64>| {
+            bytes = bytes.checked_add(more?)?;
+            Some(())
+        };
+        match &self.made.blocks {
+            Blocks::Basic(parts) => {
+                for part in parts {
+                    let taken = rest.min(part.count as i64);
+                    add(Some(taken * part.basic.size() as i64))?;
+                    rest -= taken;
+                }
+            }
+            Blocks::Within(whole) => add(whole.bytes_of_values(rest))?,
+            Blocks::Even { .. } => add(self.made.types[0].bytes_of_values(rest))?,
+            Blocks::Listed(blocks) => {
+                for (_, count, which) in blocks {
+                    let of = &self.made.types[*which as usize];
+                    let taken = rest.min(count * of.elements);
+                    add(of.bytes_of_values(taken))?;
+                    rest -= taken;
+                }
+            }
+        }
+        Some(bytes)
+    }
+
     /// Calls `visit` with the predefined types of which an element at `at` consists and their places, in the order of its definition, until
     /// it returns false. Returns whether it never has, and the element is made of predefined types as far as is known: arrays are not.
     pub(crate) fn each_predefined(&self, at: i64, visit: &mut impl FnMut(&Self, i64) -> bool) -> bool {

@@ -31,6 +31,8 @@ use crate::handle::{Held, Table};
 #[derive(Debug)]
 pub struct Type {
     size: usize,
+    /// Number of values of basic types.
+    elements: i64,
     pub(crate) lower: i64,
     pub(crate) extent: i64,
     pub(crate) true_lower: i64,
@@ -171,6 +173,11 @@ pub(crate) fn register(of: Arc<Type>) -> c_int {
 /// Returns a handle of a type: its own if it is predefined, else a new one.
 pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
     of.builtin_handle().unwrap_or_else(|| register(Arc::clone(of)))
+}
+
+/// Returns whether a handle is one of a type.
+pub(crate) fn is_handle_of(handle: c_int, of: &Arc<Type>) -> bool {
+    TYPES.get(handle).is_some_and(|found| Arc::ptr_eq(&found, of))
 }
 
 /// Removes a handle that was made for a callback.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::{REQUESTS, Request, all_given, close, end, set_empty, set_status, settle};
+use super::{REQUESTS, Request, all_given, close, end, set_empty, set_ended, set_status, settle};
 use crate::args::{put, slice};
 use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome};
@@ -31,7 +31,7 @@ unsafe fn end_some(
         unsafe {
             let status = status_at(statuses, nth);
             match &all[*at] {
-                None => set_status(status, Status::EMPTY),
+                None => set_empty(status),
                 Some(request) => {
                     let (forget, outcome) = close(request, status);
                     if forget {
@@ -241,7 +241,8 @@ pub unsafe fn request_get_status_all(
         put(flag, over.into())?;
         for (at, request) in all.iter().enumerate().filter(|_| over) {
             let ended = request.as_ref().and_then(|request| request.ended());
-            set_status(status_at(statuses, at), ended.map_or(Status::EMPTY, |ended| ended.status));
+            let status = ended.map_or(Status::EMPTY, |ended| ended.status);
+            set_ended(status_at(statuses, at), request.as_ref(), status);
         }
     }
     Ok(())

@@ -338,11 +338,25 @@ unsafe fn set_empty(into: *mut Status) {
     }
 }
 
+/// Writes the status of a request that is complete, or the empty status for one that is inactive or null.
+///
+/// # Safety
+/// As for [`set_status`].
+unsafe fn set_ended(into: *mut Status, request: Option<&Request>, status: Status) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match request {
+            Some(request) if request.is_active() => set_status(into, status),
+            _ => set_empty(into),
+        }
+    }
+}
+
 /// Ends a completed request, except for its handle. Returns whether the handle must be removed, and the outcome.
 unsafe fn close(request: &Request, status: *mut Status) -> (bool, Outcome) {
     let Some(ended) = request.ended() else { return (false, fail(Class::Intern, "a request is not over")) };
     // SAFETY: the caller's promise.
-    unsafe { set_status(status, ended.status) };
+    unsafe { set_ended(status, Some(request), ended.status) };
     let (forget, released) = retire(request);
     (forget, ended.error.or(released).map_or(Ok(()), Err))
 }
@@ -420,7 +434,8 @@ pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut Status) -> Outcome {
-    let ended = match given(handle)? {
+    let request = given(handle)?;
+    let ended = match &request {
         None => Some(Ended { status: Status::EMPTY, error: None }),
         Some(request) => {
             if !request.is_over() {
@@ -433,7 +448,7 @@ pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut S
     unsafe {
         put(flag, ended.is_some().into())?;
         if let Some(ended) = ended {
-            set_status(status, ended.status);
+            set_ended(status, request.as_ref(), ended.status);
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Topologies: Cartesian grids and graphs.
 
+mod dims;
 mod dist;
 
 use std::ffi::c_int;
@@ -293,45 +294,28 @@ pub unsafe fn cart_map(
     unsafe { put(rank, if own < ranks { own as c_int } else { UNDEFINED }) }
 }
 
-/// Returns `n` factors of a number, as close to each other as possible, the largest first.
-fn factors(number: c_int, n: usize) -> Vec<c_int> {
-    fn best(number: c_int, n: usize, most: c_int) -> Option<Vec<c_int>> {
-        if n == 1 {
-            return (number <= most).then(|| vec![number]);
-        }
-        // The largest factor should be as small as possible.
-        let mut first = 1;
-        while f64::from(first).powi(n as i32) < f64::from(number) {
-            first += 1;
-        }
-        (first..=number.min(most)).filter(|first| number % first == 0).find_map(|first| {
-            let mut rest = best(number / first, n - 1, first)?;
-            rest.insert(0, first);
-            Some(rest)
-        })
-    }
-    best(number, n, number).unwrap_or_else(|| vec![number])
-}
-
 pub unsafe fn dims_create(nodes: c_int, n: c_int, dims: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     let given = unsafe { slice(dims, n)? }.to_vec();
     if nodes < 1 || given.iter().any(|dim| *dim < 0) {
         return fail(Class::Dims, format!("{nodes} nodes cannot be arranged as {given:?}"));
     }
-    let fixed: c_int = given.iter().filter(|dim| **dim > 0).product();
     let free = given.iter().filter(|dim| **dim == 0).count();
-    if nodes % fixed != 0 || free == 0 && fixed != nodes {
-        return fail(Class::Dims, format!("{nodes} nodes cannot be divided as {given:?} requires"));
+    let mut rest = Some(nodes);
+    for dim in given.iter().filter(|dim| **dim > 0) {
+        rest = rest.filter(|rest| rest % dim == 0).map(|rest| rest / dim);
     }
+    let Some(rest) = rest.filter(|rest| free > 0 || *rest == 1) else {
+        return fail(Class::Dims, format!("{nodes} nodes cannot be divided as {given:?} requires"));
+    };
     if free == 0 {
         return Ok(());
     }
-    let mut found = factors(nodes / fixed, free).into_iter();
+    let mut found = dims::balanced(rest as u64, free).into_iter();
     for (at, dim) in given.iter().enumerate() {
         if *dim == 0 {
             // SAFETY: as above.
-            unsafe { put(dims.wrapping_add(at), found.next().unwrap_or(1))? };
+            unsafe { put(dims.wrapping_add(at), found.next().unwrap_or(1) as c_int)? };
         }
     }
     Ok(())

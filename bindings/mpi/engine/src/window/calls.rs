@@ -7,7 +7,7 @@ use super::lookup;
 use crate::args::{put, put_text, text};
 use crate::constants::{MAX_OBJECT_NAME, WIN_NULL};
 use crate::error::Outcome;
-use crate::{group, info};
+use crate::{group, hints, info};
 
 pub unsafe fn win_get_group(win: c_int, into: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
@@ -15,8 +15,8 @@ pub unsafe fn win_get_group(win: c_int, into: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn win_set_info(win: c_int, hints: c_int) -> Outcome {
-    let (window, hints) = (lookup(win)?, info::pairs(hints)?);
-    *window.info.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+    let (window, new) = (lookup(win)?, info::pairs(hints)?);
+    hints::merge(&mut window.info.lock().unwrap_or_else(PoisonError::into_inner), new);
     Ok(())
 }
 

@@ -27,6 +27,14 @@ pub(super) struct Epochs {
     sent: BTreeMap<u32, (u64, u64)>,
 }
 
+/// The epochs that may be open when another one begins.
+#[derive(Clone, Copy, PartialEq)]
+enum Overlap {
+    None,
+    /// Locks of other targets.
+    Locks,
+}
+
 const NO_SUCCEED: c_int = 16384;
 
 impl Window {
@@ -109,6 +117,31 @@ impl Window {
         }
     }
 
+    /// Checks that no epoch is open, for the end of the window. A fence leaves none that must be ended.
+    pub(super) fn is_idle(&self) -> Outcome {
+        let epochs = self.epochs();
+        let remedy = match () {
+            () if epochs.started.is_some() => "MPI_Win_complete",
+            () if epochs.posted.is_some() => "MPI_Win_wait",
+            () if epochs.all_locked => "MPI_Win_unlock_all",
+            () if !epochs.locked.is_empty() => "MPI_Win_unlock",
+            () => return Ok(()),
+        };
+        fail(Class::RmaSync, format!("the window has an open epoch: call {remedy} first"))
+    }
+
+    /// Checks that no access epoch is open that overlaps with the next one. Locks of several targets may overlap.
+    fn may_access(&self, next: &str, overlap: Overlap) -> Outcome {
+        let epochs = self.epochs();
+        if epochs.started.is_some() {
+            return fail(Class::RmaSync, format!("{next} after MPI_Win_start: call MPI_Win_complete first"));
+        }
+        if epochs.all_locked || overlap == Overlap::None && !epochs.locked.is_empty() {
+            return fail(Class::RmaSync, format!("{next} while the window is locked: unlock it first"));
+        }
+        Ok(())
+    }
+
     fn is_locked(&self, target: u32) -> Outcome {
         let epochs = self.epochs();
         if epochs.all_locked || epochs.locked.contains(&target) {
@@ -163,9 +196,7 @@ pub unsafe fn win_fence(assertion: c_int, window: c_int) -> Outcome {
 pub unsafe fn win_start(group: c_int, _assertion: c_int, window: c_int) -> Outcome {
     let window = lookup(window)?;
     let targets = window.members(group)?;
-    if window.epochs().started.is_some() {
-        return fail(Class::RmaSync, "an access has already been started");
-    }
+    window.may_access("an access is started", Overlap::None)?;
     let all_have_posted = || {
         let mut locks = window.locks();
         let all = targets.iter().all(|target| locks.posts[*target as usize] > 0);
@@ -236,11 +267,9 @@ pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_
         return fail(Class::Locktype, format!("unknown lock type {kind}"));
     }
     let Some(target) = rank(&window, target)? else { return Ok(()) };
-    {
-        let epochs = window.epochs();
-        if epochs.all_locked || epochs.locked.contains(&target) {
-            return fail(Class::RmaSync, format!("rank {target} of the window is already locked"));
-        }
+    window.may_access("a rank is locked", Overlap::Locks)?;
+    if window.epochs().locked.contains(&target) {
+        return fail(Class::RmaSync, format!("rank {target} of the window is already locked"));
     }
     window.ask(target, Kind::Lock, kind)?.wait()?;
     let mut epochs = window.epochs();
@@ -265,12 +294,7 @@ pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
 
 pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
     let window = lookup(window)?;
-    {
-        let epochs = window.epochs();
-        if epochs.all_locked || !epochs.locked.is_empty() {
-            return fail(Class::RmaSync, "the window is already locked");
-        }
-    }
+    window.may_access("all ranks are locked", Overlap::None)?;
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
         asked.push(window.ask(target, Kind::Lock, LOCK_SHARED)?);

@@ -16,6 +16,7 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::flavor;
+use crate::hints;
 use crate::info::{self, Pairs};
 use crate::net;
 use crate::world;
@@ -54,6 +55,10 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
     let inner = comm::lookup(handle)?;
     comm::release(handle);
     let parts = parts(&inner, &own)?;
+    let of_shared: &[hints::Hint] =
+        if own.flavor == WIN_FLAVOR_SHARED { &hints::OF_SHARED_WINDOWS } else { &[] };
+    let mut shown_hints = hints::defaults(hints::OF_WINDOWS.iter().chain(of_shared));
+    hints::merge(&mut shown_hints, own.info);
     let (shown_flavor, shown_model) = flavor::window_out(own.flavor, WIN_UNIFIED);
     let window = Arc::new(Window {
         handle: AtomicI32::new(WIN_NULL),
@@ -72,7 +77,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         attributes: Attributes::default(),
         handler: Mutex::default(),
         name: Mutex::default(),
-        info: Mutex::new(own.info),
+        info: Mutex::new(shown_hints),
     });
     know(&window);
     let handle = WINDOWS.insert(Arc::clone(&window));
@@ -221,6 +226,7 @@ pub unsafe fn win_free(win: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     let handle = unsafe { *win };
     let window = lookup(handle)?;
+    window.is_idle()?;
     window.attributes.delete_all(handle)?;
     window.barrier()?;
     forget(&window);
@@ -266,11 +272,13 @@ pub unsafe fn win_shared_query(
     base: *mut c_void,
 ) -> Outcome {
     let window = lookup(win)?;
-    let Some(segment) = &window.segment else {
-        return fail(Class::RmaFlavor, "the window has no shared memory");
-    };
+    if window.flavor == WIN_FLAVOR_DYNAMIC {
+        return fail(Class::RmaFlavor, "a dynamic window has no memory of its own");
+    }
+    let own = window.comm.rank as usize;
     let at = match rank {
-        // `MPI_PROC_NULL` selects the first rank that has any memory.
+        // `MPI_PROC_NULL` selects the first rank that has any memory, of those whose memory this rank can reach.
+        PROC_NULL if window.segment.is_none() => own,
         PROC_NULL => window.parts.iter().position(|part| part.size > 0).unwrap_or(0),
         _ => usize::try_from(rank).unwrap_or(usize::MAX),
     };
@@ -280,10 +288,15 @@ pub unsafe fn win_shared_query(
             format!("rank {rank} is out of range for a window of {}", window.parts.len()),
         );
     };
+    let (reachable, address) = match &window.segment {
+        Some(segment) => (part.size, segment.address(at)),
+        None if at == own => (part.size, window.base),
+        None => (0, 0),
+    };
     // SAFETY: the caller's promise.
     unsafe {
-        put(size, part.size)?;
+        put(size, reachable)?;
         put(unit, part.unit)?;
-        put(base.cast(), if part.size == 0 { 0 } else { segment.address(at) })
+        put(base.cast(), if reachable == 0 { 0 } else { address })
     }
 }

@@ -465,8 +465,9 @@ pub unsafe fn compare_and_swap(
     win: c_int,
 ) -> Outcome {
     let target = Target::new(rank, disp, 1, of, win)?;
-    if target.of.basic().is_none() {
-        return fail(Class::Type, "a compare-and-swap is for one element of a predefined datatype");
+    if target.of.basic().is_none_or(Basic::is_float) {
+        let wanted = "an integer, logical or byte datatype";
+        return fail(Class::Type, format!("a compare-and-swap is for one element of {wanted}"));
     }
     let (new, old, into) = (Own::new(buf, 1, of)?, Own::new(compare, 1, of)?, Own::new(result, 1, of)?);
     let mut data = old.packed();
