@@ -1,9 +1,10 @@
 //! The `kolo` command as people and scripts use it: as a process, with real ranks.
 
 mod common;
+mod terminal;
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use common::{KOLO, command, kolo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use terminal::terminal;
 
 /// Time limit of every wait: much longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -232,19 +234,32 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
     assert!(stderr.contains("rank 1") && stderr.contains("killed by signal 9 (SIGKILL)"), "{stderr}");
 }
 
+/// Agents write to pipes, and the launcher tells them that the user sits at a terminal.
 #[test]
 fn a_question_of_a_rank_is_shown_before_its_answer() {
-    // Ends a test that would wait for ever.
-    let mut command = command("timeout");
-    command.args(["-s", "KILL", "60", KOLO, "run", "-n", "1", "--prefix", "--", "sh", "-c"]);
-    command.arg("printf 'Name: '; read name; echo hello $name").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut asked = [0; "[0] Name: ".len()];
-    child.stdout.as_mut().unwrap().read_exact(&mut asked).unwrap();
-    child.stdin.take().unwrap().write_all(b"you\n").unwrap();
-    let answer = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
-    assert_eq!((text(&asked).as_str(), answer.as_str()), ("[0] Name: ", "hello you\n"));
-    assert!(child.wait().unwrap().success());
+    let folder = tempfile::tempdir().unwrap();
+    let answers = folder.path().join("answers");
+    assert!(Command::new("mkfifo").arg(&answers).status().unwrap().success());
+    for options in [&["-n", "1"][..], &["--hosts", "a", "--agent", "env ON={host}"]] {
+        let (mut screen, program) = terminal();
+        // Ends a test that would wait for ever.
+        let mut command = command("timeout");
+        command.args(["-s", "KILL", "60", KOLO, "run", "--prefix"]).args(options).args(["--", "sh", "-c"]);
+        command.arg("printf 'Name: '; read name < \"$0\"; echo hello $name").arg(&answers);
+        command.stdin(Stdio::null()).stdout(program);
+        let mut child = command.spawn().unwrap();
+        // This process must not hold the terminal, whose end is that of its programs.
+        drop(command);
+        let mut shown = |expected: &str| {
+            let mut bytes = vec![0; expected.len()];
+            screen.read_exact(&mut bytes).unwrap();
+            assert_eq!(text(&bytes), expected, "{options:?}");
+        };
+        shown("[0] Name: ");
+        std::fs::write(&answers, "you\n").unwrap();
+        shown("hello you\r\n");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 #[test]
