@@ -417,16 +417,14 @@ mod tests {
     }
 
     #[test]
-    fn start_times_have_the_bandwidth_of_complete_operations() {
+    fn a_start_with_waits_lasts_until_the_operation_is_complete() {
         let line = "alltoall -b 1M -e 1M -n 5 -c 0";
         let bytes = f64::from(1 << 20);
         for blocking in 1..4 {
             let (time, bandwidth) = time_and_bandwidth(&format!("{line} -C 1 -z {blocking}"));
-            // The columns are rounded; with -z the start of an operation lasts until it is complete.
+            // The columns are rounded.
             assert!((bytes / time / 1e3 / bandwidth - 1.0).abs() < 0.1, "-z {blocking}: {time} {bandwidth}");
         }
-        let (time, bandwidth) = time_and_bandwidth(&format!("{line} -C 1"));
-        assert!(bytes / bandwidth / 1e3 >= time * 0.9, "{time} {bandwidth}");
     }
 
     #[test]
