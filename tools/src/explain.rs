@@ -140,9 +140,9 @@ fn explain(args: &ExplainArgs, config: &Config) -> Result<String> {
     let task = args.call.task(hosts.clone())?;
     let call = in_force::applied(&args.call, config, &task)?;
     if args.file.plan_out.is_none()
-        && let Some(loaded) = in_force::plans(&call, config, &hosts)
+        && let Some(loaded) = in_force::plans(&call, config, &hosts, &task)?
     {
-        return explain_file(args, config, &loaded.path, Some(loaded));
+        return explain_file(args, config, &loaded.path, Some(&loaded));
     }
     let profile = config.profile.as_ref();
     let task = match known_rates(args.hosts, profile) {
@@ -405,6 +405,12 @@ mod tests {
             let text = explained_with(&other, &config).unwrap();
             assert!(text.contains("algorithm") && text.contains("(does not serve this call)"), "{text}");
         }
+        for other in [format!("{call} --canonical"), format!("{call} --shards 8")] {
+            let text = explained_with(&other, &config).unwrap();
+            assert!(text.contains("(does not serve this call)"), "{text}");
+        }
+        let written = explained_with(&format!("{call} --plan-out {path}.other"), &config).unwrap();
+        assert!(written.contains("(not used: --plan-out)"), "{written}");
     }
 
     #[test]

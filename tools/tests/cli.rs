@@ -1,27 +1,23 @@
 //! The `kolo` command as people and scripts use it: as a process, with real ranks.
 
+mod common;
+mod terminal;
+
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use common::{KOLO, command, kolo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use terminal::terminal;
 
 /// Time limit of every wait: much longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn kolo(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(line.split_whitespace()).stdin(Stdio::null());
-    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "NCCL_TESTS_MIN_BW", "KOLO_RANK"] {
-        command.env_remove(name);
-    }
-    command
-}
 
 fn run(line: &str) -> Output {
     kolo(line).output().unwrap()
@@ -84,8 +80,8 @@ fn each_rank_is_listed() {
 fn names_of_nccl_tests() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().join("all_gather_perf_mpi");
-    symlink(env!("CARGO_BIN_EXE_kolo"), &name).unwrap();
-    let output = Command::new(&name).args(["-b", "1K", "-e", "1K", "-n", "2", "-g", "2"]).output().unwrap();
+    symlink(KOLO, &name).unwrap();
+    let output = command(&name).args(["-b", "1K", "-e", "1K", "-n", "2", "-g", "2"]).output().unwrap();
     let stdout = text(&output.stdout);
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert!(stdout.contains("# Collective test starting: all_gather_perf_mpi\n"), "{stdout}");
@@ -137,9 +133,9 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
 fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().join("all_reduce_perf");
-    symlink(env!("CARGO_BIN_EXE_kolo"), &name).unwrap();
+    symlink(KOLO, &name).unwrap();
     let words = ["-b", "1K", "-e", "1K", "-n", "2", "-t", "2", "-d", "foo", "-o", "bar"];
-    let output = Command::new(&name).args(words).output().unwrap();
+    let output = command(&name).args(words).output().unwrap();
     let stdout = text(&output.stdout);
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert!(stdout.contains("invalid type foo, defaulting to float"), "{stdout}");
@@ -168,9 +164,8 @@ fn verbose_says_which_way_is_taken() {
 fn outputs_of_many_ranks_need_no_higher_soft_limit() {
     let folder = tempfile::tempdir().unwrap();
     let limited = |limit: &str, script: &str| {
-        let kolo = env!("CARGO_BIN_EXE_kolo");
-        let run = format!("ulimit {limit}; exec {kolo} run -n 20 --prefix -- sh -c '{script}'");
-        Command::new("sh").args(["-c", &run]).env("FOLDER", folder.path()).output().unwrap()
+        let run = format!("ulimit {limit}; exec {KOLO} run -n 20 --prefix -- sh -c '{script}'");
+        command("sh").args(["-c", &run]).env("FOLDER", folder.path()).output().unwrap()
     };
     // All ranks stay until the last one has started.
     let together = ": > $FOLDER/$RANK; until [ -e $FOLDER/19 ]; do sleep 0.02; done; ulimit -n";
@@ -239,31 +234,32 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
     assert!(stderr.contains("rank 1") && stderr.contains("killed by signal 9 (SIGKILL)"), "{stderr}");
 }
 
+/// Agents write to pipes, and the launcher tells them that the user sits at a terminal.
 #[test]
 fn a_question_of_a_rank_is_shown_before_its_answer() {
-    // Ends a test that would wait for ever.
-    let mut command = Command::new("timeout");
-    command.args([
-        "-s",
-        "KILL",
-        "60",
-        env!("CARGO_BIN_EXE_kolo"),
-        "run",
-        "-n",
-        "1",
-        "--prefix",
-        "--",
-        "sh",
-        "-c",
-    ]);
-    command.arg("printf 'Name: '; read name; echo hello $name").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut asked = [0; "[0] Name: ".len()];
-    child.stdout.as_mut().unwrap().read_exact(&mut asked).unwrap();
-    child.stdin.take().unwrap().write_all(b"you\n").unwrap();
-    let answer = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
-    assert_eq!((text(&asked).as_str(), answer.as_str()), ("[0] Name: ", "hello you\n"));
-    assert!(child.wait().unwrap().success());
+    let folder = tempfile::tempdir().unwrap();
+    let answers = folder.path().join("answers");
+    assert!(Command::new("mkfifo").arg(&answers).status().unwrap().success());
+    for options in [&["-n", "1"][..], &["--hosts", "a", "--agent", "env ON={host}"]] {
+        let (mut screen, program) = terminal();
+        // Ends a test that would wait for ever.
+        let mut command = command("timeout");
+        command.args(["-s", "KILL", "60", KOLO, "run", "--prefix"]).args(options).args(["--", "sh", "-c"]);
+        command.arg("printf 'Name: '; read name < \"$0\"; echo hello $name").arg(&answers);
+        command.stdin(Stdio::null()).stdout(program);
+        let mut child = command.spawn().unwrap();
+        // This process must not hold the terminal, whose end is that of its programs.
+        drop(command);
+        let mut shown = |expected: &str| {
+            let mut bytes = vec![0; expected.len()];
+            screen.read_exact(&mut bytes).unwrap();
+            assert_eq!(text(&bytes), expected, "{options:?}");
+        };
+        shown("[0] Name: ");
+        std::fs::write(&answers, "you\n").unwrap();
+        shown("hello you\r\n");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 #[test]
@@ -301,7 +297,7 @@ fn the_exit_code_of_a_program_is_passed_on() {
 #[test]
 fn programs_of_a_job_can_meet() {
     // `kolo perf` under `kolo run` joins instead of starting ranks of its own.
-    let perf = format!("run -n 2 -- {} perf all_reduce -b 8 -e 8 -n 2", env!("CARGO_BIN_EXE_kolo"));
+    let perf = format!("run -n 2 -- {KOLO} perf all_reduce -b 8 -e 8 -n 2");
     let output = run(&perf);
     let stdout = text(&output.stdout);
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
@@ -312,8 +308,7 @@ fn programs_of_a_job_can_meet() {
 /// Uses the stand-in for libibverbs, which needs no adapter.
 #[test]
 fn info_says_what_becomes_of_registrations_and_of_a_fork() {
-    let library =
-        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
+    let library = std::path::Path::new(KOLO).with_file_name("examples/libfake_ibverbs.so");
     // Rebuilds the library even if it exists, since it may be outdated.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build-as-tests", "--quiet", "--example", "fake_ibverbs"]);
@@ -328,8 +323,7 @@ fn info_says_what_becomes_of_registrations_and_of_a_fork() {
 /// Uses the stand-in for libcuda, which has one GPU.
 #[test]
 fn info_names_gpus_and_the_way_to_their_memory() {
-    let library =
-        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_libcuda.so");
+    let library = std::path::Path::new(KOLO).with_file_name("examples/libfake_libcuda.so");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build-as-tests", "--quiet"]);
     assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());

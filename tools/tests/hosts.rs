@@ -1,5 +1,6 @@
 //! `kolo run --hosts` with agents that start the ranks on this machine, in place of ssh.
 
+mod common;
 mod terminal;
 
 use std::io::{BufRead, BufReader, Read};
@@ -7,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{KOLO, command};
 use rustix::process::{Pid, Signal, kill_process};
 use terminal::as_from_a_terminal;
 
@@ -15,20 +17,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn kolo(hosts: &str, options: &[&str], program: &[&str]) -> Command {
     // Ends a test that would wait forever.
-    let mut command = Command::new("timeout");
+    let mut command = command("timeout");
     let limit = LIMIT.as_secs().to_string();
     command
-        .args([
-            "-s",
-            "KILL",
-            &limit,
-            env!("CARGO_BIN_EXE_kolo"),
-            "run",
-            "--hosts",
-            hosts,
-            "--agent",
-            "env ON={host}",
-        ])
+        .args(["-s", "KILL", &limit, KOLO, "run", "--hosts", hosts, "--agent", "env ON={host}"])
         .args(options)
         .arg("--")
         .args(program);
@@ -60,8 +52,7 @@ fn ranks_are_where_the_list_says() {
 #[test]
 fn ranks_of_two_hosts_meet() {
     // Both names are of this machine.
-    let program = env!("CARGO_BIN_EXE_kolo");
-    let arguments = [program, "perf", "all_reduce", "--min", "1K", "--max", "1K", "--iters", "2"];
+    let arguments = [KOLO, "perf", "all_reduce", "--min", "1K", "--max", "1K", "--iters", "2"];
     let ended = kolo("127.0.0.1:1,localhost:1", &[], &arguments).output().unwrap();
     assert!(ended.status.success(), "{} {}", text(&ended.stdout), text(&ended.stderr));
     assert!(text(&ended.stdout).contains("1024"), "{}", text(&ended.stdout));
@@ -70,11 +61,11 @@ fn ranks_of_two_hosts_meet() {
 /// An agent such as ssh gives processes a PATH of its own.
 #[test]
 fn kolo_is_found_by_its_name() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let mut command = command(KOLO);
     command.args(["run", "--hosts", "a:1,b:1", "--agent", "env PATH=/usr/bin:/bin ON={host}", "--"]);
     let ended = command.args(["sh", "-c", "kolo --version"]).output().unwrap();
     assert!(ended.status.success(), "{} {}", text(&ended.stdout), text(&ended.stderr));
-    let given = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let given = common::command(KOLO)
         .args(["run", "--hosts", "a:1", "--agent", "env ON={host}", "-x", "PATH=/usr/bin:/bin", "--"])
         .args(["sh", "-c", "echo $PATH"])
         .output()
@@ -87,11 +78,10 @@ fn folder_variables_and_prefix_arrive() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hosts");
     std::fs::write(&file, "a slots=1\nb\n").unwrap();
-    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let ended = command(KOLO)
         .current_dir(folder.path())
         .env("KOLO_TIMEOUT", "77")
         .env("GIVEN", "it's \"quoted\" $HOME; true")
-        .env_remove("KOLO_JOB_SECRET")
         .args([
             "run",
             "--prefix",
@@ -149,13 +139,13 @@ fn a_failing_rank_ends_all_hosts() {
 
 #[test]
 fn a_host_that_cannot_be_reached_is_named() {
-    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let ended = command(KOLO)
         .args(["run", "--hosts", "a,b", "--agent", "sh -c exit\\ 255", "--", "true"])
         .output()
         .unwrap();
     let said = text(&ended.stderr);
     assert!(!ended.status.success() && said.contains("kolo: host "), "{said}");
-    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let ended = command(KOLO)
         .args(["run", "--hosts", "a,b", "--agent", "/there/is/no/agent", "--", "true"])
         .output()
         .unwrap();
@@ -169,13 +159,13 @@ fn hosts_get_the_names_that_the_user_has_used() {
     let at = |name: &str| root.path().join(name);
     std::fs::create_dir(at("physical")).unwrap();
     std::os::unix::fs::symlink(at("physical"), at("logical")).unwrap();
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kolo"), at("kolo")).unwrap();
+    std::os::unix::fs::symlink(KOLO, at("kolo")).unwrap();
     let script = at("agent");
     // The host has neither physical path.
     std::fs::write(&script, "#!/bin/sh\nshift\necho \"$1\"\nrmdir physical && mkdir other && ln -sfn other logical\nexec \"$@\"\n")
         .unwrap();
     let agent = format!("env -C {} sh {}", root.path().display(), script.display());
-    let ended = Command::new(at("kolo"))
+    let ended = command(at("kolo"))
         .current_dir(at("logical"))
         .env("PWD", at("logical"))
         .args(["run", "--hosts", "a", "--agent", &agent, "--", "pwd", "-P"])
@@ -188,7 +178,7 @@ fn hosts_get_the_names_that_the_user_has_used() {
 
 #[test]
 fn a_host_without_this_program_is_told_from_other_failures() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let mut command = command(KOLO);
     command.args(["run", "--hosts", "a", "--agent", "env ON={host}", "--remote-kolo", "/no/such/kolo"]);
     let ended = command.args(["--", "true"]).output().unwrap();
     let said = text(&ended.stderr);
@@ -206,7 +196,7 @@ fn a_program_or_folder_that_a_host_lacks_is_named() {
     let script = folder.path().join("agent");
     std::fs::write(&script, format!("#!/bin/sh\ncd /; rmdir {}; shift; exec \"$@\"\n", gone.display()))
         .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let mut command = command(KOLO);
     command.current_dir(&gone).args([
         "run",
         "--hosts",
@@ -237,7 +227,7 @@ fn running_script(
     agent: &str,
     script: &str,
 ) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let mut command = command(KOLO);
     command
         .args(["run", "--hosts", hosts, "--agent", agent, "--", "sh", "-c", script])
         .stdout(Stdio::piped());
@@ -306,8 +296,8 @@ fn far(folder: &Path) -> String {
 }
 
 fn elastic(agent: &str, options: &[&str], script: &str) -> Command {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), env!("CARGO_BIN_EXE_kolo"), "run"]);
+    let mut command = command("timeout");
+    command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), KOLO, "run"]);
     command.args(options).args(["--agent", agent, "--", "sh", "-c", script]);
     command
 }
@@ -388,7 +378,7 @@ fn ranks_go_on_when_the_host_of_their_launcher_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let script =
         "echo up; while [ ! -e $HERE/on ]; do sleep 0.02; done; echo later; echo $RANK >> $HERE/ended";
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+    let mut child = command(KOLO)
         .args(["run", "--hosts", "a:1,b:1", "--elastic", "1", "--agent", &far(folder.path())])
         .args(["--", "sh", "-c", script])
         .stdout(Stdio::piped())
@@ -430,7 +420,7 @@ fn the_end_of_a_launcher_alone_ends_an_elastic_job() {
     let folder = tempfile::tempdir().unwrap();
     let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
     for signal in [Signal::KILL, Signal::INT] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        let mut command = command(KOLO);
         command
             .args(["run", "--hosts", "a:1,b:1", "--elastic", "1", "--agent", &far(folder.path())])
             .args(["--", "sh", "-c", script])
@@ -490,8 +480,8 @@ fn ssh_is_an_agent() {
         Err(why) => return println!("skipped: {why}"),
     };
     let kolo = || {
-        let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), env!("CARGO_BIN_EXE_kolo"), "run"]);
+        let mut command = command("timeout");
+        command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), KOLO, "run"]);
         command.args([
             "--hosts",
             "localhost:2,127.0.0.1:1",
@@ -523,15 +513,10 @@ fn what_contradicts_itself_is_refused() {
         (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous 'nowhere' is not valid"),
         (&["--hosts", "a", "-x", "=1"], "does not name a variable"),
     ] {
-        let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .arg("run")
-            .args(options)
-            .args(["--", "true"])
-            .output()
-            .unwrap();
+        let ended = command(KOLO).arg("run").args(options).args(["--", "true"]).output().unwrap();
         assert!(!ended.status.success() && text(&ended.stderr).contains(problem), "{options:?}: {ended:?}");
     }
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let mut child = command(KOLO);
     let ended = child.args(["run", "--from-stdin"]).stdin(Stdio::null()).output().unwrap();
     assert!(text(&ended.stderr).contains("--from-stdin is for `kolo run --hosts`"), "{ended:?}");
 }

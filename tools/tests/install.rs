@@ -1,8 +1,12 @@
 //! `deploy/install.sh`: the installed files work, and its list is complete.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use common::command;
 
 fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -57,7 +61,7 @@ fn what_is_installed_serves() {
     let completions = std::fs::read_to_string(root.join("share/bash-completion/completions/kolo")).unwrap();
     assert!(completions.contains("explain-error"));
 
-    let version = succeed(Command::new(root.join("bin/kolo")).arg("--version"));
+    let version = succeed(command(root.join("bin/kolo")).arg("--version"));
     let mut found = Command::new("pkg-config");
     found.env("PKG_CONFIG_PATH", root.join("lib/pkgconfig")).args(["--modversion", "kolo"]);
     assert_eq!(version.trim(), format!("kolo {}", succeed(&mut found).trim()));
@@ -70,7 +74,7 @@ fn what_is_installed_serves() {
     let source = root.join("share/doc/kolo/examples/sum.c");
     succeed(Command::new("cc").arg(source).arg("-o").arg(&program).args(flags.split_whitespace()));
     let run = |program: &Path, libraries: &str| {
-        let mut run = Command::new(root.join("bin/kolo"));
+        let mut run = command(root.join("bin/kolo"));
         succeed(run.args(["run", "-n", "2", "--"]).arg(program).env("LD_LIBRARY_PATH", root.join(libraries)));
     };
     run(&program, "lib");

@@ -4,6 +4,7 @@
 //! The launcher's descendants inherit its standard output, a pipe of the test: its end of file marks the end of
 //! all of them. Their programs end by themselves after a while, so that a failed test leaves nothing for long.
 
+mod common;
 mod terminal;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,6 +13,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use common::{KOLO, command};
 use rustix::process::{Pid, Signal, kill_process};
 use terminal::as_from_a_terminal;
 
@@ -36,9 +38,9 @@ impl Job {
 
     fn start_with(arguments: &str, script: Option<&str>, stderr: Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        let mut command = command(KOLO);
         command.args(arguments.split_whitespace()).args(script);
-        command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
+        command.env("TMPDIR", folder.path());
         // The launcher gets a process group of its own, as from a shell with job control.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
         let mut launcher = as_from_a_terminal(&mut command).spawn().unwrap();
@@ -168,12 +170,12 @@ fn of_a_job_whose_outputs_are_not_read() {
 /// A signal that the launcher was started to ignore, as under nohup, does not end the job.
 #[test]
 fn what_is_ignored_stays_ignored() {
-    let run = format!("trap '' HUP; exec {} run -n 1 -- sh -c", env!("CARGO_BIN_EXE_kolo"));
+    let run = format!("trap '' HUP; exec {KOLO} run -n 1 -- sh -c");
     let script = "echo ready; until [ -e $TMPDIR/go ]; do sleep 0.02; done; rm $TMPDIR/go; exit 7";
     let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::new("sh");
+    let mut command = command("sh");
     command.args(["-c", &format!("{run} '{script}'")]).stdout(Stdio::piped()).env("TMPDIR", folder.path());
-    let mut launcher = command.env_remove("RANK").env_remove("WORLD_SIZE").spawn().unwrap();
+    let mut launcher = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
@@ -189,11 +191,10 @@ fn ranks_write_to_a_terminal_that_stops_its_background() {
         eprintln!("skipped: there is no `script`, which makes a terminal");
         return;
     }
-    let kolo = env!("CARGO_BIN_EXE_kolo");
     let limit = LIMIT.as_secs();
     let job =
-        format!("stty tostop; timeout --foreground -s KILL {limit} {kolo} run -n 1 -- sh -c 'echo written'");
-    let mut command = Command::new("script");
+        format!("stty tostop; timeout --foreground -s KILL {limit} {KOLO} run -n 1 -- sh -c 'echo written'");
+    let mut command = command("script");
     let output = command.args(["-qec", &job, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("written"), "{} {said}", output.status);
@@ -249,12 +250,12 @@ fn of_what_left_its_session_when_the_job_ends() {
 /// The numbers in such a /proc belong to other processes here, and none of these may be signalled.
 #[test]
 fn where_proc_is_of_another_namespace_it_is_not_believed() {
-    let run = |arguments: &[&str]| Command::new("unshare").args(["--pid", "--fork"]).args(arguments).output();
+    let run = |arguments: &[&str]| command("unshare").args(["--pid", "--fork"]).args(arguments).output();
     if !run(&["true"]).is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: no new PID namespace can be made here");
         return;
     }
-    let output = run(&[env!("CARGO_BIN_EXE_kolo"), "run", "-n", "2", "--", "true"]).unwrap();
+    let output = run(&[KOLO, "run", "-n", "2", "--", "true"]).unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     assert!(said.contains("/proc belongs to another PID namespace"), "{said}");

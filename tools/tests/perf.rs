@@ -1,13 +1,16 @@
 //! `kolo perf` as scripts use it: its files, its remarks, and its end before the last row.
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use common::kolo;
 use rustix::process::{Pid, Signal, kill_process};
 
-fn kolo(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(line.split_whitespace()).stdin(Stdio::null());
+/// Makes a command whose outputs a test reads.
+fn piped(line: &str) -> Command {
+    let mut command = kolo(line);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -17,7 +20,7 @@ fn a_run_that_is_ended_early_leaves_its_rows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.json");
     let mut child =
-        kolo("perf all_reduce -b 8 -e 64 -f 2 -n 1 -N 0 --ranks 2 -J").arg(&path).spawn().unwrap();
+        piped("perf all_reduce -b 8 -e 64 -f 2 -n 1 -N 0 --ranks 2 -J").arg(&path).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     // A row is in the file before the next one is measured.
     let seen = lines.by_ref().filter(|line| !line.starts_with('#')).take(6).count();
@@ -35,7 +38,7 @@ fn a_run_that_is_ended_early_leaves_its_rows() {
 fn options_that_a_launcher_overrides_are_named() {
     let said = |line: &str, ranks: &str| {
         let mut command = kolo(&format!("perf barrier -n 1 {line}"));
-        command.env("KOLO_RANK", "0").env("KOLO_WORLD_SIZE", ranks).env_remove("KOLO_RENDEZVOUS");
+        command.env("KOLO_RANK", "0").env("KOLO_WORLD_SIZE", ranks);
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     };
     let remedy = "unset KOLO_RANK and KOLO_WORLD_SIZE to start ranks on this machine\n";
@@ -60,7 +63,7 @@ fn a_reader_that_leaves_is_no_failure() {
     for line in
         ["perf all_reduce -b 8 -e 8 -n 1 -N 0 --ranks 3", "perf all_reduce -b 8 -e 8 -n 1 -N 0 --ranks 1"]
     {
-        let mut child = kolo(line).spawn().unwrap();
+        let mut child = piped(line).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         // The table has begun; then the reader leaves.
         assert_eq!(lines.filter(|line| !line.starts_with('#')).take(2).count(), 2, "{line}");

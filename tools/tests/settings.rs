@@ -1,12 +1,12 @@
 //! Commands that an error about the profile advises to run, in an environment that has such a profile.
 
+mod common;
+
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 fn kolo(line: &str, profile: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(line.split_whitespace()).env("KOLO_PROFILE", profile).stdin(Stdio::null());
-    command.output().unwrap()
+    common::kolo(line).env("KOLO_PROFILE", profile).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

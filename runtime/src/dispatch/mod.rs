@@ -9,6 +9,7 @@ use std::fmt;
 use kolo_collectives::select::Choice;
 
 pub(crate) use last_call::{Known, LastCall};
+pub use plan_files::serving_plans;
 pub use planner::apply_settings;
 pub(crate) use planner::{Limits, Planner};
 

@@ -35,18 +35,36 @@ pub(crate) struct PlanFile {
     own: Result<[Arc<Plan>; 2], String>,
 }
 
+/// Returns the first file that serves a call, as communicators find it: for ranks on these hosts, whose names are not known,
+/// with transports that have channels enough. There is none if `overrides` ask for an algorithm.
+#[must_use]
+pub fn serving_plans(
+    loaded: &[LoadedPlans],
+    hosts: &[u32],
+    task: &Task,
+    bytes: u64,
+    order: Order,
+    overrides: &Overrides,
+) -> Option<LoadedPlans> {
+    let limits = Limits { channels: u16::MAX, stages: task.stages };
+    let files = PlanFiles::new(loaded, (0, hosts), None, limits, order == Order::Canonical);
+    let asked =
+        Asked { collective: task.collective, root: task.root, bytes, irregular: task.shards.is_some() };
+    files.serving(asked, overrides, order, || task.clone()).map(|file| file.loaded.clone())
+}
+
 impl PlanFiles {
     pub(crate) fn new(
         loaded: &[LoadedPlans],
         (rank, hosts): (u32, &[u32]),
-        names: &[&str],
+        names: Option<&[&str]>,
         limits: Limits,
         is_canonical: bool,
     ) -> Self {
         let file = |loaded: &LoadedPlans| {
             let set = &loaded.set;
             let channels = set.channels();
-            let own = set.serves().fits(hosts, Some(names)).and_then(|()| {
+            let own = set.serves().fits(hosts, names).and_then(|()| {
                 if is_canonical && set.serves().collective.reduces() {
                     Err("KOLO_DETERMINISM=canonical requires one order of reduction".to_owned())
                 } else if set.is_staged() && !limits.stages {

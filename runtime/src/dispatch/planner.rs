@@ -116,7 +116,7 @@ impl Planner {
             Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
         })?;
         let is_canonical = config.determinism == Determinism::Canonical;
-        let files = PlanFiles::new(&config.plans, (rank, &hosts), names, limits, is_canonical);
+        let files = PlanFiles::new(&config.plans, (rank, &hosts), Some(names), limits, is_canonical);
         Ok(Self {
             rank,
             world_size: hosts.len() as u32,

@@ -1,5 +1,6 @@
 //! The settings of the environment, as far as they decide how a call runs. Options override them.
 
+use kolo::internal::selection::serving_plans;
 use kolo::{Config, Determinism, LoadedPlans};
 use kolo_collectives::Task;
 
@@ -32,16 +33,18 @@ pub(super) fn applied(call: &CallArgs, config: &Config, task: &Task) -> Result<C
 }
 
 /// Returns the plans of `KOLO_PLAN` that serve the call, which [`applied`] has made, as a communicator would find them.
-pub(super) fn plans<'a>(call: &CallArgs, config: &'a Config, hosts: &[u32]) -> Option<&'a LoadedPlans> {
-    let is_fixed = call.algo.is_some() || call.is_symmetric() || call.shards.is_some();
-    if is_fixed || call.canonical && call.collective.reduces() {
-        return None;
+pub(super) fn plans(
+    call: &CallArgs,
+    config: &Config,
+    hosts: &[u32],
+    task: &Task,
+) -> Result<Option<LoadedPlans>> {
+    // Symmetric buffers go before plans, and so does the algorithm of an option.
+    if call.algo.is_some() || call.is_symmetric() {
+        return Ok(None);
     }
-    let bytes = call.selection_bytes(hosts.len() as u32);
-    config.plans.iter().find(|loaded| {
-        let serves = loaded.set.serves();
-        serves.fits(hosts, None).and_then(|()| serves.serves(call.collective, call.root, bytes)).is_ok()
-    })
+    let bytes = call.selection_bytes(task.world_size);
+    Ok(serving_plans(&config.plans, hosts, task, bytes, call.order(), &backend::overrides(config)?))
 }
 
 /// Names the settings that differ from the defaults; `used` is the file of plans that serves the call, if any.
@@ -55,6 +58,7 @@ pub(super) fn words(args: &ExplainArgs, config: &Config, used: Option<&LoadedPla
             let remark = match line.split_once('=') {
                 Some(("KOLO_ALGO", _)) if args.call.algo.is_some() => " (overridden by --algo)",
                 Some(("KOLO_ALGO" | "KOLO_PLAN", _)) if args.file.plan.is_some() => " (overridden by --plan)",
+                Some(("KOLO_PLAN", _)) if args.file.plan_out.is_some() => " (not used: --plan-out)",
                 Some(("KOLO_PLAN", _)) if used.is_none() => " (does not serve this call)",
                 _ => "",
             };

@@ -20,12 +20,13 @@ use super::guardian::Lifeline;
 use super::hosts::Host;
 use super::job::{Input, Job, Prefix, Rank};
 use super::orders::Orders;
+use super::output::Destinations;
 use super::paths;
 use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Version of the assignment's format, which must be the same at both ends.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// Longest assignment. It must fit into a pipe that is not yet read, whose usual size on Linux is 64 KiB.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
@@ -48,6 +49,7 @@ struct Assignment {
     node: u32,
     rendezvous: String,
     prefix: bool,
+    destinations: Destinations,
     grace_seconds: u64,
     bind: Bind,
     environment: Vec<(String, String)>,
@@ -121,6 +123,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
             node,
             rendezvous: rendezvous.clone(),
             prefix: args.prefix,
+            destinations: Destinations::own(),
             grace_seconds: args.grace,
             bind: args.bind,
             environment: environment.clone(),
@@ -141,6 +144,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         ranks: ranks.collect::<Result<_>>()?,
         // The lines of a host already carry their rank, if they are to.
         prefix: Prefix::Lines,
+        destinations: Destinations::own(),
         grace: Duration::from_secs(args.grace) + AGENT_GRACE,
         quiet_exit_code: None,
         orders: Orders::None,
@@ -300,6 +304,7 @@ pub(super) fn assigned(
         arguments: arguments.iter().map(OsString::from).collect(),
         ranks: ranks.collect(),
         prefix: if told.prefix { Prefix::Rank } else { Prefix::None },
+        destinations: told.destinations,
         grace: Duration::from_secs(told.grace_seconds),
         quiet_exit_code: None,
         orders: Orders::EndsWithInput,

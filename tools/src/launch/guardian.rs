@@ -92,8 +92,8 @@ impl Lifeline {
     /// Runs a job, and ends the processes that its ranks leave behind.
     pub(super) fn run(&self, job: &Job) -> Result<u8> {
         let outputs = match job.orders {
-            Orders::EndsWhenTold => Outputs::outliving(),
-            _ => Outputs::own(),
+            Orders::EndsWhenTold => Outputs::outliving(job.destinations),
+            _ => Outputs::own(job.destinations),
         };
         let outcome = job::run(job, &outputs, Some(self));
         // Only processes that have left their process group can still be there.

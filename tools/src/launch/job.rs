@@ -30,7 +30,7 @@ use signal_hook::low_level::signal_name;
 
 use super::guardian::{self, Lifeline};
 use super::orders::{self, Orders};
-use super::output::{Outputs, Readers};
+use super::output::{Destinations, Outputs, Readers};
 use super::{process, processes};
 use crate::error::{CliError, EXIT_NO_READER, Result};
 
@@ -120,6 +120,8 @@ pub(crate) struct Job {
     pub ranks: Vec<Rank>,
     /// Whether lines of output carry their rank.
     pub prefix: Prefix,
+    /// Where the lines go in the end.
+    pub destinations: Destinations,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
     /// For ranks that are this program: an exit code that is a result rather than a failure, which is returned without

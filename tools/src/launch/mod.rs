@@ -19,6 +19,7 @@ use bind::Bind;
 use guardian::Lifeline;
 use job::{Job, Prefix, Rank, Stdout};
 use orders::Orders;
+use output::Destinations;
 
 mod agent;
 mod bind;
@@ -219,6 +220,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
                 })
                 .collect(),
             prefix: Prefix::None,
+            destinations: Destinations::own(),
             grace: GRACE,
             quiet_exit_code: Some(quiet_exit_code),
             orders: Orders::None,
@@ -461,6 +463,7 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
         arguments: arguments.to_vec(),
         ranks,
         prefix: if args.prefix { Prefix::Rank } else { Prefix::None },
+        destinations: Destinations::own(),
         grace: Duration::from_secs(args.grace),
         quiet_exit_code: None,
         orders: Orders::None,

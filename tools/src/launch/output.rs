@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
+use serde::{Deserialize, Serialize};
 
 use super::job::Prefix;
-use lines::{Copied, Sink, Source, Stream, write_whole};
+use lines::{Copied, Destination, Sink, Source, Stream, write_whole};
 
 mod lines;
 
@@ -26,6 +27,20 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Time in which a last message must be written, since nobody may be reading.
 const LAST_MOST: Duration = Duration::from_secs(1);
+
+/// The user's outputs. Those of an agent are pipes, so its launcher tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Destinations {
+    stdout: Destination,
+    stderr: Destination,
+}
+
+impl Destinations {
+    /// Returns those of this process.
+    pub(crate) fn own() -> Self {
+        Self { stdout: Destination::of(&io::stdout()), stderr: Destination::of(&io::stderr()) }
+    }
+}
 
 /// Destinations of the lines.
 #[derive(Clone)]
@@ -67,16 +82,21 @@ impl fmt::Debug for Outputs {
 
 impl Outputs {
     /// Writes to this process's own outputs.
-    pub(crate) fn own() -> Self {
-        Self::to(sink(Waiting(io::stdout())), sink(Waiting(io::stderr())))
+    pub(crate) fn own(end: Destinations) -> Self {
+        Self::to(sink(end.stdout, Waiting(io::stdout())), sink(end.stderr, Waiting(io::stderr())))
     }
 
     /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
     /// folder for temporary files. For ranks that outlive their launcher.
-    pub(crate) fn outliving() -> Self {
+    pub(crate) fn outliving(end: Destinations) -> Self {
         let log = Arc::new(Mutex::new(None));
-        let to = |stream: Box<dyn Write + Send>| sink(Outliving { stream: Some(stream), log: log.clone() });
-        Self::to(to(Box::new(Waiting(io::stdout()))), to(Box::new(Waiting(io::stderr()))))
+        let to = |end, stream: Box<dyn Write + Send>| {
+            sink(end, Outliving { stream: Some(stream), log: log.clone() })
+        };
+        Self::to(
+            to(end.stdout, Box::new(Waiting(io::stdout()))),
+            to(end.stderr, Box::new(Waiting(io::stderr()))),
+        )
     }
 
     fn to(stdout: Sink, stderr: Sink) -> Self {
@@ -101,14 +121,14 @@ impl Outputs {
 
     /// Writes the last message of a process that is about to end.
     pub(crate) fn say_last(message: &str) {
-        let outputs = Self::own();
+        let outputs = Self::own(Destinations::default());
         outputs.say(message);
         let _ = outputs.unwritten.is_none_within(LAST_MOST);
     }
 }
 
-fn sink(stream: impl Write + Send + 'static) -> Sink {
-    Arc::new(Mutex::new(Stream::new(stream)))
+fn sink(destination: Destination, stream: impl Write + Send + 'static) -> Sink {
+    Arc::new(Mutex::new(Stream::new(destination, stream)))
 }
 
 /// A stream, and a log for what the stream no longer takes.
@@ -314,7 +334,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let log = Arc::new(Mutex::new(Some(file.try_clone().unwrap())));
         let stream: Box<dyn Write + Send> = Box::new(Leaving(Vec::new(), 1));
-        let sink = sink(Outliving { stream: Some(stream), log });
+        let sink = sink(Destination::File, Outliving { stream: Some(stream), log });
         for line in ["one\n", "two\n", "three\n"] {
             write_whole(&sink, line.as_bytes()).unwrap();
         }
@@ -341,7 +361,7 @@ mod tests {
     #[test]
     fn a_slow_reader_misses_nothing() {
         let (gate, text) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
-        let sink = sink(Gated(gate.clone(), text.clone()));
+        let sink = sink(Destination::File, Gated(gate.clone(), text.clone()));
         let outputs = Outputs::to(sink.clone(), sink.clone());
         let mut closed = Some(gate.lock().unwrap());
         // The writing end stays open, as in a process that a rank has left behind.
@@ -368,7 +388,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
         let line = [b'x'; 3000];
         let writing = std::thread::spawn(move || {
-            let sink = sink(Waiting(writer));
+            let sink = sink(Destination::File, Waiting(writer));
             (0..100).all(|_| write_whole(&sink, &line).is_ok())
         });
         let mut read = Vec::new();
@@ -379,7 +399,7 @@ mod tests {
     #[test]
     fn a_launcher_in_a_hurry_waits_for_no_reader() {
         let gate = Arc::new(Mutex::new(()));
-        let sink = sink(Gated(gate.clone(), Arc::default()));
+        let sink = sink(Destination::File, Gated(gate.clone(), Arc::default()));
         let outputs = Outputs::to(sink.clone(), sink);
         let _closed = gate.lock().unwrap();
         outputs.say("nobody reads this");
@@ -396,7 +416,7 @@ mod tests {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let captured = Captured::default();
         let outputs = captured.outputs();
-        let sink = sink(Waiting(full));
+        let sink = sink(Destination::File, Waiting(full));
         let mut readers = Readers::new().unwrap();
         for rank in 0..2 {
             let (pipe, mut written) = io::pipe().unwrap();

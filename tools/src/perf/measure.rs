@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::buffers::{Buffers, Operation, Placement};
 use super::row::{Iterations, Measurement};
 use super::settings::{Average, Blocking, Settings};
+use super::test::Bandwidth;
 use crate::backend::Comm;
 use crate::error::Result;
 
@@ -57,23 +58,10 @@ impl Bench<'_> {
         self.world.barrier()?;
         let timing = self.time(operation, placement)?;
         let everybody = self.share_times(&timing)?;
-        let combined = |time: fn(&Timing) -> f64| average(self.settings.average, everybody.iter().map(time));
-        let completed = combined(|timing| timing.completed);
-        let shown = if self.settings.start_time { combined(|timing| timing.started) } else { completed };
+        let (seconds, bandwidth) = time_and_bandwidth(self.settings, operation, ranks, &everybody);
         self.world.barrier()?;
         let wrong = self.check(operation, placement)?;
-        let element_bytes = operation.element.data_type.size() as u64;
-        Ok(Measurement {
-            seconds: shown,
-            bandwidth: operation.test.bandwidth(
-                &operation.counts,
-                element_bytes,
-                completed,
-                u64::from(ranks),
-            ),
-            wrong,
-            iterations: self.iterations(everybody),
-        })
+        Ok(Measurement { seconds, bandwidth, wrong, iterations: self.iterations(everybody) })
     }
 
     fn time(&mut self, operation: &Operation, placement: Placement) -> Result<Timing> {
@@ -187,6 +175,22 @@ impl Bench<'_> {
     }
 }
 
+/// Returns the time that the table shows, and the bandwidth, which is that of complete operations also if their start is
+/// shown.
+fn time_and_bandwidth(
+    settings: &Settings,
+    operation: &Operation,
+    ranks: u32,
+    everybody: &[Timing],
+) -> (f64, Bandwidth) {
+    let combined = |time: fn(&Timing) -> f64| average(settings.average, everybody.iter().map(time));
+    let completed = combined(|timing| timing.completed);
+    let shown = if settings.start_time { combined(|timing| timing.started) } else { completed };
+    let element_bytes = operation.element.data_type.size() as u64;
+    let bandwidth = operation.test.bandwidth(&operation.counts, element_bytes, completed, u64::from(ranks));
+    (shown, bandwidth)
+}
+
 fn average(how: Average, times: impl ExactSizeIterator<Item = f64>) -> f64 {
     let ranks = times.len() as f64;
     match how {
@@ -207,7 +211,9 @@ fn number(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pieces::Skew;
     use super::*;
+    use crate::cli::parse_perf;
 
     #[test]
     fn times_of_the_ranks_become_one() {
@@ -216,5 +222,23 @@ mod tests {
         assert_eq!(average(Average::Mean, times()), 3.0);
         assert_eq!(average(Average::Least, times()), 1.0);
         assert_eq!(average(Average::Greatest, times()), 6.0);
+    }
+
+    #[test]
+    fn start_times_have_the_bandwidth_of_complete_operations() {
+        let measured = |line: &str| {
+            let settings = Settings::new(&parse_perf(line.split(' ')).unwrap(), None).unwrap();
+            let (counts, blocks) = settings.test.counts_and_blocks(1_000_000, 4, 2, Skew { spread: 0.0 });
+            let (element, op) = (settings.types[0], settings.ops[0]);
+            let operation = Operation { test: settings.test, counts, element, op, root: 0, blocks };
+            let timing = |started, completed| Timing { completed, started, iterations: Vec::new() };
+            let (seconds, bandwidth) =
+                time_and_bandwidth(&settings, &operation, 2, &[timing(1e-3, 4e-3), timing(3e-3, 6e-3)]);
+            (seconds, bandwidth.algorithm)
+        };
+        // A megabyte in the mean of 4 and 6 ms, and in the greatest time.
+        assert_eq!(measured("all_reduce"), (5e-3, 0.2));
+        assert_eq!(measured("all_reduce -C 1"), (2e-3, 0.2));
+        assert_eq!(measured("all_reduce -C 1 -a 3"), (3e-3, 1e6 / 6e-3 / 1e9));
     }
 }

@@ -22,6 +22,18 @@ pub(crate) struct Results<'a> {
     keeps: bool,
     kept: Vec<Row>,
     report: Option<Report<'a>>,
+    /// The error after which nothing is written to the file any more. It ends no rank by itself, since others would blame
+    /// that rank.
+    unwritten: Option<CliError>,
+}
+
+/// The results of a run that has ended.
+pub(crate) struct Ended {
+    pub(crate) verdict: Verdict,
+    /// The rows to draw.
+    pub(crate) rows: Vec<Row>,
+    /// The error of a file that is not whole.
+    pub(crate) unwritten: Option<CliError>,
 }
 
 impl<'a> Results<'a> {
@@ -36,26 +48,34 @@ impl<'a> Results<'a> {
     pub(crate) fn report_to(
         &mut self,
         begin: impl FnOnce(&Verdict, &[String]) -> std::io::Result<Report<'a>>,
-    ) -> Result<()> {
-        self.report = Some(begin(&self.verdict(0), &[UNFINISHED.to_owned()]).map_err(unwritten)?);
-        Ok(())
+    ) {
+        match begin(&self.verdict(0), &[UNFINISHED.to_owned()]) {
+            Ok(report) => self.report = Some(report),
+            Err(error) => self.unwritten = Some(unwritten(&error)),
+        }
+    }
+
+    /// Returns whether the file could not be written.
+    pub(crate) const fn is_unwritten(&self) -> bool {
+        self.unwritten.is_some()
     }
 
     /// Adds a row.
-    pub(crate) fn add(&mut self, row: Row) -> Result<()> {
+    pub(crate) fn add(&mut self, row: Row) {
         for half in [&row.out_of_place, &row.in_place] {
             self.bus_bandwidths += half.bandwidth.bus;
             self.measurements += 1;
             self.wrong_measurements += u64::from(half.wrong.is_some_and(|wrong| wrong > 0));
         }
         let verdict = self.verdict(self.wrong_measurements);
-        if let Some(report) = &mut self.report {
-            report.add(&row, &verdict, &[UNFINISHED.to_owned()], &row.timestamp).map_err(unwritten)?;
+        if let Some(report) = &mut self.report
+            && let Err(error) = report.add(&row, &verdict, &[UNFINISHED.to_owned()], &row.timestamp)
+        {
+            (self.report, self.unwritten) = (None, Some(unwritten(&error)));
         }
         if self.keeps {
             self.kept.push(row);
         }
-        Ok(())
     }
 
     /// Returns the verdict, with the mean over all rows and both placements, as nccl-tests does.
@@ -67,19 +87,18 @@ impl<'a> Results<'a> {
         Verdict { failed_checks, average_bus_bandwidth, wanted: self.wanted_bandwidth }
     }
 
-    /// Ends the run: with the number of failed checks over all ranks, or with an error. Completes the file, and returns
-    /// the verdict and the rows to draw.
-    pub(crate) fn end(mut self, failed_checks: Result<u64>, end_time: &str) -> Result<(Verdict, Vec<Row>)> {
+    /// Ends the run: with the number of failed checks over all ranks, or with an error. Completes the file.
+    pub(crate) fn end(mut self, failed_checks: Result<u64>, end_time: &str) -> Result<Ended> {
         let verdict = self.verdict(*failed_checks.as_ref().unwrap_or(&self.wrong_measurements));
         if let Some(report) = self.report.take() {
             let errors: Vec<String> =
                 failed_checks.as_ref().err().map(ToString::to_string).into_iter().collect();
-            report.end(&verdict, &errors, end_time).map_err(unwritten)?;
+            self.unwritten = report.end(&verdict, &errors, end_time).err().map(|error| unwritten(&error));
         }
-        failed_checks.map(|_| (verdict, self.kept))
+        failed_checks.map(|_| Ended { verdict, rows: self.kept, unwritten: self.unwritten })
     }
 }
 
-fn unwritten(error: std::io::Error) -> CliError {
-    CliError::system("the JSON file cannot be written", &error)
+fn unwritten(error: &std::io::Error) -> CliError {
+    CliError::system("the JSON file cannot be written", error)
 }

@@ -17,6 +17,7 @@ fn shell(script: &str, ranks: u32) -> Job {
             .map(|rank| Rank::new(rank, vec![("RANK".into(), rank.to_string().into())]))
             .collect(),
         prefix: Prefix::Rank,
+        destinations: Destinations::default(),
         grace: Duration::from_secs(60),
         quiet_exit_code: None,
         orders: Orders::None,

@@ -1,12 +1,15 @@
 //! Copies the output of ranks line by line, so that lines of different ranks do not mix.
 //!
-//! A rank may stop in the middle of a line, to ask its user something for instance. After a short time such a line is
-//! written as far as it goes, and is then *open*: the rank continues it, unless another one writes a line first. A stream
-//! has at most one open line. A carriage return ends a line too: programs that show their progress write no other end.
+//! A rank may stop in the middle of a line, to ask its user something for instance. On a terminal, such a line is written
+//! after a short time as far as it goes, and is then *open*: the rank continues it, unless another one writes a line first,
+//! which ends it. A stream has at most one open line. A carriage return ends a line there too: programs that show their
+//! progress write no other end. Files and pipes get whole lines only, so that programs read what the ranks have written.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 /// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
 pub(super) const MAX_LINE_BYTES: usize = 1 << 20;
@@ -21,16 +24,34 @@ const IDLE: Duration = Duration::from_millis(100);
 /// A destination of lines, common to several ranks.
 pub(super) type Sink = Arc<Mutex<Stream<dyn Write + Send>>>;
 
+/// A kind of stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Destination {
+    /// A terminal, where a user waits for lines that have begun.
+    Terminal,
+    /// A file or a pipe.
+    #[default]
+    File,
+}
+
+impl Destination {
+    /// Returns what an output of this process leads to.
+    pub(super) fn of(output: &impl IsTerminal) -> Self {
+        if output.is_terminal() { Self::Terminal } else { Self::File }
+    }
+}
+
 /// A stream, and who has an open line on it.
 #[derive(Default)]
 pub(super) struct Stream<W: ?Sized> {
     open: Option<usize>,
+    destination: Destination,
     pub(super) to: W,
 }
 
 impl<W> Stream<W> {
-    pub(super) const fn new(to: W) -> Self {
-        Self { open: None, to }
+    pub(super) const fn new(destination: Destination, to: W) -> Self {
+        Self { open: None, destination, to }
     }
 }
 
@@ -107,7 +128,8 @@ impl Copied<'_> {
     /// without this process. Calls `lost` for a line that cannot be written for another reason.
     pub(super) fn copy(&self, mut from: impl Source, lost: impl Fn(&io::Error)) {
         let mut buffer = vec![0; READ_BYTES];
-        let mut lines = Lines::default();
+        let destination = self.to.lock().unwrap_or_else(PoisonError::into_inner).destination;
+        let mut lines = Lines::new(destination);
         // Returns whether somebody may still read the copies.
         let is_read = |written: io::Result<()>| match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => false,
@@ -118,7 +140,8 @@ impl Copied<'_> {
             Ok(()) => true,
         };
         loop {
-            let patience = (!lines.begun.is_empty()).then_some(IDLE);
+            let is_awaited = destination == Destination::Terminal && !lines.begun.is_empty();
+            let patience = is_awaited.then_some(IDLE);
             let goes_on = match from.read(&mut buffer, patience) {
                 Ok(Some(count @ 1..)) => lines.read(&buffer[..count], |line, begins| {
                     let prefix = if begins { self.prefix } else { "" };
@@ -149,8 +172,8 @@ impl Copied<'_> {
 }
 
 /// Finds the ends of lines.
-#[derive(Default)]
 struct Lines {
+    destination: Destination,
     /// The line that has begun, without what is written of it.
     begun: Vec<u8>,
     /// Whether the last line ended in a carriage return, which may be the first half of its end.
@@ -158,6 +181,14 @@ struct Lines {
 }
 
 impl Lines {
+    const fn new(destination: Destination) -> Self {
+        Self { destination, begun: Vec::new(), returned: false }
+    }
+
+    fn is_end(&self, byte: u8) -> bool {
+        byte == b'\n' || byte == b'\r' && self.destination == Destination::Terminal
+    }
+
     /// Passes on each line that these bytes end, and whether it begins a line of its own, until `put` returns false.
     /// Returns whether it never did.
     fn read(&mut self, bytes: &[u8], mut put: impl FnMut(&[u8], bool) -> bool) -> bool {
@@ -170,7 +201,7 @@ impl Lines {
         }
         while !rest.is_empty() {
             let room = MAX_LINE_BYTES - self.begun.len();
-            let end = rest.iter().take(room).position(|byte| matches!(byte, b'\n' | b'\r'));
+            let end = rest.iter().take(room).position(|byte| self.is_end(*byte));
             let len = match end {
                 Some(at) if rest[at..].starts_with(b"\r\n") => at + 2,
                 Some(at) => at + 1,
@@ -185,7 +216,7 @@ impl Lines {
                 }
                 self.begun.push(b'\n');
             }
-            self.returned = rest.is_empty() && line.ends_with(b"\r");
+            self.returned = end.is_some() && rest.is_empty() && line.ends_with(b"\r");
             let goes_on = put(&self.begun, true);
             self.begun.clear();
             if !goes_on {
@@ -220,12 +251,12 @@ mod tests {
         }
     }
 
-    fn copied(pieces: &[Option<&'static str>]) -> String {
-        copied_from(&mut Pieces(pieces.iter().copied().collect()))
+    fn copied(to: Destination, pieces: &[Option<&'static str>]) -> String {
+        copied_from(to, &mut Pieces(pieces.iter().copied().collect()))
     }
 
-    fn copied_from(from: impl Source) -> String {
-        let stream = Arc::new(Mutex::new(Stream::new(Vec::new())));
+    fn copied_from(to: Destination, from: impl Source) -> String {
+        let stream = Arc::new(Mutex::new(Stream::new(to, Vec::new())));
         let to: Sink = stream.clone();
         Copied { who: 0, prefix: "[0] ", to: &to }.copy(from, |_| ());
         let text = stream.lock().unwrap().to.clone();
@@ -246,7 +277,7 @@ mod tests {
 
     #[test]
     fn endless_lines_are_cut() {
-        let text = copied_from(Endless(MAX_LINE_BYTES + 5));
+        let text = copied_from(Destination::File, Endless(MAX_LINE_BYTES + 5));
         assert_eq!(text.lines().count(), 2);
         assert!(text.ends_with("\n[0] xxxxx\n"));
     }
@@ -267,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_rank_whose_output_nobody_reads_is_not_read() {
-        let to: Sink = Arc::new(Mutex::new(Stream::new(Leaving(1))));
+        let to: Sink = Arc::new(Mutex::new(Stream::new(Destination::File, Leaving(1))));
         let mut pieces = Pieces(["one\n", "two\n", "three\n"].map(Some).into());
         Copied { who: 0, prefix: "", to: &to }.copy(&mut pieces, |_| ());
         assert_eq!(pieces.0, [Some("three\n")], "the third line stays in the pipe");
@@ -276,21 +307,40 @@ mod tests {
     #[test]
     fn a_question_is_shown_before_the_answer() {
         let pieces = [Some("one\nName: "), None, Some("me\ntwo"), Some("\n")];
-        assert_eq!(copied(&pieces), "[0] one\n[0] Name: me\n[0] two\n");
-        assert_eq!(copied(&[Some("Name: "), None]), "[0] Name: \n", "the output ends there");
-        assert_eq!(copied(&[Some("Name: ")]), "[0] Name: \n");
+        let shown = |pieces: &[_]| copied(Destination::Terminal, pieces);
+        assert_eq!(shown(&pieces), "[0] one\n[0] Name: me\n[0] two\n");
+        assert_eq!(shown(&[Some("Name: "), None]), "[0] Name: \n", "the output ends there");
+        assert_eq!(shown(&[Some("Name: ")]), "[0] Name: \n");
     }
 
     #[test]
     fn a_carriage_return_ends_a_line() {
-        assert_eq!(copied(&[Some("10%\r20"), Some("%\r"), Some("30%\r")]), "[0] 10%\r[0] 20%\r[0] 30%\r");
+        let shown = |pieces: &[_]| copied(Destination::Terminal, pieces);
+        assert_eq!(shown(&[Some("10%\r20"), Some("%\r"), Some("30%\r")]), "[0] 10%\r[0] 20%\r[0] 30%\r");
         let one_end = "[0] one\r\n[0] two\r\n[0] three\n";
-        assert_eq!(copied(&[Some("one\r\ntwo\r"), Some("\nthree\n")]), one_end);
+        assert_eq!(shown(&[Some("one\r\ntwo\r"), Some("\nthree\n")]), one_end);
+    }
+
+    #[test]
+    fn files_get_whole_lines() {
+        let written = |pieces: &[_]| copied(Destination::File, pieces);
+        assert_eq!(written(&[Some("10%\r20"), Some("%\r"), Some("\n30%")]), "[0] 10%\r20%\r\n[0] 30%\n");
+        /// A rank that never waits for a part of a line, since nobody would write it.
+        struct Impatient(u8);
+        impl Source for Impatient {
+            fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>> {
+                assert_eq!(patience, None, "a line that has begun is not written");
+                let Some(left) = self.0.checked_sub(1) else { return Ok(Some(0)) };
+                (self.0, bytes[0]) = (left, b'x');
+                Ok(Some(1))
+            }
+        }
+        assert_eq!(copied_from(Destination::File, Impatient(3)), "[0] xxx\n");
     }
 
     #[test]
     fn lines_do_not_run_into_an_open_one() {
-        let mut stream = Stream::new(Vec::new());
+        let mut stream = Stream::new(Destination::Terminal, Vec::new());
         stream.put(0, "[0] ", b"Name: ", true).unwrap();
         assert!(stream.is_free_for(0) && !stream.is_free_for(1));
         stream.put(1, "[1] ", b"ready\n", false).unwrap();
