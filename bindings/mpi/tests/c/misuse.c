@@ -63,6 +63,8 @@ static void no_aliases(MPI_Comm comm) {
   CHECK(!MPI_Reduce_local(NULL, NULL, 0, MPI_INT, MPI_SUM));
   CHECK(!MPI_Reduce(&one, own ? &one : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n));
   CHECK(!MPI_Reduce(&one, own ? MPI_IN_PLACE : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n) && one == 1);
+  sum = 1;
+  CHECK(!MPI_Reduce(own ? &sum : MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, 0, comm) && sum == (own ? 1 : n));
   CHECK(!MPI_Exscan(&one, own ? &sum : &one, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
   CHECK(!MPI_Type_contiguous(2, MPI_INT, &first) && !MPI_Type_commit(&first));
   CHECK(!MPI_Type_create_hindexed(1, lengths, &behind, first, &second) && !MPI_Type_commit(&second));

@@ -100,15 +100,16 @@ pub unsafe fn reduce(
     to: c_int,
     comm: c_int,
 ) -> Outcome {
-    if let Some(comm) = fast::members(how, comm)
-        && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
-    {
+    if let Some(comm) = fast::members(how, comm) {
         let to = root(&comm, to)?;
-        if comm.rank != to && count > 0 {
-            not_in_place(sendbuf)?;
+        // Other ranks may pass anything as the output, such as the address of the input.
+        let output = if comm.rank == to { recvbuf } else { std::ptr::null_mut() };
+        if let Some((input, count, kolo)) = fast::operand(sendbuf, output, (n, of), op) {
+            if comm.rank != to && count > 0 {
+                not_in_place(sendbuf)?;
+            }
+            return fast::reduction(&comm, Collective::Reduce, (input, output.cast()), count, kolo, to);
         }
-        let output = if comm.rank == to { recvbuf.cast() } else { std::ptr::null_mut() };
-        return fast::reduction(&comm, Collective::Reduce, (input, output), count, kolo, to);
     }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
