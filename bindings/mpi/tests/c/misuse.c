@@ -66,6 +66,7 @@ static void no_aliases(MPI_Comm comm) {
   sum = 1;
   CHECK(!MPI_Reduce(own ? &sum : MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, 0, comm) && sum == (own ? 1 : n));
   CHECK(!MPI_Exscan(&one, own ? &sum : &one, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
+  CHECK(!MPI_Exscan(&one, own ? &sum : MPI_IN_PLACE, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
   CHECK(!MPI_Type_contiguous(2, MPI_INT, &first) && !MPI_Type_commit(&first));
   CHECK(!MPI_Type_create_hindexed(1, lengths, &behind, first, &second) && !MPI_Type_commit(&second));
   CHECK(!MPI_Gather(memory, 1, first, memory, 1, second, 0, MPI_COMM_SELF) && memory[2] == 7 && memory[3] == 8);

@@ -229,10 +229,11 @@ fn scanned(
     call.check_result(sendbuf, recvbuf, if has_result { call.own.count } else { 0 })?;
     if let Some(kolo) = call.fast(how) {
         let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
-        // The first rank may pass anything as the output of an exclusive scan, unless it is the input too.
-        let is_unused = !has_result && !is_in_place(sendbuf);
-        let mut unused = vec![0_u8; if is_unused { call.own.bytes() } else { 0 }];
-        let output = if is_unused { unused.as_mut_ptr() } else { recvbuf.cast() };
+        // The first rank may pass anything as the output of an exclusive scan, but Kolo needs a buffer of its own for it.
+        let is_no_buffer = recvbuf.is_null() || is_in_place(recvbuf) || sendbuf == recvbuf;
+        let is_replaced = !has_result && !is_in_place(sendbuf) && is_no_buffer;
+        let mut unused = vec![0_u8; if is_replaced { call.own.bytes() } else { 0 }];
+        let output = if is_replaced { unused.as_mut_ptr() } else { recvbuf.cast() };
         let buffers = (call.own.address().cast_const(), output);
         return fast::reduction(&call.comm, collective, buffers, call.own.count, kolo, 0);
     }
