@@ -77,6 +77,10 @@ static void states(void) {
   CHECK(!MPI_Iallreduce(&value, &sum, 1, MPI_INT, op, MPI_COMM_WORLD, &request) && !MPI_Op_free(&op));
   CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE) && sum == size && state >= DESTROYED + 1 && state < 2 * DESTROYED);
   CHECK(!MPIX_Op_create_x(add, NULL, 1, NULL, &op) && !MPI_Op_free(&op));
+  op = MPI_SUM, handler = MPI_ERRORS_RETURN;
+  CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+  CHECK(MPIX_Op_create_x(NULL, NULL, 1, NULL, &op) && op == MPI_OP_NULL);
+  CHECK(MPIX_Comm_create_errhandler_x(NULL, NULL, NULL, &handler) && handler == MPI_ERRHANDLER_NULL);
 
   state = 0;
   CHECK(!MPIX_Comm_create_errhandler_x(on_error, destroy, &state, &handler) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, handler));
