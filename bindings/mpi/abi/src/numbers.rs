@@ -158,7 +158,12 @@ const TOOLS: [(c_int, c_int); 18] = [
     (1018, 72),
 ];
 
+#[inline]
 pub(crate) fn err_out(code: c_int) -> c_int {
+    if code == SUCCESS { SUCCESS } else { failure_out(code) }
+}
+
+fn failure_out(code: c_int) -> c_int {
     if let Some((standard, _)) = TOOLS.iter().find(|(_, engine)| *engine == code) {
         return *standard;
     }

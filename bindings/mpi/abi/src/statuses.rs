@@ -20,15 +20,19 @@ const COUNT_LOW: usize = 3;
 const COUNT_HIGH: usize = 4;
 
 pub(crate) fn to_abi(status: &Status) -> AbiStatus {
-    let mut inside = [0; 5];
-    inside[COUNT_LOW] = status.count_low;
-    inside[COUNT_HIGH] = status.count_high;
     AbiStatus {
         source: rank_out(status.source),
         tag: tag_out(status.tag),
         error: err_out(status.error),
-        inside,
+        inside: inside(status),
     }
+}
+
+const fn inside(status: &Status) -> [c_int; 5] {
+    let mut inside = [0; 5];
+    inside[COUNT_LOW] = status.count_low;
+    inside[COUNT_HIGH] = status.count_high;
+    inside
 }
 
 pub(crate) fn from_abi(status: &AbiStatus) -> Status {
@@ -52,18 +56,17 @@ fn known(number: c_int, translate: fn(c_int) -> c_int, back: fn(c_int) -> c_int)
 
 /// Writes those fields of a status that differ from what they were.
 fn write_back(program: &mut AbiStatus, before: &Status, now: &Status) {
-    let new = to_abi(now);
     if now.source != before.source {
-        program.source = new.source;
+        program.source = rank_out(now.source);
     }
     if now.tag != before.tag {
-        program.tag = new.tag;
+        program.tag = tag_out(now.tag);
     }
     if now.error != before.error {
-        program.error = new.error;
+        program.error = err_out(now.error);
     }
     if (now.count_low, now.count_high) != (before.count_low, before.count_high) {
-        program.inside = new.inside;
+        program.inside = inside(now);
     }
 }
 
@@ -71,23 +74,27 @@ fn write_back(program: &mut AbiStatus, before: &Status, now: &Status) {
 /// dropped. The others may have any value, and stay as they are.
 pub(crate) struct Place {
     program: *mut AbiStatus,
-    engine: Vec<Status>,
-    one: Status,
     len: usize,
+    /// The copies, then what they were before the call.
+    several: Vec<Status>,
+    /// The same for one status.
+    one: [Status; 2],
 }
 
 impl Place {
     /// # Safety
     /// `program` points to `len` statuses, or is null, which is `MPI_STATUS_IGNORE`.
     pub(crate) unsafe fn new(program: *mut AbiStatus, len: usize) -> Self {
-        let mut place = Self { program, engine: Vec::new(), one: Status::EMPTY, len };
+        let mut place = Self { program, len, several: Vec::new(), one: [Status::EMPTY; 2] };
         // SAFETY: the caller's promise.
         unsafe {
             if program.is_null() {
             } else if len == 1 {
-                place.one = from_abi(&*program);
+                place.one = [from_abi(&*program); 2];
             } else {
-                place.engine = (0..len).map(|at| from_abi(&*program.add(at))).collect();
+                place.several.reserve_exact(2 * len);
+                place.several.extend((0..len).map(|at| from_abi(&*program.add(at))));
+                place.several.extend_from_within(..);
             }
         }
         place
@@ -97,8 +104,8 @@ impl Place {
     pub(crate) fn engine(&mut self) -> *mut Status {
         match (self.program.is_null(), self.len) {
             (true, _) => STATUS_IGNORE,
-            (false, 1) => &raw mut self.one,
-            (false, _) => self.engine.as_mut_ptr(),
+            (false, 1) => self.one.as_mut_ptr(),
+            (false, _) => self.several.as_mut_ptr(),
         }
     }
 }
@@ -108,11 +115,11 @@ impl Drop for Place {
         if self.program.is_null() {
             return;
         }
-        let all = if self.len == 1 { std::slice::from_ref(&self.one) } else { &self.engine };
-        for (at, status) in all.iter().enumerate() {
+        let all: &[Status] = if self.len == 1 { &self.one } else { &self.several };
+        let (now, before) = all.split_at(self.len);
+        for (at, (now, before)) in now.iter().zip(before).enumerate() {
             // SAFETY: the promise to `new`; the call is over.
-            let program = unsafe { &mut *self.program.add(at) };
-            write_back(program, &from_abi(program), status);
+            write_back(unsafe { &mut *self.program.add(at) }, before, now);
         }
     }
 }

@@ -77,6 +77,13 @@ static HANDLERS: Table<Arc<User>> = Table::new(0x5);
 /// The initial handler of files, and the handler of errors that occur before there is a file.
 static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
 
+/// Sets the handler of an object. The old one is dropped after the lock, since its destructor, a function of the program, may ask for
+/// the object's handler.
+pub(crate) fn replace(place: &Mutex<Handler>, handler: Handler) {
+    let old = std::mem::replace(&mut *place.lock().unwrap_or_else(PoisonError::into_inner), handler);
+    drop(old);
+}
+
 /// Returns the initial handler of files.
 pub(crate) fn of_files() -> Handler {
     OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -331,7 +338,7 @@ calls!(
 pub unsafe fn file_set_errhandler(file: c_int, handler: c_int) -> Outcome {
     let handler = given(handler)?;
     match file {
-        FILE_NULL => *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = handler,
+        FILE_NULL => replace(&OF_FILES, handler),
         _ => file::lookup(file)?.set_handler(handler),
     }
     Ok(())

@@ -35,7 +35,7 @@ impl Session {
     }
 
     pub(crate) fn set_handler(&self, handler: Handler) {
-        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+        handlers::replace(&self.handler, handler);
     }
 }
 

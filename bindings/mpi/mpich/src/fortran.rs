@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
 use engine::Scope;
-use engine::constants::Status;
+use engine::constants::{ERRHANDLER_NULL, OP_NULL, Status};
 
 use super::functions as c;
 
@@ -172,6 +172,10 @@ macro_rules! with_state {
             let outcome = super::guard(name, || unsafe {
                 engine::calls::create_errhandler_x(function, destructor, state, handler)
             });
+            if outcome.is_err() && !handler.is_null() {
+                // SAFETY: as above.
+                unsafe { *handler = ERRHANDLER_NULL };
+            }
             engine::finish(outcome, Scope::Process, name)
         }
 
@@ -209,6 +213,10 @@ pub(crate) unsafe extern "C" fn MPIX_Op_create_x(
     let outcome = super::guard("MPIX_Op_create_x", || unsafe {
         engine::calls::op_create_x(function, destructor, commutes, state, op)
     });
+    if outcome.is_err() && !op.is_null() {
+        // SAFETY: as above.
+        unsafe { *op = OP_NULL };
+    }
     engine::finish(outcome, Scope::Process, "MPIX_Op_create_x")
 }
 

@@ -63,7 +63,10 @@ static void no_aliases(MPI_Comm comm) {
   CHECK(!MPI_Reduce_local(NULL, NULL, 0, MPI_INT, MPI_SUM));
   CHECK(!MPI_Reduce(&one, own ? &one : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n));
   CHECK(!MPI_Reduce(&one, own ? MPI_IN_PLACE : &sum, 1, MPI_INT, MPI_SUM, 0, comm) && (own || sum == n) && one == 1);
+  sum = 1;
+  CHECK(!MPI_Reduce(own ? &sum : MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, 0, comm) && sum == (own ? 1 : n));
   CHECK(!MPI_Exscan(&one, own ? &sum : &one, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
+  CHECK(!MPI_Exscan(&one, own ? &sum : MPI_IN_PLACE, 1, MPI_INT, MPI_SUM, comm) && (!own || sum == own) && one == 1);
   CHECK(!MPI_Type_contiguous(2, MPI_INT, &first) && !MPI_Type_commit(&first));
   CHECK(!MPI_Type_create_hindexed(1, lengths, &behind, first, &second) && !MPI_Type_commit(&second));
   CHECK(!MPI_Gather(memory, 1, first, memory, 1, second, 0, MPI_COMM_SELF) && memory[2] == 7 && memory[3] == 8);
@@ -77,6 +80,26 @@ static void no_aliases(MPI_Comm comm) {
   CHECK(!MPI_Alltoall(MPI_BOTTOM, 1, out, MPI_BOTTOM, 1, in, MPI_COMM_SELF) && memory[2] == 3);
   FAILS(MPI_ERR_BUFFER, MPI_Allgather(MPI_BOTTOM, 1, out, MPI_BOTTOM, 1, out, MPI_COMM_SELF));
   CHECK(!MPI_Type_free(&first) && !MPI_Type_free(&second) && !MPI_Type_free(&out) && !MPI_Type_free(&in));
+}
+
+/* At the edges of a grid, blocks of MPI_PROC_NULL are neither read nor written, so their places may serve for other data. */
+static void aliases_of_no_neighbor(MPI_Comm comm) {
+  int own, n, whole = 0, a[2] = {-7, -7}, counts[2] = {1, 1}, places[2] = {0, 1};
+  MPI_Comm line;
+  MPI_Comm_size(comm, &n);
+  CHECK(!MPI_Cart_create(comm, 1, &n, &whole, 0, &line) && !MPI_Comm_rank(line, &own));
+  CHECK(!MPI_Comm_set_errhandler(line, MPI_ERRORS_RETURN));
+  int is_edge = own == 0 || own == n - 1, free_block = own == 0 ? 0 : 1, out[2] = {own, own};
+  int *send = is_edge ? &a[free_block] : out;
+  a[free_block] = own;
+  CHECK(!MPI_Neighbor_allgather(send, 1, MPI_INT, a, 1, MPI_INT, line));
+  CHECK((own == 0 || a[0] == own - 1) && (own == n - 1 || a[1] == own + 1) && (!is_edge || a[free_block] == own));
+  /* The block for the only neighbour, which is the other one, begins in the free place. */
+  int turned[2] = {1, 0}, *from = is_edge ? turned : places;
+  CHECK(!MPI_Neighbor_alltoallv(is_edge ? a : out, counts, from, MPI_INT, a, counts, places, MPI_INT, line));
+  CHECK((own == 0 || a[0] == own - 1) && (own == n - 1 || a[1] == own + 1) && (!is_edge || a[free_block] == own));
+  if (n > 1) FAILS(MPI_ERR_BUFFER, MPI_Neighbor_alltoall(a, 1, MPI_INT, a, 1, MPI_INT, line));
+  CHECK(!MPI_Comm_free(&line));
 }
 
 /* A call that fails to make an object leaves the null handle. An input of the same call is still read. */
@@ -138,7 +161,8 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
-  aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF), null_handles();
+  aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
+  aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;

@@ -38,6 +38,15 @@ enum { DESTROYED = 10000 };
 static void destroy(void *state) {
   *(int *)state += DESTROYED;
 }
+static MPI_Win watched;
+/* Destructors may ask for the handler of the object that had this one. */
+static void destroy_and_ask(void *state) {
+  MPI_Errhandler now;
+  CHECK(!MPI_Comm_get_errhandler(MPI_COMM_SELF, &now) && now == MPI_ERRORS_RETURN);
+  CHECK(!MPI_File_get_errhandler(MPI_FILE_NULL, &now) && now == MPI_ERRORS_RETURN);
+  CHECK(!MPI_Win_get_errhandler(watched, &now) && now == MPI_ERRORS_RETURN);
+  destroy(state);
+}
 static void add(void *in, void *inout, MPI_Count length, MPI_Datatype type, void *state) {
   CHECK(type == MPI_INT);
   for (MPI_Count i = 0; i < length; i++) ((int *)inout)[i] += ((int *)in)[i];
@@ -68,6 +77,10 @@ static void states(void) {
   CHECK(!MPI_Iallreduce(&value, &sum, 1, MPI_INT, op, MPI_COMM_WORLD, &request) && !MPI_Op_free(&op));
   CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE) && sum == size && state >= DESTROYED + 1 && state < 2 * DESTROYED);
   CHECK(!MPIX_Op_create_x(add, NULL, 1, NULL, &op) && !MPI_Op_free(&op));
+  op = MPI_SUM, handler = MPI_ERRORS_RETURN;
+  CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+  CHECK(MPIX_Op_create_x(NULL, NULL, 1, NULL, &op) && op == MPI_OP_NULL);
+  CHECK(MPIX_Comm_create_errhandler_x(NULL, NULL, NULL, &handler) && handler == MPI_ERRHANDLER_NULL);
 
   state = 0;
   CHECK(!MPIX_Comm_create_errhandler_x(on_error, destroy, &state, &handler) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, handler));
@@ -84,6 +97,21 @@ static void states(void) {
   CHECK(!MPIX_File_create_errhandler_x(on_file_error, destroy, &state, &handler) && !MPI_File_set_errhandler(MPI_FILE_NULL, handler));
   CHECK(MPI_File_open(MPI_COMM_SELF, "", 0, MPI_INFO_NULL, &file) && state == 1 && !MPI_Errhandler_free(&handler));
   CHECK(!MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN) && state == DESTROYED + 1);
+}
+
+/* An object no longer has its old error handler, and is not locked, when the handler's destructor is called. */
+static void destructors(void) {
+  int state = 0, value = 1;
+  MPI_Errhandler handler;
+  CHECK(!MPI_Win_create(&value, sizeof value, 1, MPI_INFO_NULL, MPI_COMM_SELF, &watched));
+  CHECK(!MPI_Win_set_errhandler(watched, MPI_ERRORS_RETURN) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+  CHECK(!MPIX_Comm_create_errhandler_x(on_error, destroy_and_ask, &state, &handler) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, handler));
+  CHECK(!MPI_Errhandler_free(&handler) && !MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN) && state == DESTROYED);
+  CHECK(!MPIX_Win_create_errhandler_x(on_window_error, destroy_and_ask, &state, &handler) && !MPI_Win_set_errhandler(watched, handler));
+  CHECK(!MPI_Errhandler_free(&handler) && !MPI_Win_set_errhandler(watched, MPI_ERRORS_RETURN) && state == 2 * DESTROYED);
+  CHECK(!MPIX_File_create_errhandler_x(on_file_error, destroy_and_ask, &state, &handler) && !MPI_File_set_errhandler(MPI_FILE_NULL, handler));
+  CHECK(!MPI_Errhandler_free(&handler) && !MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN) && state == 3 * DESTROYED);
+  CHECK(!MPI_Win_free(&watched));
 }
 
 struct pair {
@@ -142,7 +170,7 @@ int main(int argc, char **argv) {
   CHECK(!MPII_Comm_get_attr(comm, keyval, &wide, &flag, ADDRESS_WIDE) && flag && wide == 17);
   CHECK(!MPI_Comm_free(&comm) && deleted == 102 && !MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval) && deleted == 202);
   CHECK(!MPI_Comm_free_keyval(&keyval));
-  states();
+  states(), destructors();
   CHECK(!MPI_F_STATUS_IGNORE && !MPI_F_STATUSES_IGNORE && MPI_Comm_f2c(MPI_Comm_c2f(MPI_COMM_SELF)) == MPI_COMM_SELF);
 
   CHECK(!MPI_Finalize());

@@ -17,7 +17,10 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_split(MPI_COMM_WORLD, rank % 2, 0, &part) && !MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN));
   CHECK(!MPIX_Comm_agree(MPI_COMM_WORLD, &flag) && flag == 7 && !MPIX_Comm_is_revoked(MPI_COMM_WORLD, &flag) && !flag);
   CHECK(!MPIX_Comm_get_failed(MPI_COMM_WORLD, &lost) && lost == MPI_GROUP_EMPTY);
+  alive = MPI_COMM_SELF;
   if (size > 1) FAILS(MPI_ERR_UNSUPPORTED_OPERATION, MPIX_Comm_shrink(part, &alive));
+  CHECK(size == 1 || alive == MPI_COMM_NULL);
+  CHECK(MPIX_Comm_get_failed(MPI_COMM_NULL, &lost) && lost == MPI_GROUP_NULL);
   CHECK(!MPIX_Comm_shrink(MPI_COMM_WORLD, &healthy) && !MPI_Comm_size(healthy, &left) && left == size && !MPI_Comm_free(&healthy));
   CHECK(!MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD) && sum == size);
   if (size > 1 && rank == size - 1) _exit(0);

@@ -139,18 +139,29 @@ pub fn aliased() -> Outcome {
     fail(Class::Buffer, "data is sent from where data is received: use two buffers, or MPI_IN_PLACE")
 }
 
+/// The most pairs of buffers that [`apart`] compares one by one, without a sorted list.
+const FEW_PAIRS: usize = 64;
+
 /// Checks that no data to send begins where received data begins. Buffers may have the same address if their types select different bytes.
 ///
 /// # Errors
 /// As [`aliased`].
 pub fn apart<'a>(
     out: impl IntoIterator<Item = &'a Buffer>,
-    into: impl IntoIterator<Item = &'a Buffer>,
+    into: impl IntoIterator<Item = &'a Buffer, IntoIter: Clone>,
 ) -> Outcome {
-    let mut starts: Vec<usize> = out.into_iter().filter_map(Buffer::first_byte).collect();
-    starts.sort_unstable();
-    let meets = |start: usize| starts.binary_search(&start).is_ok();
-    if into.into_iter().filter_map(Buffer::first_byte).any(meets) { aliased() } else { Ok(()) }
+    let mut out = out.into_iter().filter_map(Buffer::first_byte);
+    let mut into = into.into_iter().filter_map(Buffer::first_byte);
+    let most = |(_, most): (usize, Option<usize>)| most.unwrap_or(usize::MAX);
+    let (sent, received) = (most(out.size_hint()), most(into.size_hint()));
+    let is_alias = if sent.min(received) <= 1 || sent.saturating_mul(received) <= FEW_PAIRS {
+        out.any(|start| into.clone().any(|other| other == start))
+    } else {
+        let mut starts: Vec<usize> = out.collect();
+        starts.sort_unstable();
+        into.any(|start| starts.binary_search(&start).is_ok())
+    };
+    if is_alias { aliased() } else { Ok(()) }
 }
 
 /// Elements in memory that a schedule owns, in the layout of their type, gaps included. Operators work on such memory.
@@ -227,5 +238,28 @@ impl Scratch {
             }
             Ok(())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns buffers of one byte each.
+    fn bytes(at: impl IntoIterator<Item = usize>) -> Vec<Buffer> {
+        at.into_iter().map(|at| Buffer { at, count: 1, ..Buffer::none() }).collect()
+    }
+
+    #[test]
+    fn few_and_many_buffers_that_meet_are_found() {
+        for (sent, received) in [(1, 1), (1, 100), (100, 1), (8, 8), (9, 8), (100, 100)] {
+            let out = bytes((0..sent).map(|nth| 5000 - 3 * nth));
+            let mut into = bytes((0..received).map(|nth| 9000 + nth));
+            assert!(apart(&out, &into).is_ok(), "{sent} and {received} buffers");
+            into[received - 1] = out[sent / 2].clone();
+            assert!(apart(&out, &into).is_err(), "{sent} and {received} buffers");
+            into[received - 1].count = 0;
+            assert!(apart(&out, &into).is_ok(), "{sent} and {received} buffers");
+        }
     }
 }

@@ -13,17 +13,18 @@ use crate::topology::Neighbors;
 /// Sends a block to each neighbour and receives one from each. If two neighbours are the same rank, messages match in the order of
 /// dimensions, with the two directions of each dimension crossed.
 fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outcome {
-    apart(out, into)?;
     let neighbors = Neighbors::of(comm)?;
+    let sources = neighbors.receive_order();
+    // Blocks of MPI_PROC_NULL are neither read nor written.
+    apart(neighbors.targets().map(|(at, _)| &out[at]), sources.iter().map(|(at, _)| &into[*at]))?;
     go(how, comm, |s| {
         let mut places = Vec::new();
-        for (at, rank) in neighbors.receive_order() {
+        for (at, rank) in sources {
             let place = into[at].sink(s);
             s.recv(rank, place);
             places.push((at, place));
         }
-        let sources: Vec<_> = neighbors.targets().map(|(at, rank)| (rank, at)).collect();
-        for (rank, at) in sources {
+        for (at, rank) in neighbors.targets() {
             let data = out[at].source(s);
             s.send(rank, data);
         }

@@ -100,15 +100,16 @@ pub unsafe fn reduce(
     to: c_int,
     comm: c_int,
 ) -> Outcome {
-    if let Some(comm) = fast::members(how, comm)
-        && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
-    {
+    if let Some(comm) = fast::members(how, comm) {
         let to = root(&comm, to)?;
-        if comm.rank != to && count > 0 {
-            not_in_place(sendbuf)?;
+        // Other ranks may pass anything as the output, such as the address of the input.
+        let output = if comm.rank == to { recvbuf } else { std::ptr::null_mut() };
+        if let Some((input, count, kolo)) = fast::operand(sendbuf, output, (n, of), op) {
+            if comm.rank != to && count > 0 {
+                not_in_place(sendbuf)?;
+            }
+            return fast::reduction(&comm, Collective::Reduce, (input, output.cast()), count, kolo, to);
         }
-        let output = if comm.rank == to { recvbuf.cast() } else { std::ptr::null_mut() };
-        return fast::reduction(&comm, Collective::Reduce, (input, output), count, kolo, to);
     }
     let comm = comm::lookup(comm)?;
     if let Some(of_both) = &comm.inter {
@@ -228,10 +229,11 @@ fn scanned(
     call.check_result(sendbuf, recvbuf, if has_result { call.own.count } else { 0 })?;
     if let Some(kolo) = call.fast(how) {
         let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
-        // The first rank may pass anything as the output of an exclusive scan, unless it is the input too.
-        let is_unused = !has_result && !is_in_place(sendbuf);
-        let mut unused = vec![0_u8; if is_unused { call.own.bytes() } else { 0 }];
-        let output = if is_unused { unused.as_mut_ptr() } else { recvbuf.cast() };
+        // The first rank may pass anything as the output of an exclusive scan, but Kolo needs a buffer of its own for it.
+        let is_no_buffer = recvbuf.is_null() || is_in_place(recvbuf) || sendbuf == recvbuf;
+        let is_replaced = !has_result && !is_in_place(sendbuf) && is_no_buffer;
+        let mut unused = vec![0_u8; if is_replaced { call.own.bytes() } else { 0 }];
+        let output = if is_replaced { unused.as_mut_ptr() } else { recvbuf.cast() };
         let buffers = (call.own.address().cast_const(), output);
         return fast::reduction(&call.comm, collective, buffers, call.own.count, kolo, 0);
     }

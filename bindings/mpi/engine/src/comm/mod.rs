@@ -18,7 +18,7 @@ use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::group::{self, Group};
 use crate::handle::{Held, Table};
-use crate::handlers::Handler;
+use crate::handlers::{self, Handler};
 use crate::info::{self, Pairs};
 use crate::net::{self, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
@@ -227,7 +227,7 @@ impl Comm {
 
     /// Sets the error handler.
     pub fn set_handler(&self, handler: Handler) {
-        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+        handlers::replace(&self.handler, handler);
     }
 
     /// Makes a communicator with this one's error handler, of other members, with a number on which they have agreed.

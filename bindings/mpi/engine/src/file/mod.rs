@@ -23,7 +23,7 @@ use crate::comm::Comm;
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
-use crate::handlers::Handler;
+use crate::handlers::{self, Handler};
 use crate::info::Pairs;
 use shared::SharedPointer;
 use view::View;
@@ -106,7 +106,7 @@ impl File {
     }
 
     pub(crate) fn set_handler(&self, handler: Handler) {
-        *lock(&self.handler) = handler;
+        handlers::replace(&self.handler, handler);
     }
 
     fn view(&self) -> Arc<View> {

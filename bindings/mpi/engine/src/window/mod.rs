@@ -27,7 +27,7 @@ use crate::comm::Comm;
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
-use crate::handlers::Handler;
+use crate::handlers::{self, Handler};
 use crate::info::Pairs;
 use crate::net::{self, Sink};
 use epochs::Epochs;
@@ -76,7 +76,7 @@ impl Window {
 
     /// Sets the error handler.
     pub fn set_handler(&self, handler: Handler) {
-        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+        handlers::replace(&self.handler, handler);
     }
 
     fn epochs(&self) -> MutexGuard<'_, Epochs> {
