@@ -119,8 +119,7 @@ class Launched:
         self._started = threading.Event()
         self._work = None
         self._error: Exception | None = None
-        #: The time of the first poll with a limit, and the error once that has passed.
-        self._polled: float | None = None
+        #: The error, if the operation had not been started when its time-out had passed.
         self._late: Timeout | None = None
 
     def begun(self, work, error: Exception | None) -> None:
@@ -135,14 +134,11 @@ class Launched:
             raise self._error
         return self._work.wait(max(deadline - time.monotonic(), 0.0))
 
-    def done_within(self, seconds: float) -> bool:
-        if self._started.is_set() and self._late is None:
-            return self._work is None or self._work.done_within(seconds)
-        if self._polled is None:
-            self._polled = time.monotonic()
-        if self._late is None and time.monotonic() >= self._polled + seconds:
+    def time_out(self, seconds: float) -> None:
+        if not self._started.is_set():
             self._late = _not_started(seconds)
-        return self._late is not None
+        elif self._work is not None:
+            self._work.time_out(seconds)
 
     def done(self) -> bool:
         if self._late is not None:
