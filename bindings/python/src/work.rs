@@ -4,7 +4,7 @@
 //! operation; the others sleep until the first tells them the outcome, or until their own time-out, which ends the operation.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_rs::Error;
@@ -31,8 +31,6 @@ struct Inner {
     over: Condvar,
     /// The number of threads that sleep on `over`; changed with the state locked. It saves the system call of waking no thread.
     sleepers: AtomicU32,
-    /// The time of the first poll with a limit.
-    polled: OnceLock<Instant>,
 }
 
 #[derive(Debug)]
@@ -109,12 +107,11 @@ impl Work {
         Ok(done)
     }
 
-    /// As `done`; ends the operation, as `wait` does, once `seconds` have passed since the first such poll.
-    fn done_within(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+    /// Ends the operation, as `wait` does, because the caller has polled it for `seconds`. Does nothing if the operation is over.
+    fn time_out(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let inner = self.inner.get()?;
-        let (done, owner) = py.detach(|| inner.poll_within(limit(seconds)));
-        drop(owner);
-        Ok(done)
+        py.detach(|| inner.time_out(limit(seconds)));
+        Ok(())
     }
 
     /// Returns the exception with which the operation has failed, if it has.
@@ -139,12 +136,7 @@ impl Drop for Work {
 
 impl Inner {
     fn new(state: State) -> Self {
-        Self {
-            state: Mutex::new(state),
-            over: Condvar::new(),
-            sleepers: AtomicU32::new(0),
-            polled: OnceLock::new(),
-        }
+        Self { state: Mutex::new(state), over: Condvar::new(), sleepers: AtomicU32::new(0) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -217,11 +209,7 @@ impl Inner {
         }
     }
 
-    fn poll_within(&self, limit: Duration) -> (bool, Option<Owner>) {
-        let polled = self.poll();
-        if polled.0 || self.polled.get_or_init(Instant::now).elapsed() < limit {
-            return polled;
-        }
+    fn time_out(&self, limit: Duration) {
         let second = match &*self.state() {
             State::Running(work) => Some(work.second_wait()),
             State::Attended(second) => Some(second.clone()),
@@ -230,7 +218,6 @@ impl Inner {
         if let Some(second) = second {
             second.time_out(limit);
         }
-        self.poll()
     }
 
     fn end(&self, ended: Result<(Owner, Option<u32>), Error>) -> (Result<Option<u32>, Error>, Option<Owner>) {

@@ -3,6 +3,7 @@
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from group_ranks import run
 
 import kolo.torch
+from kolo.torch.coalesced import Several
+from kolo.torch.work import KoloWork
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -89,6 +92,65 @@ def test_polls_end_with_the_time_out(name):
         store.get("over")
 
     run(2, body, end=False)
+
+
+class Operation:
+    """Stands in for an operation that is over when the test says so."""
+
+    def __init__(self):
+        self.over, self.ended_after = False, None
+
+    def done(self):
+        return self.over
+
+    def time_out(self, seconds):
+        if not self.over:
+            self.over, self.ended_after = True, seconds
+
+    def exception(self):
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that works see."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("kolo.torch.work.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def a_work(kind, operations):
+    added = []
+    engine = SimpleNamespace(sequence=1, seconds=10.0, completion=SimpleNamespace(add=lambda *future: added.append(future)))
+    if kind == "one call":
+        return KoloWork(engine, tuple(operations), [], None, engine.seconds)
+    return Several(engine, [KoloWork(engine, (operation,), [], None, engine.seconds) for operation in operations], [])
+
+
+@pytest.mark.parametrize("kind", ["one call", "coalesced"])
+def test_the_limits_of_all_operations_count_from_one_poll(kind, clock):
+    first, second = Operation(), Operation()
+    work = a_work(kind, [first, second])
+    assert not work.is_completed()
+    clock.now += 9
+    first.over = True
+    assert not work.is_completed()
+    clock.now += 1
+    assert work.is_completed()
+    assert first.ended_after is None and second.ended_after == 10
+
+
+@pytest.mark.parametrize("kind", ["one call", "coalesced"])
+def test_only_is_completed_counts_as_a_poll(kind, clock):
+    operation = Operation()
+    work = a_work(kind, [operation])
+    assert not work.is_success() and not work.get_future().done()
+    clock.now += 20
+    assert not work.is_completed()
+    clock.now += 20
+    assert not work.is_success() and not work.get_future().done()
+    assert operation.ended_after is None
+    assert work.is_completed() and operation.ended_after == 10
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -212,6 +212,39 @@ def test_a_stream_that_stands_still_is_a_time_out():
     forked(2, body, limit=20)
 
 
+@pytest.mark.parametrize("way", ["polled", "waited"])
+def test_an_operation_that_is_late_is_never_started(way):
+    def body(rank, ranks, folder):
+        with device(Device(lambda tensor: rank == 0)) as stand_in:
+            join(rank, ranks, folder)
+            store = dist.distributed_c10d._get_default_store()
+            x = torch.ones(3)
+            if rank == 1:
+                with pytest.raises(kolo.torch.Aborted, match="the GPU stream has not reached this operation"):
+                    dist.all_reduce(x)
+                store.set("over", "")
+                return
+            dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+            work = dist.all_reduce(x, async_op=True)
+            if way == "polled":
+                while not work.is_completed():
+                    pass
+                assert isinstance(work.exception(), kolo.torch.Timeout)
+            else:
+                with pytest.raises(kolo.torch.Timeout):
+                    work.wait()
+            stand_in.reached.set()
+            with pytest.raises(kolo.torch.Timeout):
+                work.wait()
+            assert not work.is_success()
+            # Returns once the thread is through with all calls.
+            dist.group.WORLD._engine.launcher.close(20)
+            assert x.tolist() == [1.0] * 3
+            store.get("over")
+
+    forked(2, body)
+
+
 def on_a_gpu(driver, values):
     """A tensor on an address that the processor must not touch."""
     address = ctypes.c_uint64()

@@ -104,7 +104,11 @@ class Several(KoloWork):
         return True
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._all)
+        # A list, since each poll must reach every work: the limits of all works count from the first one.
+        return all([work.is_completed() for work in self._all])
+
+    def _is_over(self) -> bool:
+        return all(work._is_over() for work in self._all)
 
     def exception(self):
         return next((error for work in self._all if (error := work.exception()) is not None), None)

@@ -65,7 +65,7 @@ class Engine:
         #: The thread that all-reduces sparse tensors, from the first one on.
         self.gatherer = None
         #: ``None`` where no tensor can be on a GPU, so that calls need not check.
-        self.launcher = Launcher(name) if streams.cuda.available() else None
+        self.launcher = Launcher(comm, name) if streams.cuda.available() else None
         if self.launcher is not None:
             streams.cuda.engines.add(self)
         _live.add(self)

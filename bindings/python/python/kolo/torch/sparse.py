@@ -49,6 +49,8 @@ class Entries:
         self._numbers = torch.empty(engine.comm.world_size, dtype=torch.int64)
         self._over = threading.Event()
         self._error: Exception | None = None
+        #: The error for the end of a caller's limit, which came before that of the thread's own.
+        self._late: Timeout | None = None
 
     def begin(self) -> Entries:
         """Gathers the numbers of entries, and lets the thread do the rest."""
@@ -68,9 +70,9 @@ class Entries:
             self.all_indices = self._gather(comm, self.indices, counts)
             self.all_values = self._gather(comm, self.values, counts)
         except Exception as error:
-            self._error = error
+            self._error = self._late or error
             if isinstance(error, Error):
-                self._engine.abort(str(error))
+                self._engine.abort(str(self._error))
         self._over.set()
 
     def _gather(self, comm, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
@@ -86,29 +88,26 @@ class Entries:
     def wait(self, seconds: float) -> None:
         # The thread keeps the operation's own limit.
         if not self._over.wait(seconds if seconds < self._seconds else None):
-            self._end(seconds)
+            self.time_out(seconds)
+            # The thread notices the abort.
+            self._over.wait()
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
         return self._over.is_set()
 
-    def done_within(self, _seconds: float) -> bool:
-        return self.done()
+    def time_out(self, seconds: float) -> None:
+        """Ends the group, since the caller's limit has passed. The thread ends this operation."""
+        if self._late is None and not self._over.is_set():
+            rank = self._engine.comm.rank
+            self._late = Timeout(f"rank {rank}, all_reduce of a sparse tensor: not finished after {seconds:.1f} s")
+            self._engine.abort(str(self._late))
 
     def exception(self):
         if self._error is None or isinstance(self._error, Error):
             return self._error
         return Error(str(self._error))
-
-    def _end(self, seconds: float) -> None:
-        """Ends the group, since the caller's limit has passed before the thread's own."""
-        late = Timeout(f"rank {self._engine.comm.rank}, all_reduce of a sparse tensor: not finished after {seconds:.1f} s")
-        self._engine.abort(str(late))
-        # The thread notices the abort.
-        self._over.wait()
-        if self._error is not None:
-            self._error = late
 
 
 class Gatherer:

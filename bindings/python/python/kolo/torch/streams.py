@@ -69,7 +69,8 @@ cuda = Cuda()
 class Launcher:
     """Starts the operations of a group in the order of their calls, each once its event has completed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, comm, name: str) -> None:
+        self._comm = comm
         self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -86,7 +87,7 @@ class Launcher:
             if event is None and self._pending == 0:
                 return start()
             self._pending += 1
-            later = Launched()
+            later = Launched(self._comm)
             self._queue.put((event, start, later))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"kolo-launch-{self._name}", daemon=True)
@@ -104,55 +105,67 @@ class Launcher:
             try:
                 if event is not None:
                     event.synchronize()
-                later.begun(start(), None)
+                later.begin(start)
             except Exception as error:
-                later.begun(None, error)
+                later.fail(error)
             del item, event, start, later
             with self._lock:
                 self._pending -= 1
 
 
 class Launched:
-    """A work that may not have been started yet, with the same methods as a work of the compiled module."""
+    """A work that may not have been started yet, with the same methods as a work of the compiled module.
 
-    def __init__(self) -> None:
-        self._started = threading.Event()
+    Once its time-out has passed, it is never started: the program may have freed the memory. Since the other ranks do start it, the
+    group ends.
+    """
+
+    def __init__(self, comm) -> None:
+        self._comm = comm
+        #: Held while the operation starts, so that it either starts or times out.
+        self._lock = threading.Lock()
+        #: Set once the operation has a work or an error, which then stays.
+        self._settled = threading.Event()
         self._work = None
         self._error: Exception | None = None
-        #: The time of the first poll with a limit, and the error once that has passed.
-        self._polled: float | None = None
-        self._late: Timeout | None = None
 
-    def begun(self, work, error: Exception | None) -> None:
-        self._work, self._error = work, error
-        self._started.set()
+    def begin(self, start) -> None:
+        """Starts the operation, unless it is late."""
+        with self._lock:
+            if not self._settled.is_set():
+                self._work = start()
+                self._settled.set()
+
+    def fail(self, error: Exception) -> bool:
+        """Ends an operation that has not been started. Returns whether it did."""
+        with self._lock:
+            if self._settled.is_set():
+                return False
+            self._error = error
+            self._settled.set()
+        return True
 
     def wait(self, seconds: float):
         deadline = time.monotonic() + seconds
-        if not self._started.wait(min(seconds, threading.TIMEOUT_MAX)):
-            raise _not_started(seconds)
+        if not self._settled.wait(min(seconds, threading.TIMEOUT_MAX)):
+            self.time_out(seconds)
         if self._error is not None:
             raise self._error
         return self._work.wait(max(deadline - time.monotonic(), 0.0))
 
-    def done_within(self, seconds: float) -> bool:
-        if self._started.is_set() and self._late is None:
-            return self._work is None or self._work.done_within(seconds)
-        if self._polled is None:
-            self._polled = time.monotonic()
-        if self._late is None and time.monotonic() >= self._polled + seconds:
-            self._late = _not_started(seconds)
-        return self._late is not None
+    def time_out(self, seconds: float) -> None:
+        late = _not_started(seconds)
+        if self.fail(late):
+            if not self._comm.closed:
+                self._comm.abort(str(late))
+        elif self._work is not None:
+            self._work.time_out(seconds)
 
     def done(self) -> bool:
-        if self._late is not None:
-            return True
-        return self._started.is_set() and (self._work is None or self._work.done())
+        return self._settled.is_set() and (self._work is None or self._work.done())
 
     def exception(self):
-        if self._late is not None:
-            return self._late
-        if not self._started.is_set():
+        if not self._settled.is_set():
             return None
         if self._error is not None:
             return self._error if isinstance(self._error, Error) else Error(str(self._error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -29,6 +30,8 @@ class KoloWork(dist.Work):
         # Keeps the engine alive, so that its connections outlive the operation.
         self._engine = engine
         self._seconds = seconds
+        #: The time of the first ``is_completed``, from which the time-out counts if the program only polls.
+        self._first_polled: float | None = None
         self._works = works
         self._outputs = outputs
         self._after = after
@@ -68,7 +71,19 @@ class KoloWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Returns whether the operation is over. Once the time-out has passed since the first call, the operation has failed."""
-        if not all(work.done_within(self._seconds) for work in self._works):
+        if self._is_over():
+            return True
+        if self._first_polled is None:
+            self._first_polled = time.monotonic()
+        if time.monotonic() < self._first_polled + self._seconds:
+            return False
+        for work in self._works:
+            work.time_out(self._seconds)
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        """As ``is_completed``, without a limit."""
+        if not all(work.done() for work in self._works):
             return False
         # Programs that poll read the outputs next.
         if self._after_lock is not None and self.exception() is None:
@@ -76,7 +91,7 @@ class KoloWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
+        return self._is_over() and self.exception() is None
 
     def exception(self):
         for work in self._works:
@@ -110,7 +125,7 @@ class KoloWork(dist.Work):
             over = torch.futures.Future(devices=devices)
             # DDP does not survive an exception that Python sets on a future, but handles one that a callback raises.
             self._future = over.then(self._settle)
-            if self.is_completed():
+            if self._is_over():
                 over.set_result(None)
             else:
                 self._engine.completion.add(self, over)
