@@ -24,7 +24,7 @@ fn a_run_that_is_ended_early_leaves_its_rows() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     // A row is in the file before the next one is measured.
     let seen = lines.by_ref().filter(|line| !line.starts_with('#')).take(6).count();
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     lines.for_each(drop);
     child.wait().unwrap();
     let json: serde_json::Value =

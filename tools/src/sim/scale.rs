@@ -25,7 +25,7 @@ const COLLECTIVES: [Collective; 5] = [
 ];
 
 const HEAD: &str = "\
-# Scale, on paper
+# Simulated times for 64 to 4096 ranks
 
 This page has simulated times for 64 to 4096 ranks, 8 on each host, with one network interface of 10, 100 or 400 Gb/s per host.
 It is the output of
