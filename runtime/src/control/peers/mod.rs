@@ -482,7 +482,6 @@ impl Task {
                 self.shared.leave_behind(silent);
             }
         }
-        self.rounds.reply();
         for (key, state) in self.rounds.take_ends() {
             if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()
@@ -491,6 +490,7 @@ impl Task {
                 self.fence(key.communicator, by);
             }
         }
+        self.rounds.reply();
         let due: Vec<u32> = self
             .connecting
             .iter()
