@@ -98,8 +98,9 @@ impl Applicant {
     }
 
     /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
-    /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
-    /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried.
+    /// `reach` while none lets it wait, and until `until` at most. `invite` returns the invitation, and is called again
+    /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried and none was
+    /// silent, or at the end of `reach`.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
@@ -108,7 +109,7 @@ impl Applicant {
     ) -> Result<Offer> {
         let mut known: Vec<MemberAddress> = Vec::new();
         let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
-        // The last refusal, after which another member let the newcomer wait and left.
+        // The last refusal. It may be that of another job at the port of a member that has ended.
         let mut refusal = None;
         loop {
             let invitation = invite()?;
@@ -137,11 +138,9 @@ impl Applicant {
                 refusal = misfit.or(refusal);
                 continue;
             }
-            if let Some(error) = misfit {
-                return Err(error);
-            }
             let since = *closed_since.get_or_insert_with(Instant::now);
-            let is_over = !any_silent && since.elapsed() > CLOSED_AFTER;
+            let is_over = !any_silent && (misfit.is_some() || since.elapsed() > CLOSED_AFTER);
+            refusal = misfit.or(refusal);
             if is_over || Instant::now() >= reach_by {
                 causes.truncate(4);
                 return Err(refusal.unwrap_or_else(|| nobody(&causes.join("; "))));
@@ -321,6 +320,8 @@ fn interrupted() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::super::peers::waiting_list::WaitingList;
     use super::*;
     use crate::control::GroupId;
@@ -343,6 +344,15 @@ mod tests {
         };
         let list = listener.waiting_list(GROUP, || WaitingList::new(GROUP, LONG, Box::new(refuses)));
         (listener, list)
+    }
+
+    fn address(listener: &Listener) -> MemberAddress {
+        MemberAddress { listener: listener.address().clone(), host_key: 3 }
+    }
+
+    fn invitation(listeners: &[&Arc<Listener>]) -> Invitation {
+        let addresses = listeners.iter().map(|listener| address(listener)).collect();
+        Invitation { group: GROUP, addresses, secret: None }
     }
 
     fn applicant(invitation: &Invitation, settings: &[u8], runtime: &ControlRuntime) -> Applicant {
@@ -395,21 +405,47 @@ mod tests {
         let runtime = ControlRuntime::new().unwrap();
         let (refuses, full, fits) = (open(&runtime, &[1]), open(&runtime, &[]), open(&runtime, &[]));
         let _others = fill(&full.1, &full.0, &runtime);
-        let addresses: Vec<MemberAddress> = [&refuses, &full, &fits]
-            .map(|(listener, _)| MemberAddress { listener: listener.address().clone(), host_key: 3 })
-            .into();
-        let invitation = Invitation { group: GROUP, addresses: addresses.clone(), secret: None };
+        let invitation = invitation(&[&refuses.0, &full.0, &fits.0]);
         std::thread::scope(|scope| {
             let applicant = applicant(&invitation, &[1], &runtime);
             let waits = scope.spawn(move || applicant.wait(&|| Ok(invitation.clone()), LONG, None));
             wait_for("the newcomer waits", || waits.is_finished() || !fits.1.newcomers().is_empty());
             let id = fits.1.newcomers().first().map(Newcomer::id);
             let Some(id) = id else { panic!("{}", waits.join().unwrap().err().expect("it does not wait")) };
-            let (at, lineage) = (addresses[2].clone(), Vec::new());
+            let (at, lineage) = (address(&fits.0), Vec::new());
             let admission =
                 Admission { at, regroup_id: [1; 32], rank: 2, world_size: 3, patience: LONG, lineage };
             let _admitted = fits.1.admit(id, admission, Box::new(|| ())).expect("it waits");
             assert!(waits.join().unwrap().is_ok());
+        });
+    }
+
+    /// Another job may have the port of a member that has ended, while the living members are full for a moment.
+    #[test]
+    fn a_refusal_is_not_final_while_another_listener_may_let_the_newcomer_in() {
+        let runtime = ControlRuntime::new().unwrap();
+        let (refuses, full) = (open(&runtime, &[1]), open(&runtime, &[]));
+        let others = fill(&full.1, &full.0, &runtime);
+        let applicant = applicant(&invitation(&[&refuses.0, &full.0]), &[1], &runtime);
+        let attempts = AtomicU32::new(0);
+        let invite = || {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            Ok(invitation(&[&refuses.0, &full.0]))
+        };
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| applicant.wait(&invite, LONG, Some(Instant::now() + LONG)));
+            wait_for("an attempt at all", || waits.is_finished() || attempts.load(Ordering::Relaxed) > 1);
+            drop(others);
+            let id = applicant.newcomer.id();
+            let is_in = || full.1.newcomers().iter().any(|newcomer| newcomer.id() == id);
+            wait_for("it is let in", || waits.is_finished() || is_in());
+            let offered = || waits.join().unwrap().err().map(|error| error.to_string());
+            assert!(is_in(), "{:?}", offered());
+            let (at, lineage) = (address(&full.0), Vec::new());
+            let admission =
+                Admission { at, regroup_id: [1; 32], rank: 2, world_size: 3, patience: LONG, lineage };
+            let _admitted = full.1.admit(id, admission, Box::new(|| ())).expect("it waits");
+            assert_eq!(offered(), None);
         });
     }
 
@@ -418,12 +454,14 @@ mod tests {
         let runtime = ControlRuntime::new().unwrap();
         let (refuses, full) = (open(&runtime, &[1]), open(&runtime, &[]));
         let _others = fill(&full.1, &full.0, &runtime);
-        let address =
-            |listener: &Listener| MemberAddress { listener: listener.address().clone(), host_key: 3 };
-        let addresses = vec![address(&refuses.0), address(&full.0)];
-        let invitation = Invitation { group: GROUP, addresses, secret: None };
-        let applicant = applicant(&invitation, &[1], &runtime);
-        let error = applicant.wait(&|| Ok(invitation.clone()), LONG, None).err().expect("no place");
-        assert!(error.to_string().contains("other settings"), "{error}");
+        for (listeners, reach) in
+            [(&[&refuses.0][..], LONG), (&[&refuses.0, &full.0], Duration::from_millis(1))]
+        {
+            let invitation = invitation(listeners);
+            let applicant = applicant(&invitation, &[1], &runtime);
+            let begun = Instant::now();
+            let error = applicant.wait(&|| Ok(invitation.clone()), reach, None).err().expect("no place");
+            assert!(error.to_string().contains("other settings") && begun.elapsed() < LONG, "{error}");
+        }
     }
 }
