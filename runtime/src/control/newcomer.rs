@@ -53,6 +53,8 @@ impl Drop for Offer {
 enum AttemptError {
     Closed(String),
     Silent(String),
+    /// The member lives and has no room for the moment.
+    Full(String),
     /// The newcomer has waited there, and the member is gone.
     Lost(String),
     /// The member refuses it. Another may let it in: the port may belong to another job by now.
@@ -100,7 +102,7 @@ impl Applicant {
     /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
     /// `reach` while none lets it wait, and until `until` at most. `invite` returns the invitation, and is called again
     /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried and none was
-    /// silent, or at the end of `reach`.
+    /// silent or full, or at the end of `reach`.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
@@ -116,7 +118,7 @@ impl Applicant {
             let mut addresses = invitation.addresses.clone();
             addresses.extend(known.iter().filter(|address| !invitation.addresses.contains(address)).cloned());
             let mut causes = Vec::new();
-            let (mut any_silent, mut has_waited, mut misfit) = (false, false, None);
+            let (mut any_silent, mut has_waited, mut misfit, mut lacks_room) = (false, false, None, None);
             for address in addresses {
                 match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
@@ -125,6 +127,7 @@ impl Applicant {
                         any_silent = true;
                         causes.push(cause);
                     }
+                    Err(AttemptError::Full(problem)) => lacks_room = Some(full(problem)),
                     Err(AttemptError::Lost(cause)) => {
                         has_waited = true;
                         causes.push(cause);
@@ -139,11 +142,12 @@ impl Applicant {
                 continue;
             }
             let since = *closed_since.get_or_insert_with(Instant::now);
-            let is_over = !any_silent && (misfit.is_some() || since.elapsed() > CLOSED_AFTER);
+            let may_change = any_silent || lacks_room.is_some();
+            let is_over = !may_change && (misfit.is_some() || since.elapsed() > CLOSED_AFTER);
             refusal = misfit.or(refusal);
             if is_over || Instant::now() >= reach_by {
                 causes.truncate(4);
-                return Err(refusal.unwrap_or_else(|| nobody(&causes.join("; "))));
+                return Err(refusal.or(lacks_room).unwrap_or_else(|| nobody(&causes.join("; "))));
             }
             std::thread::sleep(RETRY_MOST);
         }
@@ -245,7 +249,7 @@ async fn wait_for_admission(
             match hear(&mut reader, silent_after).await {
                 Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
-                Some(ToNewcomer::Full { problem }) => return Err(AttemptError::Silent(problem)),
+                Some(ToNewcomer::Full { problem }) => return Err(AttemptError::Full(problem)),
                 Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
                     return Err(AttemptError::Misfit(misfit(problem, remedy)));
@@ -303,6 +307,11 @@ fn nobody(causes: &str) -> Error {
         remedy: "Check whether the job is still running, and ask one of its members for a new invitation"
             .to_owned(),
     }
+}
+
+fn full(problem: String) -> Error {
+    let remedy = "Let the group take some in first".to_owned();
+    Error::Join { rank: None, kind: JoinFailure::Absent, problem, remedy }
 }
 
 fn misfit(problem: String, remedy: String) -> Error {
@@ -447,6 +456,19 @@ mod tests {
             let _admitted = full.1.admit(id, admission, Box::new(|| ())).expect("it waits");
             assert_eq!(offered(), None);
         });
+    }
+
+    #[test]
+    fn a_newcomer_for_which_there_is_no_room_is_told_so() {
+        let runtime = ControlRuntime::new().unwrap();
+        let full = open(&runtime, &[]);
+        let _others = fill(&full.1, &full.0, &runtime);
+        let invitation = invitation(&[&full.0]);
+        let applicant = applicant(&invitation, &[1], &runtime);
+        let error = applicant.wait(&|| Ok(invitation.clone()), Duration::from_millis(1), None);
+        let error = error.err().expect("no place").to_string();
+        assert!(error.contains("64 newcomers are already waiting"), "{error}");
+        assert!(error.contains("Let the group take some in first") && !error.contains("reached"), "{error}");
     }
 
     #[test]
