@@ -383,11 +383,15 @@ impl Inner {
         }
     }
 
-    /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
-    /// that wait for it would report it as lost when its connections end.
+    /// Without a coordinator, or if it was left behind, waits until the other members have heard that this rank has
+    /// given up. Otherwise those that wait for it would report it as lost when its connections end.
     fn wait_for_abort_delivery(&self) {
         let standing = self.shared.lock().coordinator.clone();
-        let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
+        let is_on_its_own = match standing {
+            CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => true,
+            CoordinatorStanding::Open => self.shared.left_behind().contains(&0),
+            CoordinatorStanding::Left { .. } => false,
+        };
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
             peers.wait_until_delivered(ABORT_DELIVERY_TIMEOUT);
         }
